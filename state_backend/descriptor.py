@@ -1,0 +1,284 @@
+"""What a state is called, how its keys are made, and which columns feed it.
+
+A `StateDescriptor` is what a user writes down for one state. The Spark hooks read its columns; the log keeps it in
+`job.json`; servers show it in `STATE DESCRIBE`. Nothing here imports Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+from functools import partial
+from typing import Any, TypeVar
+
+from state_backend.errors import DescriptorError
+
+NAME_PATTERN = re.compile(r"[^\s:{}/\\<>]+")
+NAME_LENGTH_MAX = 200
+PLACEHOLDER = re.compile(r"<([^<>]+)>")
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class Kind(StrEnum):
+    """What a state keeps per key, in the words of queryable state."""
+
+    VALUE = "value"
+    MAP = "map"
+
+
+class Encoding(StrEnum):
+    """How a value becomes bytes."""
+
+    TEXT = "text"
+    JSON = "json"
+    BINARY = "binary"
+
+
+def check_name(what: str, name: object) -> str:
+    """Return a job or state name that may stand in a key and be a folder; DescriptorError otherwise."""
+    if not isinstance(name, str) or not name:
+        raise DescriptorError(f"the {what} name must be a non-empty text, not {name!r}")
+    if len(name) > NAME_LENGTH_MAX:
+        raise DescriptorError(f"the {what} name {name[:20]!r}... has {len(name)} characters; at most {NAME_LENGTH_MAX}")
+    if not NAME_PATTERN.fullmatch(name) or name.startswith("."):
+        raise DescriptorError(
+            f"the {what} name {name!r} may not hold white space or any of : {{ }} / \\ < >, nor start with a dot, "
+            f"because it stands in Redis keys and folder names; choose another name"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class KeyFormat:
+    """A Redis key as literal texts around column placeholders: `literals[0] <columns[0]> literals[1] ...`.
+
+    One more literal than columns; a literal may be empty at either end only, or two keys could be one.
+    """
+
+    literals: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> KeyFormat:
+        """Read `plane/<tailnum>`; DescriptorError if there is no placeholder, or nothing between two of them."""
+        parts = PLACEHOLDER.split(text)
+        parsed = cls(tuple(parts[::2]), tuple(parts[1::2]))
+        parsed._check(text)
+        return parsed
+
+    @classmethod
+    def default(cls, job: str, state: str, columns: Sequence[str], separator: str) -> KeyFormat:
+        """Return `job:state:<a><separator><b>...`."""
+        literals = (f"{job}:{state}:", *([separator] * (len(columns) - 1)), "")
+        made = cls(literals, tuple(columns))
+        made._check(made.text)
+        return made
+
+    def _check(self, text: str) -> None:
+        if not self.columns:
+            raise DescriptorError(f"the key format {text!r} names no column; write one as <column>")
+        if any(not literal for literal in self.literals[1:-1]):
+            raise DescriptorError(
+                f"the key format {text!r} has nothing between two columns, so that two rows could make one key; "
+                f"put a separator between them"
+            )
+
+    @property
+    def text(self) -> str:
+        """The format as it is written."""
+        columns = [f"<{column}>" for column in self.columns] + [""]
+        return "".join(literal + column for literal, column in zip(self.literals, columns, strict=True))
+
+    def overlaps(self, other: KeyFormat) -> bool:
+        """Tell whether some key could be made by both formats (their ends agree; the middle can always be met)."""
+        mine, theirs = self.literals, other.literals
+        heads = mine[0].startswith(theirs[0]) or theirs[0].startswith(mine[0])
+        tails = mine[-1].endswith(theirs[-1]) or theirs[-1].endswith(mine[-1])
+        return heads and tails
+
+    def pattern(self) -> bytes:
+        """Return a regular expression (bytes, DOTALL, from the key's start) that every key of this format matches."""
+        head, tail = self.literals[0].encode(), self.literals[-1].encode()
+        return re.escape(head) + (b".*" + re.escape(tail) + rb"\Z" if tail else b"")
+
+
+@dataclass(frozen=True, init=False)
+class StateDescriptor:
+    """One named, typed collection of keyed state.
+
+    name        the state's name; with the job's it starts the default key `job:name:<key>`
+    key         the column, or columns, that make the key, joined by `separator`
+    key_format  instead of `key`: any text with `<column>` placeholders, such as `plane/<tailnum>`
+    value       the column, or columns, that are the value; several make a map, their names the fields
+    field       for a map with one entry a row: the column that names the field
+    kind        `value` or `map`; left out, it follows from `value` and `field`
+    ttl         how long a key (or, with `field`, a field) lives after its last change; timedelta or seconds
+    encoding    `text` (default), `json`, or `binary` (the bytes of a binary column as they are)
+    deletion    a boolean column; a row where it is true deletes. A null value always deletes
+    order_by    the column, or columns, that order the rows of one key within a micro-batch; the last one wins
+    duplicates  `error` (default), or `any`: which of two unordered rows of one key wins does not matter
+    where       an SQL condition: only rows that meet it feed this state
+    columns     filled in by the sink: the columns' types, for `STATE DESCRIBE`
+    """
+
+    name: str
+    key: tuple[str, ...]
+    value: tuple[str, ...]
+    key_format: str | None
+    separator: str
+    field: str | None
+    kind: Kind
+    ttl: timedelta | None
+    encoding: Encoding
+    deletion: str | None
+    order_by: tuple[str, ...]
+    duplicates: str
+    where: str | None
+    columns: Mapping[str, str]
+
+    def __init__(
+        self,
+        name: str,
+        key: str | Sequence[str] = (),
+        value: str | Sequence[str] = (),
+        *,
+        key_format: str | None = None,
+        separator: str = ":",
+        field: str | None = None,
+        kind: Kind | str | None = None,
+        ttl: timedelta | float | None = None,
+        encoding: Encoding | str = Encoding.TEXT,
+        deletion: str | None = None,
+        order_by: str | Sequence[str] = (),
+        duplicates: str = "error",
+        where: str | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
+        put = partial(object.__setattr__, self)  # the class is frozen; only here its fields are filled in
+        put("name", check_name("state", name))
+        put("key", self._texts("key", key))
+        put("value", self._texts("value", value))
+        put("key_format", key_format)
+        put("separator", separator)
+        put("field", field)
+        implied = Kind.MAP if field is not None or len(self.value) > 1 else Kind.VALUE
+        put("kind", implied if kind is None else self._choice("kind", kind, Kind))
+        put("ttl", self._lifetime(ttl))
+        put("encoding", self._choice("encoding", encoding, Encoding))
+        put("deletion", deletion)
+        put("order_by", self._texts("order_by", order_by))
+        put("duplicates", duplicates)
+        put("where", where)
+        put("columns", dict(columns or {}))
+        self._check()
+
+    def _check(self) -> None:
+        if bool(self.key) == (self.key_format is not None):
+            raise DescriptorError(f"state {self.name!r}: give either key= or key_format=, and not both")
+        if not isinstance(self.separator, str):
+            raise DescriptorError(f"state {self.name!r}: separator= must be a text, not {self.separator!r}")
+        self.format_for("job")
+        if not self.value:
+            raise DescriptorError(f"state {self.name!r}: value= must name at least one column")
+        if len(set(self.value)) < len(self.value):
+            raise DescriptorError(f"state {self.name!r}: value= names a column twice")
+        if self.field is not None and len(self.value) > 1 and self.encoding is not Encoding.JSON:
+            raise DescriptorError(
+                f"state {self.name!r}: field= takes one value column; for several, use encoding='json', "
+                f"which makes them one JSON object"
+            )
+        if self.field is not None and self.kind is not Kind.MAP:
+            raise DescriptorError(f"state {self.name!r}: field= makes a map; leave out kind={self.kind.value!r}")
+        if self.kind is Kind.VALUE and len(self.value) > 1 and self.encoding is not Encoding.JSON:
+            raise DescriptorError(
+                f"state {self.name!r}: several value columns are one value only as encoding='json'; "
+                f"leave out kind='value' for a map"
+            )
+        if self.duplicates not in ("error", "any"):
+            raise DescriptorError(f"state {self.name!r}: duplicates= is 'error' or 'any', not {self.duplicates!r}")
+
+    def _texts(self, what: str, given: str | Sequence[str]) -> tuple[str, ...]:
+        texts = (given,) if isinstance(given, str) else tuple(given)
+        if not all(isinstance(text, str) and text for text in texts):
+            raise DescriptorError(f"state {self.name!r}: {what}= takes column names, not {given!r}")
+        return texts
+
+    def _choice(self, what: str, given: object, choices: type[Choice]) -> Choice:
+        try:
+            return choices(given)
+        except ValueError:
+            names = ", ".join(repr(choice.value) for choice in choices)
+            raise DescriptorError(f"state {self.name!r}: {what}= is one of {names}, not {given!r}") from None
+
+    def _lifetime(self, given: object) -> timedelta | None:
+        if given is None:
+            return None
+        if isinstance(given, (int, float)) and not isinstance(given, bool):
+            given = timedelta(seconds=given)
+        if not isinstance(given, timedelta) or given < timedelta(milliseconds=1):
+            raise DescriptorError(
+                f"state {self.name!r}: ttl= is a timedelta or seconds, at least a millisecond, not {given!r}"
+            )
+        return given
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """The time to live in milliseconds, if there is one."""
+        return None if self.ttl is None else self.ttl // timedelta(milliseconds=1)
+
+    def format_for(self, job: str) -> KeyFormat:
+        """Return how this state's keys are made in a job."""
+        if self.key_format is not None:
+            return KeyFormat.parse(self.key_format)
+        return KeyFormat.default(job, self.name, self.key, self.separator)
+
+    def for_job(self, job: str) -> StateDescriptor:
+        """Return the descriptor with its key format written out, as it stands in the log."""
+        return replace(self, key=(), key_format=self.format_for(job).text)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON; `from_json` reads it back."""
+        return {
+            "name": self.name,
+            "kind": str(self.kind),
+            "key": list(self.key),
+            "key_format": self.key_format,
+            "separator": self.separator,
+            "value": list(self.value),
+            "field": self.field,
+            "ttl_ms": self.ttl_ms,
+            "encoding": str(self.encoding),
+            "deletion": self.deletion,
+            "order_by": list(self.order_by),
+            "duplicates": self.duplicates,
+            "where": self.where,
+            "columns": dict(self.columns),
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> StateDescriptor:
+        """Read what `to_json` wrote; unknown names are left out, so that older servers read newer logs."""
+        known = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
+        ttl_ms = stored.get("ttl_ms")
+        return cls(**known, ttl=None if ttl_ms is None else timedelta(milliseconds=ttl_ms))
+
+
+def check_states(job: str, states: Sequence[StateDescriptor]) -> None:
+    """Refuse two states of one job with one name, or whose formats could make the same key."""
+    if not states:
+        raise DescriptorError(f"job {job!r} declares no state")
+    for index, state in enumerate(states):
+        for other in states[:index]:
+            if state.name == other.name:
+                raise DescriptorError(f"job {job!r} declares the state {state.name!r} twice")
+            mine, theirs = state.format_for(job), other.format_for(job)
+            if mine.overlaps(theirs):
+                raise DescriptorError(
+                    f"states {other.name!r} and {state.name!r} of job {job!r} could make the same key "
+                    f"({theirs.text!r}, {mine.text!r}); give them key formats that start or end differently"
+                )

@@ -1,0 +1,67 @@
+"""What may go wrong below the protocol and below Spark.
+
+    SparkisError
+    ├── DescriptorError          a state is declared in a way that cannot work
+    ├── LogError                 the change log
+    │   ├── LogUnavailableError      its storage does not answer, or refuses
+    │   ├── LogCorruptError          a listed file is missing, changed or unreadable
+    │   ├── FencedWriterError        a newer writer took the job over
+    │   ├── RewoundCheckpointError   an epoch below the last committed one
+    │   └── EpochHoleError           an epoch beyond the next one
+    └── StoreError               the store
+        ├── WrongKindError           the key holds another kind of state
+        ├── KeyConflictError         two states of a job made the same key
+        └── StoreFullError           no room on the disk or in the store's map
+
+A message names the thing, what was wrong, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class SparkisError(Exception):
+    """Any error that sparkis raises on purpose."""
+
+
+class DescriptorError(SparkisError):
+    """A state is declared in a way that cannot work; raised before anything is written."""
+
+
+class LogError(SparkisError):
+    """The change log cannot do what was asked."""
+
+
+class LogUnavailableError(LogError):
+    """The log's storage does not answer, or refuses; trying again later may help."""
+
+
+class LogCorruptError(LogError):
+    """A file that an epoch lists is missing, of another size or checksum, or unreadable."""
+
+
+class FencedWriterError(LogError):
+    """A newer writer took the job over; this one must not commit any more."""
+
+
+class RewoundCheckpointError(LogError):
+    """An epoch below the last committed one was offered."""
+
+
+class EpochHoleError(LogError):
+    """An epoch beyond the next one was offered, or the chain of epochs misses one."""
+
+
+class StoreError(SparkisError):
+    """The store cannot do what was asked."""
+
+
+class WrongKindError(StoreError):
+    """The key holds another kind of state than the reader asked for."""
+
+
+class KeyConflictError(StoreError):
+    """Two states of one job made the same key."""
+
+
+class StoreFullError(StoreError):
+    """No room left on the disk or in the store's map; the store stays at its last whole epoch."""

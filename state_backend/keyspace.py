@@ -1,0 +1,194 @@
+"""All the jobs that a server shows, as one keyspace.
+
+A key belongs to the job whose key formats can make it. Formats of different jobs must not overlap; a job whose formats
+overlap those of a job already here is refused, both named. Default formats are told apart by the text before the
+first `:`, others by one regular expression over all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import choices
+
+from state_backend.descriptor import KeyFormat, StateDescriptor
+from state_backend.errors import DescriptorError
+from state_backend.memory_store import MemoryStore
+from state_backend.slots import position_of
+from state_backend.store import Entry, Snapshot, Store
+
+
+@dataclass
+class Job:
+    """One job as a server knows it: its open store, and what its applier last told of the log.
+
+    is_stale is True while no writer shows signs of life: the job is stopped, restarting, or out of reach. error is the
+    reason why epochs are not applied, or empty. is_incomplete: the log began after the query did, in update mode.
+    """
+
+    name: str
+    generation: str
+    states: Sequence[StateDescriptor]
+    store: Store
+    committed_epoch: int = -1
+    committed_clock_ms: int = 0
+    is_stale: bool = True
+    is_incomplete: bool = False
+    error: str = ""
+
+    @property
+    def lag_epochs(self) -> int:
+        """How many committed epochs are not yet readable."""
+        return max(0, self.committed_epoch - self.store.applied.epoch)
+
+
+@dataclass
+class Keyspace:
+    """The jobs by name. Changed only between requests, on the server's own thread."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+    version: int = 0
+
+    def put(self, job: Job) -> None:
+        """Add a job, or replace it by its new generation; DescriptorError if its keys could be another job's."""
+        for other in self.jobs.values():
+            if other.name != job.name:
+                self._check_apart(job, other)
+        self.jobs[job.name] = job
+        self.version += 1
+
+    def remove(self, name: str) -> None:
+        """Take a job out; its store is the caller's to close."""
+        if self.jobs.pop(name, None) is not None:
+            self.version += 1
+
+    @staticmethod
+    def _check_apart(job: Job, other: Job) -> None:
+        for mine in _formats(job):
+            for theirs in _formats(other):
+                if mine.overlaps(theirs):
+                    raise DescriptorError(
+                        f"job {job.name!r} is not served: its keys {mine.text!r} could be keys {theirs.text!r} of job "
+                        f"{other.name!r}; change the key format of one of them"
+                    )
+
+    def view(self, now_ms: int) -> KeyspaceView:
+        """Open a view of all jobs at their newest epochs."""
+        return KeyspaceView(self, now_ms)
+
+
+def _formats(job: Job) -> list[KeyFormat]:
+    """Return the job's own name space, `job:...`, and every key format outside of it."""
+    name_space = KeyFormat((f"{job.name}:", ""), ("key",))
+    formats = [state.format_for(job.name) for state in job.states]
+    return [name_space, *(each for each in formats if not each.literals[0].startswith(name_space.literals[0]))]
+
+
+class KeyspaceView:
+    """Snapshots of all jobs. One epoch per job and one clock reading from one `renew` to the next.
+
+    Snapshots are opened and moved only when a key of their job is asked for.
+    """
+
+    def __init__(self, keyspace: Keyspace, now_ms: int) -> None:
+        self._keyspace = keyspace
+        self._nothing = MemoryStore("").snapshot(now_ms)
+        self._snapshots: dict[str, Snapshot] = {}
+        self._stores: dict[str, Store] = {}
+        self._fresh: set[str] = set()
+        self._version = -1
+        self._only: str | None = None
+        self._formats: re.Pattern[bytes] | None = None
+        self._format_jobs: list[str] = []
+        self.now_ms = now_ms
+        self.renew(now_ms)
+
+    def renew(self, now_ms: int) -> None:
+        """Move to the newest epochs and a new clock reading."""
+        self.now_ms = now_ms
+        self._fresh.clear()
+        if self._version != self._keyspace.version:
+            self._route()
+
+    def close(self) -> None:
+        """Close every snapshot."""
+        for snapshot in self._snapshots.values():
+            snapshot.close()
+        self._snapshots.clear()
+        self._stores.clear()
+
+    def _route(self) -> None:
+        """Learn the jobs anew: drop the snapshots of jobs and generations that went, compile the key formats."""
+        jobs = self._keyspace.jobs
+        for name in [name for name, store in self._stores.items() if name not in jobs or jobs[name].store is not store]:
+            self._snapshots.pop(name).close()
+            del self._stores[name]
+        self._version = self._keyspace.version
+        self._only = next(iter(jobs)) if len(jobs) == 1 else None
+        own = [(b"(" + each.pattern() + b")", job.name) for job in jobs.values() for each in _formats(job)[1:]]
+        self._formats = re.compile(b"|".join(pattern for pattern, _ in own), re.DOTALL) if own else None
+        self._format_jobs = [name for _, name in own]
+
+    def _job_of(self, key: bytes) -> str | None:
+        if self._only is not None:
+            return self._only
+        head = key[: key.find(b":")] if b":" in key else b""
+        name = head.decode("utf-8", "replace")
+        if name in self._keyspace.jobs:
+            return name
+        match = self._formats.match(key) if self._formats is not None else None
+        return self._format_jobs[match.lastindex - 1] if match and match.lastindex else None
+
+    def of_job(self, name: str) -> Snapshot:
+        """Return the snapshot of a job that is there (KeyError otherwise)."""
+        if name in self._fresh:
+            return self._snapshots[name]
+        snapshot = self._snapshots.get(name)
+        if snapshot is None:
+            self._stores[name] = self._keyspace.jobs[name].store
+            snapshot = self._snapshots[name] = self._stores[name].snapshot(self.now_ms)
+        else:
+            snapshot.renew(self.now_ms)
+        self._fresh.add(name)
+        return snapshot
+
+    def at(self, key: bytes) -> Snapshot:
+        """Return the snapshot to ask for a key: its job's, or an empty one."""
+        name = self._job_of(key)
+        return self._nothing if name is None else self.of_job(name)
+
+    def snapshots(self) -> Iterator[tuple[Job, Snapshot]]:
+        """Iterate over all jobs with their snapshots."""
+        for name, job in self._keyspace.jobs.items():
+            yield job, self.of_job(name)
+
+    def key_count(self) -> int:
+        """Return the number of keys in all jobs, expired ones that are not yet removed included (as DBSIZE does)."""
+        return sum(snapshot.applied.key_count for _, snapshot in self.snapshots())
+
+    def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
+        """Scan all jobs at once in slot order; see `Snapshot.scan`.
+
+        Every job is asked from the same position on. The step ends at the first position where one of them has
+        more, so that none is ahead of the cursor.
+        """
+        steps = [snapshot.scan(cursor, count) for _, snapshot in self.snapshots()]
+        if len(steps) == 1:
+            return steps[0]
+        end = min((next_cursor for next_cursor, _ in steps if next_cursor), default=0)
+        found = [entry for _, entries in steps for entry in entries]
+        if end:
+            found = [entry for entry in found if position_of(entry.key) < end]
+        return end, found
+
+    def random_entry(self) -> Entry | None:
+        """Return some key of some job, or None; jobs are tried in turn from a random one, weighted by their keys."""
+        jobs = [(job, snapshot) for job, snapshot in self.snapshots() if snapshot.applied.key_count]
+        while jobs:
+            weights = [snapshot.applied.key_count for _, snapshot in jobs]
+            chosen = choices(range(len(jobs)), weights)[0]
+            entry = jobs.pop(chosen)[1].random_entry()
+            if entry is not None:
+                return entry
+        return None

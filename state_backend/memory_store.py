@@ -1,0 +1,232 @@
+"""The plain store: dictionaries, copied for each epoch. The oracle that the LMDB store is tested against."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from random import randrange
+from typing import NamedTuple
+
+from state_backend import packed_map
+from state_backend.descriptor import Kind, StateDescriptor
+from state_backend.errors import KeyConflictError, WrongKindError
+from state_backend.records import Change, Op, changes_in
+from state_backend.slots import field_position_of, position_of
+from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store
+
+
+class _Field(NamedTuple):
+    value: bytes
+    expire_at_ms: int | None
+
+
+class _Held(NamedTuple):
+    """What stands at a key; never changed in place, so that snapshots may share it."""
+
+    state: str
+    kind: Kind
+    value: bytes
+    fields: Mapping[bytes, _Field]
+    expire_at_ms: int | None
+
+
+def _is_live(expire_at_ms: int | None, now_ms: int) -> bool:
+    return expire_at_ms is None or expire_at_ms > now_ms
+
+
+class MemoryStore(Store):
+    """A store in this process's memory; gone with it."""
+
+    def __init__(self, generation: str) -> None:
+        self._held: dict[bytes, _Held] = {}
+        self._applied = Applied(generation)
+
+    @property
+    def applied(self) -> Applied:
+        return self._applied
+
+    def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
+        kinds = {state.name: state.kind for state in states}
+        held = dict(self._held)
+        touched: set[bytes] = set()
+        changed = 0
+        for run in epoch.runs:
+            for change in changes_in(run):
+                touched.add(change.key)
+                old = held.get(change.key)
+                if old is not None and old.state != change.state and _is_live(old.expire_at_ms, epoch.clock_ms):
+                    raise KeyConflictError(_conflict(change, old.state))
+                new = _changed(old, change, kinds[change.state], epoch.clock_ms)
+                if new == old:
+                    continue
+                changed += 1
+                if new is None:
+                    del held[change.key]
+                else:
+                    held[change.key] = new
+        for key in [key for key, old in held.items() if old.state in epoch.replaces and key not in touched]:
+            del held[key]
+            changed += 1
+        self._held = held
+        self._count(replace(self._applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms))
+        return changed
+
+    def remove_expired(self, now_ms: int, keys_max: int) -> int:
+        held = dict(self._held)
+        removed = 0
+        for key, old in self._held.items():
+            if removed == keys_max:
+                break
+            fields = {name: each for name, each in old.fields.items() if _is_live(each.expire_at_ms, now_ms)}
+            emptied = old.kind is Kind.MAP and not fields
+            if emptied or not _is_live(old.expire_at_ms, now_ms):
+                del held[key]
+                removed += 1
+            elif len(fields) < len(old.fields):
+                held[key] = old._replace(fields=fields)
+                removed += 1
+        self._held = held
+        self._count(replace(self._applied, expired_keys=self._applied.expired_keys + removed))
+        return removed
+
+    def _count(self, applied: Applied) -> None:
+        keys = Counter(each.state for each in self._held.values())
+        expiring = sum(each.expire_at_ms is not None for each in self._held.values())
+        self._applied = replace(applied, keys=dict(keys), expiring=expiring)
+
+    def snapshot(self, now_ms: int) -> MemorySnapshot:
+        return MemorySnapshot(self, now_ms)
+
+    def close(self) -> None:
+        self._held = {}
+
+
+def _conflict(change: Change, other: str) -> str:
+    return (
+        f"the states {other!r} and {change.state!r} both made the key {change.key[:100]!r}; "
+        f"give them key formats that cannot make the same key"
+    )
+
+
+def _changed(old: _Held | None, change: Change, kind: Kind, now_ms: int) -> _Held | None:
+    """Return what stands at the key after a change; `old` itself if it makes no difference."""
+    if old is not None and not _is_live(old.expire_at_ms, now_ms):
+        old = None
+    if change.op is Op.CLEAR or (change.op == Op.DELETE and change.field is None):
+        return None
+    if kind is Kind.VALUE:
+        return _Held(change.state, kind, change.value or b"", {}, change.expire_at_ms)
+    if change.field is None:
+        pairs = packed_map.pairs(change.value or packed_map.EMPTY)
+        fields = {name: _Field(value, None) for name, value in pairs}
+        return _Held(change.state, kind, b"", fields, change.expire_at_ms) if fields else None
+    fields = dict(old.fields) if old is not None else {}
+    if change.op == Op.DELETE:
+        fields.pop(change.field, None)
+    else:
+        fields[change.field] = _Field(change.value or b"", change.expire_at_ms)
+    if not fields:
+        return None
+    return _Held(change.state, kind, b"", fields, old.expire_at_ms if old is not None else None)
+
+
+class MemorySnapshot(Snapshot):
+    """A view of a memory store: its dictionary as it was, and a sorted list of positions made when asked for."""
+
+    def __init__(self, store: MemoryStore, now_ms: int) -> None:
+        self._store = store
+        self._order: list[tuple[int, bytes]] = []
+        self.renew(now_ms)
+
+    def renew(self, now_ms: int) -> None:
+        self._held = self._store._held
+        self._applied = self._store.applied
+        self._now_ms = now_ms
+        self._order = []
+
+    def close(self) -> None:
+        self._held = {}
+
+    @property
+    def applied(self) -> Applied:
+        return self._applied
+
+    def _live(self, key: bytes) -> _Held | None:
+        held = self._held.get(key)
+        if held is None or not _is_live(held.expire_at_ms, self._now_ms):
+            return None
+        if held.kind is Kind.MAP:
+            live = {name: each for name, each in held.fields.items() if _is_live(each.expire_at_ms, self._now_ms)}
+            return held._replace(fields=live) if live else None
+        return held
+
+    def _map(self, key: bytes) -> Mapping[bytes, _Field]:
+        held = self._live(key)
+        if held is None:
+            return {}
+        if held.kind is not Kind.MAP:
+            raise WrongKindError(f"{key!r} holds a {held.kind}, not a map")
+        return held.fields
+
+    def entry(self, key: bytes) -> Entry | None:
+        held = self._live(key)
+        return None if held is None else Entry(key, held.state, held.kind, held.expire_at_ms)
+
+    def value(self, key: bytes) -> bytes | None:
+        held = self._live(key)
+        if held is None:
+            return None
+        if held.kind is not Kind.VALUE:
+            raise WrongKindError(f"{key!r} holds a {held.kind}, not a value")
+        return held.value
+
+    def field(self, key: bytes, name: bytes) -> bytes | None:
+        return self.fields(key, [name])[0]
+
+    def fields(self, key: bytes, names: Sequence[bytes]) -> list[bytes | None]:
+        fields = self._map(key)
+        return [fields[name].value if name in fields else None for name in names]
+
+    def map_size(self, key: bytes) -> int:
+        return len(self._map(key))
+
+    def map_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return iter([(name, each.value) for name, each in self._map(key).items()])
+
+    def packed_map(self, key: bytes) -> bytes | None:
+        fields = self._map(key)
+        if not 0 < len(fields) <= packed_map.FIELDS_MAX:
+            return None
+        packed = packed_map.pack((name, each.value) for name, each in fields.items())
+        return packed if len(packed) <= packed_map.BYTES_MAX else None
+
+    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, bytes]]]:
+        fields = self._map(key)
+        if len(fields) <= packed_map.FIELDS_MAX:
+            return 0, [(name, each.value) for name, each in fields.items()]
+        order = sorted((field_position_of(name), name) for name in fields)
+        start, end = _step(order, cursor, count)
+        pairs = [(name, fields[name].value) for _, name in order[start:end]]
+        return (order[end][0] if end < len(order) else 0), pairs
+
+    def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
+        if not self._order:
+            self._order = sorted((position_of(key), key) for key in self._held if self._live(key) is not None)
+        start, end = _step(self._order, cursor, count)
+        found = [self.entry(key) for _, key in self._order[start:end]]
+        return (self._order[end][0] if end < len(self._order) else 0), [each for each in found if each is not None]
+
+    def random_entry(self) -> Entry | None:
+        live = [key for key in self._held if self._live(key) is not None]
+        return self.entry(live[randrange(len(live))]) if live else None
+
+
+def _step(order: list[tuple[int, bytes]], cursor: int, count: int) -> tuple[int, int]:
+    """Return the part of a sorted order that one scan step covers: whole positions, at least `count` of them."""
+    start = bisect_left(order, (cursor, b""))
+    end = min(start + count, len(order))
+    while 0 < end < len(order) and order[end][0] == order[end - 1][0]:
+        end += 1
+    return start, end

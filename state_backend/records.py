@@ -1,0 +1,106 @@
+"""One change of one key, and a run of changes as an Arrow table.
+
+A run is a record batch sorted by position, so that the changes of a slot range lie together and a store is written in
+its own order. The rows of one key keep the order in which they happened. Columns:
+
+    position      uint64   `slots.position_of(key)`
+    state         string   the state's name (dictionary encoded)
+    op            uint8    see `Op`
+    key           binary   the whole Redis key
+    field         binary   a map's field, or null
+    value         binary   bytes as the client will see them, or a packed map; null unless something is put
+    expire_at_ms  int64    milliseconds since 1970 UTC, or null
+
+    op      value state       map state, with a field    map state, without a field
+    PUT     sets the value    sets the field             replaces the map by a packed one
+    DELETE  deletes the key   deletes the field          deletes the key
+    CLEAR   deletes the key   -                          deletes the key
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from state_backend.slots import position_of
+
+# Bounds a reader's memory: a run is read whole. One value of 64 MiB may make a run larger.
+RUN_ROWS_MAX = 65_536
+RUN_BYTES_MAX = 16 << 20
+
+
+class Op(IntEnum):
+    """What a change does."""
+
+    PUT = 1
+    DELETE = 2
+    CLEAR = 3
+
+
+class Change(NamedTuple):
+    """One change. `expire_at_ms` is None for no expiry."""
+
+    state: str
+    op: Op
+    key: bytes
+    field: bytes | None = None
+    value: bytes | None = None
+    expire_at_ms: int | None = None
+
+
+SCHEMA = pa.schema(
+    [
+        pa.field("position", pa.uint64(), nullable=False),
+        pa.field("state", pa.dictionary(pa.int16(), pa.string()), nullable=False),
+        pa.field("op", pa.uint8(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("field", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("expire_at_ms", pa.int64()),
+    ]
+)
+
+
+def runs_of(changes: Iterable[Change], states: Iterable[str]) -> Iterator[pa.RecordBatch]:
+    """Turn changes into sorted runs of bounded size; changes of one key keep their order."""
+    names = pa.array(list(states), pa.string())
+    index = {name: number for number, name in enumerate(names.to_pylist())}
+    rows: list[tuple[int, Change]] = []
+    size = 0
+    for change in changes:
+        rows.append((position_of(change.key), change))
+        size += len(change.key) + len(change.field or b"") + len(change.value or b"")
+        if len(rows) == RUN_ROWS_MAX or size >= RUN_BYTES_MAX:
+            yield _run(rows, names, index)
+            rows, size = [], 0
+    if rows:
+        yield _run(rows, names, index)
+
+
+def _run(rows: list[tuple[int, Change]], names: pa.Array, index: dict[str, int]) -> pa.RecordBatch:
+    rows.sort(key=lambda row: row[0])
+    states = pa.array([index[change.state] for _, change in rows], pa.int16())
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([position for position, _ in rows], pa.uint64()),
+            pa.DictionaryArray.from_arrays(states, names),
+            pa.array([int(change.op) for _, change in rows], pa.uint8()),
+            pa.array([change.key for _, change in rows], pa.binary()),
+            pa.array([change.field for _, change in rows], pa.binary()),
+            pa.array([change.value for _, change in rows], pa.binary()),
+            pa.array([change.expire_at_ms for _, change in rows], pa.int64()),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def changes_in(run: pa.RecordBatch) -> Iterator[Change]:
+    """Read a run back as changes, in its order."""
+    names, ops, keys, fields, values, expiries = (
+        run.column(name).to_pylist() for name in SCHEMA.names if name != "position"
+    )
+    for row in zip(names, ops, keys, fields, values, expiries, strict=True):
+        yield Change(*row)

@@ -1,0 +1,46 @@
+"""Where a key belongs: its slot (key group) and its position in a store.
+
+    slot      CRC16(hash tag or whole key) mod 16384, as in the Redis Cluster specification
+    position  slot (14 bits) and CRC32 of the whole key (32 bits), one number below 2**46
+
+A position is a `SCAN` cursor as it stands (clients and proxies may hold cursors as 53-bit floats), and its six
+big-endian bytes are a store's key: byte order is slot order. Two keys may share a position; stores hold the full key.
+"""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from zlib import crc32
+
+SLOTS = 16384
+HASH_BITS = 32
+POSITION_BYTES = 6
+POSITIONS = SLOTS << HASH_BITS
+
+
+def slot_of(key: bytes) -> int:
+    """Return the slot (0..16383) of a key by the Redis hash-tag rule.
+
+    Only the text between the first `{` and the first `}` after it counts, if there is any.
+    """
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start + 1)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key, 0) & 16383
+
+
+def position_of(key: bytes) -> int:
+    """Return a key's position: slot order first, then a hash that spreads the keys of a slot."""
+    return slot_of(key) << HASH_BITS | crc32(key)
+
+
+def slot_at(position: int) -> int:
+    """Return the slot that a position lies in."""
+    return position >> HASH_BITS
+
+
+def field_position_of(field: bytes) -> int:
+    """Return where a field of a large map stands in its order: 48 bits, so that it is a cursor too."""
+    return crc32(field) << 16 | crc_hqx(field, 0)

@@ -1,0 +1,158 @@
+"""The interface of a store: one job generation's state, at one whole epoch at a time.
+
+One writer applies epochs, each in one transaction; any number of readers, in any process, hold snapshots. A snapshot
+answers from one epoch and one clock reading: what has expired by then does not exist in it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import pyarrow as pa
+
+from state_backend.descriptor import Kind, StateDescriptor
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a store holds: the last whole epoch applied to it, and counts as of then.
+
+    epoch and term are -1 and 0 before the first epoch. Counts include keys that expired and are not yet removed.
+    """
+
+    generation: str
+    epoch: int = -1
+    term: int = 0
+    clock_ms: int = 0
+    keys: Mapping[str, int] = field(default_factory=dict)
+    expiring: int = 0
+    expired_keys: int = 0
+
+    @property
+    def key_count(self) -> int:
+        """The number of keys in all states."""
+        return sum(self.keys.values())
+
+
+class Entry(NamedTuple):
+    """What stands at a key: its state's name, its kind, and when it expires (None: never)."""
+
+    key: bytes
+    state: str
+    kind: Kind
+    expire_at_ms: int | None
+
+
+class EpochChanges(NamedTuple):
+    """One epoch as a store takes it: sorted runs of changes, and the states that it replaces as a whole."""
+
+    epoch: int
+    term: int
+    clock_ms: int
+    runs: Iterable[pa.RecordBatch]
+    replaces: frozenset[str] = frozenset()
+
+
+class Snapshot(ABC):
+    """A read view of one epoch at one clock reading. Not to be shared between threads.
+
+    A reader that asks for a value at a key that holds a map, or the other way round, gets WrongKindError; a missing or
+    expired key reads as None, an empty list, or zero.
+    """
+
+    @abstractmethod
+    def renew(self, now_ms: int) -> None:
+        """Move to the newest epoch and a new clock reading. Cheap: meant for every input buffer."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the epoch up. The store may reuse its pages."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    @abstractmethod
+    def applied(self) -> Applied:
+        """The epoch that this snapshot shows."""
+
+    @abstractmethod
+    def entry(self, key: bytes) -> Entry | None:
+        """Describe what stands at a key."""
+
+    @abstractmethod
+    def value(self, key: bytes) -> bytes | None:
+        """Return the value of a value state's key. The hot path of GET."""
+
+    @abstractmethod
+    def field(self, key: bytes, name: bytes) -> bytes | None:
+        """Return one field of a map."""
+
+    @abstractmethod
+    def fields(self, key: bytes, names: Sequence[bytes]) -> list[bytes | None]:
+        """Return several fields of a map, None for a missing one."""
+
+    @abstractmethod
+    def map_size(self, key: bytes) -> int:
+        """Return the number of fields of a map; 0 for a missing key."""
+
+    @abstractmethod
+    def map_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over a map's (field, value); the order is the store's own and stays the same within an epoch."""
+
+    @abstractmethod
+    def packed_map(self, key: bytes) -> bytes | None:
+        """Return a small map as it lies (see `packed_map`); None for a missing key and for a large map."""
+
+    @abstractmethod
+    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Return the next cursor (0 at the end) and about `count` pairs; a small map comes whole, as in Redis."""
+
+    @abstractmethod
+    def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
+        """Return the next cursor (0 at the end) and at least `count` entries, if there are as many, in slot order.
+
+        A cursor is a position: the first one not yet visited. A step never ends inside one position, so that keys that
+        stay over the whole scan are returned exactly once, on any server that holds them.
+        """
+
+    @abstractmethod
+    def random_entry(self) -> Entry | None:
+        """Return some entry, any with about the same likelihood, or None if there is none."""
+
+
+class Store(ABC):
+    """One job generation's state. `apply` and `remove_expired` are for the one writer; `snapshot` is for all."""
+
+    @abstractmethod
+    def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
+        """Apply one epoch in one transaction and return how many changes made a difference.
+
+        Raises KeyConflictError or StoreFullError, and then holds what it held before.
+        """
+
+    @abstractmethod
+    def remove_expired(self, now_ms: int, keys_max: int) -> int:
+        """Remove up to `keys_max` keys and fields that have expired; return how many."""
+
+    @abstractmethod
+    def snapshot(self, now_ms: int) -> Snapshot:
+        """Open a view of the newest epoch."""
+
+    @property
+    @abstractmethod
+    def applied(self) -> Applied:
+        """The newest epoch."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the store; snapshots must be closed before."""
