@@ -1,0 +1,70 @@
+# Everything a contributor or a CI machine runs. Options for the program behind a target: make test ARGS="-k expiry"
+
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+CODE   := $(wildcard state_backend resp_server spark_hooks sparkis.py compat)
+ARGS   ?=
+
+# More rounds for the tests that kill processes (make test runs a few).
+SPARKIS_KILL_ROUNDS ?= 200
+
+# How things run in this checkout: its own Python (Spark starts workers with it), its own JDK, no name look-up for this host,
+# and not another Spark or another source tree that the caller's environment points to.
+RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" \
+       PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-test jdk fmt check test test-slow bench demo lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) jdk ## .venv with everything that Python and Spark need (other targets do it by themselves)
+
+setup-test: setup ## and redis-server and the JavaScript clients, for the tests
+	@sh scripts/redis.sh
+	@sh scripts/node.sh $(VENV)
+
+fmt: $(READY) ## format the code and mend what ruff can mend
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .
+
+check: $(READY) ## format, lint, types, import arrow
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy $(CODE)
+	$(VENV)/bin/lint-imports --no-logo
+
+test: setup-test ## the tests; ARGS go to pytest
+	$(RUN) python -m pytest $(ARGS)
+
+test-slow: setup-test ## the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
+	$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m kill $(ARGS)
+
+bench: setup-test ## the benchmarks; ARGS go to python -m benchmarks
+	$(RUN) python -m benchmarks $(ARGS)
+
+demo: setup ## a streaming job over flights and its state on a Redis port; ARGS go to sparkis demo
+	$(RUN) sparkis demo $(ARGS)
+
+lock: $(PYTHON) ## write requirements.lock anew from pyproject.toml
+	$(PYTHON) scripts/lock.py > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean: ## remove what the other targets made here
+	rm -rf $(VENV) tests/clients/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	       .hypothesis .import_linter_cache requirements.lock.new
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+jdk: $(READY)
+	@sh scripts/jdk.sh $(VENV)
+
+$(PYTHON):
+	@sh scripts/venv.sh $(VENV)
+
+$(READY): pyproject.toml requirements.lock | $(PYTHON)
+	@echo "installing the locked requirements into $(VENV) (the first time some minutes; Spark alone is 450 MB)"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input -r requirements.lock
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@touch $@

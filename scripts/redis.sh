@@ -1,0 +1,27 @@
+#!/bin/sh
+# Have a redis-server program, the judge of many tests, which start their own. Installs it where apt-get and root are at hand;
+# the system's service is neither started nor enabled.
+set -eu
+
+if command -v redis-server >/dev/null; then exit 0; fi
+
+if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo -n"; fi
+if ! command -v apt-get >/dev/null || ! $as_root true 2>/dev/null; then
+    echo "setup: the tests need redis-server; install it (Debian and Ubuntu: apt-get install redis-server, macOS: brew install redis)" >&2
+    exit 1
+fi
+
+echo "setup: installing redis-server with apt-get"
+$as_root sh -eu <<'EOF'
+export DEBIAN_FRONTEND=noninteractive
+# This file is how Debian is told not to start services that it installs.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e $policy ]; then
+    trap 'rm -f $policy' EXIT
+    printf '#!/bin/sh\nexit 101\n' >$policy
+    chmod +x $policy
+fi
+install() { apt-get install -y --no-install-recommends redis-server </dev/null >/dev/null; }
+install 2>/dev/null || { apt-get update >/dev/null && install; }
+if command -v systemctl >/dev/null; then systemctl --quiet disable redis-server 2>/dev/null || true; fi
+EOF
