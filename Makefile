@@ -65,6 +65,6 @@ $(PYTHON):
 
 $(READY): pyproject.toml requirements.lock | $(PYTHON)
 	@echo "installing the locked requirements into $(VENV) (the first time some minutes; Spark alone is 450 MB)"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input -r requirements.lock
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --use-pep517 -r requirements.lock
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
 	@touch $@
