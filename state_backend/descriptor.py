@@ -210,7 +210,7 @@ class StateDescriptor:
 
     def _choice(self, what: str, given: object, choices: type[Choice]) -> Choice:
         try:
-            return choices(given)
+            return choices(given)  # type: ignore[arg-type]  # any wrong value is the ValueError below
         except ValueError:
             names = ", ".join(repr(choice.value) for choice in choices)
             raise DescriptorError(f"state {self.name!r}: {what}= is one of {names}, not {given!r}") from None

@@ -1,0 +1,505 @@
+"""The change log of a job: the ordered, durable record of every epoch, one writer, any number of readers.
+
+    <job>/current.json                              generation, term and writer now in charge, and rewinds
+    <job>/alive.json                                a counter that moves while the writer lives; not durable
+    <job>/<generation>/job.json                     the query's id and its states
+    <job>/<generation>/changes/<epoch>-<uuid>.arrow change files; no name is ever written twice
+    <job>/<generation>/epochs/<epoch>.json          the commit point of an epoch (see `epochs`)
+
+A change file that no epoch lists does not exist for a reader. A writer takes the next term when it starts and looks
+whether it is still its own before each commit; an epoch's file is created only if there is none, so of two writers one
+commits it. A rewind (a checkpoint was set back, and the user asked to go on from there) is a line in `current.json`:
+epochs of older terms from its epoch on are void, whether or not their files are still there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, NamedTuple, Self
+from zlib import crc32
+
+import pyarrow as pa
+
+from state_backend.clock import now_ms
+from state_backend.descriptor import StateDescriptor, check_name, check_states
+from state_backend.epochs import ChangeFile, Epoch, EpochRef, runs_in, slots_of_run, to_stream
+from state_backend.errors import (
+    DescriptorError,
+    EpochHoleError,
+    FencedWriterError,
+    LogCorruptError,
+    LogUnavailableError,
+    RewoundCheckpointError,
+)
+from state_backend.filesystems import Filesystem, open_filesystem
+from state_backend.records import SCHEMA, Change, runs_of
+
+logger = logging.getLogger("sparkis.log")
+
+# Below this a task's changes travel in the epoch's own file: a small epoch is one file (DESIGN: 64 KiB a task).
+INLINE_BYTES_MAX = 64 << 10
+# Above this the writer itself makes a change file of what the tasks sent, so that an epoch's file stays small (guess).
+EPOCH_INLINE_BYTES_MAX = 1 << 20
+
+OnRewind = Literal["refuse", "truncate"]
+
+
+class Rewind(NamedTuple):
+    """From `before` on, epochs of terms below `term` are void."""
+
+    term: int
+    before: int
+
+    def voids(self, ref: EpochRef) -> bool:
+        """Tell whether an epoch is void by this rewind."""
+        return ref.term < self.term and ref.epoch >= self.before
+
+
+@dataclass(frozen=True)
+class Current:
+    """Who writes a job now."""
+
+    generation: str
+    term: int
+    writer: str
+    rewinds: tuple[Rewind, ...] = ()
+
+    def is_void(self, ref: EpochRef) -> bool:
+        """Tell whether an epoch no longer counts."""
+        return any(rewind.voids(ref) for rewind in self.rewinds)
+
+
+@dataclass(frozen=True)
+class Description:
+    """A generation's `job.json`. `version` goes up when the states change."""
+
+    job: str
+    query_id: str
+    states: tuple[StateDescriptor, ...]
+    version: int = 1
+
+    def to_bytes(self) -> bytes:
+        """Return the file's content."""
+        content = {
+            "format": 1,
+            "job": self.job,
+            "query_id": self.query_id,
+            "version": self.version,
+            "states": [state.to_json() for state in self.states],
+        }
+        return json.dumps(content, indent=1).encode() + b"\n"
+
+
+def generation_name(query_id: str) -> str:
+    """Return a query id if it can be a folder's name; DescriptorError otherwise."""
+    return check_name("generation", query_id)
+
+
+class JobLog:
+    """One job's part of a log, to read."""
+
+    def __init__(self, filesystem: Filesystem, job: str) -> None:
+        self.filesystem = filesystem
+        self.job = job
+
+    def current(self) -> Current | None:
+        """Return who writes the job, or None if nobody ever did."""
+        stored = self._json(f"{self.job}/current.json")
+        if stored is None:
+            return None
+        rewinds = tuple(Rewind(*rewind) for rewind in stored["rewinds"])
+        return Current(stored["generation"], stored["term"], stored["writer"], rewinds)
+
+    def description(self, generation: str) -> Description:
+        """Return the states of a generation."""
+        stored = self._json(f"{self.job}/{generation}/job.json")
+        if stored is None:
+            raise LogCorruptError(f"{self.job}/{generation}/job.json is missing in the log {self.filesystem.root}")
+        states = tuple(map(StateDescriptor.from_json, stored["states"]))
+        return Description(stored["job"], stored["query_id"], states, stored["version"])
+
+    def alive(self) -> dict[str, Any]:
+        """Return the writer's last sign of life (see `LogWriter.beat`); empty if there is none."""
+        try:
+            return self._json(f"{self.job}/alive.json") or {}
+        except LogCorruptError:  # not durable: a crash of the machine may leave half of it
+            return {}
+
+    def epoch(self, current: Current, number: int) -> Epoch | None:
+        """Return one epoch, or None if it is not committed or void."""
+        path = f"{self.job}/{current.generation}/epochs/{number}.json"
+        stored = self.filesystem.read(path)
+        if stored is None:
+            return None
+        epoch = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
+        return None if current.is_void(epoch.ref) else epoch
+
+    def numbers(self, generation: str) -> list[int]:
+        """Return the numbers of the epoch files of a generation, sorted; void ones included."""
+        names = self.filesystem.names(f"{self.job}/{generation}/epochs")
+        return sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+
+    def newest(self, current: Current) -> Epoch | None:
+        """Return the last committed epoch; EpochHoleError if one before it is missing."""
+        numbers = self.numbers(current.generation)
+        if numbers and numbers[-1] - numbers[0] + 1 != len(numbers):
+            missing = sorted(set(range(numbers[0], numbers[-1])) - set(numbers))
+            raise EpochHoleError(
+                f"job {self.job!r}: epochs {missing[:5]} are missing in the log {self.filesystem.root}; "
+                f"restore them from a copy, or begin a new log"
+            )
+        for number in reversed(numbers):
+            epoch = self.epoch(current, number)
+            if epoch is not None:
+                return epoch
+        return None
+
+    def first(self, current: Current) -> Epoch | None:
+        """Return the first epoch of a generation, or None if there is none yet."""
+        numbers = self.numbers(current.generation)
+        return self.epoch(current, numbers[0]) if numbers else None
+
+    def runs(self, generation: str, epoch: Epoch) -> Iterator[pa.RecordBatch]:
+        """Read an epoch's runs; LogCorruptError, before the first run of a file, if the file is not what was listed."""
+        for file in epoch.files:
+            path = f"{self.job}/{generation}/changes/{file.name}"
+            content = self.filesystem.open_input(path)
+            where = f"{self.filesystem.root}/{path}, listed by epoch {epoch.epoch}"
+            if content is None:
+                raise LogCorruptError(f"{where}, is missing")
+            if content.size != file.size:
+                raise LogCorruptError(f"{where}, has {content.size} bytes instead of {file.size}")
+            if crc32(content) != file.checksum:
+                raise LogCorruptError(f"{where}, does not match its checksum")
+            reader = pa.ipc.open_file(content)
+            for index in range(reader.num_record_batches):
+                yield reader.get_batch(index)
+        for stream in epoch.inline:
+            yield from runs_in(stream)
+
+    def _json(self, path: str) -> dict[str, Any] | None:
+        stored = self.filesystem.read(path)
+        if stored is None:
+            return None
+        try:
+            content: dict[str, Any] = json.loads(stored)
+        except ValueError:
+            raise LogCorruptError(f"{self.filesystem.root}/{path} is not whole JSON") from None
+        return content
+
+
+class ChangeLog:
+    """A log root: the jobs below it."""
+
+    def __init__(self, root: str | Path | Filesystem) -> None:
+        self.filesystem = root if isinstance(root, Filesystem) else open_filesystem(root)
+
+    def job(self, name: str) -> JobLog:
+        """Return one job's part of the log, whether or not it is there."""
+        return JobLog(self.filesystem, name)
+
+    def jobs(self) -> list[str]:
+        """Return the names of the jobs that were ever written, sorted."""
+        names = self.filesystem.names("")
+        return sorted(name for name in names if self.filesystem.read(f"{name}/current.json") is not None)
+
+
+class _Summed:
+    """A file that keeps the size and the checksum of what passes through it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = 0
+        self.checksum = 0
+        self.closed = False
+
+    def write(self, content: bytes | memoryview) -> int:
+        self.checksum = crc32(content, self.checksum)
+        self.size += len(content)
+        self._file.write(content)
+        return len(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+class ChangeFileWriter:
+    """Writes one task's runs: small ones stay in memory, to travel inside the epoch; others become a change file.
+
+    Runs where the rows are, on an executor. A file of a task that is thrown away is never listed by an epoch.
+    """
+
+    def __init__(self, filesystem: Filesystem, folder: str, epoch: int) -> None:
+        self._filesystem = filesystem
+        self._folder = folder
+        self._epoch = epoch
+
+    def write(self, runs: Iterable[pa.RecordBatch]) -> tuple[ChangeFile | None, bytes | None]:
+        """Write all runs; return the file, or the Arrow stream that goes inline, or neither if there is no row."""
+        held: list[pa.RecordBatch] = []
+        size = 0
+        source = (run for run in runs if run.num_rows)
+        for run in source:
+            held.append(run)
+            size += run.nbytes
+            if size > INLINE_BYTES_MAX:
+                return self._write_file(held, source), None
+        return None, to_stream(held) if held else None
+
+    def _write_file(self, held: list[pa.RecordBatch], rest: Iterable[pa.RecordBatch]) -> ChangeFile:
+        name = f"{self._epoch}-{uuid.uuid4().hex}.arrow"
+        slots: list[tuple[int, int, int]] = []
+        with self._filesystem.open_new(f"{self._folder}/{name}") as file:
+            summed = _Summed(file)
+            with pa.ipc.new_file(pa.PythonFile(summed, mode="w"), SCHEMA) as writer:
+                for run in chain(held, rest):
+                    writer.write_batch(run)
+                    slots.append(slots_of_run(run))
+        rows = sum(run_rows for _, _, run_rows in slots)
+        return ChangeFile(name, summed.size, summed.checksum, rows, tuple(slots))
+
+
+class LogWriter:
+    """The one writer of a job. Runs in the driver; opening it fences the writer before.
+
+    Raises LogUnavailableError if the log cannot be written, DescriptorError if the states do not fit those that the
+    log holds. Not to be shared between threads, but for `beat`.
+    """
+
+    def __init__(
+        self,
+        root: str | Path | Filesystem,
+        job: str,
+        states: Sequence[StateDescriptor],
+        query_id: str | None = None,
+        on_rewind: OnRewind = "refuse",
+    ) -> None:
+        check_name("job", job)
+        check_states(job, states)
+        self.log = ChangeLog(root).job(job)
+        self._filesystem = self.log.filesystem
+        self._on_rewind = on_rewind
+        before = self.log.current()
+        generation = query_id or (before.generation if before else uuid.uuid4().hex)
+        self.generation = generation_name(generation)
+        for folder in ("changes", "epochs"):
+            self._filesystem.make_folder(f"{job}/{generation}/{folder}")
+        self.states = tuple(state.for_job(job) for state in states)
+        self._description = self._describe()
+        kept = before.rewinds if before and before.generation == generation else ()
+        self.current = Current(generation, before.term + 1 if before else 1, uuid.uuid4().hex, kept)
+        self._put_current()
+        self._check_in_charge()
+        self.last = self.log.newest(self.current)
+        self._beats = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Tell readers that no more epochs will come from this writer."""
+        self.beat(is_running=False)
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self.log.job
+
+    @property
+    def folder(self) -> str:
+        """Where this generation's change files belong, relative to the log root."""
+        return f"{self.job}/{self.generation}/changes"
+
+    def change_files(self, epoch: int) -> ChangeFileWriter:
+        """Return a writer of change files for an epoch, to be used on any machine that reaches the log."""
+        return ChangeFileWriter(self._filesystem, self.folder, epoch)
+
+    def publish(
+        self,
+        changes: Iterable[Change],
+        epoch: int | None = None,
+        *,
+        replaces: Iterable[str] = (),
+        clock_ms: int | None = None,
+    ) -> int:
+        """Write changes and commit them as one epoch; return its number.
+
+        The way to publish without Spark. epoch is the one after the last unless given. replaces names states whose
+        whole content these changes are.
+        """
+        number = epoch if epoch is not None else self.last.epoch + 1 if self.last else 0
+        known = [state.name for state in self.states]
+        unknown = set(replaces) - set(known)
+        if unknown:
+            raise DescriptorError(f"job {self.job!r} has no state {sorted(unknown)}; it has {known}")
+        runs = list(runs_of(changes, known))
+        file, inline = self.change_files(number).write(runs)
+        self.commit(
+            number,
+            clock_ms=now_ms() if clock_ms is None else clock_ms,
+            files=[file] if file else [],
+            inline=[inline] if inline else [],
+            rows=sum(run.num_rows for run in runs),
+            digest=sum(_digest(run) for run in runs) & 0xFFFF_FFFF_FFFF_FFFF,
+            replaces=tuple(replaces),
+        )
+        return number
+
+    def commit(
+        self,
+        number: int,
+        *,
+        clock_ms: int,
+        files: Sequence[ChangeFile] = (),
+        inline: Sequence[bytes] = (),
+        rows: int = 0,
+        digest: int = 0,
+        replaces: tuple[str, ...] = (),
+    ) -> bool:
+        """Make an epoch visible; False if it was committed before.
+
+        Runs on the driver once per micro-batch, after every task succeeded. Spark calls it again for the same batch
+        after a restart, so the last committed epoch is left as it is; a warning tells if the replay differed.
+        """
+        self._check_in_charge()
+        if self.last is not None and number <= self.last.epoch:
+            if number == self.last.epoch:
+                self._compare_replay(self.last, rows, digest)
+                return False
+            self._rewind(number)
+        previous = self.last.ref if self.last else None
+        if previous is not None and number != previous.epoch + 1:
+            raise EpochHoleError(
+                f"job {self.job!r}: epoch {number} does not follow {previous.epoch}, the last one in the log "
+                f"{self._filesystem.root}; every micro-batch must be published. To begin anew, remove the job's "
+                f"folder from the log or give the query another log"
+            )
+        epoch = Epoch(
+            epoch=number,
+            term=self.current.term,
+            previous=previous,
+            clock_ms=clock_ms,
+            rows=rows,
+            digest=digest,
+            replaces=replaces,
+            description=self._description.version,
+            files=tuple(files),
+            inline=tuple(inline),
+        )
+        self._create(self._fold(epoch))
+        self.last = replace(epoch, inline=())
+        return True
+
+    def beat(self, *, is_running: bool = True) -> None:
+        """Show a sign of life, once a second while the query runs; from any thread. Readers watch the counter move."""
+        self._beats += 1
+        sign = {"writer": self.current.writer, "beat": self._beats, "is_running": is_running}
+        self._filesystem.replace(f"{self.job}/alive.json", json.dumps(sign).encode(), is_durable=False)
+
+    def _describe(self) -> Description:
+        """Write `job.json`, or a new version of it if the states have changed; return it."""
+        mine = Description(self.job, self.generation, self.states)
+        path = f"{self.job}/{self.generation}/job.json"
+        if self._filesystem.read(path) is not None:
+            theirs = self.log.description(self.generation)
+            if theirs.states == mine.states:
+                return theirs
+            _check_compatible(theirs, mine)
+            mine = replace(mine, version=theirs.version + 1)
+        self._filesystem.replace(path, mine.to_bytes())
+        return mine
+
+    def _put_current(self) -> None:
+        content = asdict(self.current) | {"format": 1}
+        self._filesystem.replace(f"{self.job}/current.json", json.dumps(content).encode() + b"\n")
+
+    def _check_in_charge(self) -> None:
+        now = self.log.current()
+        if now is None or now.writer != self.current.writer:
+            raise FencedWriterError(
+                f"job {self.job!r} in the log {self._filesystem.root} is now written by "
+                f"{'nobody' if now is None else f'query {now.generation}, term {now.term}'}; this writer (query "
+                f"{self.generation}, term {self.current.term}) stops. Two queries with one name, or two drivers on "
+                f"one checkpoint, cannot share a log: stop one, rename one (queryName or job=), or give it another log"
+            )
+
+    def _compare_replay(self, first: Epoch, rows: int, digest: int) -> None:
+        if (first.rows, first.digest) != (rows, digest):
+            logger.warning(
+                "job %s: the replay of epoch %d gave other changes (%d rows instead of %d); the first ones stand. "
+                "The query is not deterministic: look for current_timestamp, rand, or unordered duplicates",
+                self.job,
+                first.epoch,
+                rows,
+                first.rows,
+            )
+
+    def _rewind(self, number: int) -> None:
+        """End the chain before `number`, if that was asked for."""
+        last = self.last.epoch if self.last else -1
+        if self._on_rewind != "truncate":
+            raise RewoundCheckpointError(
+                f"job {self.job!r}: epoch {number} was published again, but the log {self._filesystem.root} already "
+                f"ends at epoch {last}: the query's checkpoint was set back. Restore the newer checkpoint, or pass "
+                f"on_rewind='truncate' to drop the epochs from {number} on and go on from there"
+            )
+        logger.warning("job %s: the checkpoint was set back; epochs %d to %d are dropped", self.job, number, last)
+        rewind = Rewind(self.current.term + 1, number)
+        self.current = replace(self.current, term=rewind.term, rewinds=(*self.current.rewinds, rewind))
+        self._put_current()
+        for void in range(last, number - 1, -1):
+            self._filesystem.remove(f"{self.job}/{self.generation}/epochs/{void}.json")
+        self.last = self.log.newest(self.current)
+
+    def _fold(self, epoch: Epoch) -> Epoch:
+        """Move what many small tasks sent into one change file, if together it is too much for the epoch's own."""
+        if sum(map(len, epoch.inline)) <= EPOCH_INLINE_BYTES_MAX:
+            return epoch
+        runs = (run for stream in epoch.inline for run in runs_in(stream))
+        file, _ = self.change_files(epoch.epoch).write(runs)
+        return replace(epoch, files=(*epoch.files, file) if file else epoch.files, inline=())
+
+    def _create(self, epoch: Epoch) -> None:
+        path = f"{self.job}/{self.generation}/epochs/{epoch.epoch}.json"
+        if self._filesystem.create(path, epoch.to_bytes()):
+            return
+        if self.log.epoch(self.current, epoch.epoch) is None:  # void by a rewind that did not finish its clean-up
+            self._filesystem.remove(path)
+            if self._filesystem.create(path, epoch.to_bytes()):
+                return
+        self._check_in_charge()
+        raise LogUnavailableError(
+            f"job {self.job!r}: epoch {epoch.epoch} appeared in the log {self._filesystem.root} while it was being "
+            f"committed; start the query again"
+        )
+
+
+def _check_compatible(theirs: Description, mine: Description) -> None:
+    """Refuse a change that would make the log's earlier epochs wrong under the new states."""
+    old = {state.name: state for state in theirs.states}
+    for state in mine.states:
+        before = old.get(state.name)
+        if before is not None and (before.kind, before.key_format) != (state.kind, state.key_format):
+            raise DescriptorError(
+                f"job {mine.job!r}: the state {state.name!r} was a {before.kind} with keys {before.key_format!r} in "
+                f"this log and is now a {state.kind} with keys {state.key_format!r}; give the state another name, "
+                f"or start the query with a new checkpoint"
+            )
+
+
+def _digest(run: pa.RecordBatch) -> int:
+    """Return a sum over a run's rows that does not depend on their order. Expiry is left out: it follows the clock."""
+    columns = [run.column(name).to_pylist() for name in ("state", "op", "key", "field", "value")]
+    return sum(crc32(repr(row).encode()) for row in zip(*columns, strict=True))

@@ -1,0 +1,149 @@
+"""An epoch's file: the commit point of one micro-batch, and all that a reader must know of it.
+
+`epochs/<epoch>.json` is one JSON object:
+
+    format      1
+    epoch, term         this epoch's number, and the term of the writer that committed it
+    previous            [epoch, term] of the one before, or null for the first of the log
+    clock_ms            the one clock reading of the epoch, milliseconds since 1970 UTC
+    rows, digest        how many changes, and an order-free sum over them, by which a replay is recognised
+    replaces            states whose whole content this epoch replaces (complete mode)
+    description         version of the `job.json` that declares its states
+    files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
+    inline              list of base64 Arrow IPC streams: changes too few for a file of their own
+    checksum            CRC32 of the object without this line
+
+`runs` lists [first slot, last slot, rows] for each record batch of a file, so that the reader of a slot range skips
+the others. A change is applied in the order: files, then inline; two changes of one key never lie in two of them.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import pyarrow as pa
+
+from state_backend.errors import LogCorruptError
+from state_backend.slots import slot_at
+
+FORMAT = 1
+
+
+class EpochRef(NamedTuple):
+    """Which epoch, by which writer."""
+
+    epoch: int
+    term: int
+
+
+@dataclass(frozen=True)
+class ChangeFile:
+    """A change file as an epoch lists it. `size` in bytes, `checksum` CRC32 of the whole file."""
+
+    name: str
+    size: int
+    checksum: int
+    rows: int
+    runs: tuple[tuple[int, int, int], ...] = ()
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> ChangeFile:
+        """Read one entry of `files`."""
+        runs = tuple((first, last, rows) for first, last, rows in stored["runs"])
+        return cls(stored["name"], stored["size"], stored["checksum"], stored["rows"], runs)
+
+
+def slots_of_run(run: pa.RecordBatch) -> tuple[int, int, int]:
+    """Return first slot, last slot and rows of a sorted run."""
+    positions = run.column("position")
+    return slot_at(positions[0].as_py()), slot_at(positions[-1].as_py()), run.num_rows
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The content of an epoch's file."""
+
+    epoch: int
+    term: int
+    previous: EpochRef | None
+    clock_ms: int
+    rows: int = 0
+    digest: int = 0
+    replaces: tuple[str, ...] = ()
+    description: int = 1
+    files: tuple[ChangeFile, ...] = ()
+    inline: tuple[bytes, ...] = ()
+
+    @property
+    def ref(self) -> EpochRef:
+        """This epoch's number and term."""
+        return EpochRef(self.epoch, self.term)
+
+    def to_bytes(self) -> bytes:
+        """Return the file's content."""
+        content = {
+            "format": FORMAT,
+            "epoch": self.epoch,
+            "term": self.term,
+            "previous": self.previous,
+            "clock_ms": self.clock_ms,
+            "rows": self.rows,
+            "digest": self.digest,
+            "replaces": list(self.replaces),
+            "description": self.description,
+            "files": [vars(file) for file in self.files],
+            "inline": [b64encode(stream).decode() for stream in self.inline],
+        }
+        return json.dumps(content | {"checksum": _checksum(content)}).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, stored: bytes, path: str) -> Epoch:
+        """Read a file's content; LogCorruptError, naming `path`, if it is not what was written."""
+        try:
+            content = json.loads(stored)
+            checksum = content.pop("checksum")
+        except (ValueError, KeyError, AttributeError):
+            raise LogCorruptError(f"{path} is not a whole epoch file; restore it from a copy of the log") from None
+        if checksum != _checksum(content):
+            raise LogCorruptError(f"{path} does not match its checksum; restore it from a copy of the log")
+        if content["format"] != FORMAT:
+            raise LogCorruptError(
+                f"{path} has format {content['format']}; this version reads {FORMAT}: upgrade sparkis"
+            )
+        previous = content["previous"]
+        return cls(
+            epoch=content["epoch"],
+            term=content["term"],
+            previous=None if previous is None else EpochRef(*previous),
+            clock_ms=content["clock_ms"],
+            rows=content["rows"],
+            digest=content["digest"],
+            replaces=tuple(content["replaces"]),
+            description=content["description"],
+            files=tuple(map(ChangeFile.from_json, content["files"])),
+            inline=tuple(map(b64decode, content["inline"])),
+        )
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def runs_in(stream: bytes | pa.Buffer) -> Iterator[pa.RecordBatch]:
+    """Read the runs of an Arrow IPC stream."""
+    with pa.ipc.open_stream(stream) as reader:
+        yield from reader
+
+
+def to_stream(runs: list[pa.RecordBatch]) -> bytes:
+    """Write runs as one Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, runs[0].schema) as writer:
+        for run in runs:
+            writer.write_batch(run)
+    return bytes(sink.getvalue())
