@@ -20,5 +20,5 @@ fi
 cd tests/clients
 if [ ! -e node_modules/.package-lock.json ] || [ package-lock.json -nt node_modules/.package-lock.json ]; then
     echo "setup: installing the JavaScript clients"
-    npm ci --no-audit --no-fund --ignore-scripts --loglevel=error
+    npm ci --no-audit --no-fund --ignore-scripts --no-update-notifier --loglevel=error
 fi

@@ -11,7 +11,7 @@ if [ "$python" = none ]; then
     echo "setup: no Python >= 3.11 found; install one (Debian 12 or later: apt-get install python3 python3-venv) or run make with PYTHON=/path/to/python" >&2
     exit 1
 fi
-if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+if ! "$python" -c 'import venv, ensurepip; ensurepip.version()' 2>/dev/null; then
     echo "setup: $python cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2
     exit 1
 fi
