@@ -37,16 +37,16 @@ check: $(READY) ## format, lint, types, import arrow
 	$(VENV)/bin/lint-imports --no-logo
 
 test: setup-test ## the tests; ARGS go to pytest
-	$(RUN) python -m pytest $(ARGS)
+	@$(RUN) python -m pytest $(ARGS)
 
 test-slow: setup-test ## the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
-	$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m kill $(ARGS)
+	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m kill $(ARGS)
 
 bench: setup-test ## the benchmarks; ARGS go to python -m benchmarks
-	$(RUN) python -m benchmarks $(ARGS)
+	@$(RUN) python -m benchmarks $(ARGS)
 
 demo: setup ## a streaming job over flights and its state on a Redis port; ARGS go to sparkis demo
-	$(RUN) sparkis demo $(ARGS)
+	@$(RUN) sparkis demo $(ARGS)
 
 lock: $(PYTHON) ## write requirements.lock anew from pyproject.toml
 	$(PYTHON) scripts/lock.py > requirements.lock.new

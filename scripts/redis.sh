@@ -5,14 +5,16 @@ set -eu
 
 if command -v redis-server >/dev/null; then exit 0; fi
 
-if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo -n"; fi
-if ! command -v apt-get >/dev/null || ! $as_root true 2>/dev/null; then
+give_up() {
     echo "setup: the tests need redis-server; install it (Debian and Ubuntu: apt-get install redis-server, macOS: brew install redis)" >&2
     exit 1
-fi
+}
+
+if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo -n"; fi
+if ! command -v apt-get >/dev/null || ! $as_root true 2>/dev/null; then give_up; fi
 
 echo "setup: installing redis-server with apt-get"
-$as_root sh -eu <<'EOF'
+$as_root sh -eu <<'EOF' || give_up
 export DEBIAN_FRONTEND=noninteractive
 # This file is how Debian is told not to start services that it installs.
 policy=/usr/sbin/policy-rc.d
