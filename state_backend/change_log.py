@@ -211,6 +211,15 @@ class ChangeLog:
         return sorted(name for name in names if self.filesystem.read(f"{name}/current.json") is not None)
 
 
+def check_writable(root: str | Path) -> None:
+    """Raise LogUnavailableError, before any work is done, if a log root cannot be written."""
+    filesystem = open_filesystem(root)
+    filesystem.make_folder("")
+    probe = f".{uuid.uuid4().hex}.probe"
+    filesystem.replace(probe, b"", is_durable=False)
+    filesystem.remove(probe)
+
+
 class _Summed:
     """A file that keeps the size and the checksum of what passes through it."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from state_backend.errors import DescriptorError
 
@@ -105,6 +105,23 @@ class KeyFormat:
         """Return a regular expression (bytes, DOTALL, from the key's start) that every key of this format matches."""
         head, tail = self.literals[0].encode(), self.literals[-1].encode()
         return re.escape(head) + (b".*" + re.escape(tail) + rb"\Z" if tail else b"")
+
+
+class StateArguments(TypedDict, total=False):
+    """What `StateDescriptor` takes beside the name, for functions that pass it on."""
+
+    key: str | Sequence[str]
+    value: str | Sequence[str]
+    key_format: str | None
+    separator: str
+    field: str | None
+    kind: Kind | str | None
+    ttl: timedelta | float | None
+    encoding: Encoding | str
+    deletion: str | None
+    order_by: str | Sequence[str]
+    duplicates: str
+    where: str | None
 
 
 @dataclass(frozen=True, init=False)

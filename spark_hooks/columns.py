@@ -1,0 +1,168 @@
+"""Which Spark columns a state reads, and what they become on the way to a Python worker.
+
+Runs on the driver, once when a sink is made (to refuse what cannot work) and once per micro-batch (to build the plan).
+Spark's SQL does what it writes as the contract has it (see `encoding` for the rest): integers, booleans and dates as
+text, nested types as JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from spark_hooks.encoding import RowPlan
+from state_backend.descriptor import Encoding, Kind, StateDescriptor
+from state_backend.errors import DescriptorError
+
+JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}
+
+TEXT_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType)
+CAST_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType, T.DateType)
+NESTED_TYPES = (T.StructType, T.ArrayType, T.MapType, T.VariantType)
+
+
+@dataclass(frozen=True)
+class StateColumns:
+    """One state of a job, checked against a DataFrame's columns."""
+
+    state: StateDescriptor
+    job: str
+
+    def rows(self, df: DataFrame, partitions: int) -> DataFrame:
+        """Return the state's rows, each key in one partition, in an order where the last row of a key wins.
+
+        Always a whole pass over the batch: Spark would lose the checkpoint of a stateful query otherwise.
+        """
+        state, form = self.state, self.state.format_for(self.job)
+        rows = df if state.where is None else df.where(state.where)
+        keys = [_column(name) for name in form.columns]
+        field = [] if state.field is None else [_column(state.field)]
+        rows = rows.repartition(partitions, *keys)
+        if state.duplicates != "any" or state.order_by:
+            rows = rows.sortWithinPartitions(*keys, *field, *map(_column, state.order_by))
+        selected = [_text(df, name)[0].alias(f"k{i}") for i, name in enumerate(form.columns)]
+        if state.field is not None:
+            selected.append(_text(df, state.field)[0].alias("f"))
+        selected += [column.alias(f"v{i}") for i, (column, _) in enumerate(self._values(df))]
+        if state.deletion is not None:
+            selected.append(_column(state.deletion).alias("d"))
+        rows = rows.select(*selected)
+        return rows.withColumn("h", F.xxhash64(F.lit(state.name), *map(_column, rows.columns)))
+
+    def plan(self, df: DataFrame, clock_ms: int) -> RowPlan:
+        """Return what a task needs to know to encode these rows."""
+        state, form = self.state, self.state.format_for(self.job)
+        is_whole_map = state.kind is Kind.MAP and state.field is None
+        return RowPlan(
+            state=state.name,
+            literals=form.literals,
+            key_names=form.columns,
+            key_forms=tuple(_text(df, name)[1] for name in form.columns),
+            key_is_open=tuple(
+                index < len(form.columns) - 1 and isinstance(_type(df, name), TEXT_TYPES)
+                for index, name in enumerate(form.columns)
+            ),
+            field_name=state.field,
+            field_form="text" if state.field is None else _text(df, state.field)[1],
+            value_forms=tuple(value_form for _, value_form in self._values(df)),
+            map_fields=state.value if is_whole_map else (),
+            expire_at_ms=None if state.ttl_ms is None else clock_ms + state.ttl_ms,
+            keeps_last=bool(state.order_by) or state.duplicates == "any",
+        )
+
+    def _values(self, df: DataFrame) -> list[tuple[Column, str]]:
+        state = self.state
+        if state.encoding is Encoding.TEXT:
+            return [_text(df, name) for name in state.value]
+        if state.encoding is Encoding.BINARY:
+            return [(_column(name), "text") for name in state.value]
+        is_one_object = len(state.value) > 1 and (state.kind is Kind.VALUE or state.field is not None)
+        columns = [_column(name) for name in state.value]
+        if not is_one_object:
+            return [(_json(column), "text") for column in columns]
+        whole = F.to_json(F.struct(*columns), JSON_OPTIONS)
+        return [(F.when(F.coalesce(*(column.isNotNull() for column in columns)), whole), "text")]
+
+
+def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescriptor:
+    """Return the descriptor with its columns' types filled in; DescriptorError, naming the column, if one is wrong."""
+    form = state.format_for(job)
+    roles = [
+        *(("key", name) for name in form.columns),
+        *(("value", name) for name in state.value),
+        *(("field", name) for name in (state.field,) if name is not None),
+        *(("deletion", name) for name in (state.deletion,) if name is not None),
+        *(("order_by", name) for name in state.order_by),
+    ]
+    for role, name in roles:
+        if name not in df.columns:
+            raise DescriptorError(
+                f"state {state.name!r}: {role}= names the column {name!r}, which the DataFrame does not have; "
+                f"its columns are {', '.join(df.columns)}"
+            )
+        if df.columns.count(name) > 1:
+            raise DescriptorError(f"state {state.name!r}: the DataFrame has several columns {name!r}; rename them")
+        _check_type(state, role, name, _type(df, name))
+    _check_where(df, state)
+    return replace(state, columns={name: _type(df, name).simpleString() for _, name in roles})
+
+
+def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) -> None:
+    plain = isinstance(kind, TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType))
+    at = f"state {state.name!r}: the {role} column {name!r} has the type {kind.simpleString()}"
+    if role in ("key", "field") and not plain:
+        raise DescriptorError(f"{at}, which has no text form; make a string of it, for example with to_json()")
+    if role == "value" and not plain and not isinstance(kind, NESTED_TYPES):
+        raise DescriptorError(f"{at}, which sparkis cannot write; cast it to a string or a number")
+    if role == "value" and state.encoding is Encoding.BINARY and not isinstance(kind, T.BinaryType):
+        raise DescriptorError(f"{at}, but encoding='binary' takes binary columns; use encoding='text', or cast it")
+    if role == "deletion" and not isinstance(kind, T.BooleanType):
+        raise DescriptorError(f"{at}; it must be boolean: true in the rows that delete")
+    if role == "order_by" and isinstance(kind, (T.MapType, T.VariantType, T.NullType)):
+        raise DescriptorError(f"{at}, which cannot be ordered; choose another column")
+
+
+def _check_where(df: DataFrame, state: StateDescriptor) -> None:
+    if state.where is None:
+        return
+    try:
+        df.where(state.where).schema  # noqa: B018  # analysis happens here
+    except PySparkException as error:
+        raise DescriptorError(f"state {state.name!r}: where={state.where!r} is not a condition: {error}") from None
+
+
+def _column(name: str) -> Column:
+    """Return a column by its exact name, dots and all."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _type(df: DataFrame, name: str) -> T.DataType:
+    return df.schema[name].dataType
+
+
+def _text(df: DataFrame, name: str) -> tuple[Column, str]:
+    """Return a column on its way to text, and the form that is still to do (see `encoding.as_bytes`)."""
+    column, kind = _column(name), _type(df, name)
+    if isinstance(kind, (T.FloatType, T.DoubleType)):
+        return column, "float"
+    if isinstance(kind, T.DecimalType):
+        return column.cast("string"), "decimal"
+    if isinstance(kind, T.TimestampNTZType):
+        return column, "timestamp_ntz"
+    if isinstance(kind, T.TimestampType):
+        return column, "timestamp"
+    if isinstance(kind, T.BinaryType):
+        return column, "text"
+    if isinstance(kind, NESTED_TYPES):
+        return F.to_json(column, JSON_OPTIONS), "text"
+    return column.cast("string"), "text"
+
+
+def _json(column: Column) -> Column:
+    """Return one column's JSON: that of an object with the column alone, without the object around it."""
+    whole = F.to_json(F.struct(column.alias("v")), JSON_OPTIONS)
+    return F.when(column.isNotNull(), F.substring(whole, 6, 2**31 - 1).substr(F.lit(1), F.length(whole) - 6))

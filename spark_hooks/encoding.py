@@ -1,0 +1,315 @@
+"""Rows as change records, a column at a time: pyarrow and numpy do the loops.
+
+Runs in Spark's Python workers, on executors. Knows Arrow and the descriptors, not Spark: what Spark's SQL can turn into
+text it has turned (see `columns`), the rest is done here, because Java writes it otherwise:
+
+    float       the shortest text that reads back the same; no exponent from 1e-7 up to 1e21 (as JavaScript and Redis)
+    decimal     plain digits, never an exponent
+    timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only where there is one
+
+The columns of an input batch are named k0, k1 ... (key parts), f (field), v0, v1 ... (values), d (deletion), h (hash of
+the row, for the epoch's digest).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from state_backend.errors import SparkisError
+from state_backend.records import RUN_BYTES_MAX, RUN_ROWS_MAX, SCHEMA, Op
+from state_backend.slots import HASH_BITS, position_of
+
+KEY_BYTES_MAX = 64 << 10
+VALUE_BYTES_MAX = 64 << 20
+# Longer keys are hashed one by one: a column at a time takes one turn per byte of the longest.
+COLUMN_HASH_BYTES_MAX = 256
+
+# Text that Arrow or Java gives an exponent, and that is rewritten one by one.
+EXPONENT = "[eE]"
+FRACTION_ZEROS = r"(\.[0-9]*[1-9])0+$|\.0+$"
+
+
+class RowError(SparkisError):
+    """A row cannot become a change: its message names the state and the column."""
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """How the rows of one state become changes; picklable, sent to every task.
+
+    literals stand around the key parts, as in `KeyFormat`. key_forms, field_form and value_forms say how each column
+    becomes bytes: text (it is), float, decimal, timestamp, timestamp_ntz. names are the columns' own, for errors.
+    map_fields holds the fields of a whole map per row, else it is empty.
+    """
+
+    state: str
+    literals: tuple[str, ...]
+    key_names: tuple[str, ...]
+    key_forms: tuple[str, ...]
+    key_is_open: tuple[bool, ...]
+    field_name: str | None
+    field_form: str
+    value_forms: tuple[str, ...]
+    map_fields: tuple[str, ...]
+    expire_at_ms: int | None
+    keeps_last: bool
+
+
+def encode(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
+    """Turn sorted rows into sorted runs of changes, one change per key (and field); add row hashes to `digest[0]`.
+
+    Rows of one key lie together; the last one wins. Raises RowError.
+    """
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in _last_of_each(plan, (_changes(plan, batch, digest) for batch in batches if batch.num_rows)):
+        held.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= RUN_ROWS_MAX or size >= RUN_BYTES_MAX:
+            yield _sorted_run(held)
+            held, rows, size = [], 0, 0
+    if held:
+        yield _sorted_run(held)
+
+
+def _sorted_run(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    table = pa.Table.from_batches(batches).combine_chunks()
+    (run,) = table.take(pc.sort_indices(table.column("position"))).combine_chunks().to_batches()
+    return run
+
+
+def _changes(plan: RowPlan, batch: pa.RecordBatch, digest: list[int]) -> pa.RecordBatch:
+    """Encode one batch, row by row in its order."""
+    n = batch.num_rows
+    digest[0] += int(batch.column("h").to_numpy().view(np.uint64).sum(dtype=np.uint64))
+    keys = _keys(plan, batch)
+    field = pa.nulls(n, pa.binary()) if plan.field_name is None else _field(plan, batch)
+    values = [as_bytes(batch.column(f"v{i}"), form) for i, form in enumerate(plan.value_forms)]
+    if plan.map_fields:
+        value, is_deleted = pack_columns(plan.map_fields, values)
+    else:
+        (value,) = values
+        is_deleted = pc.is_null(value)
+    if "d" in batch.schema.names:
+        is_deleted = pc.or_(is_deleted, pc.fill_null(batch.column("d"), False))
+    _check_size(plan, "value", value, VALUE_BYTES_MAX)
+    nothing = pa.scalar(None, pa.binary())
+    expire_at_ms = pa.scalar(plan.expire_at_ms, pa.int64())
+    states = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int16)), pa.array([plan.state], pa.string()))
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(positions_of(keys)),
+            states,
+            pc.if_else(is_deleted, pa.scalar(Op.DELETE, pa.uint8()), pa.scalar(Op.PUT, pa.uint8())),
+            keys,
+            field,
+            pc.if_else(is_deleted, nothing, value),
+            pc.if_else(is_deleted, pa.scalar(None, pa.int64()), expire_at_ms),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def _keys(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
+    parts: list[Any] = [pa.scalar(plan.literals[0].encode())]
+    for i, (name, form) in enumerate(zip(plan.key_names, plan.key_forms, strict=True)):
+        column = batch.column(f"k{i}")
+        if column.null_count:
+            raise RowError(
+                f"state {plan.state!r}: the key column {name!r} is null in {column.null_count} row(s) of a batch; "
+                f"filter them out, or give them a value with coalesce()"
+            )
+        part = as_bytes(column, form)
+        literal = plan.literals[i + 1].encode()
+        if plan.key_is_open[i]:
+            _check_separable(plan, name, part, literal)
+        parts += [part, pa.scalar(literal)]
+    keys = pc.binary_join_element_wise(*parts, pa.scalar(b""))
+    _check_size(plan, "key", keys, KEY_BYTES_MAX)
+    return keys
+
+
+def _check_separable(plan: RowPlan, name: str, part: pa.Array, literal: bytes) -> None:
+    """Refuse a key part that holds the text that follows it: two different rows could make one key."""
+    joined = pc.binary_join_element_wise(part, pa.scalar(literal), pa.scalar(b""))
+    is_clear = pc.equal(pc.find_substring(joined, literal), pc.binary_length(part))
+    if not pc.all(is_clear).as_py():
+        bad = part.filter(pc.invert(is_clear))[0].as_py()
+        raise RowError(
+            f"state {plan.state!r}: the key column {name!r} holds {bad[:100]!r}, and the text {literal!r} that "
+            f"separates it from the next column stands in it, so that two rows could make one key; "
+            f"choose another separator= or key_format="
+        )
+
+
+def _field(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
+    column = batch.column("f")
+    if column.null_count:
+        raise RowError(
+            f"state {plan.state!r}: the field column {plan.field_name!r} is null in {column.null_count} row(s) of a "
+            f"batch; filter them out, or give them a value with coalesce()"
+        )
+    field = as_bytes(column, plan.field_form)
+    _check_size(plan, "field", field, KEY_BYTES_MAX)
+    return field
+
+
+def _check_size(plan: RowPlan, what: str, texts: pa.Array, bytes_max: int) -> None:
+    longest = pc.max(pc.binary_length(texts)).as_py() or 0
+    if longest > bytes_max:
+        raise RowError(f"state {plan.state!r}: a {what} has {longest} bytes; the limit is {bytes_max}")
+
+
+def _last_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Keep the last of neighbouring rows with one key and field; RowError if there are several and that is not meant."""
+    held: pa.RecordBatch | None = None
+    for each in batches:
+        batch = each if held is None else pa.Table.from_batches([held, each]).combine_chunks().to_batches()[0]
+        keys, fields = batch.column("key"), batch.column("field")
+        if batch.num_rows > 1:
+            is_same = pc.equal(keys[1:], keys[:-1])
+            if plan.field_name is not None:
+                is_same = pc.and_(is_same, pc.equal(fields[1:], fields[:-1]))
+            if pc.any(is_same).as_py():
+                if not plan.keeps_last:
+                    _refuse_duplicates(plan, keys[1:].filter(is_same)[0].as_py())
+                keep = pa.concat_arrays([pc.invert(is_same), pa.array([True])])
+                batch = batch.filter(keep)
+        yield batch.slice(0, batch.num_rows - 1)
+        held = batch.slice(batch.num_rows - 1)
+    if held is not None:
+        yield held
+
+
+def _refuse_duplicates(plan: RowPlan, key: bytes) -> None:
+    raise RowError(
+        f"state {plan.state!r}: a micro-batch holds several rows for the key {key[:100]!r}, and nothing says which comes "
+        f"last; pass order_by= with the column that orders them, or duplicates='any' if it does not matter"
+    )
+
+
+def as_bytes(column: pa.Array, form: str) -> pa.Array:
+    """Return a column's values as the bytes that a client will see; null stays null."""
+    if form == "float":
+        column = _float_text(column)
+    elif form == "decimal":
+        column = _rewrite(column, lambda text: format(Decimal(text), "f"))
+    elif form.startswith("timestamp"):
+        column = _timestamp_text(column, zone="Z" if form == "timestamp" else "")
+    return column.cast(pa.binary())
+
+
+def _float_text(column: pa.Array) -> pa.Array:
+    scalar = np.float32 if column.type == pa.float32() else np.float64
+    return _rewrite(column.cast(pa.string()), lambda text: float_text(scalar(text)))
+
+
+def float_text(number: np.floating[Any]) -> str:
+    """Return the shortest text of a number that Arrow would give an exponent."""
+    if number == 0 or 1e-7 <= abs(number) < 1e21:
+        return np.format_float_positional(number, unique=True, trim="-")
+    return np.format_float_scientific(number, unique=True, trim="-", exp_digits=1)
+
+
+def _rewrite(texts: pa.Array, rewrite: Any) -> pa.Array:
+    """Rewrite the texts that hold an exponent; the others, nearly always all of them, stay untouched."""
+    has_exponent = pc.fill_null(pc.match_substring_regex(texts, EXPONENT), False)
+    if not pc.any(has_exponent).as_py():
+        return texts
+    rewritten = [rewrite(text) for text in texts.filter(has_exponent).to_pylist()]
+    return pc.replace_with_mask(texts, has_exponent, pa.array(rewritten, pa.string()))
+
+
+def _timestamp_text(column: pa.Array, zone: str) -> pa.Array:
+    instants = column.cast(pa.timestamp("us", "UTC")) if zone else column.cast(pa.timestamp("us"))
+    text = pc.strftime(instants, format="%Y-%m-%dT%H:%M:%S")
+    return pc.binary_join_element_wise(pc.replace_substring_regex(text, FRACTION_ZEROS, r"\1"), zone, "")
+
+
+def pack_columns(names: tuple[str, ...], values: list[pa.Array]) -> tuple[pa.Array, pa.Array]:
+    """Lay out each row's columns as a packed map (see `state_backend.packed_map`), nulls left out.
+
+    Returns the maps and where they are empty.
+    """
+    n = len(values[0])
+    count = np.zeros(n, np.uint16)
+    offset = np.zeros(n, np.uint32)
+    offsets: list[pa.Array] = []
+    pairs: list[pa.Array] = []
+    nothing = pa.scalar(b"")
+    for name, value in zip(names, values, strict=True):
+        field = name.encode()
+        head = pa.scalar(b"$%d\r\n%b\r\n$" % (len(field), field))
+        length = pc.binary_length(value).cast(pa.string()).cast(pa.binary())
+        end = pa.scalar(b"\r\n")
+        pair = pc.fill_null(pc.binary_join_element_wise(head, length, end, value, end, nothing), b"")
+        is_valid = pc.is_valid(value)
+        offsets.append(pc.if_else(is_valid, _little_endian(offset), nothing))
+        pairs.append(pair)
+        count += is_valid.to_numpy(zero_copy_only=False).astype(np.uint16)
+        offset += pc.binary_length(pair).to_numpy().astype(np.uint32)
+    packed = pc.binary_join_element_wise(_little_endian(count), *offsets, *pairs, nothing)
+    return packed, pa.array(count == 0)
+
+
+def _little_endian(numbers: npt.NDArray[Any]) -> pa.Array:
+    """Return unsigned numbers as fixed-width little-endian byte strings."""
+    raw = numbers if sys.byteorder == "little" else numbers.byteswap()
+    ends = np.arange(len(numbers) + 1, dtype=np.int32) * numbers.itemsize
+    return pa.Array.from_buffers(pa.binary(), len(numbers), [None, pa.py_buffer(ends), pa.py_buffer(raw.tobytes())])
+
+
+# Positions ------------------------------------------------------------------------------------------------------------
+
+
+def _crc16_table() -> npt.NDArray[np.uint16]:
+    """The table of CRC16/XMODEM (polynomial 0x1021), which Redis Cluster's specification names."""
+    table = np.arange(256, dtype=np.uint32) << 8
+    for _ in range(8):
+        table = np.where(table & 0x8000, (table << 1) ^ 0x1021, table << 1) & 0xFFFF
+    return table.astype(np.uint16)
+
+
+def _crc32_table() -> npt.NDArray[np.uint32]:
+    """The table of CRC32 as zlib has it (reflected polynomial 0xEDB88320)."""
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(0xEDB88320), table >> 1)
+    return table
+
+
+CRC16 = _crc16_table()
+CRC32 = _crc32_table()
+
+
+def positions_of(keys: pa.Array) -> npt.NDArray[np.uint64]:
+    """Return `slots.position_of` of every key of a binary array without nulls."""
+    n = len(keys)
+    ends = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + n + 1].astype(np.int64)
+    content = np.frombuffer(keys.buffers()[2] or b"\0", np.uint8)
+    starts, lengths = ends[:-1], np.diff(ends)
+    crc16 = np.zeros(n, np.uint16)
+    crc32 = np.full(n, 0xFFFFFFFF, np.uint32)
+    order = np.argsort(-lengths, kind="stable")  # the longest first, so that the keys still running are a prefix
+    sorted_lengths = lengths[order]
+    for turn in range(min(int(sorted_lengths[0]) if n else 0, COLUMN_HASH_BYTES_MAX)):
+        rows = order[: np.searchsorted(-sorted_lengths, -turn, side="left")]
+        byte = content[starts[rows] + turn]
+        crc16[rows] = (crc16[rows] << 8) ^ CRC16[(crc16[rows] >> 8) ^ byte]
+        crc32[rows] = (crc32[rows] >> 8) ^ CRC32[(crc32[rows] & 0xFF) ^ byte]
+    slots = (crc16 & 16383).astype(np.uint64)
+    positions = slots << np.uint64(HASH_BITS) | (crc32 ^ np.uint32(0xFFFFFFFF)).astype(np.uint64)
+    is_odd = (lengths > COLUMN_HASH_BYTES_MAX) | pc.match_substring(keys, b"{").to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(is_odd):  # hash tags and very long keys
+        positions[row] = position_of(keys[int(row)].as_py())
+    return positions

@@ -1,0 +1,48 @@
+"""sparkis: read the live state of a Spark Structured Streaming job with any Redis client.
+
+`serve`, `queryable` and `publish` need PySpark; all else works without it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from state_backend.change_log import LogWriter
+from state_backend.descriptor import Encoding, Kind, StateDescriptor
+from state_backend.errors import SparkisError
+from state_backend.records import Change, Op
+from state_backend.replay import read_snapshot
+
+if TYPE_CHECKING:
+    from spark_hooks.serve import ServedEndpoint, serve
+    from spark_hooks.sink import publish, queryable
+
+__version__ = "0.1.0"
+__all__ = [
+    "Change",
+    "Encoding",
+    "Kind",
+    "LogWriter",
+    "Op",
+    "ServedEndpoint",
+    "SparkisError",
+    "StateDescriptor",
+    "publish",
+    "queryable",
+    "read_snapshot",
+    "serve",
+]
+
+_NEED_SPARK = {"serve": "serve", "ServedEndpoint": "serve", "queryable": "sink", "publish": "sink"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs PySpark when it is first asked for, so that hosts without Spark can import the rest."""
+    if name not in _NEED_SPARK:
+        raise AttributeError(f"module 'sparkis' has no attribute {name!r}")
+    from importlib import import_module
+
+    try:
+        return getattr(import_module(f"spark_hooks.{_NEED_SPARK[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("pyspark", "pandas", "numpy"):
+            raise
+        raise ImportError(f"sparkis.{name} needs {error.name}: pip install 'sparkis[spark]'") from None
