@@ -1,0 +1,16 @@
+"""The commands: one file per group, one function per command, and the table that joins them with Redis' own."""
+
+from __future__ import annotations
+
+from resp_server.commands import client, command, connection, generic, hash, info, other_types, server, state, string
+from resp_server.commands.facts import redis_facts
+from resp_server.commands.refusals import REFUSALS
+from resp_server.commands.spec import declared_in
+from resp_server.commands.table import CommandTable
+
+GROUPS = (connection, client, server, info, command, generic, string, hash, other_types, state)
+
+
+def command_table() -> CommandTable:
+    """Build the table of all commands; DeclarationError if a row is bad."""
+    return CommandTable(redis_facts(), [each for group in GROUPS for each in declared_in(group)], REFUSALS)

@@ -1,0 +1,179 @@
+"""COMMAND: the table about itself, in the shapes that Redis sends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from resp_server.commands.facts import Facts
+from resp_server.commands.keys import keys_of
+from resp_server.commands.spec import command
+from resp_server.commands.table import Command
+from resp_server.errors import PlainError, ReplyError, syntax_error
+from resp_server.glob import matcher
+from resp_server.instance import Call
+from resp_server.protocol.replies import Reply, ReplySet
+
+# RESP2 clients read some of these maps by position, so the order counts: Redis' own.
+SPEC_ORDER = ("index", "keyword", "startfrom", "lastkey", "keystep", "limit")
+KEY_SPEC_ORDER = ("notes", "flags", "begin_search", "find_keys")
+KEYNUM_ORDER = ("keynumidx", "firstkey", "keystep")
+ARGUMENT_ORDER = (
+    "name", "type", "display_text", "key_spec_index", "token", "since", "deprecated_since", "flags", "arguments",
+)  # fmt: skip
+
+
+@command("command")
+def command_(call: Call) -> Reply:
+    """Returns detailed information about all commands."""
+    return [info_row(each) for each in call.instance.table]
+
+
+@command("command|count")
+def command_count(call: Call) -> int:
+    """Returns a count of commands."""
+    return len(call.instance.table)
+
+
+@command("command|info")
+def command_info(call: Call, *names: bytes) -> Reply:
+    """Returns information about one, multiple or all commands."""
+    if not names:
+        return [info_row(each) for each in call.instance.table]
+    found = [call.instance.table.get(name) for name in names]
+    return [None if each is None else info_row(each) for each in found]
+
+
+@command("command|docs")
+def command_docs(call: Call, *names: bytes) -> Reply:
+    """Returns documentary information about one, multiple or all commands."""
+    table = call.instance.table
+    found = [table.get(name) for name in names] if names else list(table)
+    return {each.name.encode(): docs_row(each) for each in found if each is not None}
+
+
+@command("command|list")
+def command_list(call: Call, *filters: bytes) -> Reply:
+    """Returns a list of command names."""
+    table = call.instance.table
+    everything = [each for one in table for each in (one, *one.subcommands.values())]
+    if not filters:
+        return [each.name.encode() for each in table]
+    if len(filters) != 3 or filters[0].upper() != b"FILTERBY":
+        raise syntax_error()
+    match filters[1].upper():
+        case b"MODULE":
+            return []
+        case b"ACLCAT":
+            category = "@" + filters[2].decode("utf-8", "replace").lower()
+            return [each.name.encode() for each in everything if category in each.facts.acl_categories]
+        case b"PATTERN":
+            matches = matcher(filters[2], ignore_case=True)
+            return [each.name.encode() for each in everything if matches(each.name.encode())]
+        case _:
+            raise syntax_error()
+
+
+@command("command|getkeys")
+def command_getkeys(call: Call, name: bytes, *words: bytes) -> Reply:
+    """Extracts the key names from an arbitrary command."""
+    return [key for key, _ in _keys(call, (name, *words))]
+
+
+@command("command|getkeysandflags")
+def command_getkeysandflags(call: Call, name: bytes, *words: bytes) -> Reply:
+    """Extracts the key names and access flags for an arbitrary command."""
+    return [[key, ReplySet(flags)] for key, flags in _keys(call, (name, *words))]
+
+
+def _keys(call: Call, request: Sequence[bytes]) -> list[tuple[bytes, Sequence[str]]]:
+    try:
+        found = call.instance.table.find(request)
+    except ReplyError:
+        raise PlainError("Invalid command specified") from None
+    if not found.facts.key_specs:
+        raise PlainError("The command has no key arguments")
+    try:
+        found.check_arity(request)
+    except ReplyError:
+        raise PlainError("Invalid number of arguments specified for command") from None
+    keys = keys_of(found.facts, request)
+    if keys is None or (not keys and "no_mandatory_keys" not in found.facts.flags):
+        raise PlainError("Invalid arguments specified for command")
+    return keys
+
+
+@command("command|help")
+def command_help(call: Call) -> Reply:
+    """Returns helpful text about the different subcommands."""
+    return call.instance.table.help("command")
+
+
+def info_row(command: Command) -> Reply:
+    """Return a command as COMMAND has it: ten fields by position."""
+    facts = command.facts
+    return [
+        command.name.encode(),
+        facts.arity,
+        ReplySet(facts.flags),
+        facts.first_key,
+        facts.last_key,
+        facts.step,
+        ReplySet(facts.acl_categories),
+        [tip.encode() for tip in facts.tips],
+        [_key_spec(each) for each in facts.key_specs],
+        [info_row(each) for each in command.subcommands.values()],
+    ]
+
+
+def _key_spec(spec: Mapping[str, Any]) -> Reply:
+    return _ordered(
+        {
+            **spec,
+            "flags": ReplySet(spec["flags"]),
+            "begin_search": _search(spec["begin_search"]),
+            "find_keys": _search(spec["find_keys"]),
+        },
+        KEY_SPEC_ORDER,
+    )
+
+
+def _search(search: Mapping[str, Any]) -> Reply:
+    order = KEYNUM_ORDER if search["type"] == "keynum" else SPEC_ORDER
+    return {b"type": search["type"].encode(), b"spec": _ordered(search["spec"], order)}
+
+
+def _ordered(row: Mapping[str, Any], order: Sequence[str]) -> dict[bytes, Reply]:
+    """Return what a row has of the names, in their order; texts as bulk strings."""
+    return {
+        name.encode(): row[name].encode() if isinstance(row[name], str) else row[name] for name in order if name in row
+    }
+
+
+def docs_row(command: Command) -> Reply:
+    """Return a command as COMMAND DOCS has it."""
+    facts = command.facts
+    row: dict[bytes, Reply] = _texts(facts, "summary", "since", "group", "complexity")
+    if facts.doc_flags:
+        row[b"doc_flags"] = ReplySet(facts.doc_flags)
+    row |= _texts(facts, "deprecated_since", "replaced_by")
+    if facts.history:
+        row[b"history"] = [[version.encode(), text.encode()] for version, text in facts.history]
+    if facts.arguments:
+        row[b"arguments"] = [_argument(each) for each in facts.arguments]
+    if command.subcommands:
+        row[b"subcommands"] = {each.name.encode(): docs_row(each) for each in command.subcommands.values()}
+    return row
+
+
+def _texts(facts: Facts, *names: str) -> dict[bytes, Reply]:
+    return {name.encode(): getattr(facts, name).encode() for name in names if getattr(facts, name)}
+
+
+def _argument(argument: Mapping[str, Any]) -> Reply:
+    row = dict(argument)
+    if "flags" in row:
+        row["flags"] = ReplySet(row["flags"])
+    if "arguments" in row:
+        row["arguments"] = [_argument(each) for each in row["arguments"]]
+    return _ordered(row, ARGUMENT_ORDER)

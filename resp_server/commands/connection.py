@@ -1,0 +1,152 @@
+"""Commands about the connection itself: greeting, passwords, databases. CLIENT has a file of its own."""
+
+from __future__ import annotations
+
+from hmac import compare_digest
+
+from resp_server.commands.spec import command, integer
+from resp_server.config import REDIS_VERSION
+from resp_server.errors import (
+    NoAuthError,
+    NoProtoError,
+    PlainError,
+    ReplyError,
+    WrongPassError,
+    syntax_error,
+    typed,
+)
+from resp_server.instance import Call
+from resp_server.protocol.replies import OK, Reply
+
+DEFAULT_USER = b"default"
+
+
+@command("ping")
+def ping(call: Call, message: bytes | None = None) -> Reply:
+    """Returns the server's liveliness response."""
+    return "PONG" if message is None else message
+
+
+@command("echo")
+def echo(call: Call, message: bytes) -> bytes:
+    """Returns the given string."""
+    return message
+
+
+@command("select")
+def select(call: Call, index: int) -> Reply:
+    """Changes the selected database."""
+    if not 0 <= index < call.instance.config.databases:
+        raise PlainError("DB index is out of range")
+    call.session.select(index)
+    return OK
+
+
+@command("quit")
+def quit_(call: Call, *ignored: bytes) -> Reply:
+    """Closes the connection."""
+    call.session.close()
+    return OK
+
+
+@command("reset")
+def reset(call: Call) -> Reply:
+    """Resets the connection."""
+    call.session.restart()
+    return "RESET"
+
+
+@command("auth")
+def auth(call: Call, first: bytes, *second: bytes) -> Reply:
+    """Authenticates the connection."""
+    if len(second) > 1:
+        raise syntax_error()
+    if not second and call.instance.config.password is None:
+        raise PlainError(
+            "AUTH <password> called without any password configured for the default user. "
+            "Are you sure your configuration is correct?"
+        )
+    user, password = (first, second[0]) if second else (DEFAULT_USER, first)
+    _log_in(call, user, password)
+    return OK
+
+
+def _log_in(call: Call, user: bytes, password: bytes) -> None:
+    """Let the client in, or raise WrongPassError. Without a password set, the user `default` has any."""
+    expected = call.instance.config.password
+    is_right = expected is None or compare_digest(password, expected.encode())
+    if user != DEFAULT_USER or not is_right:
+        raise WrongPassError
+    call.session.authenticate()
+
+
+@command("hello")
+def hello(call: Call, *arguments: bytes) -> Reply:
+    """Handshakes with the Redis server."""
+    session = call.session
+    protocol = _protocol(arguments[0]) if arguments else session.protocol
+    credentials, name = _hello_options(arguments[1:])
+    if credentials is not None:
+        _log_in(call, *credentials)
+    if not session.is_authenticated:
+        raise NoAuthError(
+            "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> "
+            "<pass> option can be used to authenticate the client and select the RESP protocol version at the same time"
+        )
+    if name is not None:
+        session.name = name
+    session.protocol = protocol
+    return {
+        b"server": b"redis",
+        b"version": REDIS_VERSION.encode(),
+        b"proto": protocol,
+        b"id": session.id,
+        b"mode": b"standalone",
+        b"role": b"replica" if call.instance.config.is_slave else b"master",
+        b"modules": [],
+    }
+
+
+def _protocol(word: bytes) -> int:
+    try:
+        protocol = integer(word)
+    except ReplyError:
+        raise PlainError("Protocol version is not an integer or out of range") from None
+    if protocol not in (2, 3):
+        raise NoProtoError
+    return protocol
+
+
+def _hello_options(words: tuple[bytes, ...]) -> tuple[tuple[bytes, bytes] | None, bytes | None]:
+    """Return user and password, and the connection's name, as far as they are given."""
+    credentials = name = None
+    at = 0
+    while at < len(words):
+        option, left = words[at].upper(), len(words) - at - 1
+        if option == b"AUTH" and left >= 2:
+            credentials = words[at + 1], words[at + 2]
+            at += 3
+        elif option == b"SETNAME" and left >= 1:
+            name = client_name(words[at + 1])
+            at += 2
+        else:
+            raise PlainError(f"Syntax error in HELLO option '{typed(words[at])}'")
+    return credentials, name
+
+
+def client_name(word: bytes) -> bytes:
+    """Return a name that a connection may have: printable, without spaces."""
+    if not _is_printable(word):
+        raise PlainError("Client names cannot contain spaces, newlines or special characters.")
+    return word
+
+
+def _is_printable(word: bytes) -> bool:
+    return all(0x21 <= code <= 0x7E for code in word)
+
+
+def library_text(what: str, word: bytes) -> bytes:
+    """Return the name or version of a client library, as CLIENT SETINFO takes it."""
+    if not _is_printable(word):
+        raise PlainError(f"{what} cannot contain spaces, newlines or special characters.")
+    return word

@@ -1,0 +1,106 @@
+"""Map states as Redis hashes. A large one is sent in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+
+from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, slices
+from resp_server.commands.spec import OneOrMore, command
+from resp_server.errors import WrongTypeError
+from resp_server.instance import Call
+from resp_server.protocol.replies import PackedPairs, Reply, Sliced
+from state_backend import packed_map
+from state_backend.descriptor import Kind
+
+Pair = tuple[bytes, bytes]
+
+
+@command("hget")
+def hget(call: Call, key: bytes, field: bytes) -> bytes | None:
+    """Returns the value of a field in a hash."""
+    return call.counted(call.at(key).field(key, field))
+
+
+@command("hmget")
+def hmget(call: Call, key: bytes, *fields: OneOrMore) -> Reply:
+    """Returns the values of all fields in a hash."""
+    if len(fields) <= SLICE_ENTRIES:
+        return call.at(key).fields(key, fields)
+    call.at(key).map_size(key)  # a wrong kind is said before the first step
+    view = call.pin()
+    return Sliced((view.at(key).fields(key, some) for some in slices(fields)), view.close, count=len(fields))
+
+
+@command("hexists")
+def hexists(call: Call, key: bytes, field: bytes) -> int:
+    """Determines whether a field exists in a hash."""
+    return int(call.counted(call.at(key).field(key, field)) is not None)
+
+
+@command("hstrlen")
+def hstrlen(call: Call, key: bytes, field: bytes) -> int:
+    """Returns the length of the value of a field."""
+    return len(call.counted(call.at(key).field(key, field)) or b"")
+
+
+@command("hlen")
+def hlen(call: Call, key: bytes) -> int:
+    """Returns the number of fields in a hash."""
+    return call.at(key).map_size(key)
+
+
+@command("hgetall")
+def hgetall(call: Call, key: bytes) -> Reply:
+    """Returns all fields and values in a hash."""
+    packed = call.at(key).packed_map(key)
+    if packed is not None:
+        call.instance.stats.hits += 1
+        return PackedPairs(packed_map.count(packed), packed_map.body(packed))
+    return _whole(call, key, dict, lambda pairs: list(chain.from_iterable(pairs)))
+
+
+@command("hkeys")
+def hkeys(call: Call, key: bytes) -> Reply:
+    """Returns all fields in a hash."""
+    return _whole(call, key, list, lambda pairs: [field for field, _ in pairs])
+
+
+@command("hvals")
+def hvals(call: Call, key: bytes) -> Reply:
+    """Returns all values in a hash."""
+    return _whole(call, key, list, lambda pairs: [value for _, value in pairs])
+
+
+def _whole(call: Call, key: bytes, shape: type, items: Callable[[Sequence[Pair]], list[bytes]]) -> Reply:
+    """Return all of a map, of no matter how many fields; `items` makes of some pairs what is sent of them."""
+    snapshot = call.at(key)
+    count = call.counted(snapshot.map_size(key) or None) or 0
+    if count <= SLICE_ENTRIES:
+        pairs = list(snapshot.map_pairs(key))
+        return dict(pairs) if shape is dict else items(pairs)
+    view = call.pin()  # its epoch may be a newer one than the count above
+    pinned = view.at(key)
+    return Sliced(_in_steps(pinned.map_pairs(key), items), view.close, shape, pinned.map_size(key))
+
+
+def _in_steps(pairs: Iterator[Pair], items: Callable[[Sequence[Pair]], list[bytes]]) -> Iterator[list[bytes]]:
+    while some := list(islice(pairs, SLICE_ENTRIES)):
+        yield items(some)
+
+
+@command("hscan")
+def hscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
+    """Iterates over fields and values of a hash."""
+    entry = call.entry(key)
+    if entry is None:
+        return [b"0", []]
+    if entry.kind is not Kind.MAP:
+        raise WrongTypeError
+    options = ScanOptions.parse(words, is_hash=True)
+    next_cursor, pairs = call.at(key).scan_map(key, cursor, options.count)
+    found: list[bytes] = []
+    for field, value in pairs:
+        if options.matches is None or options.matches(field):
+            found += (field, value) if options.has_values else (field,)
+    return [b"%d" % next_cursor, found]

@@ -1,0 +1,255 @@
+"""INFO: the server's numbers as text, section by section, in Redis' names; and a section of ours about the jobs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Callable, Mapping
+
+from resp_server.commands.spec import command
+from resp_server.commands.state import lag_epochs, lag_ms
+from resp_server.config import REDIS_VERSION
+from resp_server.instance import Call
+from resp_server.protocol.replies import Reply, Verbatim
+
+Section = Mapping[str, object]
+
+
+@command("info")
+def info(call: Call, *names: bytes) -> Reply:
+    """Returns information and statistics about the server."""
+    wanted = _wanted([name.decode("utf-8", "replace").lower() for name in names])
+    texts = [_section_text(title, make(call)) for name, (title, make) in SECTIONS.items() if name in wanted]
+    return Verbatim("\r\n".join(texts).encode())
+
+
+def _wanted(names: list[str]) -> set[str]:
+    wanted = set(names)
+    if not wanted or "default" in wanted:
+        wanted |= DEFAULT
+    if wanted & {"all", "everything"}:
+        wanted |= set(SECTIONS)
+    return wanted
+
+
+def _section_text(title: str, section: Section) -> str:
+    return f"# {title}\r\n" + "".join(f"{name}:{value}\r\n" for name, value in section.items())
+
+
+def _server(call: Call) -> Section:
+    instance = call.instance
+    uptime_seconds = max(0, call.now_ms - instance.started_ms) // 1000
+    return {
+        "redis_version": REDIS_VERSION,
+        "redis_git_sha1": "00000000",
+        "redis_git_dirty": 0,
+        "redis_build_id": 0,
+        "redis_mode": "standalone",
+        "os": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "arch_bits": 64 if sys.maxsize > 2**32 else 32,
+        "monotonic_clock": "POSIX clock_gettime",
+        "multiplexing_api": "uvloop",
+        "gcc_version": "0.0.0",
+        "process_id": os.getpid(),
+        "process_supervised": "no",
+        "run_id": instance.run_id,
+        "tcp_port": instance.port,
+        "server_time_usec": instance.clock() * 1000,
+        "uptime_in_seconds": uptime_seconds,
+        "uptime_in_days": uptime_seconds // 86_400,
+        "hz": 1,
+        "configured_hz": 1,
+        "executable": sys.executable,
+        "config_file": "",
+        "io_threads_active": 0,
+    }
+
+
+def _clients(call: Call) -> Section:
+    return {
+        "connected_clients": len(call.instance.sessions),
+        "cluster_connections": 0,
+        "maxclients": call.instance.config.clients_max,
+        "client_recent_max_input_buffer": 0,
+        "client_recent_max_output_buffer": 0,
+        "blocked_clients": 0,
+        "tracking_clients": 0,
+        "pubsub_clients": 0,
+        "watching_clients": 0,
+        "clients_in_timeout_table": 0,
+        "total_watched_keys": 0,
+        "total_blocking_keys": 0,
+        "total_blocking_keys_on_nokey": 0,
+    }
+
+
+def _memory(call: Call) -> Section:
+    """Return this process's memory. It is all that is known: the state itself may lie in a file's cached pages."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    used = _resident_bytes() or peak
+    return {
+        "used_memory": used,
+        "used_memory_human": _human(used),
+        "used_memory_rss": used,
+        "used_memory_rss_human": _human(used),
+        "used_memory_peak": peak,
+        "used_memory_peak_human": _human(peak),
+        "maxmemory": 0,
+        "maxmemory_human": "0B",
+        "maxmemory_policy": "noeviction",
+        "mem_fragmentation_ratio": "1.00",
+        "mem_allocator": "libc",
+        "number_of_cached_scripts": 0,
+        "number_of_functions": 0,
+        "lazyfree_pending_objects": 0,
+    }
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _human(size: float) -> str:
+    for unit in "BKMG":
+        if size < 1024:
+            return f"{size:.0f}B" if unit == "B" else f"{size:.2f}{unit}"
+        size /= 1024
+    return f"{size:.2f}T"
+
+
+def _persistence(call: Call) -> Section:
+    return {
+        "loading": 0,
+        "async_loading": 0,
+        "rdb_changes_since_last_save": 0,
+        "rdb_bgsave_in_progress": 0,
+        "rdb_last_save_time": call.instance.started_ms // 1000,
+        "rdb_last_bgsave_status": "ok",
+        "aof_enabled": 0,
+        "aof_rewrite_in_progress": 0,
+        "aof_last_bgrewrite_status": "ok",
+        "aof_last_write_status": "ok",
+    }
+
+
+def _stats(call: Call) -> Section:
+    stats = call.instance.stats
+    return {
+        "total_connections_received": stats.connections_received,
+        "total_commands_processed": stats.calls,
+        "instantaneous_ops_per_sec": round(stats.commands_per_second),
+        "total_net_input_bytes": stats.input_bytes,
+        "total_net_output_bytes": stats.output_bytes,
+        "instantaneous_input_kbps": f"{stats.input_bytes_per_second / 1024:.2f}",
+        "instantaneous_output_kbps": f"{stats.output_bytes_per_second / 1024:.2f}",
+        "rejected_connections": stats.connections_rejected,
+        "sync_full": 0,
+        "sync_partial_ok": 0,
+        "sync_partial_err": 0,
+        "expired_keys": sum(snapshot.applied.expired_keys for _, snapshot in call.instance.view.snapshots()),
+        "evicted_keys": 0,
+        "keyspace_hits": stats.hits,
+        "keyspace_misses": stats.misses,
+        "pubsub_channels": 0,
+        "pubsub_patterns": 0,
+        "pubsubshard_channels": 0,
+        "latest_fork_usec": 0,
+        "tracking_total_keys": 0,
+        "unexpected_error_replies": 0,
+        "total_error_replies": stats.errors.total(),
+    }
+
+
+def _replication(call: Call) -> Section:
+    head: dict[str, object] = {"role": "master"}
+    if call.instance.config.is_slave:
+        is_stale = any(job.is_stale for job in call.instance.keyspace.jobs.values())
+        head = {
+            "role": "slave",
+            "master_host": "spark",
+            "master_port": 0,
+            "master_link_status": "down" if is_stale else "up",
+            "master_last_io_seconds_ago": -1 if is_stale else 0,
+            "master_sync_in_progress": 0,
+            "slave_read_repl_offset": 0,
+            "slave_repl_offset": 0,
+            "slave_priority": 100,
+            "slave_read_only": 1,
+            "replica_announced": 1,
+        }
+    return head | {
+        "connected_slaves": 0,
+        "master_failover_state": "no-failover",
+        "master_replid": call.instance.run_id,
+        "master_replid2": "0" * 40,
+        "master_repl_offset": 0,
+        "second_repl_offset": -1,
+        "repl_backlog_active": 0,
+    }
+
+
+def _cpu(call: Call) -> Section:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return {"used_cpu_sys": f"{used.ru_stime:.6f}", "used_cpu_user": f"{used.ru_utime:.6f}"}
+
+
+def _commandstats(call: Call) -> Section:
+    rows = {}
+    for name, tally in call.instance.stats.commands.items():
+        microseconds = tally.nanoseconds // 1000
+        per_call = microseconds / tally.calls if tally.calls else 0.0
+        rows[f"cmdstat_{name}"] = (
+            f"calls={tally.calls},usec={microseconds},usec_per_call={per_call:.2f},"
+            f"rejected_calls={tally.rejected},failed_calls={tally.failed}"
+        )
+    return rows
+
+
+def _errorstats(call: Call) -> Section:
+    return {f"errorstat_{code}": f"count={count}" for code, count in call.instance.stats.errors.items()}
+
+
+def _keyspace(call: Call) -> Section:
+    view = call.instance.view
+    keys = view.key_count()
+    expiring = sum(snapshot.applied.expiring for _, snapshot in view.snapshots())
+    return {"db0": f"keys={keys},expires={expiring},avg_ttl=0"} if keys else {}
+
+
+def _sparkis(call: Call) -> Section:
+    """Return a line per job: what is readable, what is committed, and how far that is apart."""
+    rows: dict[str, object] = {"sparkis_jobs": len(call.instance.keyspace.jobs)}
+    for job, snapshot in call.instance.view.snapshots():
+        applied = snapshot.applied
+        behind_ms = lag_ms(job, applied)
+        rows[f"job_{job.name}"] = (
+            f"epoch={applied.epoch},committed_epoch={job.committed_epoch},lag_epochs={lag_epochs(job, applied)},"
+            f"lag_ms={'unknown' if behind_ms is None else behind_ms},stale={int(job.is_stale)},"
+            f"incomplete={int(job.is_incomplete)},keys={applied.key_count}"
+        )
+    return rows
+
+
+# In Redis' order. A name that is not here asks for nothing, which is no error.
+SECTIONS: dict[str, tuple[str, Callable[[Call], Section]]] = {
+    "server": ("Server", _server),
+    "clients": ("Clients", _clients),
+    "memory": ("Memory", _memory),
+    "persistence": ("Persistence", _persistence),
+    "stats": ("Stats", _stats),
+    "replication": ("Replication", _replication),
+    "cpu": ("CPU", _cpu),
+    "modules": ("Modules", lambda call: {}),
+    "commandstats": ("Commandstats", _commandstats),
+    "errorstats": ("Errorstats", _errorstats),
+    "cluster": ("Cluster", lambda call: {"cluster_enabled": 0}),
+    "keyspace": ("Keyspace", _keyspace),
+    "sparkis": ("Sparkis", _sparkis),
+}
+DEFAULT = set(SECTIONS) - {"commandstats"}

@@ -1,0 +1,75 @@
+"""Where the keys of a request are, by the key specifications of its command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from resp_server.commands.facts import Facts
+from resp_server.commands.spec import INTEGER
+
+Found = list[tuple[bytes, Sequence[str]]]
+
+
+def keys_of(facts: Facts, request: Sequence[bytes]) -> Found | None:
+    """Return the keys of a request with their access flags; None if the request makes no sense of a specification."""
+    found: Found = []
+    for spec in facts.key_specs:
+        positions = _positions(spec, request)
+        if positions is None:
+            return None
+        found += [(request[at], spec["flags"]) for at in positions]
+    return found
+
+
+def _positions(spec: Mapping[str, Any], request: Sequence[bytes]) -> Sequence[int] | None:
+    first = _begin(spec["begin_search"], request)
+    if first is None:
+        return ()
+    rule = spec["find_keys"]["spec"]
+    match spec["find_keys"]["type"]:
+        case "range":
+            return _range(first, rule["lastkey"], rule["keystep"], rule["limit"], len(request))
+        case "keynum":
+            return _counted(first, rule, request)
+        case _:
+            return ()
+
+
+def _begin(search: Mapping[str, Any], request: Sequence[bytes]) -> int | None:
+    """Return where the search for keys begins: a fixed place, or behind a word."""
+    rule = search["spec"]
+    if search["type"] == "index":
+        return int(rule["index"])
+    if search["type"] != "keyword":
+        return None
+    word = rule["keyword"].upper().encode()
+    start, step = rule["startfrom"], 1
+    if start < 0:
+        start, step = len(request) + start, -1
+    places = range(start, 0 if step < 0 else len(request), step)
+    return next((at + 1 for at in places if request[at].upper() == word), None)
+
+
+def _range(first: int, last: int, step: int, limit: int, size: int) -> Sequence[int] | None:
+    """Return places from the first on; `last` counts from the first, or, if negative, from the request's end.
+
+    With last -1, `limit` says which part of the rest is keys: a half for 2, and so on.
+    """
+    if last >= 0:
+        end = first + last
+    elif limit <= 1:
+        end = size + last
+    else:
+        end = first + (size - first) // limit + last
+    return range(first, end + 1, step) if first < size and end < size else None
+
+
+def _counted(first: int, rule: Mapping[str, int], request: Sequence[bytes]) -> Sequence[int] | None:
+    """Return as many places as an argument says."""
+    at = first + rule["keynumidx"]
+    if at >= len(request) or not INTEGER.fullmatch(request[at]) or int(request[at]) < 0:
+        return None
+    start = first + rule["firstkey"]
+    end = start + int(request[at]) * rule["keystep"]
+    return range(start, end, rule["keystep"]) if end <= len(request) else None

@@ -1,0 +1,173 @@
+"""STATE: what sparkis says about its jobs and states. Redis has no such command.
+
+These are read commands; who may read keys may ask for their states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from resp_server.commands.facts import Facts
+from resp_server.commands.spec import command
+from resp_server.errors import PlainError, typed
+from resp_server.instance import Call
+from resp_server.protocol.replies import Reply
+from state_backend.descriptor import StateDescriptor
+from state_backend.keyspace import Job
+from state_backend.slots import slot_of
+from state_backend.store import Applied
+
+SINCE = "0.1.0"
+
+
+def _facts(*arguments: str, **others: Any) -> Facts:
+    """Return what all of these commands have in common."""
+    return Facts(
+        SINCE,
+        "server",
+        complexity="O(N) where N is the number of jobs or states",
+        flags=("readonly", "loading", "stale", "fast"),
+        acl_categories=("@read", "@fast"),
+        arguments=[{"name": name, "type": "string", "display_text": name} for name in arguments],
+        **others,
+    )
+
+
+THE_KEY = {
+    "flags": ["RO"],
+    "begin_search": {"type": "index", "spec": {"index": 2}},
+    "find_keys": {"type": "range", "spec": {"lastkey": 0, "keystep": 1, "limit": 0}},
+}
+
+
+@command("state|jobs", own=_facts())
+def state_jobs(call: Call) -> Reply:
+    """Lists the jobs whose states this server shows, and how they are."""
+    return [_job_row(job, snapshot.applied) for job, snapshot in call.view.snapshots()]
+
+
+def _job_row(job: Job, applied: Applied) -> Reply:
+    return {
+        b"name": job.name.encode(),
+        b"generation": job.generation.encode(),
+        b"states": len(job.states),
+        b"keys": applied.key_count,
+        b"applied": applied.epoch,
+        b"committed": job.committed_epoch,
+        b"lag_epochs": lag_epochs(job, applied),
+        b"stale": int(job.is_stale),
+        b"incomplete": int(job.is_incomplete),
+        b"error": job.error.encode(),
+    }
+
+
+def lag_epochs(job: Job, applied: Applied) -> int:
+    """Return how many committed epochs the epoch that is shown is behind."""
+    return max(0, job.committed_epoch - applied.epoch)
+
+
+def lag_ms(job: Job, applied: Applied) -> int | None:
+    """Return by how much the shown epoch is older than the committed one; None if none is shown yet."""
+    if job.committed_epoch <= applied.epoch:
+        return 0
+    return max(0, job.committed_clock_ms - applied.clock_ms) if applied.epoch >= 0 else None
+
+
+@command("state|list", own=_facts("job"))
+def state_list(call: Call, job: bytes) -> Reply:
+    """Lists the states of a job, their kinds and how many keys they have."""
+    found = _job(call, job)
+    keys = call.view.of_job(found.name).applied.keys
+    return [
+        {b"name": state.name.encode(), b"kind": str(state.kind).encode(), b"keys": keys.get(state.name, 0)}
+        for state in found.states
+    ]
+
+
+@command("state|describe", own=_facts("job:state"))
+def state_describe(call: Call, name: bytes) -> Reply:
+    """Describes a state: how its keys are made, and of which columns."""
+    job_name, _, state_name = name.partition(b":")
+    job = _job(call, job_name)
+    state = next((each for each in job.states if each.name.encode() == state_name), None)
+    if state is None:
+        raise PlainError(
+            f"no such state '{typed(state_name)}' in job '{job.name}'; states: {_names(job.states) or 'none'}"
+        )
+    return _description(job, state)
+
+
+def _description(job: Job, state: StateDescriptor) -> Reply:
+    return {
+        b"job": job.name.encode(),
+        b"state": state.name.encode(),
+        b"kind": str(state.kind).encode(),
+        b"key_format": state.format_for(job.name).text.encode(),
+        b"value": [column.encode() for column in state.value],
+        b"field": _text(state.field),
+        b"columns": {column.encode(): kind.encode() for column, kind in state.columns.items()},
+        b"encoding": str(state.encoding).encode(),
+        b"ttl_ms": state.ttl_ms,
+        b"deletion": _text(state.deletion),
+        b"order_by": [column.encode() for column in state.order_by],
+        b"duplicates": state.duplicates.encode(),
+        b"where": _text(state.where),
+    }
+
+
+def _text(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def _names(named: Sequence[Job] | Sequence[StateDescriptor]) -> str:
+    return ", ".join(each.name for each in named)
+
+
+@command("state|locate", own=_facts("key", first_key=2, last_key=2, step=1, key_specs=[THE_KEY]))
+def state_locate(call: Call, key: bytes) -> Reply:
+    """Tells where a key is: its slot, the job and state that hold it, and the server."""
+    entry = call.at(key).entry(key)
+    job = None if entry is None else _job_holding(call, key)
+    return {
+        b"slot": slot_of(key),
+        b"job": _text(job),
+        b"state": None if entry is None else entry.state.encode(),
+        b"where": b"this server",
+    }
+
+
+def _job_holding(call: Call, key: bytes) -> str | None:
+    snapshot = call.at(key)
+    return next((job.name for job, each in call.view.snapshots() if each is snapshot), None)
+
+
+@command("state|lag", own=_facts())
+def state_lag(call: Call) -> Reply:
+    """Tells how far each job's readable state is behind what the job has committed."""
+    return [
+        {
+            b"job": job.name.encode(),
+            b"committed": job.committed_epoch,
+            b"applied": snapshot.applied.epoch,
+            b"lag_epochs": lag_epochs(job, snapshot.applied),
+            b"lag_ms": lag_ms(job, snapshot.applied),
+            b"stale": int(job.is_stale),
+            b"error": job.error.encode(),
+        }
+        for job, snapshot in call.view.snapshots()
+    ]
+
+
+@command("state|help", own=_facts())
+def state_help(call: Call) -> Reply:
+    """Returns helpful text about the different subcommands."""
+    return call.instance.table.help("state")
+
+
+def _job(call: Call, name: bytes) -> Job:
+    jobs = call.instance.keyspace.jobs if call.session.db == 0 else {}
+    found = jobs.get(typed(name))
+    if found is None:
+        raise PlainError(f"no such job '{typed(name)}'; jobs: {_names(list(jobs.values())) or 'none'}")
+    return found

@@ -1,0 +1,60 @@
+"""What a server may be told. Every limit has its unit in its name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from resp_server.protocol.requests import RequestLimits
+
+LOOPBACK = ("127.0.0.1", "::1")
+MIB = 1024 * 1024
+
+# The Redis whose behaviour is reproduced. Client-side caching in redis-py and Jedis asks for 7.4 or later.
+REDIS_VERSION = "7.4.0"
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The settings of one server.
+
+    hosts           addresses to listen on; the loopback ones are left out where the machine does not have them
+    port            0 takes a free one
+    password        what AUTH asks for; None lets everybody in
+    protected_mode  without a password, answer clients of other machines with DENIED only
+    role            `master`, or `slave` for clients that should learn from it that nothing can be written
+    """
+
+    hosts: tuple[str, ...] = LOOPBACK
+    port: int = 6379
+    password: str | None = field(default=None, repr=False)
+    protected_mode: bool = True
+    role: str = "master"
+    databases: int = 16
+    clients_max: int = 10_000
+    backlog_connections: int = 511
+    idle_timeout_seconds: int = 0  # 0: never
+    tcp_keepalive_seconds: int = 300  # 0: off
+    bulk_bytes_max: int = 512 * MIB
+    query_buffer_bytes_max: int = 1024 * MIB
+    # A connection's input is not read while more than this waits to be sent to it.
+    output_pause_bytes: int = MIB
+    # A connection is cut when more than this waits: only one huge reply can do that.
+    output_bytes_max: int = 1024 * MIB
+    # How long a reply made in steps may keep its epoch from being freed.
+    sliced_reply_ms_max: int = 60_000
+    # How long `stop` waits for replies to be sent.
+    stop_ms_max: int = 2_000
+
+    def __post_init__(self) -> None:
+        if self.role not in ("master", "slave"):
+            raise ValueError(f"role is 'master' or 'slave', not {self.role!r}")
+
+    @property
+    def is_slave(self) -> bool:
+        """Tell whether clients are told that this is a replica."""
+        return self.role == "slave"
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        """What one client may make the server hold."""
+        return RequestLimits(self.bulk_bytes_max, self.query_buffer_bytes_max)

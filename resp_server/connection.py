@@ -1,0 +1,234 @@
+"""One client's socket: bytes in, bytes out, in turns that nobody else has to wait for long.
+
+A turn answers what has been asked until it is done, or its time or its output is used up; then the rest has to wait
+for the next turn of the event loop, and the client's input is not read meanwhile. Nor is it read while the client does
+not take its replies. So what a client can make the server hold is one input buffer and about one turn's output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from operator import length_hint
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, cast
+
+from resp_server.errors import PlainError, QueryBufferError
+from resp_server.instance import Call
+from resp_server.protocol.replies import Sliced, SlicedEncoder
+from resp_server.protocol.requests import Request, RequestParser
+from resp_server.protocol.session import Session
+
+if TYPE_CHECKING:
+    from resp_server.server import Server
+
+log = logging.getLogger(__name__)
+
+# Half of what the design allows a command: a step, or a batch of requests, may come on top.
+TURN_NS_MAX = 5_000_000
+# Requests between two looks at the clock (guess: 128 GETs are 0.1 ms).
+BATCH_REQUESTS = 128
+# Output after which a turn ends (guess: large enough for one write to be cheap per byte).
+TURN_BYTES_MAX = 256 * 1024
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection. Everything happens on the event loop's thread."""
+
+    _transport: asyncio.Transport
+    session: Session
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._instance = server.instance
+        self._dispatcher = server.dispatcher
+        self._loop = asyncio.get_running_loop()
+        self._requests: Iterator[Request] = iter(())
+        self._sliced: SlicedEncoder | None = None
+        self._sliced_since_ms = 0
+        self._is_writable = True
+        self._is_reading = True
+        self._is_ending = False
+        self._next_turn: asyncio.Handle | None = None
+
+    # -- called by the event loop -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        config = self._instance.config
+        self._transport.set_write_buffer_limits(high=config.output_pause_bytes)
+        refusal = self._server.admit(self._transport)
+        if refusal is not None:
+            self._transport.write(b"-%b\r\n" % refusal.line)
+            self._transport.close()
+            return
+        self.session = self._server.session_of(self._transport)
+        self._call = Call(self.session, self._instance)
+        self._parser = RequestParser(config.request_limits, not self.session.is_authenticated)
+        self._server.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return  # not let in, or on its way out
+        self._instance.stats.input_bytes += len(data)
+        requests = self._parser.feed(data)
+        if length_hint(self._requests):
+            requests = [*self._requests, *requests]
+        self._requests = iter(requests)
+        if self._next_turn is None and self._is_writable:
+            self._turn()
+
+    def eof_received(self) -> bool:
+        """Stay open for what has been asked and not yet answered."""
+        self._is_ending = self._next_turn is not None or not self._is_writable
+        return self._is_ending
+
+    def pause_writing(self) -> None:
+        self._is_writable = False
+        self._set_reading(False)
+
+    def resume_writing(self) -> None:
+        self._is_writable = True
+        if self._next_turn is None:
+            self._next_turn = self._loop.call_soon(self._turn)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not hasattr(self, "session"):
+            return  # it was not let in
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        self._end_sliced()
+        self._requests = iter(())
+        self._server.remove(self.session.id)
+
+    # -- called by the server -----------------------------------------------------------------------------------------
+
+    @property
+    def output_bytes(self) -> int:
+        """How much waits to be sent."""
+        return self._transport.get_write_buffer_size()
+
+    def close(self) -> None:
+        """End the connection once what was answered is sent."""
+        self._transport.close()
+
+    def abort(self, reason: str) -> None:
+        """End the connection now."""
+        log.warning("cut the connection of %s: %s", self.session.address, reason)
+        self._transport.abort()
+
+    def check_age(self, now_ms: int) -> None:
+        """End a reply in steps that keeps its epoch from being freed for too long."""
+        age_ms = now_ms - self._sliced_since_ms
+        if self._sliced is None or age_ms <= self._instance.config.sliced_reply_ms_max:
+            return
+        if self._sliced.has_begun:
+            self.abort(f"a reply in steps was not complete after {age_ms} ms")
+        else:
+            self._end_sliced()
+            error = PlainError(f"the reply was not complete after {age_ms} ms, when its epoch had to be let go")
+            self._send([self._dispatcher.error_reply(error)])
+
+    # -- turns --------------------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        """Answer for as long as a turn may take, and send it all at once."""
+        self._next_turn = None
+        if self._transport.is_closing():
+            return
+        self._instance.renew()
+        self.session.active_ms = self._instance.view.now_ms
+        out: list[bytes] = []
+        ends_ns = perf_counter_ns() + TURN_NS_MAX
+        has_more = self._progress(out)
+        while has_more and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
+            has_more = self._progress(out)
+        if out:
+            self._send(out)
+        self._settle(has_more)
+
+    def _settle(self, has_more: bool) -> None:
+        """Decide what comes after a turn: the next one, more input, or the end."""
+        if self._transport.is_closing():
+            return
+        if self.session.is_closing or (self._is_ending and not has_more and self._is_writable):
+            self._transport.close()
+            return
+        self._set_reading(self._is_writable and not has_more and not self._is_ending)
+        if has_more and self._is_writable:
+            self._next_turn = self._loop.call_soon(self._turn)
+
+    def _progress(self, out: list[bytes]) -> bool:
+        """Answer a batch of requests, or make a step of a reply; return whether there is more to do."""
+        if self._sliced is not None:
+            self._step(self._sliced, out)
+            return not self.session.is_closing
+        sliced = self._dispatcher.answer(self._call, islice(self._requests, BATCH_REQUESTS), out)
+        if sliced is not None:
+            self._begin_sliced(sliced)
+            return True
+        if self.session.is_closing:
+            return False
+        return length_hint(self._requests) > 0 or self._parse_on(out)
+
+    def _parse_on(self, out: list[bytes]) -> bool:
+        """Go on with input that was held back until the requests before it were answered; answer its errors."""
+        parser = self._parser
+        if parser.has_more:
+            parser.is_restricted = not self.session.is_authenticated
+            self._requests = iter(parser.feed(b""))
+            return True
+        parser.is_restricted = not self.session.is_authenticated
+        if parser.error is not None:
+            log.info("closed %s: %s", self.session.address, parser.error)
+            if not isinstance(parser.error, QueryBufferError):
+                out.append(b"-%b\r\n" % parser.error.line)
+            self.session.close()
+        return False
+
+    def _begin_sliced(self, sliced: Sliced) -> None:
+        self._sliced = SlicedEncoder(sliced, self.session.protocol)
+        self._sliced_since_ms = self._instance.view.now_ms
+
+    def _step(self, sliced: SlicedEncoder, out: list[bytes]) -> None:
+        try:
+            out.append(sliced.step())
+        except Exception as error:
+            reply = self._dispatcher.error_reply(error)
+            if sliced.has_begun:
+                self._transport.abort()
+                self.session.close()
+            else:
+                out.append(reply)
+            self._end_sliced()
+            return
+        if sliced.is_done:
+            self._end_sliced()
+        elif sliced.held_bytes > self._instance.config.output_bytes_max:
+            self.abort(f"a reply of more than {sliced.held_bytes} bytes")
+            self.session.close()
+
+    def _end_sliced(self) -> None:
+        if self._sliced is not None:
+            self._sliced.close()
+            self._sliced = None
+
+    def _send(self, out: list[bytes]) -> None:
+        reply = out[0] if len(out) == 1 else b"".join(out)
+        if not reply:
+            return
+        self._instance.stats.output_bytes += len(reply)
+        self._transport.write(reply)
+        if self._transport.get_write_buffer_size() > self._instance.config.output_bytes_max:
+            self.abort("more output is waiting than a client may have")
+
+    def _set_reading(self, is_reading: bool) -> None:
+        if is_reading == self._is_reading or self._transport.is_closing():
+            return
+        self._is_reading = is_reading
+        if is_reading:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()

@@ -1,0 +1,199 @@
+"""From requests to replies: find the command, check in Redis' order, run it, turn what goes wrong into an answer.
+
+    unknown command or subcommand -> arity -> NOAUTH -> READONLY or not served -> run
+
+The short way: a connection without anything special (`Session.is_plain`) finds what answers a run of like requests by
+the command's name as it was typed. The general way does everything else, and everything that the short way did not
+expect; both give the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from operator import itemgetter
+from time import perf_counter_ns
+from typing import NamedTuple, cast
+
+from resp_server.commands.table import Command
+from resp_server.errors import NoAuthError, PlainError, ReplyError, reply_error_of
+from resp_server.instance import Call, Instance
+from resp_server.protocol.replies import Sliced, encode
+from resp_server.protocol.requests import Request
+from resp_server.stats import Tally
+from state_backend.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+# Names as typed that are remembered (`GET`, `get`, `Get`): a command has more spellings than anybody uses.
+SPELLINGS_MAX = 1024
+
+# What a browser sends first when a web page makes it talk to us; closed in silence, as Redis does.
+HTTP_WORDS = (b"post", b"host:")
+
+Answer = Callable[[Call, Request], "bytes | Sliced"]
+
+
+class Short(NamedTuple):
+    """The short way of one command."""
+
+    name: str
+    tally: Tally
+    answer: Answer
+
+
+class Dispatcher:
+    """Answers requests for one instance."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._table = instance.table
+        self._stats = instance.stats
+        self._shorts: dict[bytes, Short | None] = {}
+
+    def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Sliced | None:
+        """Answer requests in order until none is left, one is to be answered in steps, or the session closes.
+
+        Replies are added to `out`; what was not answered is still in `requests`.
+        """
+        session = call.session
+        for name, run in groupby(requests, itemgetter(0)):
+            short = self._short(name) if session.is_plain else None
+            if short is not None:
+                sliced = self._answer_run(call, short, run, out)
+            else:
+                sliced = self._answer_each(call, run, out)
+            if sliced is not None or session.is_closing:
+                return sliced
+        return None
+
+    def _answer_run(self, call: Call, short: Short, run: Iterator[Request], out: list[bytes]) -> Sliced | None:
+        """Answer requests of one command; counting costs one clock reading at either end."""
+        started, before = perf_counter_ns(), len(out)
+        call.session.last_command, tally, answer = short
+        sliced: Sliced | None = None
+        for request in run:
+            reply = answer(call, request)
+            if type(reply) is bytes:
+                out.append(reply)
+            else:
+                sliced = cast(Sliced, reply)
+                break
+        tally.calls += len(out) - before + (sliced is not None)
+        tally.nanoseconds += perf_counter_ns() - started
+        return sliced
+
+    def _answer_each(self, call: Call, run: Iterator[Request], out: list[bytes]) -> Sliced | None:
+        session = call.session
+        for request in run:
+            session.begin_command()
+            reply = self.reply_to(call, request)
+            if session.is_silent:
+                if isinstance(reply, Sliced):
+                    reply.release()
+            elif isinstance(reply, Sliced):
+                return reply
+            else:
+                out.append(reply)
+            if session.is_closing:
+                break
+        return None
+
+    def _short(self, name: bytes) -> Short | None:
+        """Return the short way of a command by its name as typed, None if it has none."""
+        try:
+            return self._shorts[name]
+        except KeyError:
+            short = self._make_short(name)
+            if len(self._shorts) < SPELLINGS_MAX:
+                self._shorts[name] = short
+            return short
+
+    def _make_short(self, name: bytes) -> Short | None:
+        """Commands about keys have a short way: none of them changes what the session is."""
+        command = self._table.get(name)
+        if command is None or command.declaration is None or not command.facts.key_specs or b"|" in name:
+            return None
+        tally = self._stats.tally(command.name)
+        answer = self._checked(command, tally)
+        return Short(command.name, tally, self._get(answer) if command.name == "get" else answer)
+
+    def _checked(self, command: Command, tally: Tally) -> Answer:
+        def answer(call: Call, request: Request) -> bytes | Sliced:
+            try:
+                command.check_arity(request)
+            except ReplyError as error:
+                tally.rejected += 1
+                tally.calls -= 1  # the run counts it
+                return self.error_reply(error)
+            return self._run(call, command, tally, request)
+
+        return answer
+
+    def _get(self, general: Answer) -> Answer:
+        """Return the short cut for GET; a test holds it equal to the general way."""
+        instance, stats = self._instance, self._stats
+
+        def answer(call: Call, request: Request) -> bytes | Sliced:
+            try:
+                _, key = request
+                value = instance.view.at(key).value(key)
+            except Exception:
+                return general(call, request)
+            if value is None:
+                stats.misses += 1
+                return b"$-1\r\n" if call.session.protocol == 2 else b"_\r\n"
+            stats.hits += 1
+            return b"$%d\r\n%b\r\n" % (len(value), value)
+
+        return answer
+
+    def reply_to(self, call: Call, request: Request) -> bytes | Sliced:
+        """Answer one request, the general way."""
+        command = None
+        started = perf_counter_ns()
+        try:
+            command = self._table.find(request)
+            command.check_arity(request)
+            if command.facts.needs_auth and not call.session.is_authenticated:
+                raise NoAuthError
+            if command.declaration is None:
+                raise command.refusal()
+        except ReplyError as error:
+            return self._rejected(call, command, request, error)
+        call.session.last_command = command.name
+        tally = self._stats.tally(command.name)
+        tally.calls += 1
+        reply = self._run(call, command, tally, request)
+        tally.nanoseconds += perf_counter_ns() - started
+        return reply
+
+    def _rejected(self, call: Call, command: Command | None, request: Request, error: ReplyError) -> bytes:
+        if command is not None:
+            self._stats.tally(command.name).rejected += 1
+        elif request[0].lower() in HTTP_WORDS:
+            log.warning("closed %s: it speaks HTTP, which a web page may have made a browser do", call.session.address)
+            call.session.close()
+            return b""
+        return self.error_reply(error)
+
+    def _run(self, call: Call, command: Command, tally: Tally, request: Request) -> bytes | Sliced:
+        try:
+            reply = command.execute(call, request)
+            return reply if type(reply) is Sliced else encode(reply, call.session.protocol)
+        except Exception as error:
+            tally.failed += 1
+            return self.error_reply(error)
+
+    def error_reply(self, error: Exception) -> bytes:
+        """Return an error as it is sent, and count it. One that nobody expected is logged under an id."""
+        if isinstance(error, StoreError):
+            error = reply_error_of(error)
+        elif not isinstance(error, ReplyError):
+            error_id = secrets.token_hex(4)
+            log.error("internal error %s", error_id, exc_info=error)
+            error = PlainError(f"internal error {error_id}")
+        self._stats.count_error(error.code)
+        return b"-%b\r\n" % error.line

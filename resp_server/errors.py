@@ -1,0 +1,170 @@
+"""What a client may be told went wrong: one class per wire code, the texts exactly as Redis 7.4 has them.
+
+    ReplyError
+    ├── PlainError          ERR          everything without a code of its own
+    ├── WrongTypeError      WRONGTYPE
+    ├── ReadOnlyError       READONLY
+    ├── NoAuthError         NOAUTH
+    ├── WrongPassError      WRONGPASS
+    ├── NoProtoError        NOPROTO
+    ├── NoScriptError       NOSCRIPT
+    └── DeniedError         DENIED
+    ProtocolError           answered with ERR, then the connection is closed
+
+Texts may hold bytes of a client's own that are no UTF-8; they travel as surrogate escapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from state_backend.errors import StoreError, WrongKindError
+
+# In bytes of the message's part that repeats what was typed; standard: Redis' own limit.
+ECHO_BYTES_MAX = 128
+
+
+class ReplyError(Exception):
+    """An answer that begins with `-`: a wire code and a text."""
+
+    code: ClassVar[str]
+    by_code: ClassVar[dict[str, type[ReplyError]]] = {}
+
+    def __init_subclass__(cls, code: str) -> None:
+        if code in ReplyError.by_code:
+            raise TypeError(f"{cls.__name__}: {ReplyError.by_code[code].__name__} has the code {code} already")
+        cls.code = code
+        ReplyError.by_code[code] = cls
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    @property
+    def line(self) -> bytes:
+        """The error as it is sent, between `-` and the line's end; a line break in the text becomes a space."""
+        line = f"{self.code} {self.text}".replace("\r", " ").replace("\n", " ")
+        return line.encode("utf-8", "surrogateescape")
+
+
+class PlainError(ReplyError, code="ERR"):
+    """Anything without a code of its own."""
+
+
+class WrongTypeError(ReplyError, code="WRONGTYPE"):
+    """The key holds another kind of value."""
+
+    def __init__(self) -> None:
+        super().__init__("Operation against a key holding the wrong kind of value")
+
+
+class ReadOnlyError(ReplyError, code="READONLY"):
+    """A write; nothing is ever written here."""
+
+    def __init__(self) -> None:
+        super().__init__("You can't write against a read only replica.")
+
+
+class NoAuthError(ReplyError, code="NOAUTH"):
+    """A password is needed first."""
+
+    def __init__(self, text: str = "Authentication required.") -> None:
+        super().__init__(text)
+
+
+class WrongPassError(ReplyError, code="WRONGPASS"):
+    """The password, or the user, is not right."""
+
+    def __init__(self) -> None:
+        super().__init__("invalid username-password pair or user is disabled.")
+
+
+class NoProtoError(ReplyError, code="NOPROTO"):
+    """HELLO asked for a version other than 2 and 3."""
+
+    def __init__(self) -> None:
+        super().__init__("unsupported protocol version")
+
+
+class NoScriptError(ReplyError, code="NOSCRIPT"):
+    """EVALSHA of a script that was never loaded."""
+
+    def __init__(self) -> None:
+        super().__init__("No matching script. Please use EVAL.")
+
+
+class DeniedError(ReplyError, code="DENIED"):
+    """Protected mode: no password is set and the client is on another machine."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Redis is running in protected mode because protected mode is enabled and no password is set for the "
+            "default user. In this mode connections are only accepted from the loopback interface. If you want to "
+            "connect from external computers, either set a password, or turn the protected mode off and MAKE SURE "
+            "that the server is not publicly accessible from internet if you do so."
+        )
+
+
+class ProtocolError(Exception):
+    """The peer does not speak the protocol: one answer, then the connection is closed."""
+
+    @property
+    def line(self) -> bytes:
+        """The error as it is sent."""
+        return f"ERR Protocol error: {self}".encode("utf-8", "surrogateescape")
+
+
+class QueryBufferError(ProtocolError):
+    """A request larger than the query buffer may be; closed without an answer, as Redis does."""
+
+
+def typed(word: bytes) -> str:
+    """Return what a client typed as it may stand in a text."""
+    return word.decode("utf-8", "surrogateescape")
+
+
+def syntax_error() -> PlainError:
+    """Return what any argument out of place is answered with."""
+    return PlainError("syntax error")
+
+
+def not_an_integer() -> PlainError:
+    """Return what a malformed number, or one beyond 64 bits, is answered with."""
+    return PlainError("value is not an integer or out of range")
+
+
+def wrong_arity(name: str) -> PlainError:
+    """Return the error for a wrong number of arguments; `name` is canonical (`client|setname`)."""
+    return PlainError(f"wrong number of arguments for '{name}' command")
+
+
+def unknown_command(request: Sequence[bytes]) -> PlainError:
+    """Return the error that clients parse: the name and the arguments as typed, cut, a space at the end."""
+    echoed = ""
+    for word in request[1:]:
+        if len(echoed) >= ECHO_BYTES_MAX:
+            break
+        echoed += f"'{typed(word[: ECHO_BYTES_MAX - len(echoed)])}' "
+    name = typed(request[0][:ECHO_BYTES_MAX])
+    return PlainError(f"unknown command '{name}', with args beginning with: {echoed}")
+
+
+def unknown_subcommand(container: str, word: bytes) -> PlainError:
+    """Return the error for `CLIENT FOO`."""
+    return PlainError(f"unknown subcommand '{typed(word[:ECHO_BYTES_MAX])}'. Try {container.upper()} HELP.")
+
+
+def not_served(name: str) -> PlainError:
+    """Return the error for a command of Redis that is neither a write nor served here."""
+    return PlainError(f"command '{name}' is not served by sparkis")
+
+
+def cluster_disabled() -> PlainError:
+    """Return what CLUSTER, READONLY, READWRITE and ASKING are answered with outside of a cluster."""
+    return PlainError("This instance has cluster support disabled")
+
+
+def reply_error_of(error: StoreError) -> ReplyError:
+    """Turn an error of the state below into what the client is told."""
+    return WrongTypeError() if isinstance(error, WrongKindError) else PlainError(str(error))

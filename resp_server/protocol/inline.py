@@ -1,0 +1,70 @@
+"""Inline commands: one line of words, quoted or not, as a person types it; by the rules of Redis' sdssplitargs."""
+
+from __future__ import annotations
+
+from resp_server.errors import ProtocolError
+
+SPACES = b" \t\n\r\v\f"
+HEX = b"0123456789abcdefABCDEF"
+ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"a": b"\a"}
+
+
+def inline_words(line: bytes) -> list[bytes]:
+    """Return the words of a line; ProtocolError if a quote is not closed, or is followed by anything but a space."""
+    line = line.removesuffix(b"\r").partition(b"\0")[0]
+    if b'"' not in line and b"'" not in line:
+        return line.split()
+    words = []
+    at = _skip_spaces(line, 0)
+    while at < len(line):
+        word, at = _word(line, at)
+        words.append(word)
+        at = _skip_spaces(line, at)
+    return words
+
+
+def _skip_spaces(line: bytes, at: int) -> int:
+    while at < len(line) and line[at] in SPACES:
+        at += 1
+    return at
+
+
+def _word(line: bytes, at: int) -> tuple[bytes, int]:
+    """Return the word at an offset, and the offset behind it. Quotes may begin within a word and end it."""
+    word = bytearray()
+    while at < len(line) and line[at] not in SPACES:
+        mark = line[at : at + 1]
+        at += 1
+        if mark not in (b'"', b"'"):
+            word += mark
+            continue
+        at = _quoted(line, at, mark, word)
+        if at < len(line) and line[at] not in SPACES:
+            raise ProtocolError("unbalanced quotes in request")
+    return bytes(word), at
+
+
+def _quoted(line: bytes, at: int, quote: bytes, word: bytearray) -> int:
+    """Add the text up to the closing quote; return the offset behind it."""
+    unescape = _unescape_double if quote == b'"' else _unescape_single
+    while at < len(line):
+        mark = line[at : at + 1]
+        if mark == quote:
+            return at + 1
+        text, length = unescape(line, at) if mark == b"\\" else (mark, 1)
+        word += text
+        at += length
+    raise ProtocolError("unbalanced quotes in request")
+
+
+def _unescape_double(line: bytes, at: int) -> tuple[bytes, int]:
+    r"""Return what `\x41`, `\n` or `\"` stands for, and its length. A backslash at the line's end is itself."""
+    if line[at + 1 : at + 2] == b"x" and len(line) > at + 3 and line[at + 2] in HEX and line[at + 3] in HEX:
+        return bytes([int(line[at + 2 : at + 4], 16)]), 4
+    escaped = line[at + 1 : at + 2]
+    return (ESCAPES.get(escaped, escaped), 2) if escaped else (b"\\", 1)
+
+
+def _unescape_single(line: bytes, at: int) -> tuple[bytes, int]:
+    r"""Return what stands for `\'`; any other backslash is itself."""
+    return (b"'", 2) if line[at + 1 : at + 2] == b"'" else (b"\\", 1)

@@ -1,0 +1,203 @@
+"""Plain Python replies to bytes. The one place that knows RESP2 from RESP3.
+
+What a body may return, and what becomes of it:
+
+    None          nil                          str      simple string (`+OK`)
+    bytes         bulk string                  int      integer
+    float         double; RESP2: bulk string   bool     boolean; RESP2: 1 or 0
+    list, tuple   array                        dict     map; RESP2: flat array
+    ReplySet      set; RESP2: array            Push     push; RESP2: array
+    Verbatim      verbatim text; RESP2: bulk   PackedPairs   a map that is bytes already
+    ReplyError    error
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from resp_server.errors import ReplyError
+
+# What a body may return; nested to any depth.
+Reply = Any
+
+OK = "OK"
+
+
+class ReplySet(tuple[Reply, ...]):
+    """Members without order; written in the order given."""
+
+    __slots__ = ()
+
+
+class Push(tuple[Reply, ...]):
+    """What is sent without having been asked for."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Verbatim:
+    """Text for people, such as INFO's."""
+
+    text: bytes
+
+
+@dataclass(frozen=True)
+class PackedPairs:
+    """A map whose pairs lie there as length-prefixed texts, one after another."""
+
+    count: int
+    body: bytes
+
+
+@dataclass
+class Sliced:
+    """A reply made in steps, so that it neither holds the event loop nor has to be in memory at once.
+
+    Each part is a step, well below a millisecond. shape list, dict and ReplySet: the parts hold the items (for dict,
+    flat: key, value, key, ...); int: the parts hold numbers to be added up. With `count` (items or pairs) the reply is
+    sent as it is made; without, when it is complete. release: called once at the end, also if it comes too soon.
+    """
+
+    parts: Iterator[Sequence[Reply]]
+    release: Callable[[], None]
+    shape: type = list
+    count: int | None = None
+
+
+def encode(reply: Reply, protocol: int) -> bytes:
+    """Return a reply as it is sent; `protocol` is 2 or 3."""
+    if type(reply) is bytes:
+        return b"$%d\r\n%b\r\n" % (len(reply), reply)
+    out: list[bytes] = []
+    _write(reply, protocol >= 3, out)
+    return b"".join(out)
+
+
+def encode_header(shape: type, count: int, protocol: int) -> bytes:
+    """Return the first line of an array, a map or a set."""
+    if shape is dict:
+        return b"%%%d\r\n" % count if protocol >= 3 else b"*%d\r\n" % (2 * count)
+    return b"~%d\r\n" % count if shape is ReplySet and protocol >= 3 else b"*%d\r\n" % count
+
+
+def encode_items(items: Sequence[Reply], protocol: int) -> bytes:
+    """Return the items of an array without its first line."""
+    out: list[bytes] = []
+    _write_items(items, protocol >= 3, out)
+    return b"".join(out)
+
+
+def _write(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
+    kind = type(reply)
+    if kind is bytes:
+        out.append(b"$%d\r\n%b\r\n" % (len(reply), reply))
+    elif reply is None:
+        out.append(b"_\r\n" if is_resp3 else b"$-1\r\n")
+    elif kind is int:
+        out.append(b":%d\r\n" % reply)
+    elif kind is str:
+        out.append(b"+%b\r\n" % reply.encode("utf-8", "surrogateescape"))
+    elif kind is list or kind is tuple:
+        out.append(b"*%d\r\n" % len(reply))
+        _write_items(reply, is_resp3, out)
+    elif kind is dict:
+        out.append(encode_header(dict, len(reply), 2 + is_resp3))
+        for pair in reply.items():
+            _write_items(pair, is_resp3, out)
+    else:
+        _write_rare(reply, is_resp3, out)
+
+
+def _write_items(items: Sequence[Reply], is_resp3: bool, out: list[bytes]) -> None:
+    for item in items:
+        if type(item) is bytes:  # nearly always, and a call less for each
+            out.append(b"$%d\r\n%b\r\n" % (len(item), item))
+        else:
+            _write(item, is_resp3, out)
+
+
+def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
+    protocol = 2 + is_resp3
+    match reply:
+        case PackedPairs(count, body):
+            out += (encode_header(dict, count, protocol), body)
+        case bool():
+            out.append((b"#t\r\n" if reply else b"#f\r\n") if is_resp3 else b":%d\r\n" % reply)
+        case float():
+            text = number_text(reply)
+            out.append(b",%b\r\n" % text if is_resp3 else b"$%d\r\n%b\r\n" % (len(text), text))
+        case Verbatim(text):
+            head = b"=%d\r\ntxt:" % (len(text) + 4) if is_resp3 else b"$%d\r\n" % len(text)
+            out += (head, text, b"\r\n")
+        case ReplySet():
+            out.append(encode_header(ReplySet, len(reply), protocol))
+            _write_items(reply, is_resp3, out)
+        case Push():
+            out.append(b">%d\r\n" % len(reply) if is_resp3 else b"*%d\r\n" % len(reply))
+            _write_items(reply, is_resp3, out)
+        case ReplyError():
+            out.append(b"-%b\r\n" % reply.line)
+        case _:
+            raise TypeError(f"a command returned {type(reply).__name__}, which is no reply")
+
+
+class SlicedEncoder:
+    """Turns a sliced reply into bytes, a step at a time."""
+
+    def __init__(self, sliced: Sliced, protocol: int) -> None:
+        self._sliced = sliced
+        self._protocol = protocol
+        self._held: list[bytes] = []
+        self._items = 0
+        self._total = 0
+        self.held_bytes = 0
+        self.has_begun = False
+        self.is_done = False
+
+    def step(self) -> bytes:
+        """Make the next part and return what of the reply can be sent now, which may be nothing.
+
+        What a part raises comes through; before `has_begun` an error can still be the answer.
+        """
+        part = next(self._sliced.parts, None)
+        if part is None:
+            return self._end()
+        if self._sliced.shape is int:
+            self._total += sum(part)
+            return b""
+        self._items += len(part)
+        items = encode_items(part, self._protocol)
+        if self._sliced.count is None:
+            self._held.append(items)
+            self.held_bytes += len(items)
+            return b""
+        return self._begin(self._sliced.count) + items
+
+    def close(self) -> None:
+        """Let go of what the reply is made from. To be called once, at the end or instead of it."""
+        self._sliced.release()
+
+    def _begin(self, count: int) -> bytes:
+        if self.has_begun:
+            return b""
+        self.has_begun = True
+        return encode_header(self._sliced.shape, count, self._protocol)
+
+    def _end(self) -> bytes:
+        self.is_done = True
+        if self._sliced.shape is int:
+            return encode(self._total, self._protocol)
+        per_count = 2 if self._sliced.shape is dict else 1
+        if self._sliced.count is None:
+            return self._begin(self._items // per_count) + b"".join(self._held)
+        if self._items != self._sliced.count * per_count:
+            raise RuntimeError(f"a sliced reply promised {self._sliced.count} items and made {self._items}")
+        return self._begin(self._sliced.count)
+
+
+def number_text(number: float) -> bytes:
+    """Return the shortest text that reads back the same, as Redis writes doubles: `3`, `1.5`, `inf`, `nan`."""
+    return repr(number).removesuffix(".0").encode()

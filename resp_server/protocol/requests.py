@@ -1,0 +1,244 @@
+"""Bytes from a client to requests: arrays of bulk strings, and inline commands.
+
+    *<count>\\r\\n  then count times  $<length>\\r\\n<length bytes>\\r\\n
+    word word "quoted \\x41" 'quoted'\\n
+
+Numbers are checked before anything is allocated for them. Two ways lead to the same requests: whole requests of a
+buffer are taken by splitting it at line ends and comparing lengths, a run of like requests a column at a time; what is
+left (a request in parts, a text with a line end in it, an inline command, an error) goes through a state machine that
+remembers where it stands, so that no byte is looked at twice however it arrives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from resp_server.errors import ProtocolError, QueryBufferError, typed
+from resp_server.protocol.inline import inline_words
+
+Request = Sequence[bytes]
+
+# Standard: the limits of Redis 7.
+INLINE_BYTES_MAX = 64 * 1024
+COUNT_MAX = 2**31 - 1
+UNAUTHENTICATED_COUNT_MAX = 10
+UNAUTHENTICATED_BULK_BYTES_MAX = 16_384
+BULK_BYTES_MAX = 512 * 1024 * 1024
+QUERY_BUFFER_BYTES_MAX = 1024 * 1024 * 1024
+
+# What an argument costs beside its bytes (CPython 3.11: object header and the list's pointer), so that the query
+# buffer's limit holds for a million one-byte arguments too.
+ARGUMENT_OVERHEAD_BYTES = 41
+
+# Beyond these, splitting gains nothing (guess).
+SPLIT_ARGUMENTS_MAX = 128
+SPLIT_TEXT_BYTES_MAX = 1024
+
+_COUNT_OF_LINE = {b"*%d" % count: count for count in range(1, SPLIT_ARGUMENTS_MAX + 1)}
+_LENGTH_LINES = [b"$%d" % length for length in range(SPLIT_TEXT_BYTES_MAX)]
+_length_line = _LENGTH_LINES.__getitem__
+_NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What one client may make the server hold."""
+
+    bulk_bytes_max: int = BULK_BYTES_MAX
+    query_buffer_bytes_max: int = QUERY_BUFFER_BYTES_MAX
+
+
+class RequestParser:
+    """One connection's requests. After an error nothing more is parsed; the requests before it still count.
+
+    While `is_restricted` (the client has yet to authenticate), `feed` returns one request at a time, as answering it
+    may lift the restriction; `has_more` tells to call `feed(b"")` afterwards.
+    """
+
+    def __init__(self, limits: RequestLimits | None = None, is_restricted: bool = False) -> None:
+        self.limits = limits or RequestLimits()
+        self.is_restricted = is_restricted
+        self.error: ProtocolError | None = None
+        self.has_more = False
+        self._chunks: list[bytes] = []
+        self._chunk_bytes = 0
+        self._wanted_bytes = 0
+        self._arguments: list[bytes] = []
+        self._argument_bytes = 0
+        self._missing = 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How much is held of a request that is not yet complete."""
+        return self._chunk_bytes + self._argument_bytes
+
+    def feed(self, data: bytes) -> list[Request]:
+        """Take bytes, return the requests that are complete by now. Sets `error` instead of raising."""
+        if self.error is not None:
+            return []
+        if self._chunks:
+            self._chunks.append(data)
+            self._chunk_bytes += len(data)
+            if self._chunk_bytes < self._wanted_bytes:
+                self._check_size()
+                return []
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        requests: list[Request] = []
+        if not self._missing and not self.is_restricted and data[:1] == b"*":
+            requests, data = split_requests(data)
+            if not data:
+                self._chunk_bytes = 0
+                return requests
+        try:
+            self._parse(data, requests)
+        except ProtocolError as error:
+            self.error = error
+        self._check_size()
+        return requests
+
+    def _check_size(self) -> None:
+        if self.buffered_bytes > self.limits.query_buffer_bytes_max and self.error is None:
+            self.error = QueryBufferError("query buffer limit exceeded")
+        if self.error is not None:
+            self._chunks.clear()
+            self._arguments = []
+            self._chunk_bytes = self._argument_bytes = 0
+
+    def _parse(self, data: bytes, requests: list[Request]) -> None:
+        """Take what splitting could not; keep the unfinished rest."""
+        at = 0
+        self._wanted_bytes = 0
+        self.has_more = False
+        while at < len(data):
+            before = len(requests)
+            end = self._step(data, at, requests)
+            if end == at:
+                break
+            at = end
+            if self.is_restricted and len(requests) > before:
+                self.has_more = at < len(data)
+                break
+        self._chunk_bytes = len(data) - at
+        self._wanted_bytes -= at
+        if self._chunk_bytes:
+            self._chunks = [data[at:]]
+
+    def _step(self, data: bytes, at: int, requests: list[Request]) -> int:
+        """Take one argument, one count line or one inline command; return where it ended, or `at` if unfinished."""
+        if self._missing:
+            return self._argument(data, at, requests)
+        if data[at] == 0x2A:  # *
+            return self._count(data, at)
+        return self._inline(data, at, requests)
+
+    def _count(self, data: bytes, at: int) -> int:
+        end = _line_end(data, at, "too big mbulk count string")
+        if end < 0:
+            return at
+        count = _number(data[at + 1 : end])
+        if count is None or count > COUNT_MAX:
+            raise ProtocolError("invalid multibulk length")
+        if self.is_restricted and count > UNAUTHENTICATED_COUNT_MAX:
+            raise ProtocolError("unauthenticated multibulk length")
+        self._missing = max(0, count)
+        return end + 2
+
+    def _argument(self, data: bytes, at: int, requests: list[Request]) -> int:
+        if data[at] != 0x24:  # $
+            raise ProtocolError(f"expected '$', got '{typed(data[at : at + 1])}'")
+        line_end = _line_end(data, at, "too big bulk count string")
+        if line_end < 0:
+            return at
+        start = line_end + 2
+        end = start + self._bulk_length(data[at + 1 : line_end])
+        if len(data) < end + 2:
+            self._wanted_bytes = end + 2
+            return at
+        if data[end : end + 2] != b"\r\n":
+            raise ProtocolError("expected a line end after a bulk string")
+        self._arguments.append(data[start:end])
+        self._argument_bytes += end - start + ARGUMENT_OVERHEAD_BYTES
+        self._missing -= 1
+        if not self._missing:
+            requests.append(self._arguments)
+            self._arguments = []
+            self._argument_bytes = 0
+        elif self._argument_bytes > self.limits.query_buffer_bytes_max:
+            raise QueryBufferError("query buffer limit exceeded")
+        return end + 2
+
+    def _bulk_length(self, digits: bytes) -> int:
+        length = _number(digits)
+        if length is None or not 0 <= length <= self.limits.bulk_bytes_max:
+            raise ProtocolError("invalid bulk length")
+        if self.is_restricted and length > UNAUTHENTICATED_BULK_BYTES_MAX:
+            raise ProtocolError("unauthenticated bulk length")
+        return length
+
+    def _inline(self, data: bytes, at: int, requests: list[Request]) -> int:
+        end = data.find(b"\n", at, at + INLINE_BYTES_MAX + 2)
+        if end < 0:
+            if len(data) - at > INLINE_BYTES_MAX + 1:
+                raise ProtocolError("too big inline request")
+            return at
+        words = inline_words(data[at:end])
+        if words:
+            requests.append(words)
+        return end + 1
+
+
+def split_requests(data: bytes) -> tuple[list[Request], bytes]:
+    """Take whole requests from the front of a buffer that begins with one; return them and the rest.
+
+    Stops, without judging, at anything but short texts without line ends: `RequestParser` goes on from there.
+    """
+    parts = data.split(b"\r\n")
+    last = len(parts) - 1
+    requests, at = _like_requests(parts, last)
+    while at < last:
+        count = _COUNT_OF_LINE.get(parts[at])
+        if count is None:
+            break
+        end = at + 1 + 2 * count
+        texts = parts[at + 2 : end : 2]
+        if end > last or parts[at + 1 : end : 2] != [b"$%d" % len(text) for text in texts]:
+            break
+        requests.append(texts)
+        at = end
+    return requests, b"\r\n".join(parts[at:]) if at else data
+
+
+def _like_requests(parts: list[bytes], last: int) -> tuple[list[Request], int]:
+    """Take requests that all have the same number of arguments, a column at a time; none if any is different."""
+    count = _COUNT_OF_LINE.get(parts[0], 0)
+    stride = 1 + 2 * count
+    end = last - last % stride
+    if not count or end < 3 * stride or parts[0:end:stride].count(parts[0]) * stride != end:
+        return [], 0
+    columns = []
+    for column in range(2, stride, 2):
+        texts = parts[column:end:stride]
+        try:
+            lengths = list(map(_length_line, map(len, texts)))
+        except IndexError:
+            return [], 0
+        if parts[column - 1 : end : stride] != lengths:
+            return [], 0
+        columns.append(texts)
+    return list(zip(*columns, strict=True)), end
+
+
+def _line_end(data: bytes, at: int, too_long: str) -> int:
+    """Return where a count's or length's line ends, or -1 if that is not here yet."""
+    end = data.find(b"\r\n", at, at + INLINE_BYTES_MAX + 2)
+    if end < 0 and len(data) - at > INLINE_BYTES_MAX + 1:
+        raise ProtocolError(too_long)
+    return end
+
+
+def _number(digits: bytes) -> int | None:
+    """Read a number written the one canonical way, or return None."""
+    return int(digits) if _NUMBER.fullmatch(digits) else None

@@ -1,0 +1,84 @@
+"""What a connection is, apart from its socket: a value that commands read and change."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+RESP2 = 2
+
+
+class ReplyMode(Enum):
+    """What CLIENT REPLY asked for. SKIP_NEXT is SKIP until the command that it silences has begun."""
+
+    ON = "on"
+    OFF = "off"
+    SKIP_NEXT = "skip next"
+    SKIP = "skip"
+
+
+class Session:
+    """One client's standing.
+
+    is_plain is the one flag that the hot path asks: authenticated, database 0, replies on, and staying. Whatever takes
+    a connection off the short way has to take it away.
+    """
+
+    def __init__(self, session_id: int, address: str, local_address: str, needs_auth: bool, now_ms: int) -> None:
+        self.id = session_id
+        self.address = address
+        self.local_address = local_address
+        self.needs_auth = needs_auth
+        self.created_ms = now_ms
+        self.active_ms = now_ms
+        self.last_command = ""
+        self.lib_name = b""
+        self.lib_ver = b""
+        self.is_no_evict = False
+        self.is_no_touch = False
+        self.is_closing = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Be as just connected, as RESET asks for; the address, the library's name and the age stay."""
+        self.protocol = RESP2
+        self.is_authenticated = not self.needs_auth
+        self.db = 0
+        self.name = b""
+        self.reply_mode = ReplyMode.ON
+        self._settle()
+
+    def _settle(self) -> None:
+        replies = self.reply_mode is ReplyMode.ON
+        self.is_plain = self.is_authenticated and self.db == 0 and replies and not self.is_closing
+
+    def authenticate(self) -> None:
+        """Let the client in."""
+        self.is_authenticated = True
+        self._settle()
+
+    def select(self, db: int) -> None:
+        """Move to another database."""
+        self.db = db
+        self._settle()
+
+    def reply(self, mode: ReplyMode) -> None:
+        """Send replies, or keep them back."""
+        self.reply_mode = mode
+        self._settle()
+
+    def close(self) -> None:
+        """Answer nothing more; the connection ends once what was answered is sent."""
+        self.is_closing = True
+        self._settle()
+
+    def begin_command(self) -> None:
+        """Count down a CLIENT REPLY SKIP: the command after it is silenced, the one after that is not."""
+        if self.reply_mode is ReplyMode.SKIP_NEXT:
+            self.reply(ReplyMode.SKIP)
+        elif self.reply_mode is ReplyMode.SKIP:
+            self.reply(ReplyMode.ON)
+
+    @property
+    def is_silent(self) -> bool:
+        """Tell whether the reply of the command in hand is to be kept back."""
+        return self.reply_mode is not ReplyMode.ON

@@ -1,0 +1,169 @@
+"""A server: its sockets, its clients, and the clock that looks after them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from ipaddress import ip_address
+
+from resp_server.commands import command_table
+from resp_server.config import LOOPBACK, ServerConfig
+from resp_server.connection import Connection
+from resp_server.dispatcher import Dispatcher
+from resp_server.errors import DeniedError, PlainError, ReplyError
+from resp_server.instance import Instance
+from resp_server.protocol.session import Session
+from state_backend.clock import Clock, now_ms
+from state_backend.keyspace import Keyspace
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 1.0
+
+
+class Server:
+    """Answers clients from a keyspace.
+
+    Runs on the event loop that `start` is called on; whoever changes the keyspace does it on that loop's thread.
+    """
+
+    def __init__(self, keyspace: Keyspace, config: ServerConfig, clock: Clock = now_ms) -> None:
+        self.instance = Instance(config, keyspace, command_table(), clock)
+        self.instance.output_bytes = self._output_bytes
+        self.dispatcher = Dispatcher(self.instance)
+        self._connections: dict[int, Connection] = {}
+        self._next_id = 1
+        self._listeners: list[asyncio.Server] = []
+        self._sweep: asyncio.TimerHandle | None = None
+
+    @property
+    def port(self) -> int:
+        """The port that the server listens on; known after `start`."""
+        return self.instance.port
+
+    async def start(self) -> None:
+        """Listen. OSError if an address cannot be had; a loopback address that the machine lacks is left out."""
+        config = self.instance.config
+        self.instance.port = config.port
+        for host in config.hosts:
+            try:
+                await self._listen(host)
+            except OSError:
+                if host not in LOOPBACK or not self._listeners:
+                    await self.stop()
+                    raise
+                log.info("not listening on %s: this machine does not have it", host)
+        self._look_after()
+
+    async def _listen(self, host: str) -> None:
+        loop = asyncio.get_running_loop()
+        backlog = self.instance.config.backlog_connections
+        listener = await loop.create_server(lambda: Connection(self), host, self.instance.port, backlog=backlog)
+        self._listeners.append(listener)
+        self.instance.port = listener.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening, send what was answered, close all connections; takes at most `stop_ms_max`."""
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in list(self._connections.values()):
+            connection.close()
+        ends = asyncio.get_running_loop().time() + self.instance.config.stop_ms_max / 1000
+        while self._connections and asyncio.get_running_loop().time() < ends:
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections.values()):
+            connection.abort("the server stops")
+        await asyncio.sleep(0)
+        self.instance.close()
+
+    def renew(self) -> None:
+        """Let go of the snapshots of jobs that left the keyspace.
+
+        To be called before a removed job's store is closed. Replies in steps may still read from one for a while; what
+        they meet then is an error, which ends their connections.
+        """
+        self.instance.renew()
+
+    # -- called by connections ----------------------------------------------------------------------------------------
+
+    def admit(self, transport: asyncio.Transport) -> ReplyError | None:
+        """Say why a new client may not stay, or None."""
+        stats, config = self.instance.stats, self.instance.config
+        stats.connections_received += 1
+        if len(self._connections) >= config.clients_max:
+            stats.connections_rejected += 1
+            return PlainError("max number of clients reached")
+        if config.protected_mode and config.password is None and not is_local(transport.get_extra_info("peername")):
+            stats.connections_rejected += 1
+            return DeniedError()
+        return None
+
+    def session_of(self, transport: asyncio.Transport) -> Session:
+        """Make the session of a new client."""
+        config = self.instance.config
+        _keep_alive(transport, config.tcp_keepalive_seconds)
+        session_id, self._next_id = self._next_id, self._next_id + 1
+        address, local = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
+        return Session(session_id, address, local, config.password is not None, self.instance.clock())
+
+    def add(self, connection: Connection) -> None:
+        """Take a client in."""
+        self._connections[connection.session.id] = connection
+        self.instance.sessions[connection.session.id] = connection.session
+
+    def remove(self, session_id: int) -> None:
+        """Forget a client that has gone."""
+        self._connections.pop(session_id, None)
+        self.instance.sessions.pop(session_id, None)
+
+    def _output_bytes(self, session_id: int) -> int:
+        connection = self._connections.get(session_id)
+        return 0 if connection is None else connection.output_bytes
+
+    # -- once a second ------------------------------------------------------------------------------------------------
+
+    def _look_after(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweep = loop.call_later(SWEEP_SECONDS, self._look_after)
+        self.instance.stats.sample(loop.time())
+        self.sweep(self.instance.clock())
+
+    def sweep(self, now: int) -> None:
+        """Close clients that said nothing for too long, end replies that take too long. `now` in milliseconds."""
+        idle_ms_max = self.instance.config.idle_timeout_seconds * 1000
+        for connection in list(self._connections.values()):
+            connection.check_age(now)
+            if idle_ms_max and now - connection.session.active_ms > idle_ms_max:
+                connection.close()
+
+
+def is_local(peername: object) -> bool:
+    """Tell whether a peer is on this machine: a loopback address, or a socket that is no network's."""
+    if not isinstance(peername, tuple):
+        return True
+    address = ip_address(str(peername[0]).partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _address(name: object) -> str:
+    if not isinstance(name, tuple):
+        return str(name)
+    host, port = name[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _keep_alive(transport: asyncio.Transport, seconds: int) -> None:
+    """Have the system ask a silent peer, the first time after so many seconds, then three times a third apart."""
+    sock = transport.get_extra_info("socket")
+    if not seconds or sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, seconds // 3))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

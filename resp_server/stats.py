@@ -1,0 +1,64 @@
+"""What a server counts. Plain numbers, changed on the event loop's thread only; INFO reads them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+# Error codes are our own, so this is a guard against a bug, not against clients. Redis' limit.
+ERROR_CODES_MAX = 128
+
+
+@dataclass(slots=True)
+class Tally:
+    """One command's numbers. A rejected call never began (arity, NOAUTH, READONLY); a failed one answered an error."""
+
+    calls: int = 0
+    nanoseconds: int = 0
+    rejected: int = 0
+    failed: int = 0
+
+
+@dataclass
+class Stats:
+    """One server's numbers since it started."""
+
+    connections_received: int = 0
+    connections_rejected: int = 0
+    input_bytes: int = 0
+    output_bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    commands: dict[str, Tally] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)
+    commands_per_second: float = 0.0
+    input_bytes_per_second: float = 0.0
+    output_bytes_per_second: float = 0.0
+    _sample: tuple[float, int, int, int] = (0.0, 0, 0, 0)
+
+    def tally(self, command: str) -> Tally:
+        """Return a command's numbers; the names are those of the command table."""
+        found = self.commands.get(command)
+        if found is None:
+            found = self.commands[command] = Tally()
+        return found
+
+    def count_error(self, code: str) -> None:
+        """Count an error reply under its code."""
+        if code in self.errors or len(self.errors) < ERROR_CODES_MAX:
+            self.errors[code] += 1
+
+    @property
+    def calls(self) -> int:
+        """How many commands were executed."""
+        return sum(tally.calls for tally in self.commands.values())
+
+    def sample(self, seconds: float) -> None:
+        """Take the rates since the last sample; called about once a second."""
+        then, calls, input_bytes, output_bytes = self._sample
+        self._sample = (seconds, self.calls, self.input_bytes, self.output_bytes)
+        elapsed = seconds - then
+        if elapsed > 0:
+            self.commands_per_second = (self.calls - calls) / elapsed
+            self.input_bytes_per_second = (self.input_bytes - input_bytes) / elapsed
+            self.output_bytes_per_second = (self.output_bytes - output_bytes) / elapsed
