@@ -102,6 +102,7 @@ class KeyspaceView:
         self._fresh: set[str] = set()
         self._version = -1
         self._only: str | None = None
+        self._only_fresh: Snapshot | None = None
         self._formats: re.Pattern[bytes] | None = None
         self._format_jobs: list[str] = []
         self.now_ms = now_ms
@@ -111,6 +112,7 @@ class KeyspaceView:
         """Move to the newest epochs and a new clock reading."""
         self.now_ms = now_ms
         self._fresh.clear()
+        self._only_fresh = None
         if self._version != self._keyspace.version:
             self._route()
 
@@ -154,10 +156,13 @@ class KeyspaceView:
         else:
             snapshot.renew(self.now_ms)
         self._fresh.add(name)
+        self._only_fresh = snapshot if name == self._only else None
         return snapshot
 
     def at(self, key: bytes) -> Snapshot:
         """Return the snapshot to ask for a key: its job's, or an empty one."""
+        if self._only_fresh is not None:  # the hot path of GET with a single job
+            return self._only_fresh
         name = self._job_of(key)
         return self._nothing if name is None else self.of_job(name)
 
