@@ -171,7 +171,7 @@ def _check_size(plan: RowPlan, what: str, texts: pa.Array, bytes_max: int) -> No
 
 
 def _last_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Keep the last of neighbouring rows with one key and field; RowError if there are several and that is not meant."""
+    """Keep the last of neighbouring rows of one key and field; RowError if there are several and none is the last."""
     held: pa.RecordBatch | None = None
     for each in batches:
         batch = each if held is None else pa.Table.from_batches([held, each]).combine_chunks().to_batches()[0]
@@ -193,8 +193,8 @@ def _last_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 def _refuse_duplicates(plan: RowPlan, key: bytes) -> None:
     raise RowError(
-        f"state {plan.state!r}: a micro-batch holds several rows for the key {key[:100]!r}, and nothing says which comes "
-        f"last; pass order_by= with the column that orders them, or duplicates='any' if it does not matter"
+        f"state {plan.state!r}: a micro-batch holds several rows for the key {key[:100]!r}, and nothing says which "
+        f"comes last; pass order_by= with the column that orders them, or duplicates='any' if it does not matter"
     )
 
 

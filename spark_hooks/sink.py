@@ -41,6 +41,7 @@ PARTITIONS_SETTING = "spark.sparkis.partitions"
 VISIBILITY_TIMEOUT_S = 10.0
 BEAT_INTERVAL_S = 1.0
 TASK_RESULT = "file string, inline binary, rows long, digest long, error string"
+PARTITIONS_MAX = 2**31 - 1
 DIGEST_MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
@@ -180,7 +181,9 @@ class Publisher:
     def _write_files(self, batch: DataFrame, batch_id: int, writer: LogWriter, clock_ms: int) -> list[Any]:
         """Run the batch: one Spark job for all states, one pass over the batch's own plan."""
         partitions = _partitions(batch.sparkSession)
-        source = batch.persist() if len(self._states) > 1 else batch
+        # Coalescing to more partitions than there are changes nothing but the plan, which then promises no order: Spark
+        # 4.3 fails to cache a plan whose order names a column that the plan leaves out ("key not found", seen).
+        source = batch.coalesce(PARTITIONS_MAX).persist() if len(self._states) > 1 else batch
         try:
             parts = []
             for state in self._states:

@@ -1,0 +1,14 @@
+"""How a process of ours starts another one of ours: the same Python, and this very code."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+SOURCE = str(Path(__file__).resolve().parent.parent)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment for a child: this process's own, with the folder of this code to import from."""
+    paths = [SOURCE, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

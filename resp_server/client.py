@@ -1,0 +1,86 @@
+"""A small synchronous client: for `sparkis status` and for control traffic, never for the paths that must be fast."""
+
+from __future__ import annotations
+
+import socket
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+import hiredis
+
+from state_backend.errors import SparkisError
+
+DEFAULT_PORT = 6379
+TIMEOUT_S = 5.0
+READ_BYTES = 65_536
+
+
+class ClientError(SparkisError):
+    """The server cannot be reached, or answered with an error."""
+
+
+class Client:
+    """One connection. Not to be shared between threads. `timeout_s` bounds connecting, and each wait for bytes."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.address = f"{host}:{port}"
+        self._timeout_s = timeout_s
+        self._reader = hiredis.Reader(encoding="utf-8", errors="replace", replyError=ClientError)
+        try:
+            self._socket = socket.create_connection((host, port), timeout_s)
+        except OSError as error:
+            raise ClientError(
+                f"cannot connect to {self.address}: {error.strerror or error}; is a server there?"
+            ) from None
+        if password is not None:
+            self.call("AUTH", *([username] if username else []), password)
+
+    @classmethod
+    def from_url(cls, url: str, timeout_s: float = TIMEOUT_S) -> Client:
+        """Connect to `redis://[[user]:password@]host[:port]`; ClientError if that is not what `url` is."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or DEFAULT_PORT
+        except ValueError as error:
+            raise ClientError(f"{url!r} is not a URL: {error}") from None
+        if parts.scheme != "redis" or not parts.hostname:
+            raise ClientError(f"{url!r} is not a URL of the form redis://[:password@]host[:port]")
+        password = None if parts.password is None else unquote(parts.password)
+        return cls(parts.hostname, port, username=parts.username or None, password=password, timeout_s=timeout_s)
+
+    def call(self, *words: str, timeout_s: float | None = None) -> Any:
+        """Send one command and return its reply; ClientError if the reply is an error or does not come in time."""
+        self._socket.settimeout(self._timeout_s if timeout_s is None else timeout_s)
+        try:
+            self._socket.sendall(hiredis.pack_command(words))
+            while (reply := self._reader.gets()) is False:
+                received = self._socket.recv(READ_BYTES)
+                if not received:
+                    raise ClientError(f"{self.address} closed the connection")
+                self._reader.feed(received)
+        except OSError as error:
+            raise ClientError(f"{self.address} did not answer {words[0]}: {error.strerror or error}") from None
+        if isinstance(reply, ClientError):
+            raise ClientError(f"{self.address}: {reply}")
+        return reply
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,85 @@
+"""The listener for the project's own processes: RESP with a token, apart from the port that clients use.
+
+    AUTH token                     +OK; anything else before it ends the connection
+    NOTICE job epoch               +OK; the job's applier looks at the log now
+    WAIT job epoch timeout_ms      :1 when the epoch can be read, :0 when it cannot after that time
+
+Few connections, few requests: a task for each connection, replies in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+
+from resp_server.errors import ReplyError
+from resp_server.followers import Followers
+from resp_server.protocol.replies import OK, Reply, encode
+from resp_server.protocol.requests import Request, RequestLimits, RequestParser
+
+logger = logging.getLogger("sparkis.control")
+
+REQUEST_BYTES_MAX = 64 << 10
+READ_BYTES_MAX = 64 << 10
+WAIT_MS_MAX = 600_000
+TOKEN_VARIABLE = "SPARKIS_CONTROL_TOKEN"
+
+
+class ControlListener:
+    """Answers the verbs of the control plane on a port of the loopback interface."""
+
+    def __init__(self, followers: Followers, token: str) -> None:
+        self._followers = followers
+        self._token = token.encode()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> int:
+        """Listen on a free port and return it."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        parser = RequestParser(RequestLimits(REQUEST_BYTES_MAX, REQUEST_BYTES_MAX))
+        is_trusted = False
+        try:
+            while data := await reader.read(READ_BYTES_MAX):
+                for request in parser.feed(data):
+                    if not is_trusted:
+                        is_trusted = self._is_token(request)
+                        if not is_trusted:
+                            return
+                        writer.write(encode(OK, 2))
+                        continue
+                    writer.write(encode(await self._answer(request), 2))
+                if parser.error is not None:
+                    return
+                await writer.drain()
+        except ConnectionError as error:
+            logger.debug("a control connection broke: %s", error)
+        finally:
+            writer.close()
+
+    def _is_token(self, request: Request) -> bool:
+        return (
+            len(request) == 2 and request[0].upper() == b"AUTH" and hmac.compare_digest(bytes(request[1]), self._token)
+        )
+
+    async def _answer(self, request: Request) -> Reply:
+        try:
+            match [bytes(request[0]).upper(), *(bytes(word).decode() for word in request[1:])]:
+                case [b"NOTICE", str(job), str(_)]:
+                    await self._followers.notice(job)
+                    return OK
+                case [b"WAIT", str(job), str(epoch), str(timeout_ms)]:
+                    timeout_s = min(int(timeout_ms), WAIT_MS_MAX) / 1000
+                    return int(await self._followers.wait(job, int(epoch), timeout_s))
+        except ValueError:
+            pass
+        return ReplyError("not a request of the control plane")

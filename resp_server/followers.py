@@ -1,0 +1,239 @@
+"""Keeps a server's keyspace in step with change logs: finds the jobs, runs an applier process for each, opens stores.
+
+One applier process per job, so that a heavy job delays nobody else's epochs. All of this runs on the server's event
+loop; reading a log (to find jobs) happens in a thread, as its storage may be slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from resp_server import children
+from state_backend.change_log import ChangeLog
+from state_backend.descriptor import StateDescriptor
+from state_backend.errors import SparkisError
+from state_backend.keyspace import Job, Keyspace
+from state_backend.lmdb_store import LmdbStore
+
+logger = logging.getLogger("sparkis.server")
+
+LOOK_FOR_JOBS_S = 1.0
+# An applier that dies is started again after a pause that doubles up to the longest.
+RESTART_PAUSE_S = 0.1
+RESTART_PAUSE_S_MAX = 5.0
+STOP_TIMEOUT_S = 5.0
+# A line of an applier holds the job's descriptors; asyncio's own limit of 64 KiB is too few for many states.
+EVENT_BYTES_MAX = 16 << 20
+
+
+class JobFollower:
+    """One job: its applier process, and the store that readers see."""
+
+    def __init__(self, keyspace: Keyspace, log: str, job: str, folder: Path) -> None:
+        self.log = log
+        self.name = job
+        self._keyspace = keyspace
+        self._folder = folder
+        self._process: asyncio.subprocess.Process | None = None
+        self._store: LmdbStore | None = None
+        self.opened = asyncio.Event()
+        self._waiting: set[tuple[int, asyncio.Future[bool]]] = set()
+        self._task = asyncio.create_task(self._keep_running())
+
+    def notice(self) -> None:
+        """Tell the applier to look at the log now."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(ConnectionError, RuntimeError):
+                self._process.stdin.write(b"\n")
+
+    async def wait(self, epoch: int, timeout_s: float) -> bool:
+        """Return whether an epoch, or a later one, can be read; wait for it that long."""
+        if self._is_readable(epoch):
+            return True
+        reached = asyncio.get_running_loop().create_future()
+        waiting = (epoch, reached)
+        self._waiting.add(waiting)
+        try:
+            return await asyncio.wait_for(reached, timeout_s)
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(waiting)
+
+    async def stop(self) -> None:
+        """End the applier; the job leaves the keyspace."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        await self._end_process()
+        self._keyspace.remove(self.name)
+
+    async def _keep_running(self) -> None:
+        pause_s = RESTART_PAUSE_S
+        while True:
+            started_s = time.monotonic()
+            try:
+                await self._run()
+            except OSError as error:
+                logger.error("job %s: cannot start its applier: %s", self.name, error)
+            self._settle(is_stale=True)
+            if time.monotonic() - started_s > RESTART_PAUSE_S_MAX:
+                pause_s = RESTART_PAUSE_S
+            logger.warning("job %s: its applier ended; starting another in %s s", self.name, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RESTART_PAUSE_S_MAX)
+
+    async def _run(self) -> None:
+        """Run one applier to its end."""
+        command = [sys.executable, "-m", "state_backend.applier"]
+        command += ["--log", self.log, "--job", self.name, "--store", str(self._folder)]
+        self._process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=EVENT_BYTES_MAX,
+            env=children.environment(),
+        )
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self._take(json.loads(line))
+        await self._process.wait()
+
+    async def _end_process(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()  # an applier ends with its input, after the epoch in hand
+        try:
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        self.opened.set()
+        if event["event"] == "open":
+            self._open(event)
+        else:
+            self._settle(
+                committed_epoch=event.get("committed", -1),
+                committed_clock_ms=event.get("committed_clock_ms", 0),
+                is_stale=event["is_stale"],
+                error=event["error"],
+            )
+        for epoch, reached in self._waiting:
+            if self._is_readable(epoch) and not reached.done():
+                reached.set_result(True)
+
+    def _open(self, event: dict[str, Any]) -> None:
+        """Show a store. The one before is dropped: LMDB closes it when the last snapshot of it is gone."""
+        path = Path(event["path"])
+        states = [StateDescriptor.from_json(stored) for stored in event["states"]]
+        try:
+            if self._store is None or self._store.path != path:
+                self._store = LmdbStore(path, event["generation"], is_reader=True)
+            job = Job(self.name, event["generation"], states, self._store, is_incomplete=event["is_incomplete"])
+            self._keyspace.put(job)
+        except SparkisError as error:
+            logger.error("%s", error)
+            return
+        if event["is_incomplete"]:
+            logger.warning(
+                "job %s: its log begins after the query did, so keys that have not changed since are missing; "
+                "start the query with a new checkpoint to have them all",
+                self.name,
+            )
+        logger.info(
+            "job %s: serving generation %s, states %s", self.name, event["generation"], [s.name for s in states]
+        )
+
+    def _settle(self, **known: Any) -> None:
+        """Write down what is known of the job."""
+        job = self._keyspace.jobs.get(self.name)
+        if job is not None:
+            self._keyspace.jobs[self.name] = replace(job, **known)
+
+    def _is_readable(self, epoch: int) -> bool:
+        job = self._keyspace.jobs.get(self.name)
+        return job is not None and job.store.applied.epoch >= epoch
+
+
+class Followers:
+    """All jobs of some log roots."""
+
+    def __init__(self, keyspace: Keyspace, logs: list[str], folder: Path) -> None:
+        self._keyspace = keyspace
+        self._logs = {log: ChangeLog(log) for log in logs}
+        self._folder = folder
+        self._followers: dict[str, JobFollower] = {}
+        self._refused: set[tuple[str, str]] = set()
+        self._unreachable: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Follow what is there, and look for new jobs once a second."""
+        await self._look()
+        self._task = asyncio.create_task(self._keep_looking())
+
+    async def catch_up(self, timeout_s: float) -> None:
+        """Wait until the jobs that are there can be read, or that time has passed."""
+        waits = [follower.opened.wait() for follower in self._followers.values()]
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*waits), timeout_s)
+
+    async def stop(self) -> None:
+        """End every applier."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.gather(*(follower.stop() for follower in self._followers.values()))
+        self._followers.clear()
+
+    async def notice(self, job: str) -> None:
+        """Look at a job's log now; it may be a new job."""
+        if job not in self._followers:
+            await self._look()
+        if job in self._followers:
+            self._followers[job].notice()
+
+    async def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
+        """Return whether an epoch of a job can be read; wait for it that long."""
+        if job not in self._followers:
+            await self._look()
+        return job in self._followers and await self._followers[job].wait(epoch, timeout_s)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_FOR_JOBS_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        for root, log in self._logs.items():
+            try:
+                jobs = await asyncio.to_thread(log.jobs)
+                self._unreachable.discard(root)
+            except SparkisError as error:
+                if root not in self._unreachable:
+                    self._unreachable.add(root)
+                    logger.error("%s; going on with what is known", error)
+                continue
+            for job in jobs:
+                self._follow(root, job)
+
+    def _follow(self, root: str, job: str) -> None:
+        known = self._followers.get(job)
+        if known is None:
+            self._followers[job] = JobFollower(self._keyspace, root, job, self._folder)
+        elif known.log != root and (root, job) not in self._refused:
+            self._refused.add((root, job))
+            logger.error("job %s is in the logs %s and %s; only the first is served: rename one", job, known.log, root)

