@@ -1,0 +1,1 @@
+"""Speed, as ratios beside a peer in the same run on the same machine. `make bench`; results in results.json."""
