@@ -33,7 +33,8 @@ SPELLINGS_MAX = 1024
 # What a browser sends first when a web page makes it talk to us; closed in silence, as Redis does.
 HTTP_WORDS = (b"post", b"host:")
 
-Answer = Callable[[Call, Request], "bytes | Sliced"]
+# Answers a run of requests of one command, adding to the replies; stops at one that is answered in steps.
+AnswerRun = Callable[[Call, Iterator[Request], list[bytes]], "Sliced | None"]
 
 
 class Short(NamedTuple):
@@ -41,7 +42,7 @@ class Short(NamedTuple):
 
     name: str
     tally: Tally
-    answer: Answer
+    answer: AnswerRun
 
 
 class Dispatcher:
@@ -73,14 +74,7 @@ class Dispatcher:
         """Answer requests of one command; counting costs one clock reading at either end."""
         started, before = perf_counter_ns(), len(out)
         call.session.last_command, tally, answer = short
-        sliced: Sliced | None = None
-        for request in run:
-            reply = answer(call, request)
-            if type(reply) is bytes:
-                out.append(reply)
-            else:
-                sliced = cast(Sliced, reply)
-                break
+        sliced = answer(call, run, out)
         tally.calls += len(out) - before + (sliced is not None)
         tally.nanoseconds += perf_counter_ns() - started
         return sliced
@@ -117,36 +111,50 @@ class Dispatcher:
         if command is None or command.declaration is None or not command.facts.key_specs or b"|" in name:
             return None
         tally = self._stats.tally(command.name)
-        answer = self._checked(command, tally)
-        return Short(command.name, tally, self._get(answer) if command.name == "get" else answer)
+        answer = self._get(command, tally) if command.name == "get" else self._each(command, tally)
+        return Short(command.name, tally, answer)
 
-    def _checked(self, command: Command, tally: Tally) -> Answer:
-        def answer(call: Call, request: Request) -> bytes | Sliced:
-            try:
-                command.check_arity(request)
-            except ReplyError as error:
-                tally.rejected += 1
-                tally.calls -= 1  # the run counts it
-                return self.error_reply(error)
-            return self._run(call, command, tally, request)
+    def _each(self, command: Command, tally: Tally) -> AnswerRun:
+        def answer(call: Call, run: Iterator[Request], out: list[bytes]) -> Sliced | None:
+            for request in run:
+                reply = self._checked(call, command, tally, request)
+                if isinstance(reply, Sliced):
+                    return reply
+                out.append(reply)
+            return None
 
         return answer
 
-    def _get(self, general: Answer) -> Answer:
+    def _checked(self, call: Call, command: Command, tally: Tally, request: Request) -> bytes | Sliced:
+        try:
+            command.check_arity(request)
+        except ReplyError as error:
+            tally.rejected += 1
+            tally.calls -= 1  # the run counts it
+            return self.error_reply(error)
+        return self._run(call, command, tally, request)
+
+    def _get(self, command: Command, tally: Tally) -> AnswerRun:
         """Return the short cut for GET; a test holds it equal to the general way."""
         instance, stats = self._instance, self._stats
 
-        def answer(call: Call, request: Request) -> bytes | Sliced:
-            try:
-                _, key = request
-                value = instance.view.at(key).value(key)
-            except Exception:
-                return general(call, request)
-            if value is None:
-                stats.misses += 1
-                return b"$-1\r\n" if call.session.protocol == 2 else b"_\r\n"
-            stats.hits += 1
-            return b"$%d\r\n%b\r\n" % (len(value), value)
+        def answer(call: Call, run: Iterator[Request], out: list[bytes]) -> None:
+            at = instance.view.at
+            nil = b"$-1\r\n" if call.session.protocol == 2 else b"_\r\n"
+            for request in run:
+                try:
+                    _, key = request
+                    value = at(key).value(key)
+                except Exception:
+                    # GET is never answered in steps.
+                    out.append(cast(bytes, self._checked(call, command, tally, request)))
+                    continue
+                if value is None:
+                    stats.misses += 1
+                    out.append(nil)
+                else:
+                    stats.hits += 1
+                    out.append(b"$%d\r\n%b\r\n" % (len(value), value))
 
         return answer
 

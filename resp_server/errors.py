@@ -43,9 +43,8 @@ class ReplyError(Exception):
 
     @property
     def line(self) -> bytes:
-        """The error as it is sent, between `-` and the line's end; a line break in the text becomes a space."""
-        line = f"{self.code} {self.text}".replace("\r", " ").replace("\n", " ")
-        return line.encode("utf-8", "surrogateescape")
+        """The error as it is sent, between `-` and the line's end."""
+        return _one_line(f"{self.code} {self.text}")
 
 
 class PlainError(ReplyError, code="ERR"):
@@ -112,11 +111,16 @@ class ProtocolError(Exception):
     @property
     def line(self) -> bytes:
         """The error as it is sent."""
-        return f"ERR Protocol error: {self}".encode("utf-8", "surrogateescape")
+        return _one_line(f"ERR Protocol error: {self}")
 
 
 class QueryBufferError(ProtocolError):
     """A request larger than the query buffer may be; closed without an answer, as Redis does."""
+
+
+def _one_line(text: str) -> bytes:
+    """Return a text that may be sent as an error; a line break within becomes a space."""
+    return text.replace("\r", " ").replace("\n", " ").encode("utf-8", "surrogateescape")
 
 
 def typed(word: bytes) -> str:

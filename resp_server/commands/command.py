@@ -97,8 +97,8 @@ def _keys(call: Call, request: Sequence[bytes]) -> list[tuple[bytes, Sequence[st
         found.check_arity(request)
     except ReplyError:
         raise PlainError("Invalid number of arguments specified for command") from None
-    keys = keys_of(found.facts, request)
-    if keys is None or (not keys and "no_mandatory_keys" not in found.facts.flags):
+    keys = keys_of(found.facts, request) or []
+    if not keys and "no_mandatory_keys" not in found.facts.flags:
         raise PlainError("Invalid arguments specified for command")
     return keys
 

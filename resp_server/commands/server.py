@@ -10,6 +10,8 @@ from resp_server.glob import matcher
 from resp_server.instance import Call
 from resp_server.protocol.replies import Reply
 
+GLOB_MARKS = frozenset(b"*?[")
+
 
 @command("dbsize")
 def dbsize(call: Call) -> int:
@@ -36,13 +38,16 @@ def role(call: Call) -> Reply:
 @command("config|get")
 def config_get(call: Call, *patterns: OneOrMore) -> Reply:
     """Returns the effective values of configuration parameters."""
-    matchers = [matcher(pattern, ignore_case=True) for pattern in patterns]
     settings = config_values(call.instance.config, call.instance.port)
-    return {
-        name.encode(): value.encode()
-        for name, value in settings.items()
-        if any(matches(name.encode()) for matches in matchers)
-    }
+    found: dict[bytes, bytes] = {}
+    for pattern in patterns:
+        if not GLOB_MARKS.intersection(pattern):
+            value = settings.get(pattern.decode("utf-8", "replace").lower())
+            found |= {pattern: value.encode()} if value is not None else {}  # named as the client typed it
+            continue
+        matches = matcher(pattern, ignore_case=True)
+        found |= {name.encode(): value.encode() for name, value in settings.items() if matches(name.encode())}
+    return found
 
 
 def config_values(config: ServerConfig, port: int) -> Mapping[str, str]:

@@ -78,6 +78,7 @@ class RequestParser:
         """Take bytes, return the requests that are complete by now. Sets `error` instead of raising."""
         if self.error is not None:
             return []
+        self.has_more = False
         if self._chunks:
             self._chunks.append(data)
             self._chunk_bytes += len(data)
@@ -111,7 +112,6 @@ class RequestParser:
         """Take what splitting could not; keep the unfinished rest."""
         at = 0
         self._wanted_bytes = 0
-        self.has_more = False
         while at < len(data):
             before = len(requests)
             end = self._step(data, at, requests)
@@ -179,9 +179,9 @@ class RequestParser:
         return length
 
     def _inline(self, data: bytes, at: int, requests: list[Request]) -> int:
-        end = data.find(b"\n", at, at + INLINE_BYTES_MAX + 2)
+        end = data.find(b"\n", at, at + INLINE_BYTES_MAX + 1)
         if end < 0:
-            if len(data) - at > INLINE_BYTES_MAX + 1:
+            if len(data) - at > INLINE_BYTES_MAX:
                 raise ProtocolError("too big inline request")
             return at
         words = inline_words(data[at:end])

@@ -1,0 +1,98 @@
+"""A keyspace with one job, and an instance around it; no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from resp_server.commands import command_table
+from resp_server.config import ServerConfig
+from resp_server.dispatcher import Dispatcher
+from resp_server.instance import Call, Instance
+from resp_server.protocol.replies import Sliced, SlicedEncoder
+from resp_server.protocol.session import Session
+from state_backend import packed_map
+from state_backend.descriptor import StateDescriptor
+from state_backend.keyspace import Job, Keyspace
+from state_backend.memory_store import MemoryStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+NOW_MS = 1_700_000_000_000
+LARGE = 1500
+
+STATES = [
+    StateDescriptor("temp", key="sensor", value="temp", ttl=3600, columns={"sensor": "string", "temp": "int"}),
+    StateDescriptor("stats", key="sensor", value=("low", "high")),
+    StateDescriptor("visits", key="page", value="count", field="user"),
+]
+CHANGES = [
+    *(Change("temp", Op.PUT, b"job:temp:%d" % i, value=b"%d" % i) for i in range(20)),
+    Change("temp", Op.PUT, b"job:temp:soon", value=b"hello", expire_at_ms=NOW_MS + 2500),
+    Change("temp", Op.PUT, b"job:temp:gone", value=b"x", expire_at_ms=NOW_MS),
+    Change("stats", Op.PUT, b"job:stats:a", value=packed_map.pack([(b"low", b"1"), (b"high", b"9")])),
+    *(Change("visits", Op.PUT, b"job:visits:/", field=b"u%d" % i, value=b"%d" % i) for i in range(LARGE)),
+]
+
+
+class Client:
+    """Speaks to a dispatcher as a connection does, without one."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.instance = instance
+        self.dispatcher = Dispatcher(instance)
+        self.session = Session(7, "127.0.0.1:5000", "127.0.0.1:6379", instance.config.password is not None, NOW_MS)
+        instance.sessions[7] = self.session
+        self.call = Call(self.session, instance)
+
+    def send(self, *requests: list[bytes]) -> bytes:
+        """Answer requests as they come in one buffer."""
+        waiting, out = iter(requests), []
+        while (sliced := self.dispatcher.answer(self.call, waiting, out)) is not None:
+            out.append(self.drain(sliced))
+        return b"".join(out)
+
+    def general(self, request: list[bytes]) -> bytes:
+        """Answer a request the general way."""
+        reply = self.dispatcher.reply_to(self.call, request)
+        return self.drain(reply) if isinstance(reply, Sliced) else reply
+
+    def drain(self, sliced: Sliced) -> bytes:
+        """Take all steps of a reply at once."""
+        encoder = SlicedEncoder(sliced, self.session.protocol)
+        parts = []
+        while not encoder.is_done:
+            parts.append(encoder.step())
+        encoder.close()
+        return b"".join(parts)
+
+    def ask(self, line: str) -> bytes:
+        """Answer one request, written as words."""
+        return self.send([word.encode() for word in line.split()])
+
+
+@pytest.fixture
+def keyspace() -> Keyspace:
+    store = MemoryStore("g1")
+    runs = list(runs_of(CHANGES, [state.name for state in STATES]))
+    store.apply(EpochChanges(4, 1, NOW_MS - 1000, runs), STATES)
+    found = Keyspace()
+    found.put(Job("job", "g1", STATES, store, committed_epoch=6, committed_clock_ms=NOW_MS + 500, is_stale=False))
+    return found
+
+
+@pytest.fixture
+def connect(keyspace: Keyspace) -> Callable[..., Client]:
+    """Make a client of an instance with these settings."""
+
+    def made(**settings: object) -> Client:
+        config = ServerConfig(**settings)  # type: ignore[arg-type]
+        return Client(Instance(config, keyspace, command_table(), clock=lambda: NOW_MS))
+
+    return made
+
+
+@pytest.fixture
+def client(connect: Callable[..., Client]) -> Client:
+    return connect()

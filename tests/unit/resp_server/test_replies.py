@@ -1,0 +1,101 @@
+"""Plain Python to RESP2 and RESP3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from resp_server.errors import WrongTypeError
+from resp_server.protocol.replies import (
+    PackedPairs,
+    Push,
+    ReplySet,
+    Sliced,
+    SlicedEncoder,
+    Verbatim,
+    encode,
+)
+from state_backend import packed_map
+
+CASES: list[tuple[Any, bytes, bytes]] = [
+    (None, b"$-1\r\n", b"_\r\n"),
+    (b"", b"$0\r\n\r\n", b"$0\r\n\r\n"),
+    (b"a\r\n", b"$3\r\na\r\n\r\n", b"$3\r\na\r\n\r\n"),
+    ("OK", b"+OK\r\n", b"+OK\r\n"),
+    (-5, b":-5\r\n", b":-5\r\n"),
+    (True, b":1\r\n", b"#t\r\n"),
+    (False, b":0\r\n", b"#f\r\n"),
+    (1.5, b"$3\r\n1.5\r\n", b",1.5\r\n"),
+    (3.0, b"$1\r\n3\r\n", b",3\r\n"),
+    (float("-inf"), b"$4\r\n-inf\r\n", b",-inf\r\n"),
+    ([], b"*0\r\n", b"*0\r\n"),
+    ([b"a", None, 1, [b"b"]], b"*4\r\n$1\r\na\r\n$-1\r\n:1\r\n*1\r\n$1\r\nb\r\n", None),  # type: ignore[list-item]
+    ([None], b"*1\r\n$-1\r\n", b"*1\r\n_\r\n"),
+    ({b"a": 1}, b"*2\r\n$1\r\na\r\n:1\r\n", b"%1\r\n$1\r\na\r\n:1\r\n"),
+    ({}, b"*0\r\n", b"%0\r\n"),
+    (ReplySet(["x", b"y"]), b"*2\r\n+x\r\n$1\r\ny\r\n", b"~2\r\n+x\r\n$1\r\ny\r\n"),
+    (Push([b"a"]), b"*1\r\n$1\r\na\r\n", b">1\r\n$1\r\na\r\n"),
+    (Verbatim(b"hi"), b"$2\r\nhi\r\n", b"=6\r\ntxt:hi\r\n"),
+    (
+        [WrongTypeError(), 1],
+        b"*2\r\n-WRONGTYPE Operation against a key holding the wrong kind of value\r\n:1\r\n",
+        b"*2\r\n-WRONGTYPE Operation against a key holding the wrong kind of value\r\n:1\r\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("reply", "resp2", "resp3"), CASES)
+def test_a_reply_is_lowered_to_either_protocol(reply: object, resp2: bytes, resp3: bytes | None) -> None:
+    assert encode(reply, 2) == resp2
+    if resp3 is not None:
+        assert encode(reply, 3) == resp3
+
+
+def test_a_packed_map_is_sent_as_it_lies() -> None:
+    packed = packed_map.pack([(b"a", b"1"), (b"b", b"22")])
+    reply = PackedPairs(packed_map.count(packed), packed_map.body(packed))
+    for protocol in (2, 3):
+        assert encode(reply, protocol) == encode({b"a": b"1", b"b": b"22"}, protocol)
+
+
+def test_what_is_no_reply_is_a_bug_that_is_named() -> None:
+    with pytest.raises(TypeError, match="bytearray"):
+        encode(bytearray(b"x"), 2)
+
+
+def steps_of(sliced: Sliced, protocol: int = 2) -> list[bytes]:
+    encoder = SlicedEncoder(sliced, protocol)
+    steps = []
+    while not encoder.is_done:
+        steps.append(encoder.step())
+    return steps
+
+
+def test_a_sliced_reply_of_known_count_is_sent_as_it_is_made() -> None:
+    steps = steps_of(Sliced(iter([[b"a"], [b"b"]]), lambda: None, count=2))
+    assert steps == [b"*2\r\n$1\r\na\r\n", b"$1\r\nb\r\n", b""]
+
+
+def test_a_sliced_reply_of_unknown_count_is_sent_at_the_end() -> None:
+    steps = steps_of(Sliced(iter([[b"a"], [], [b"b"]]), lambda: None))
+    assert steps == [b"", b"", b"", b"*2\r\n$1\r\na\r\n$1\r\nb\r\n"]
+
+
+def test_a_sliced_map_counts_pairs() -> None:
+    flat = [[b"a", b"1", b"b", b"2"], [b"c", b"3"]]
+    assert b"".join(steps_of(Sliced(iter(flat), lambda: None, dict, 3), 3)) == encode({b"a": b"1", b"b": b"2", b"c": b"3"}, 3)
+    assert b"".join(steps_of(Sliced(iter(flat), lambda: None, dict), 2)) == encode({b"a": b"1", b"b": b"2", b"c": b"3"}, 2)
+
+
+def test_sliced_numbers_are_added_up() -> None:
+    assert b"".join(steps_of(Sliced(iter([[1, True], [2]]), lambda: None, int))) == b":4\r\n"
+
+
+def test_an_empty_sliced_reply_still_has_its_first_line() -> None:
+    assert steps_of(Sliced(iter([]), lambda: None, count=0)) == [b"*0\r\n"]
+
+
+def test_a_sliced_reply_that_breaks_its_promise_is_a_bug() -> None:
+    with pytest.raises(RuntimeError, match="promised 3"):
+        steps_of(Sliced(iter([[b"a"]]), lambda: None, count=3))

@@ -1,0 +1,178 @@
+"""The request parser, each case whole, byte by byte, and with trailing bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from resp_server.errors import QueryBufferError
+from resp_server.protocol.requests import (
+    INLINE_BYTES_MAX,
+    Request,
+    RequestLimits,
+    RequestParser,
+    split_requests,
+)
+
+PING = b"*1\r\n$4\r\nPING\r\n"
+
+GOOD = [
+    (PING, [[b"PING"]]),
+    (b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n", [[b"GET", b"a"]]),
+    (b"*2\r\n$3\r\nGET\r\n$0\r\n\r\n", [[b"GET", b""]]),
+    (b"*2\r\n$3\r\nGET\r\n$4\r\n\r\n\r\n\r\n", [[b"GET", b"\r\n\r\n"]]),
+    (b"*2\r\n$3\r\nGET\r\n$5\r\n$1\r\na\r\n", [[b"GET", b"$1\r\na"]]),
+    (b"*2\r\n$3\r\nGET\r\n$2\r\na\r\r\n", [[b"GET", b"a\r"]]),
+    (PING * 3, [[b"PING"]] * 3),
+    (b"*0\r\n" + PING, [[b"PING"]]),
+    (b"*-1\r\n" + PING, [[b"PING"]]),
+    (b"*-7\r\n" + PING, [[b"PING"]]),
+    (b"\r\n\n" + PING, [[b"PING"]]),
+    (b"PING\r\n" + PING + b"PING\n", [[b"PING"]] * 3),
+    (b"*1048577\r\n", []),
+    (b"GET  a\tb \r\n", [[b"GET", b"a", b"b"]]),
+    (b'SET "a b" \'c d\'\r\n', [[b"SET", b"a b", b"c d"]]),
+    (b'ECHO "\\x41\\n\\q\\""\n', [[b"ECHO", b'A\nq"']]),
+    (b"ECHO 'it\\'s\\n'\n", [[b"ECHO", b"it's\\n"]]),
+    (b'ECHO a"b c"\n', [[b"ECHO", b"ab c"]]),
+    (b'""\n', [[b""]]),
+    (b"*200\r\n" + b"$1\r\na\r\n" * 200, [[b"a"] * 200]),
+    (b"*1\r\n$5000\r\n" + b"a" * 5000 + b"\r\n" + PING, [[b"a" * 5000], [b"PING"]]),
+]
+
+BAD = [
+    (b"*a\r\n", "invalid multibulk length"),
+    (b"*\r\n", "invalid multibulk length"),
+    (b"*+1\r\n", "invalid multibulk length"),
+    (b"*01\r\n", "invalid multibulk length"),
+    (b"*2147483648\r\n", "invalid multibulk length"),
+    (b"*99999999999999999999999\r\n", "invalid multibulk length"),
+    (b"*1\r\n+PING\r\n", "expected '$', got '+'"),
+    (b"*1\r\n\xe9\r\n", "expected '$', got '\udce9'"),
+    (b"*1\r\n$-1\r\n", "invalid bulk length"),
+    (b"*1\r\n$04\r\nPING\r\n", "invalid bulk length"),
+    (b"*1\r\n$536870913\r\n", "invalid bulk length"),
+    (b"*1\r\n$4\r\nPINGxx", "expected a line end after a bulk string"),
+    (b'ECHO "a\r\n', "unbalanced quotes in request"),
+    (b'ECHO "a"b\r\n', "unbalanced quotes in request"),
+    (b"ECHO 'a\r\n", "unbalanced quotes in request"),
+    (b"a" * (INLINE_BYTES_MAX + 1) + b"\n", "too big inline request"),
+    (b"*" + b"1" * INLINE_BYTES_MAX + b"\r\n", "too big mbulk count string"),
+    (b"*1\r\n$" + b"1" * INLINE_BYTES_MAX + b"\r\n", "too big bulk count string"),
+]
+
+
+def parsed(parser: RequestParser, *chunks: bytes) -> list[Request]:
+    return [list(request) for chunk in chunks for request in parser.feed(chunk)]
+
+
+def bytewise(data: bytes) -> list[bytes]:
+    return [data[at : at + 1] for at in range(len(data))]
+
+
+@pytest.mark.parametrize(("data", "requests"), GOOD)
+def test_requests_come_out_of_a_whole_buffer(data: bytes, requests: list[Request]) -> None:
+    parser = RequestParser()
+    assert parsed(parser, data) == requests
+    assert parser.error is None
+
+
+@pytest.mark.parametrize(("data", "requests"), GOOD)
+def test_the_same_requests_come_out_byte_by_byte(data: bytes, requests: list[Request]) -> None:
+    parser = RequestParser()
+    assert parsed(parser, *bytewise(data)) == requests
+    assert parser.error is None
+
+
+@pytest.mark.parametrize(("data", "requests"), GOOD)
+def test_trailing_bytes_wait_for_their_rest(data: bytes, requests: list[Request]) -> None:
+    if not requests:
+        return  # the trailing bytes would be its arguments
+    parser = RequestParser()
+    assert parsed(parser, data + PING[:9]) == requests
+    assert parser.buffered_bytes > 0
+    assert parsed(parser, PING[9:]) == [[b"PING"]]
+    assert parser.buffered_bytes == 0
+
+
+@pytest.mark.parametrize(("data", "text"), BAD)
+def test_a_broken_request_is_one_error_after_the_requests_before_it(data: bytes, text: str) -> None:
+    whole, single = RequestParser(), RequestParser()
+    assert parsed(whole, PING + data + PING) == [[b"PING"]]
+    assert parsed(single, PING, *bytewise(data)) == [[b"PING"]]
+    assert str(whole.error) == str(single.error) == text
+    assert parsed(whole, PING) == []
+    assert whole.buffered_bytes == single.buffered_bytes == 0
+
+
+def test_a_line_of_exactly_the_limit_is_taken() -> None:
+    parser = RequestParser()
+    line = b"a" * INLINE_BYTES_MAX
+    assert parsed(parser, line, b"\n") == [[line]]
+
+
+def test_a_huge_argument_is_joined_once() -> None:
+    parser = RequestParser()
+    chunk = b"x" * 65_536
+    assert parsed(parser, b"*2\r\n$4\r\nECHO\r\n$%d\r\n" % (len(chunk) * 64)) == []
+    assert parsed(parser, *[chunk] * 64) == []
+    assert len(parser._chunks) > 60
+    assert parsed(parser, b"\r\n" + PING) == [[b"ECHO", chunk * 64], [b"PING"]]
+
+
+def test_a_count_reserves_nothing() -> None:
+    parser = RequestParser()
+    assert parsed(parser, b"*2147483647\r\n$1\r\na\r\n") == []
+    assert parser.buffered_bytes < 100
+
+
+def test_the_query_buffer_limit_counts_many_small_arguments() -> None:
+    parser = RequestParser(RequestLimits(query_buffer_bytes_max=10_000))
+    parsed(parser, b"*1000000\r\n", b"$1\r\na\r\n" * 1000)
+    assert isinstance(parser.error, QueryBufferError)
+    assert parser.buffered_bytes == 0
+
+
+def test_the_query_buffer_limit_counts_one_large_argument() -> None:
+    parser = RequestParser(RequestLimits(query_buffer_bytes_max=10_000))
+    parsed(parser, b"*1\r\n$50000\r\n", *[b"a" * 1000] * 20)
+    assert isinstance(parser.error, QueryBufferError)
+
+
+def test_an_unauthenticated_client_may_send_ten_arguments_of_16_kib() -> None:
+    parser = RequestParser(is_restricted=True)
+    assert parsed(parser, b"*10\r\n" + b"$1\r\na\r\n" * 10) == [[b"a"] * 10]
+    assert parsed(parser, b"*1\r\n$16384\r\n" + b"a" * 16_384 + b"\r\n") == [[b"a" * 16_384]]
+    assert parser.error is None
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [(b"*11\r\n", "unauthenticated multibulk length"), (b"*1\r\n$16385\r\n", "unauthenticated bulk length")],
+)
+def test_an_unauthenticated_client_may_not_send_more(data: bytes, text: str) -> None:
+    parser = RequestParser(is_restricted=True)
+    assert parsed(parser, data) == []
+    assert str(parser.error) == text
+
+
+def test_what_follows_a_password_is_judged_after_it() -> None:
+    parser = RequestParser(is_restricted=True)
+    mget = b"*12\r\n$4\r\nMGET\r\n" + b"$1\r\na\r\n" * 11
+    assert parsed(parser, b"AUTH x\r\n" + mget) == [[b"AUTH", b"x"]]
+    assert parser.has_more
+    parser.is_restricted = False
+    assert parsed(parser, b"") == [[b"MGET", *[b"a"] * 11]]
+    assert not parser.has_more
+
+
+def test_splitting_takes_runs_of_like_requests_and_leaves_the_rest() -> None:
+    gets = b"".join(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key) for key in (b"a", b"bcd", b"", b"ef"))
+    requests, rest = split_requests(gets + b"*2\r\n$3\r\nGE")
+    assert [list(request) for request in requests] == [[b"GET", b"a"], [b"GET", b"bcd"], [b"GET", b""], [b"GET", b"ef"]]
+    assert rest == b"*2\r\n$3\r\nGE"
+
+
+def test_splitting_takes_unlike_requests_up_to_the_first_odd_one() -> None:
+    requests, rest = split_requests(PING + b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n" + b"*1\r\n$4\r\na\r\nb\r\n" + PING)
+    assert [list(request) for request in requests] == [[b"PING"], [b"GET", b"a"]]
+    assert rest == b"*1\r\n$4\r\na\r\nb\r\n" + PING

@@ -1,0 +1,46 @@
+"""A connection's standing as a value."""
+
+from __future__ import annotations
+
+from resp_server.protocol.session import ReplyMode, Session
+
+
+def session(needs_auth: bool = False) -> Session:
+    return Session(1, "127.0.0.1:1", "127.0.0.1:2", needs_auth, 0)
+
+
+def test_a_new_session_is_plain_unless_a_password_is_needed() -> None:
+    assert session().is_plain
+    assert not session(needs_auth=True).is_plain
+
+
+def test_every_special_standing_leaves_the_short_way() -> None:
+    selected, silent, closing, entered = session(), session(), session(), session(needs_auth=True)
+    selected.select(3)
+    silent.reply(ReplyMode.OFF)
+    closing.close()
+    entered.authenticate()
+    assert not (selected.is_plain or silent.is_plain or closing.is_plain)
+    assert entered.is_plain
+
+
+def test_reset_forgets_everything_but_who_the_client_is() -> None:
+    changed = session(needs_auth=True)
+    changed.authenticate()
+    changed.select(3)
+    changed.protocol, changed.name, changed.lib_name = 3, b"me", b"lib"
+    changed.restart()
+    assert (changed.protocol, changed.db, changed.name, changed.is_authenticated) == (2, 0, b"", False)
+    assert (changed.id, changed.lib_name) == (1, b"lib")
+
+
+def test_skip_silences_itself_and_one_command() -> None:
+    skipping = session()
+    silences = []
+    for _ in range(4):
+        skipping.begin_command()
+        if not silences:
+            skipping.reply(ReplyMode.SKIP_NEXT)
+        silences.append(skipping.is_silent)
+    assert silences == [True, True, False, False]
+    assert skipping.is_plain

@@ -1,0 +1,69 @@
+"""Declarations: what a signature says about a command."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+
+from resp_server.commands.spec import DeclarationError, OneOrMore, Parameters, command, integer
+from resp_server.errors import PlainError
+
+
+def fixed(call: Any, key: bytes, at: int) -> None: ...
+def optional(call: Any, key: bytes | None = None) -> None: ...
+def many(call: Any, *keys: OneOrMore) -> None: ...
+def any_number(call: Any, first: bytes, *rest: bytes) -> None: ...
+def converted(call: Any, length: Annotated[int, len]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("body", "arity"), [(fixed, 3), (optional, -1), (many, -2), (any_number, -2), (converted, 2)]
+)
+def test_arity_follows_from_the_signature(body: Any, arity: int) -> None:
+    assert Parameters.of(body).arity(1) == arity
+
+
+def test_a_subcommands_name_counts_two_words() -> None:
+    declared = command("config|get")(many)
+    assert declared.arity == -3
+
+
+def test_arguments_are_converted_as_annotated() -> None:
+    assert Parameters.of(fixed).convert([b"k", b"-12"]) == [b"k", -12]
+    assert Parameters.of(converted).convert([b"four"]) == [4]
+    assert Parameters.of(any_number).convert([b"a", b"b", b"c"]) == [b"a", b"b", b"c"]
+
+
+def test_texts_are_taken_as_they_are_sent() -> None:
+    assert Parameters.of(many).is_plain
+    assert not Parameters.of(fixed).is_plain
+
+
+@pytest.mark.parametrize(
+    ("word", "number"), [(b"0", 0), (b"-1", -1), (b"9223372036854775807", 2**63 - 1), (b"-9223372036854775808", -(2**63))]
+)
+def test_a_number_has_64_bits(word: bytes, number: int) -> None:
+    assert integer(word) == number
+
+
+@pytest.mark.parametrize(
+    "word", [b"", b"+1", b"01", b"-0", b" 1", b"1 ", b"1_0", b"1.0", b"9223372036854775808", b"1" * 5000, "१".encode()]
+)
+def test_anything_else_is_no_number(word: bytes) -> None:
+    with pytest.raises(PlainError, match="not an integer or out of range"):
+        integer(word)
+
+
+def test_a_type_that_no_text_becomes_is_refused() -> None:
+    def body(call: Any, what: dict[str, int]) -> None: ...
+
+    with pytest.raises(DeclarationError, match="'what'"):
+        command("x")(body)
+
+
+def test_an_argument_by_name_only_is_refused() -> None:
+    def body(call: Any, *, what: bytes) -> None: ...
+
+    with pytest.raises(DeclarationError, match="'what'"):
+        command("x")(body)

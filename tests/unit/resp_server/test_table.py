@@ -1,0 +1,159 @@
+"""The command table: bad rows, and the table as it is against Redis' own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from resp_server.commands import command_table
+from resp_server.commands.facts import Facts, redis_facts
+from resp_server.commands.refusals import REFUSALS
+from resp_server.commands.spec import Declaration, DeclarationError, command
+from resp_server.commands.table import Command, CommandTable
+from resp_server.errors import PlainError, ReadOnlyError
+
+REDIS = {
+    "get": Facts("1.0.0", "string", arity=2, summary="Reads.", flags=("readonly",)),
+    "set": Facts("1.0.0", "string", arity=-3, summary="Writes.", flags=("write",)),
+    "box": Facts("1.0.0", "server", arity=-2, subcommands={"box|open": Facts("1.0.0", "server", arity=2)}),
+}
+
+
+def declare(name: str, own: Facts | None = None) -> Declaration:
+    @command(name, own)
+    def body(call: Any, key: bytes) -> bytes:
+        """Reads."""
+        return key
+
+    return body
+
+
+def table_of(*declarations: Declaration) -> CommandTable:
+    return CommandTable(REDIS, declarations)
+
+
+def test_a_command_declared_twice_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="'get' is declared twice"):
+        table_of(declare("get"), declare("get"))
+
+
+def test_a_command_unknown_to_redis_needs_facts_of_its_own() -> None:
+    with pytest.raises(DeclarationError, match="'gett' is not one of Redis"):
+        table_of(declare("gett"))
+
+
+def test_a_command_of_redis_may_not_state_its_facts_again() -> None:
+    with pytest.raises(DeclarationError, match="'get' is one of Redis"):
+        table_of(declare("get", Facts("0.1.0", "server")))
+
+
+def test_a_write_may_not_be_declared() -> None:
+    with pytest.raises(DeclarationError, match="'set' is a write"):
+        table_of(declare("set"))
+
+
+def test_a_signature_that_redis_contradicts_is_refused() -> None:
+    @command("get")
+    def body(call: Any, key: bytes, more: bytes) -> None:
+        """Reads."""
+
+    with pytest.raises(DeclarationError, match="arity 3; Redis has 2"):
+        table_of(body)
+
+
+def test_a_command_without_a_docstring_is_refused() -> None:
+    @command("get")
+    def body(call: Any, key: bytes) -> None: ...
+
+    with pytest.raises(DeclarationError, match="no docstring"):
+        table_of(body)
+
+
+def test_a_name_in_upper_case_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="lower case"):
+        table_of(declare("GET"))
+
+
+def test_a_refusal_of_no_command_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="'nothing'"):
+        CommandTable(REDIS, [], {"nothing": ReadOnlyError})
+
+
+def test_commands_are_found_in_any_case() -> None:
+    table = table_of(declare("get"))
+    assert table.find([b"gEt", b"a"]).name == "get"
+    assert table.find([b"BOX", b"Open"]).name == "box|open"
+    assert table.get(b"box|OPEN") is table.find([b"box", b"open"])
+    assert table.get(b"nope") is table.get(b"box|nope") is None
+
+
+def test_what_is_unknown_is_said_as_typed() -> None:
+    table = table_of()
+    with pytest.raises(PlainError, match=r"^unknown command 'Foo', with args beginning with: 'a' 'b' $"):
+        table.find([b"Foo", b"a", b"b"])
+    with pytest.raises(PlainError, match=r"^unknown command 'Foo', with args beginning with: $"):
+        table.find([b"Foo"])
+    with pytest.raises(PlainError, match=r"^unknown subcommand 'Shut'. Try BOX HELP.$"):
+        table.find([b"box", b"Shut"])
+
+
+def test_a_command_of_ours_has_a_container_of_its_own() -> None:
+    table = table_of(declare("state|list", Facts("0.1.0", "server")))
+    assert table.find([b"state", b"list"]).facts.arity == 3
+    assert table.find([b"state"]).facts.arity == -2
+
+
+# -- the table as it is -------------------------------------------------------------------------------------------------
+
+TABLE = command_table()
+REFERENCE = redis_facts()
+
+
+def everything(commands: CommandTable | Command) -> Iterator[Command]:
+    for each in commands if isinstance(commands, CommandTable) else commands.subcommands.values():
+        yield each
+        yield from everything(each)
+
+
+def reference_of(name: str) -> Facts | None:
+    found = REFERENCE.get(name.partition("|")[0])
+    return found.subcommands.get(name) if found is not None and "|" in name else found
+
+
+# Served differently from what Redis' table says; nothing yet.
+DIFFERENCES: frozenset[str] = frozenset()
+
+
+@pytest.mark.parametrize("each", [each for each in everything(TABLE) if each.declaration], ids=lambda each: each.name)
+def test_a_served_command_is_redis_own_or_of_state(each: Command) -> None:
+    reference = reference_of(each.name)
+    if reference is None:
+        assert each.name.startswith("state|")
+    elif each.name not in DIFFERENCES:
+        assert each.facts == reference
+
+
+def test_every_command_of_redis_is_known() -> None:
+    assert {each.name for each in everything(TABLE)} >= set(REFERENCE)
+
+
+def test_no_write_is_served_and_all_are_refused_as_writes() -> None:
+    writes = [each for each in everything(TABLE) if each.facts.is_write]
+    assert len(writes) > 100
+    assert all(each.declaration is None and isinstance(each.refusal(), ReadOnlyError) for each in writes)
+
+
+def test_what_is_not_served_says_so() -> None:
+    xread = TABLE.find([b"xread"])
+    assert str(xread.refusal()) == "command 'xread' is not served by sparkis"
+    tracking = TABLE.find([b"client", b"tracking"])
+    assert str(tracking.refusal()) == "command 'client|tracking' is not served by sparkis"
+
+
+def test_every_exact_refusal_is_of_a_command_that_is_not_served() -> None:
+    for name in REFUSALS:
+        found = TABLE.get(name.encode())
+        assert found is not None
+        assert not found.is_served
