@@ -24,22 +24,27 @@ Writemap stays off: with it a full disk is a signal that ends the process, not a
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from errno import EDQUOT, EFBIG, ENOSPC
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from random import randrange
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
+import pyarrow as pa
 
 from state_backend import packed_map
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, StoreFullError, WrongKindError
-from state_backend.records import Change, Op, changes_in
-from state_backend.slots import HASH_BITS, POSITION_BYTES, POSITIONS, SLOTS, field_position_of, position_of
+from state_backend.records import Change, Op, rows_in
+from state_backend.slots import HASH_BITS, POSITION_BYTES, POSITIONS, SLOTS, field_position_of, place_of
 from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store
 
 # Address space, not disk: the file grows as it is written (guess; a state server holds a part of a job).
@@ -48,11 +53,18 @@ READERS_MAX = 512
 FORMAT = 1
 
 HEADER = struct.Struct("<IqHB")
+read_header = HEADER.unpack_from
 LARGE_MAP = struct.Struct("<QQB")
 VALUE, PACKED, LARGE = 0, 1, 2
+NEVER = bytes(8)  # expire_at_ms as it lies in a record
 NAME_AT = HEADER.size
 FIELD_POSITION_BYTES = 6
 MAP_ID_BYTES = 8
+
+TABLES = (b"keys", b"fields", b"maps", b"expiry", b"meta")
+PUT = int(Op.PUT)
+NO_ROOM = tuple(map(os.strerror, (ENOSPC, EDQUOT, EFBIG)))
+STATE_AND_KEY = itemgetter(0, 2)  # of a row (see `records.rows_in`)
 
 
 def _boot_id() -> str:
@@ -61,6 +73,10 @@ def _boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+def _boot_mark() -> str:
+    return f"{FORMAT} {_boot_id()}"
 
 
 @dataclass
@@ -87,6 +103,10 @@ class _Meta:
     def number_of(self, state: str) -> int:
         return self.state_numbers.setdefault(state, len(self.state_numbers))
 
+    def names(self) -> list[str]:
+        """Return the states' names by their numbers."""
+        return list(self.state_numbers)
+
 
 class LmdbStore(Store):
     """A store in a folder. One process opens it to write; others read it with `is_reader=True`.
@@ -104,41 +124,69 @@ class LmdbStore(Store):
     ) -> None:
         self.path = Path(path)
         self.generation = generation
+        self._map_bytes_max = map_bytes_max
+        with self._explained(lmdb.Error, OSError):
+            self._env = self._open(readonly=True) if is_reader else self._open_to_write()
+            try:
+                self.keys, self.fields, self.maps, self.expiry, self.meta = (
+                    self._env.open_db(name, create=not is_reader) for name in TABLES
+                )
+            except lmdb.Error:
+                self._env.close()
+                raise
         if not is_reader:
-            self._discard_if_stale()
-            self.path.mkdir(parents=True, exist_ok=True)
-        try:
-            self._env = lmdb.open(
-                str(self.path),
-                map_size=map_bytes_max,
-                max_dbs=8,
-                max_readers=READERS_MAX,
-                readonly=is_reader,
-                sync=False,
-                metasync=False,
-                readahead=False,
-            )
-        except lmdb.Error as error:
-            raise StoreError(f"cannot open the store {self.path}: {error}") from error
-        create = not is_reader
-        self.keys = self._env.open_db(b"keys", create=create)
-        self.fields = self._env.open_db(b"fields", create=create)
-        self.maps = self._env.open_db(b"maps", create=create)
-        self.expiry = self._env.open_db(b"expiry", create=create)
-        self.meta = self._env.open_db(b"meta", create=create)
-        if not is_reader:
-            (self.path / "boot").write_text(f"{FORMAT} {_boot_id()}")
             self.clear_stale_readers()
 
-    def _discard_if_stale(self) -> None:
-        """Remove the folder if it was written before the last boot or by another format."""
+    def _open_to_write(self) -> lmdb.Environment:
+        """Open the folder; one that cannot be trusted is made anew."""
         boot = self.path / "boot"
-        if self.path.exists() and (not boot.exists() or boot.read_text() != f"{FORMAT} {_boot_id()}"):
-            shutil.rmtree(self.path)
+        is_kept = boot.is_file() and boot.read_text() == _boot_mark()
+        if is_kept:
+            try:
+                return self._open(readonly=False)
+            except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError):
+                pass
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.path.mkdir(parents=True)
+        env = self._open(readonly=False)
+        boot.write_text(_boot_mark())
+        return env
+
+    def _open(self, *, readonly: bool) -> lmdb.Environment:
+        return lmdb.open(
+            str(self.path),
+            map_size=self._map_bytes_max,
+            max_dbs=len(TABLES),
+            max_readers=READERS_MAX,
+            readonly=readonly,
+            sync=False,
+            metasync=False,
+            readahead=False,
+        )
+
+    @contextmanager
+    def _explained(self, *kinds: type[Exception]) -> Iterator[None]:
+        try:
+            yield
+        except kinds as error:
+            if isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or any(text in str(error) for text in NO_ROOM):
+                raise StoreFullError(
+                    f"no room in the store {self.path}: {error}; make room on the disk, or raise its limit"
+                ) from error
+            raise StoreError(f"the store {self.path} cannot be used: {error}") from error
 
     def begin(self) -> lmdb.Transaction[bytes]:
         """Open a read transaction on `keys`; pages it sees are kept until it ends."""
-        return self._env.begin(db=self.keys, buffers=False)
+        try:
+            return self._env.begin(db=self.keys, buffers=False)
+        except lmdb.Error as error:
+            raise StoreError(f"the store {self.path} cannot be read: {error}") from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[lmdb.Transaction[bytes]]:
+        """A write transaction; it commits if the block ends without an error, and then its errors are ours."""
+        with self._explained(lmdb.Error), self._env.begin(write=True, buffers=False) as txn:
+            yield txn
 
     def read_meta(self, txn: lmdb.Transaction[bytes]) -> _Meta:
         """Return the `applied` record that a transaction sees."""
@@ -147,15 +195,15 @@ class LmdbStore(Store):
 
     @property
     def applied(self) -> Applied:
-        with self._env.begin() as txn:
+        with self.begin() as txn:
             return self.read_meta(txn).applied
 
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
-        kinds = {state.name: state.kind for state in states}
         with self._writing() as txn:
             work = _Transaction(self, txn, epoch.clock_ms)
+            work.declare(states, epoch.replaces)
             for run in epoch.runs:
-                work.apply(changes_in(run), kinds, keeps_touched=bool(epoch.replaces))
+                work.apply(run)
             work.remove_untouched(epoch.replaces)
             work.meta.applied = replace(work.meta.applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms)
             work.finish()
@@ -167,110 +215,80 @@ class LmdbStore(Store):
         with self._writing() as txn:
             work = _Transaction(self, txn, now_ms)
             removed = work.remove_expired(keys_max)
-            applied = work.meta.applied
-            work.meta.applied = replace(applied, expired_keys=applied.expired_keys + removed)
             work.finish()
             return removed
 
     def _has_expired(self, now_ms: int) -> bool:
-        with self._env.begin(db=self.expiry) as txn, txn.cursor() as cursor:
+        with self.begin() as txn, txn.cursor(db=self.expiry) as cursor:
             return bool(cursor.first()) and int.from_bytes(cursor.key()[:8], "big") <= now_ms
-
-    def _writing(self) -> _Writing:
-        return _Writing(self)
 
     def snapshot(self, now_ms: int) -> LmdbSnapshot:
         return LmdbSnapshot(self, now_ms)
 
     def clear_stale_readers(self) -> int:
         """Free the reader slots of processes that died; their old pages would be kept for ever. Returns how many."""
-        return int(self._env.reader_check())
+        with self._explained(lmdb.Error):
+            return int(self._env.reader_check())
 
     def close(self) -> None:
         self._env.close()
 
 
-class _Writing:
-    """A write transaction whose errors are ours; it commits if the block ends without one."""
-
-    def __init__(self, store: LmdbStore) -> None:
-        self._store = store
-
-    def __enter__(self) -> lmdb.Transaction[bytes]:
-        self._txn = self._store._env.begin(write=True, buffers=False)
-        return self._txn
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            if error is None:
-                self._txn.commit()
-            else:
-                self._txn.abort()
-        except lmdb.Error as failed:
-            error = failed
-        if isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or (
-            isinstance(error, (lmdb.Error, OSError)) and "No space left" in str(error)
-        ):
-            raise StoreFullError(
-                f"no room in the store {self._store.path}: {error}; make room on the disk, or raise its limit"
-            ) from error
-        if isinstance(error, lmdb.Error):
-            raise StoreError(f"the store {self._store.path} failed: {error}") from error
+# A table of records is found by a position and a name. The first record stands at the position itself, further names
+# that share it at position + ordinal without a gap: one look-up tells that a position is free, and nearly every look-up
+# is one.
 
 
-class _Chain:
-    """A table of records found by a position and a name; names that share a position stand one behind the other.
+def _find(get: Callable[[bytes], bytes | None], position: bytes, name: bytes) -> tuple[bytes, bytes | None]:
+    """Return the place of a name and its record; for a missing name the next free place and None."""
+    at = position
+    ordinal = 0
+    while (record := get(at)) is not None:
+        if record.startswith(name, NAME_AT) and read_header(record)[0] == len(name):
+            return at, record
+        ordinal += 1
+        at = position + ordinal.to_bytes(2, "big")
+    return at, None
 
-    The first record stands at the position itself, others at position + ordinal without a gap, so that one look-up
-    tells that a position is free, and nearly every look-up is one.
-    """
 
-    def __init__(self, txn: lmdb.Transaction[bytes], table: Any) -> None:
-        self.txn = txn
-        self._table = table
+class _Table:
+    """A table of records in a write transaction: one cursor, which finds the next row of sorted ones on its page."""
 
-    def get(self, at: bytes) -> bytes | None:
-        """Return the record at an exact place."""
-        record: bytes | None = self.txn.get(at, db=self._table)
-        return record
+    def __init__(self, txn: lmdb.Transaction[bytes], table: Any, position_bytes: int) -> None:
+        self._cursor = txn.cursor(db=table)
+        self._position_bytes = position_bytes
+        self.get: Callable[[bytes], bytes | None] = self._cursor.get
+        self.put = self._cursor.put
 
-    def find(self, position: bytes, name: bytes) -> tuple[bytes, bytes | None]:
-        """Return the place of a name and its record; for a missing name the next free place and None."""
-        at = position
-        ordinal = 0
-        while (record := self.txn.get(at, db=self._table)) is not None:
-            if record.startswith(name, NAME_AT) and int.from_bytes(record[:4], "little") == len(name):
-                return at, record
-            ordinal += 1
-            at = position + ordinal.to_bytes(2, "big")
-        return at, None
-
-    def put(self, at: bytes, record: bytes) -> None:
-        """Write a record at a place that `find` returned."""
-        self.txn.put(at, record, db=self._table)
-
-    def delete(self, at: bytes, position_bytes: int) -> None:
+    def delete(self, at: bytes) -> None:
         """Take a record out and close the gap with the last one of its position."""
-        position, ordinal = at[:position_bytes], int.from_bytes(at[position_bytes:], "big")
+        position, ordinal = at[: self._position_bytes], int.from_bytes(at[self._position_bytes :], "big")
         last_at, last = at, None
-        while (record := self.txn.get(position + (ordinal + 1).to_bytes(2, "big"), db=self._table)) is not None:
+        while (record := self.get(position + (ordinal + 1).to_bytes(2, "big"))) is not None:
             ordinal += 1
             last_at, last = position + ordinal.to_bytes(2, "big"), record
         if last is not None:
-            self.txn.put(at, last, db=self._table)
-        self.txn.delete(last_at, db=self._table)
+            self.put(at, last)
+        if self._cursor.set_key(last_at):
+            self._cursor.delete()
 
     def is_shared(self, position: bytes) -> bool:
         """Tell whether more than one name stands at a position."""
-        return self.txn.get(position + b"\0\1", db=self._table) is not None
+        return self.get(position + b"\0\1") is not None
 
 
 def _record(name: bytes, payload: bytes, expire_at_ms: int | None, state: int, form: int) -> bytes:
-    return HEADER.pack(len(name), expire_at_ms or 0, state, form) + name + payload
+    # 0 stands for never, so a time at or before 1970 becomes the first millisecond after.
+    at_ms = 0 if expire_at_ms is None else max(expire_at_ms, 1)
+    return HEADER.pack(len(name), at_ms, state, form) + name + payload
 
 
 def _expiry_of(record: bytes) -> int:
-    return int.from_bytes(record[4:12], "little", signed=True)
+    return int.from_bytes(record[4:12], "little")
+
+
+def _state_number(record: bytes) -> int:
+    return record[12] | record[13] << 8
 
 
 def _payload(record: bytes) -> bytes:
@@ -281,6 +299,14 @@ def _name(record: bytes) -> bytes:
     return record[NAME_AT : NAME_AT + int.from_bytes(record[:4], "little")]
 
 
+class _State(NamedTuple):
+    """A state as a write transaction needs it."""
+
+    number: int
+    kind: Kind
+    is_replaced: bool
+
+
 class _Transaction:
     """The changes of one write transaction; `finish` writes the counts that belong to them."""
 
@@ -288,51 +314,80 @@ class _Transaction:
         self._store = store
         self._txn = txn
         self._now_ms = now_ms
-        self._keys = _Chain(txn, store.keys)
-        self._fields = _Chain(txn, store.fields)
+        self._keys = _Table(txn, store.keys, POSITION_BYTES)
+        self._fields = _Table(txn, store.fields, MAP_ID_BYTES + FIELD_POSITION_BYTES)
         self.meta = store.read_meta(txn)
-        self._counts = dict(self.meta.applied.keys)
+        self._counts = {number: self.meta.applied.keys.get(name, 0) for name, number in self.meta.state_numbers.items()}
         self._expiring = self.meta.applied.expiring
+        self._states: dict[str, _State] = {}
+        self._replaced_numbers: set[int] = set()
         self._touched: set[bytes] = set()
         self.changed = 0
 
     def finish(self) -> None:
         """Write the `applied` record."""
-        keys = {state: count for state, count in self._counts.items() if count}
+        names = self.meta.names()
+        keys = {names[number]: count for number, count in self._counts.items() if count}
         self.meta.applied = replace(self.meta.applied, keys=keys, expiring=self._expiring)
         self._txn.put(b"applied", self.meta.to_bytes(), db=self._store.meta)
 
-    def apply(self, changes: Iterable[Change], kinds: dict[str, Kind], *, keeps_touched: bool) -> None:
+    def declare(self, states: Sequence[StateDescriptor], replaces: frozenset[str]) -> None:
+        """Learn the states that changes may name, and those whose whole content this epoch brings."""
+        for state in states:
+            number = self.meta.number_of(state.name)
+            self._states[state.name] = _State(number, state.kind, state.name in replaces)
+            self._counts.setdefault(number, 0)
+        self._replaced_numbers = {self.meta.state_numbers[name] for name in replaces & self.meta.state_numbers.keys()}
+
+    def apply(self, run: pa.RecordBatch) -> None:
         """Apply a run. The changes of one key lie together in it, so that a map is read and written once."""
-        for key, of_key in groupby(changes, key=lambda change: change.key):
-            if keeps_touched:
-                self._touched.add(key)
-            position = position_of(key).to_bytes(POSITION_BYTES, "big")
-            at, record = self._keys.find(position, key)
-            if record is not None and 0 < _expiry_of(record) <= self._now_ms:
-                self._delete_key(at, record)
-                at, record = self._keys.find(position, key)
-            group = list(of_key)
-            state = group[0].state
-            number = self.meta.number_of(state)
-            for change in group:
-                if change.state != state:
-                    raise KeyConflictError(self._conflict(key, state, change.state))
-            if record is not None and record[12] | record[13] << 8 != number:
-                raise KeyConflictError(self._conflict(key, self._state_of(record), state))
-            if kinds[state] is Kind.VALUE:
-                self._apply_to_value(at, record, group[-1], number)
+        find, get, now_ms, touched = _find, self._keys.get, self._now_ms, self._touched
+        for (name, key), rows in groupby(rows_in(run), STATE_AND_KEY):
+            state = self._states.get(name)
+            if state is None:
+                raise StoreError(f"a change names the state {name!r}, which is not among {sorted(self._states)}")
+            at, record = find(get, place_of(key), key)
+            if record is not None:
+                _, expire_at_ms, number, form = read_header(record)
+                if number != state.number or form == LARGE or 0 < expire_at_ms <= now_ms:
+                    at, record = self._make_way(at, record, key, state)
+            is_first = True
+            if self._replaced_numbers:
+                is_first = key not in touched
+                touched.add(key)
+            if state.kind is Kind.VALUE:
+                *_, last = rows
+                self._apply_to_value(at, record, last, state.number)
             else:
-                self._apply_to_map(at, record, group, number)
+                changes = list(map(Change._make, rows))
+                if state.is_replaced and is_first and record is not None:
+                    at, record, changes = self._without_other_fields(at, record, changes)
+                self._apply_to_map(at, record, changes, state.number)
 
-    def _state_of(self, record: bytes) -> str:
-        number = record[12] | record[13] << 8
-        return next(name for name, each in self.meta.state_numbers.items() if each == number)
+    def _make_way(self, at: bytes, record: bytes, key: bytes, state: _State) -> tuple[bytes, bytes | None]:
+        """Remove what stands at a key if it is dead, or of another state that this epoch replaces; return the place."""
+        if self._is_live(record):
+            number = _state_number(record)
+            if number == state.number:
+                return at, record
+            if number not in self._replaced_numbers or key in self._touched:
+                raise KeyConflictError(self._conflict(key, number, state.number))
+            self.changed += 1
+        self._delete_key(at, record)
+        return _find(self._keys.get, place_of(key), key)
 
-    @staticmethod
-    def _conflict(key: bytes, one: str, other: str) -> str:
+    def _is_live(self, record: bytes) -> bool:
+        if 0 < _expiry_of(record) <= self._now_ms:
+            return False
+        payload = _payload(record)
+        if record[14] != LARGE or not payload[16]:
+            return True
+        return any(not 0 < _expiry_of(each) <= self._now_ms for each in self._fields_of(payload))
+
+    def _conflict(self, key: bytes, one: int, other: int) -> str:
+        names = self.meta.names()
         return (
-            f"the states {one!r} and {other!r} both made the key {key[:100]!r}; "
+            f"the states {names[one]!r} and {names[other]!r} both made the key {key[:100]!r}; "
             f"give them key formats that cannot make the same key"
         )
 
@@ -341,50 +396,64 @@ class _Transaction:
     def _put_key(self, at: bytes, old: bytes | None, new: bytes) -> None:
         """Write a key's record and keep the expiry index and the counts in step."""
         self._keys.put(at, new)
-        state = self._state_of(new)
         if old is None:
-            self._counts[state] = self._counts.get(state, 0) + 1
-        before, after = _expiry_of(old) if old else 0, _expiry_of(new)
-        self._expiring += (after > 0) - (before > 0)
-        self._index_expiry(self._keys, b"k", at[:POSITION_BYTES], before, after)
+            self._counts[_state_number(new)] += 1
+        if new[4:12] != (old[4:12] if old is not None else NEVER):
+            before, after = _expiry_of(old) if old is not None else 0, _expiry_of(new)
+            self._expiring += (after > 0) - (before > 0)
+            self._index_expiry(self._keys, b"k", at[:POSITION_BYTES], before, after)
 
     def _delete_key(self, at: bytes, record: bytes) -> None:
         if record[14] == LARGE:
             self._drop_fields(_payload(record))
-        state = self._state_of(record)
-        self._counts[state] -= 1
+        self._counts[_state_number(record)] -= 1
         expire_at_ms = _expiry_of(record)
-        self._expiring -= expire_at_ms > 0
-        self._index_expiry(self._keys, b"k", at[:POSITION_BYTES], expire_at_ms, 0)
-        self._keys.delete(at, POSITION_BYTES)
+        if expire_at_ms:
+            self._expiring -= 1
+            self._index_expiry(self._keys, b"k", at[:POSITION_BYTES], expire_at_ms, 0)
+        self._keys.delete(at)
 
-    def _index_expiry(self, chain: _Chain, tag: bytes, position: bytes, before: int, after: int) -> None:
+    def _index_expiry(self, table: _Table, tag: bytes, position: bytes, before: int, after: int) -> None:
         """Move a record's line in the expiry index. A shared position keeps its old line: another name may need it,
         and a line without an expired record is dropped when it comes due."""
-        if before == after:
-            return
-        if before and not chain.is_shared(position):
+        if before and not table.is_shared(position):
             self._txn.delete(before.to_bytes(8, "big") + tag + position, db=self._store.expiry)
         if after:
             self._txn.put(after.to_bytes(8, "big") + tag + position, b"", db=self._store.expiry)
 
     # Values ----------------------------------------------------------------------------------------------------
 
-    def _apply_to_value(self, at: bytes, old: bytes | None, change: Change, number: int) -> None:
-        if change.op != Op.PUT:
-            if old is not None:
-                self._delete_key(at, old)
+    def _apply_to_value(self, at: bytes, old: bytes | None, row: tuple[Any, ...], number: int) -> None:
+        _, op, key, _, value, expire_at_ms = row
+        if op == PUT:
+            new = _record(key, value or b"", expire_at_ms, number, VALUE)
+            if new != old:
+                self._put_key(at, old, new)
                 self.changed += 1
-            return
-        new = _record(change.key, change.value or b"", change.expire_at_ms, number, VALUE)
-        if new != old:
-            self._put_key(at, old, new)
+        elif old is not None:
+            self._delete_key(at, old)
             self.changed += 1
 
     # Maps ------------------------------------------------------------------------------------------------------
 
+    def _without_other_fields(
+        self, at: bytes, old: bytes, changes: list[Change]
+    ) -> tuple[bytes, bytes | None, list[Change]]:
+        """Make the changes of a map's fields those of the whole map: what they do not name goes."""
+        key = changes[0].key
+        if any(change.field is None for change in changes):
+            return at, old, changes
+        if _expiry_of(old):
+            self._delete_key(at, old)
+            return *_find(self._keys.get, place_of(key), key), changes
+        payload = _payload(old)
+        names = map(_name, self._fields_of(payload)) if old[14] == LARGE else dict(packed_map.pairs(payload))
+        gone = set(names).difference(change.field for change in changes)
+        return at, old, [Change("", Op.DELETE, key, name) for name in gone] + changes
+
     def _apply_to_map(self, at: bytes, old: bytes | None, changes: list[Change], number: int) -> None:
         """Apply the changes of one key: whole replacements and clears first, then fields on what is left."""
+        key = changes[0].key
         last_whole = max((index for index, change in enumerate(changes) if change.field is None), default=-1)
         if last_whole >= 0:
             whole = changes[last_whole]
@@ -396,12 +465,26 @@ class _Transaction:
             changes = changes[last_whole + 1 :]
             if not changes:
                 return
-            at, old = self._keys.find(at[:POSITION_BYTES], whole.key)
-        last_of_field = {change.field or b"": change for change in changes}
-        if old is not None and old[14] == LARGE:
-            self._change_large_map(at, old, last_of_field)
+            at, old = self._find_live(key)
+        if old is not None and _expiry_of(old) and len(changes) > 1:
+            # A map that becomes empty in between loses its expiry: one change after the other.
+            for change in changes:
+                self._change_fields(*self._find_live(key), {change.field or b"": change}, number)
         else:
-            self._change_small_map(at, old, changes[0].key, last_of_field, number)
+            self._change_fields(at, old, {change.field or b"": change for change in changes}, number)
+
+    def _find_live(self, key: bytes) -> tuple[bytes, bytes | None]:
+        at, record = _find(self._keys.get, place_of(key), key)
+        if record is not None and not self._is_live(record):
+            self._delete_key(at, record)
+            return _find(self._keys.get, place_of(key), key)
+        return at, record
+
+    def _change_fields(self, at: bytes, old: bytes | None, changes: dict[bytes, Change], number: int) -> None:
+        if old is not None and old[14] == LARGE:
+            self._change_large_map(at, old, changes, _expiry_of(old))
+        else:
+            self._change_small_map(at, old, changes, number)
 
     def _replace_map(self, at: bytes, old: bytes | None, whole: Change, number: int) -> None:
         packed = whole.value or b""
@@ -415,31 +498,26 @@ class _Transaction:
             self.changed += 1
             return
         fields = dict(packed_map.pairs(packed))
-        puts = {name: Change(whole.state, Op.PUT, whole.key, name, value) for name, value in fields.items()}
-        if old is not None and old[14] == LARGE and _expiry_of(old) == (whole.expire_at_ms or 0):
-            map_id = _payload(old)[:8]
-            gone = {name for name, _, _ in self._fields_of(int.from_bytes(map_id, "little"))} - fields.keys()
-            puts |= {name: Change(whole.state, Op.DELETE, whole.key, name) for name in gone}
-            self._change_large_map(at, old, puts)
-            return
-        if old is not None:
-            self._delete_key(at, old)
-            at, _ = self._keys.find(at[:POSITION_BYTES], whole.key)
-        self._make_large_map(at, None, whole.key, whole.expire_at_ms, number, puts)
-        self.changed += 1
+        puts = {name: Change("", Op.PUT, whole.key, name, value) for name, value in fields.items()}
+        if old is not None and old[14] == LARGE:
+            gone = set(map(_name, self._fields_of(_payload(old)))) - fields.keys()
+            puts |= {name: Change("", Op.DELETE, whole.key, name) for name in gone}
+            self._change_large_map(at, old, puts, whole.expire_at_ms)
+        else:
+            self._make_large_map(at, old, whole.key, whole.expire_at_ms, number, puts)
+            self.changed += 1
 
-    def _change_small_map(
-        self, at: bytes, old: bytes | None, key: bytes, changes: dict[bytes, Change], number: int
-    ) -> None:
-        fields = dict(packed_map.pairs(_payload(old))) if old is not None else {}
-        before = dict(fields)
-        expiring = [change for change in changes.values() if change.op == Op.PUT and change.expire_at_ms]
+    def _change_small_map(self, at: bytes, old: bytes | None, changes: dict[bytes, Change], number: int) -> None:
+        before = dict(packed_map.pairs(_payload(old))) if old is not None else {}
+        fields = dict(before)
+        expiring = {name: change for name, change in changes.items() if change.op == Op.PUT and change.expire_at_ms}
         for name, change in changes.items():
             if change.op == Op.PUT:
                 fields[name] = change.value or b""
             else:
                 fields.pop(name, None)
-        self.changed += sum(before.get(name) != fields.get(name) for name in changes)
+        self.changed += sum(name in expiring or before.get(name) != fields.get(name) for name in changes)
+        key = next(iter(changes.values())).key
         expire_at_ms = _expiry_of(old) or None if old is not None else None
         if not fields:
             if old is not None:
@@ -449,10 +527,8 @@ class _Transaction:
             or len(fields) > packed_map.FIELDS_MAX
             or (len(packed := packed_map.pack(fields.items())) > packed_map.BYTES_MAX)
         ):
-            puts = {name: Change("", Op.PUT, key, name, value) for name, value in fields.items()}
-            puts |= {change.field or b"": change for change in expiring}
+            puts = {name: Change("", Op.PUT, key, name, value) for name, value in fields.items()} | expiring
             self._make_large_map(at, old, key, expire_at_ms, number, puts)
-            self.changed += sum(before.get(change.field or b"") == change.value for change in expiring)
         elif fields != before:
             self._put_key(at, old, _record(key, packed, expire_at_ms, number, PACKED))
 
@@ -470,108 +546,112 @@ class _Transaction:
         self.meta.next_map_id += 1
         self._txn.put(map_id.to_bytes(MAP_ID_BYTES, "big"), key, db=self._store.maps)
         for name, change in puts.items():
-            self._put_field(map_id, name, change.value or b"", change.expire_at_ms)
-        can_expire = any(change.expire_at_ms for change in puts.values())
+            place, record = self._find_field(map_id, name)
+            self._put_field(place, record, _record(name, change.value or b"", change.expire_at_ms, 0, VALUE))
+        can_expire = any(change.expire_at_ms is not None for change in puts.values())
         payload = LARGE_MAP.pack(map_id, len(puts), can_expire)
         self._put_key(at, old, _record(key, payload, expire_at_ms, number, LARGE))
 
-    def _change_large_map(self, at: bytes, old: bytes, changes: dict[bytes, Change]) -> None:
+    def _change_large_map(self, at: bytes, old: bytes, changes: dict[bytes, Change], expire_at_ms: int | None) -> None:
         map_id, size, can_expire = LARGE_MAP.unpack(_payload(old))
         for name, change in changes.items():
-            place, record = self._fields.find(_field_place(map_id, name), name)
-            is_gone = record is None or 0 < _expiry_of(record) <= self._now_ms
+            place, record = self._find_field(map_id, name)
             if change.op == Op.PUT:
                 new = _record(name, change.value or b"", change.expire_at_ms, 0, VALUE)
                 if new == record:
                     continue
-                self._put_field(map_id, name, change.value or b"", change.expire_at_ms)
+                self._put_field(place, record, new)
                 size += record is None
-                can_expire |= bool(change.expire_at_ms)
+                can_expire |= change.expire_at_ms is not None
+            elif record is not None:
+                self._delete_field(place, record)
+                size -= 1
             else:
-                if record is not None:
-                    self._delete_field(place, record)
-                    size -= 1
-                if is_gone:
-                    continue
+                continue
             self.changed += 1
         if not size:
             self._delete_key(at, old)
             return
-        number = old[12] | old[13] << 8
-        new = _record(_name(old), LARGE_MAP.pack(map_id, size, can_expire), _expiry_of(old), number, LARGE)
+        payload = LARGE_MAP.pack(map_id, size, can_expire)
+        new = _record(_name(old), payload, expire_at_ms or None, _state_number(old), LARGE)
         if new != old:
             self._put_key(at, old, new)
 
     # Fields of large maps ------------------------------------------------------------------------------------------
 
-    def _put_field(self, map_id: int, name: bytes, value: bytes, expire_at_ms: int | None) -> None:
-        position = _field_place(map_id, name)
-        at, old = self._fields.find(position, name)
-        self._fields.put(at, _record(name, value, expire_at_ms, 0, VALUE))
-        self._index_expiry(self._fields, b"f", position, _expiry_of(old) if old else 0, expire_at_ms or 0)
+    def _find_field(self, map_id: int, name: bytes) -> tuple[bytes, bytes | None]:
+        return _find(self._fields.get, _field_place(map_id, name), name)
+
+    def _put_field(self, at: bytes, old: bytes | None, new: bytes) -> None:
+        self._fields.put(at, new)
+        before, after = _expiry_of(old) if old is not None else 0, _expiry_of(new)
+        if before != after:
+            self._index_expiry(self._fields, b"f", at[: MAP_ID_BYTES + FIELD_POSITION_BYTES], before, after)
 
     def _delete_field(self, at: bytes, record: bytes) -> None:
-        position_bytes = MAP_ID_BYTES + FIELD_POSITION_BYTES
-        self._index_expiry(self._fields, b"f", at[:position_bytes], _expiry_of(record), 0)
-        self._fields.delete(at, position_bytes)
+        if expire_at_ms := _expiry_of(record):
+            self._index_expiry(self._fields, b"f", at[: MAP_ID_BYTES + FIELD_POSITION_BYTES], expire_at_ms, 0)
+        self._fields.delete(at)
 
-    def _fields_of(self, map_id: int) -> list[tuple[bytes, bytes, bytes]]:
-        """Return (name, place, record) of every field of a map."""
-        prefix = map_id.to_bytes(MAP_ID_BYTES, "big")
+    def _fields_of(self, payload: bytes) -> Iterator[bytes]:
+        """Iterate over the records of a large map's fields."""
+        prefix = payload[:8][::-1]  # little endian in the record, big endian in a place
         with self._txn.cursor(db=self._store.fields) as cursor:
-            found = []
             if cursor.set_range(prefix):
                 for at, record in cursor.iternext():
                     if not at.startswith(prefix):
-                        break
-                    found.append((_name(record), at, record))
-            return found
+                        return
+                    yield record
 
     def _drop_fields(self, payload: bytes) -> None:
         """Delete a large map's fields. Their lines in the expiry index stay until they come due and find nothing."""
-        prefix = payload[:8][::-1]  # little endian in the record, big endian in a place
+        prefix = payload[:8][::-1]
         with self._txn.cursor(db=self._store.fields) as cursor:
-            while cursor.set_range(prefix) and cursor.key().startswith(prefix):
-                cursor.delete()
+            found = cursor.set_range(prefix)
+            while found and cursor.key().startswith(prefix):
+                found = cursor.delete() and bool(cursor.key())
         self._txn.delete(prefix, db=self._store.maps)
 
     # Whole states, expiry ----------------------------------------------------------------------------------------
 
     def remove_untouched(self, states: frozenset[str]) -> None:
         """Delete every key of the replaced states that this epoch did not name."""
-        numbers = {self.meta.state_numbers[state] for state in states if state in self.meta.state_numbers}
-        if not numbers:
+        if not any(self._counts.get(number) for number in self._replaced_numbers):
             return
         gone: list[bytes] = []
         with self._txn.cursor(db=self._store.keys) as cursor:
             for _, record in cursor.iternext():
-                if record[12] | record[13] << 8 in numbers and (name := _name(record)) not in self._touched:
+                if _state_number(record) in self._replaced_numbers and (name := _name(record)) not in self._touched:
                     gone.append(name)
         for name in gone:
-            at, found = self._keys.find(position_of(name).to_bytes(POSITION_BYTES, "big"), name)
+            at, found = _find(self._keys.get, place_of(name), name)
             if found is not None:
                 self._delete_key(at, found)
                 self.changed += 1
 
     def remove_expired(self, keys_max: int) -> int:
-        """Remove keys and fields whose time has come, oldest first."""
-        removed = 0
+        """Work off lines of the expiry index that are due, oldest first: remove what they stand for."""
+        keys_before = sum(self._counts.values())
+        done = 0
         with self._txn.cursor(db=self._store.expiry) as cursor:
-            while removed < keys_max and cursor.first():
+            while done < keys_max and cursor.first():
                 line = cursor.key()
                 if int.from_bytes(line[:8], "big") > self._now_ms:
                     break
                 cursor.delete()
-                removed += self._remove_at(line[8:9], line[9:])
-        return removed
+                done += max(1, self._remove_at(line[8:9], line[9:]))
+        removed_keys = keys_before - sum(self._counts.values())
+        applied = self.meta.applied
+        self.meta.applied = replace(applied, expired_keys=applied.expired_keys + removed_keys)
+        return done
 
     def _remove_at(self, tag: bytes, position: bytes) -> int:
         """Remove the expired records at one position; return how many."""
-        chain = self._keys if tag == b"k" else self._fields
+        table = self._keys if tag == b"k" else self._fields
         removed = 0
         ordinal = 0
         at = position
-        while (record := chain.get(at)) is not None:
+        while (record := table.get(at)) is not None:
             if 0 < _expiry_of(record) <= self._now_ms:
                 if tag == b"k":
                     self._delete_key(at, record)
@@ -588,10 +668,10 @@ class _Transaction:
         key = self._txn.get(position[:MAP_ID_BYTES], db=self._store.maps)
         if key is None:
             raise StoreError(f"a field of an unknown map stands in the store {self._store.path}")
-        at, record = self._keys.find(position_of(key).to_bytes(POSITION_BYTES, "big"), key)
+        at, record = _find(self._keys.get, place_of(key), key)
         if record is None:
             raise StoreError(f"a field of a missing map stands in the store {self._store.path}")
-        self._change_large_map(at, record, {name: Change("", Op.DELETE, key, name)})
+        self._change_large_map(at, record, {name: Change("", Op.DELETE, key, name)}, _expiry_of(record))
 
 
 def _field_place(map_id: int, name: bytes) -> bytes:
@@ -604,14 +684,12 @@ class LmdbSnapshot(Snapshot):
     def __init__(self, store: LmdbStore, now_ms: int) -> None:
         self._store = store
         self._txn = store.begin()
-        self._keys = _Chain(self._txn, store.keys)
-        self._fields = _Chain(self._txn, store.fields)
         self._now_ms = now_ms
         self._meta: _Meta | None = None
 
     def renew(self, now_ms: int) -> None:
         self._txn.abort()  # py-lmdb keeps the transaction's reader slot and takes it again: 0.2 us for both
-        self._txn = self._keys.txn = self._fields.txn = self._store.begin()
+        self._txn = self._store.begin()
         self._now_ms = now_ms
         self._meta = None
 
@@ -629,7 +707,7 @@ class LmdbSnapshot(Snapshot):
 
     def _live(self, key: bytes) -> bytes | None:
         """Return a key's record, or None if it is missing or expired."""
-        _, record = self._keys.find(position_of(key).to_bytes(POSITION_BYTES, "big"), key)
+        _, record = _find(self._txn.get, place_of(key), key)
         return record if record is not None and self._is_live(record) else None
 
     def _is_live(self, record: bytes) -> bool:
@@ -645,27 +723,27 @@ class LmdbSnapshot(Snapshot):
         return None if record is None else self._entry(record)
 
     def _entry(self, record: bytes) -> Entry:
-        number = record[12] | record[13] << 8
-        state = next(name for name, each in self._known().state_numbers.items() if each == number)
+        state = self._known().names()[_state_number(record)]
         kind = Kind.VALUE if record[14] == VALUE else Kind.MAP
         return Entry(_name(record), state, kind, _expiry_of(record) or None)
 
     def value(self, key: bytes) -> bytes | None:
-        record = self._txn.get(position_of(key).to_bytes(POSITION_BYTES, "big"))
+        record = self._txn.get(place_of(key))
         if record is None:
             return None
-        if not (record.startswith(key, NAME_AT) and int.from_bytes(record[:4], "little") == len(key)):
-            _, record = self._keys.find(position_of(key).to_bytes(POSITION_BYTES, "big"), key)
+        length, expire_at_ms, _, form = read_header(record)
+        if length != len(key) or not record.startswith(key, NAME_AT):  # another key of the same position
+            _, record = _find(self._txn.get, place_of(key), key)
             if record is None:
                 return None
-        if record[14] != VALUE:
+            length, expire_at_ms, _, form = read_header(record)
+        if 0 < expire_at_ms <= self._now_ms:
+            return None
+        if form != VALUE:
             if not self._is_live(record):
                 return None
             raise WrongKindError(f"{key[:100]!r} holds a map, not a value")
-        expire_at_ms = int.from_bytes(record[4:12], "little")
-        if 0 < expire_at_ms <= self._now_ms:
-            return None
-        value: bytes = record[NAME_AT + len(key) :]
+        value: bytes = record[NAME_AT + length :]
         return value
 
     def _map(self, key: bytes) -> bytes | None:
@@ -689,10 +767,14 @@ class LmdbSnapshot(Snapshot):
         return [self._large_field(map_id, name) for name in names]
 
     def _large_field(self, map_id: int, name: bytes) -> bytes | None:
-        _, record = self._fields.find(_field_place(map_id, name), name)
+        _, record = _find(self._get_field, _field_place(map_id, name), name)
         if record is None or 0 < _expiry_of(record) <= self._now_ms:
             return None
         return record[NAME_AT + len(name) :]
+
+    def _get_field(self, at: bytes) -> bytes | None:
+        record: bytes | None = self._txn.get(at, db=self._store.fields)
+        return record
 
     def _live_fields(self, record: bytes, cursor_at: int = 0) -> Iterator[tuple[bytes, bytes, bytes]]:
         """Iterate over (place, name, value) of a large map's live fields, from a field position on."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from state_backend import packed_map
 from state_backend.descriptor import Kind, StateDescriptor
-from state_backend.errors import KeyConflictError, WrongKindError
+from state_backend.errors import KeyConflictError, StoreError, WrongKindError
 from state_backend.records import Change, Op, changes_in
 from state_backend.slots import field_position_of, position_of
 from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store
@@ -36,6 +36,16 @@ def _is_live(expire_at_ms: int | None, now_ms: int) -> bool:
     return expire_at_ms is None or expire_at_ms > now_ms
 
 
+def _alive(held: _Held | None, now_ms: int) -> _Held | None:
+    """Return what is left of a key once all that has expired is taken out."""
+    if held is None or not _is_live(held.expire_at_ms, now_ms):
+        return None
+    if held.kind is Kind.MAP and not all(_is_live(each.expire_at_ms, now_ms) for each in held.fields.values()):
+        live = {name: each for name, each in held.fields.items() if _is_live(each.expire_at_ms, now_ms)}
+        return held._replace(fields=live) if live else None
+    return held
+
+
 class MemoryStore(Store):
     """A store in this process's memory; gone with it."""
 
@@ -54,16 +64,18 @@ class MemoryStore(Store):
         changed = 0
         for run in epoch.runs:
             for change in changes_in(run):
+                if change.state not in kinds:
+                    raise StoreError(f"a change names the state {change.state!r}, which is not among {sorted(kinds)}")
+                old = now = _alive(held.get(change.key), epoch.clock_ms)
+                if now is not None and now.state in epoch.replaces and change.key not in touched:
+                    now = None
                 touched.add(change.key)
-                old = held.get(change.key)
-                if old is not None and old.state != change.state and _is_live(old.expire_at_ms, epoch.clock_ms):
-                    raise KeyConflictError(_conflict(change, old.state))
-                new = _changed(old, change, kinds[change.state], epoch.clock_ms)
-                if new == old:
-                    continue
-                changed += 1
+                if now is not None and now.state != change.state:
+                    raise KeyConflictError(_conflict(change, now.state))
+                new = _changed(now, change, kinds[change.state])
+                changed += new != old
                 if new is None:
-                    del held[change.key]
+                    held.pop(change.key, None)
                 else:
                     held[change.key] = new
         for key in [key for key, old in held.items() if old.state in epoch.replaces and key not in touched]:
@@ -75,21 +87,21 @@ class MemoryStore(Store):
 
     def remove_expired(self, now_ms: int, keys_max: int) -> int:
         held = dict(self._held)
-        removed = 0
+        done = 0
         for key, old in self._held.items():
-            if removed == keys_max:
+            if done >= keys_max:
                 break
-            fields = {name: each for name, each in old.fields.items() if _is_live(each.expire_at_ms, now_ms)}
-            emptied = old.kind is Kind.MAP and not fields
-            if emptied or not _is_live(old.expire_at_ms, now_ms):
+            live = _alive(old, now_ms)
+            if live is None:
                 del held[key]
-                removed += 1
-            elif len(fields) < len(old.fields):
-                held[key] = old._replace(fields=fields)
-                removed += 1
+                done += 1
+            elif live != old:
+                held[key] = live
+                done += 1
+        removed_keys = len(self._held) - len(held)
         self._held = held
-        self._count(replace(self._applied, expired_keys=self._applied.expired_keys + removed))
-        return removed
+        self._count(replace(self._applied, expired_keys=self._applied.expired_keys + removed_keys))
+        return done
 
     def _count(self, applied: Applied) -> None:
         keys = Counter(each.state for each in self._held.values())
@@ -110,11 +122,9 @@ def _conflict(change: Change, other: str) -> str:
     )
 
 
-def _changed(old: _Held | None, change: Change, kind: Kind, now_ms: int) -> _Held | None:
-    """Return what stands at the key after a change; `old` itself if it makes no difference."""
-    if old is not None and not _is_live(old.expire_at_ms, now_ms):
-        old = None
-    if change.op is Op.CLEAR or (change.op == Op.DELETE and change.field is None):
+def _changed(old: _Held | None, change: Change, kind: Kind) -> _Held | None:
+    """Return what stands at the key after a change."""
+    if change.op == Op.CLEAR or (change.op == Op.DELETE and change.field is None):
         return None
     if kind is Kind.VALUE:
         return _Held(change.state, kind, change.value or b"", {}, change.expire_at_ms)
@@ -154,13 +164,7 @@ class MemorySnapshot(Snapshot):
         return self._applied
 
     def _live(self, key: bytes) -> _Held | None:
-        held = self._held.get(key)
-        if held is None or not _is_live(held.expire_at_ms, self._now_ms):
-            return None
-        if held.kind is Kind.MAP:
-            live = {name: each for name, each in held.fields.items() if _is_live(each.expire_at_ms, self._now_ms)}
-            return held._replace(fields=live) if live else None
-        return held
+        return _alive(self._held.get(key), self._now_ms)
 
     def _map(self, key: bytes) -> Mapping[bytes, _Field]:
         held = self._live(key)

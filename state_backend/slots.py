@@ -10,12 +10,14 @@ big-endian bytes are a store's key: byte order is slot order. Two keys may share
 from __future__ import annotations
 
 from binascii import crc_hqx
+from struct import Struct
 from zlib import crc32
 
 SLOTS = 16384
 HASH_BITS = 32
 POSITION_BYTES = 6
 POSITIONS = SLOTS << HASH_BITS
+PLACE = Struct(">HI")
 
 
 def slot_of(key: bytes) -> int:
@@ -34,6 +36,12 @@ def slot_of(key: bytes) -> int:
 def position_of(key: bytes) -> int:
     """Return a key's position: slot order first, then a hash that spreads the keys of a slot."""
     return slot_of(key) << HASH_BITS | crc32(key)
+
+
+def place_of(key: bytes) -> bytes:
+    """Return a key's position as its six bytes."""
+    slot = slot_of(key) if b"{" in key else crc_hqx(key, 0) & 16383
+    return PLACE.pack(slot, crc32(key))
 
 
 def slot_at(position: int) -> int:

@@ -135,14 +135,18 @@ class Store(ABC):
 
     @abstractmethod
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
-        """Apply one epoch in one transaction and return how many changes made a difference.
+        """Apply one epoch in one transaction and return about how many changes made a difference (0: none did).
 
+        What a replaced state held and the epoch does not name goes: keys, and fields of the keys that it names.
         Raises KeyConflictError or StoreFullError, and then holds what it held before.
         """
 
     @abstractmethod
     def remove_expired(self, now_ms: int, keys_max: int) -> int:
-        """Remove up to `keys_max` keys and fields that have expired; return how many."""
+        """Remove up to about `keys_max` keys and fields that have expired; return how many.
+
+        Less than `keys_max` means that nothing expired is left.
+        """
 
     @abstractmethod
     def snapshot(self, now_ms: int) -> Snapshot:

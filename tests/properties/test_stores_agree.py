@@ -1,0 +1,281 @@
+"""The LMDB store answers every question as the memory store does, whatever happened before."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest.mock import patch
+from zlib import crc32
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from state_backend import packed_map
+from state_backend.descriptor import StateDescriptor
+from state_backend.errors import KeyConflictError, WrongKindError
+from state_backend.lmdb_store import LmdbStore
+from state_backend.memory_store import MemoryStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges, Snapshot
+
+Answer = TypeVar("Answer")
+
+STATES = (
+    StateDescriptor("temp", key="k", value="v", ttl=1).for_job("job"),
+    StateDescriptor("mode", key="k", value="v").for_job("job"),
+    StateDescriptor("trip", key="k", value=("a", "b")).for_job("job"),
+    StateDescriptor("city", key="k", field="f", value="v").for_job("job"),
+)
+VALUES, MAPS = ("temp", "mode"), ("trip", "city")
+
+# A key that two states may make, an empty one, some that are no text, one with a hash tag, and one that is long.
+SHARED = (b"", b"\xff\xfe", b"{tag}1")
+KEYS = {
+    state.name: (*SHARED, *(f"job:{state.name}:{number}".encode() for number in range(4)), state.name.encode() * 300)
+    for state in STATES
+}
+FIELDS = (b"", b"\xff", b"$1\r\na\r\n", *(b"f%d" % number for number in range(5)))
+TEXTS = st.sampled_from((b"", b"1", b"2", b"\x00\xff", b"$2\r\nf1\r\n", b"long" * 500))
+# Past both borders between a small and a large map, and just below.
+SIZES = st.sampled_from((0, 1, 3, packed_map.FIELDS_MAX - 1, packed_map.FIELDS_MAX, packed_map.FIELDS_MAX + 1, 150))
+DELAYS = st.none() | st.integers(-3, 30)
+
+
+def expiry(clock_ms: int, delay: int | None) -> int | None:
+    return None if delay is None else clock_ms + delay
+
+
+def value_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
+    def made(state: str, number: int, op: Op, value: bytes, delay: int | None) -> list[Change]:
+        key = KEYS[state][number]
+        return [
+            Change(state, op, key, None, value, expiry(clock_ms, delay)) if op is Op.PUT else Change(state, op, key)
+        ]
+
+    return st.builds(
+        made, st.sampled_from(VALUES), st.integers(0, 7), st.sampled_from((Op.PUT, Op.PUT, Op.DELETE)), TEXTS, DELAYS
+    )
+
+
+def whole_map_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
+    def made(state: str, number: int, op: Op, size: int, value: bytes, delay: int | None) -> list[Change]:
+        key = KEYS[state][number]
+        if op is not Op.PUT:
+            return [Change(state, op, key)]
+        packed = packed_map.pack((b"f%d" % each, value) for each in range(size))
+        return [Change(state, op, key, None, packed, expiry(clock_ms, delay))]
+
+    ops = st.sampled_from((Op.PUT, Op.PUT, Op.PUT, Op.DELETE, Op.CLEAR))
+    return st.builds(made, st.sampled_from(MAPS), st.integers(0, 7), ops, SIZES, TEXTS, DELAYS)
+
+
+def field_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
+    def made(state: str, number: int, op: Op, field: bytes, more: int, value: bytes, delay: int | None) -> list[Change]:
+        key = KEYS[state][number]
+        names = [field, *(b"f%d" % each for each in range(more))]
+        if op is not Op.PUT:
+            return [Change(state, op, key, name) for name in names]
+        return [Change(state, op, key, name, value, expiry(clock_ms, delay)) for name in names]
+
+    more = st.sampled_from((0, 0, 0, 0, 2, packed_map.FIELDS_MAX + 1))
+    ops = st.sampled_from((Op.PUT, Op.PUT, Op.DELETE))
+    return st.builds(made, st.sampled_from(MAPS), st.integers(0, 7), ops, st.sampled_from(FIELDS), more, TEXTS, DELAYS)
+
+
+class StoresAgree(RuleBasedStateMachine):
+    """Both stores get the same epochs; after each step they are asked everything."""
+
+    rows_of_a_run = 1 << 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = ExitStack()
+        self.patches.enter_context(patch("state_backend.records.RUN_ROWS_MAX", self.rows_of_a_run))
+        self.patch_positions()
+        self.folder = Path(tempfile.mkdtemp())
+        self.memory = MemoryStore("g")
+        self.lmdb = LmdbStore(self.folder, "g")
+        self.epoch = -1
+        self.clock_ms = 1_000
+
+    def patch_positions(self) -> None:
+        pass
+
+    def teardown(self) -> None:
+        self.lmdb.close()
+        shutil.rmtree(self.folder)
+        self.patches.close()
+
+    @initialize()
+    def empty(self) -> None:
+        assert self.lmdb.applied == self.memory.applied
+
+    @rule(data=st.data(), replaces=st.sets(st.sampled_from([state.name for state in STATES]), max_size=1))
+    def apply(self, data: Any, replaces: set[str]) -> None:
+        each = st.one_of(value_change(self.clock_ms), whole_map_change(self.clock_ms), field_change(self.clock_ms))
+        changes = [change for group in data.draw(st.lists(each, max_size=8)) for change in group]
+        runs = list(runs_of(changes, [state.name for state in STATES]))
+        epoch = EpochChanges(self.epoch + 1, 1, self.clock_ms, runs, frozenset(replaces))
+        before = self.lmdb.applied
+        try:
+            self.memory.apply(epoch, STATES)
+        except KeyConflictError:
+            try:
+                self.lmdb.apply(epoch, STATES)
+            except KeyConflictError:
+                assert self.lmdb.applied == before
+                return
+            raise AssertionError("only the memory store saw the conflict") from None
+        self.lmdb.apply(epoch, STATES)
+        self.epoch += 1
+
+    @rule()
+    def apply_again_what_is_there(self) -> None:
+        """An epoch that puts what stands there already makes no difference."""
+        snapshot = self.memory.snapshot(self.clock_ms)
+        changes = []
+        for state in VALUES:
+            for key in KEYS[state]:
+                entry = snapshot.entry(key)
+                if entry is not None and entry.state == state:
+                    changes.append(Change(state, Op.PUT, key, None, snapshot.value(key), entry.expire_at_ms))
+        runs = list(runs_of(changes, VALUES))
+        self.epoch += 1
+        epoch = EpochChanges(self.epoch, 1, self.clock_ms, runs)
+        assert (self.memory.apply(epoch, STATES), self.lmdb.apply(epoch, STATES)) == (0, 0)
+
+    @rule(step=st.integers(-2, 20))
+    def move_clock(self, step: int) -> None:
+        self.clock_ms += step
+
+    @rule()
+    def remove_expired(self) -> None:
+        self.memory.remove_expired(self.clock_ms, 1 << 30)
+        self.lmdb.remove_expired(self.clock_ms, 1 << 30)
+        theirs, mine = self.memory.applied, self.lmdb.applied
+        assert (mine.keys, mine.expiring) == (theirs.keys, theirs.expiring)
+        assert self.lmdb.remove_expired(self.clock_ms, 1) == 0
+
+    @rule(most=st.integers(1, 3))
+    def remove_some_expired(self, most: int) -> None:
+        """A bounded removal changes nothing that can be read now."""
+        self.lmdb.remove_expired(self.clock_ms, most)
+        while self.lmdb.remove_expired(self.clock_ms, most) >= most:
+            pass
+        self.memory.remove_expired(self.clock_ms, 1 << 30)
+
+    @rule()
+    def reopen(self) -> None:
+        before = self.lmdb.applied
+        self.lmdb.close()
+        self.lmdb = LmdbStore(self.folder, "g")
+        assert self.lmdb.applied == before
+
+    @invariant()
+    def agree(self) -> None:
+        theirs, mine = self.memory.applied, self.lmdb.applied
+        assert (mine.generation, mine.epoch, mine.term, mine.clock_ms) == (
+            theirs.generation,
+            theirs.epoch,
+            theirs.term,
+            theirs.clock_ms,
+        )
+        for now_ms in (self.clock_ms, self.clock_ms + 5, self.clock_ms + 1_000):
+            with self.memory.snapshot(now_ms) as memory, self.lmdb.snapshot(now_ms) as lmdb:
+                assert_equal_answers(memory, lmdb)
+
+
+def answer(ask: Callable[[], Answer]) -> Answer | str:
+    try:
+        return ask()
+    except WrongKindError:
+        return "wrong kind"
+
+
+def pairs_of(snapshot: Snapshot, key: bytes) -> dict[bytes, bytes]:
+    pairs = list(snapshot.map_pairs(key))
+    assert len(dict(pairs)) == len(pairs) == snapshot.map_size(key)
+    return dict(pairs)
+
+
+def scanned(step: Callable[[int], tuple[int, list[Any]]]) -> Iterator[Any]:
+    """Return all that a scan returns, and check that its cursors rise."""
+    cursor, found = step(0)
+    while True:
+        yield from found
+        if not cursor:
+            return
+        last = cursor
+        cursor, found = step(cursor)
+        assert found or not cursor
+        assert not cursor or cursor > last
+
+
+def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
+    live = []
+    for key in {key for keys in KEYS.values() for key in keys} | {b"nothing"}:
+        entry = memory.entry(key)
+        assert lmdb.entry(key) == entry
+        if entry is not None:
+            live.append(entry)
+        assert answer(lambda key=key: lmdb.value(key)) == answer(lambda key=key: memory.value(key))
+        pairs = answer(lambda key=key: pairs_of(memory, key))
+        assert answer(lambda key=key: pairs_of(lmdb, key)) == pairs
+        names = [*FIELDS, b"f130", b"nothing"]
+        asked = answer(lambda key=key, names=names: memory.fields(key, names))
+        assert answer(lambda key=key, names=names: lmdb.fields(key, names)) == asked
+        assert answer(lambda key=key: lmdb.field(key, b"f1")) == answer(lambda key=key: memory.field(key, b"f1"))
+        if isinstance(pairs, dict):
+            packed = lmdb.packed_map(key)
+            assert packed is None or dict(packed_map.pairs(packed)) == pairs
+            for count in (1, 10, 1000):
+                for snapshot in (memory, lmdb):
+                    found = list(scanned(lambda at, s=snapshot, k=key, c=count: s.scan_map(k, at, c)))
+                    assert len(found) == len(pairs)
+                    assert dict(found) == pairs
+    for count in (1, 3, 1000):
+        for snapshot in (memory, lmdb):
+            found = list(scanned(lambda at, s=snapshot, c=count: s.scan(at, c)))
+            assert sorted(found) == sorted(live)
+    assert (lmdb.random_entry() is None) == (not live)
+
+
+class StoresAgreeWithSmallRuns(StoresAgree):
+    """The changes of one key lie in several runs."""
+
+    rows_of_a_run = 3
+
+
+class StoresAgreeWhenPositionsCollide(StoresAgree):
+    """All keys share three positions, all fields two: the chains behind a position are right."""
+
+    rows_of_a_run = 5
+
+    def patch_positions(self) -> None:
+        def position_of(key: bytes) -> int:
+            return crc32(key) % 3 << 32 | 7
+
+        def field_position_of(field: bytes) -> int:
+            return crc32(field) % 2
+
+        for module in ("records", "memory_store"):
+            self.patches.enter_context(patch(f"state_backend.{module}.position_of", position_of))
+        place = "state_backend.lmdb_store.place_of"
+        self.patches.enter_context(patch(place, lambda key: position_of(key).to_bytes(6, "big")))
+        for module in ("memory_store", "lmdb_store"):
+            self.patches.enter_context(patch(f"state_backend.{module}.field_position_of", field_position_of))
+
+
+SETTINGS = settings(max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
+
+TestStoresAgree = StoresAgree.TestCase
+TestStoresAgree.settings = SETTINGS
+TestStoresAgreeWithSmallRuns = StoresAgreeWithSmallRuns.TestCase
+TestStoresAgreeWithSmallRuns.settings = SETTINGS
+TestStoresAgreeWhenPositionsCollide = StoresAgreeWhenPositionsCollide.TestCase
+TestStoresAgreeWhenPositionsCollide.settings = SETTINGS
