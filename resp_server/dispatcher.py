@@ -164,6 +164,7 @@ class Dispatcher:
         started = perf_counter_ns()
         try:
             command = self._table.find(request)
+            call.session.last_command = command.name
             command.check_arity(request)
             if command.facts.needs_auth and not call.session.is_authenticated:
                 raise NoAuthError
@@ -171,7 +172,6 @@ class Dispatcher:
                 raise command.refusal()
         except ReplyError as error:
             return self._rejected(call, command, request, error)
-        call.session.last_command = command.name
         tally = self._stats.tally(command.name)
         tally.calls += 1
         reply = self._run(call, command, tally, request)

@@ -83,6 +83,12 @@ class Call:
         return found
 
     def pin(self) -> KeyspaceView:
-        """Open a view of one's own that stays at its epochs between the steps of a sliced reply, which closes it."""
-        keyspace = self.instance.keyspace if self.session.db == 0 else Keyspace()
-        return keyspace.view(self.now_ms)
+        """Open a view of one's own that stays at its jobs and epochs between the steps of a sliced reply.
+
+        The reply closes it.
+        """
+        jobs = self.instance.keyspace.jobs if self.session.db == 0 else {}
+        view = Keyspace(dict(jobs)).view(self.now_ms)
+        for _ in view.snapshots():
+            pass  # they are opened when they are asked for, and later would be another epoch
+        return view

@@ -1,0 +1,99 @@
+"""However bytes arrive, the same requests come out; whatever arrives, memory stays bounded."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import hypothesis.strategies as st
+from hypothesis import example, given, settings
+
+from resp_server.errors import ProtocolError
+from resp_server.protocol.requests import Request, RequestLimits, RequestParser, split_requests
+
+# Texts that look like the protocol itself are the interesting ones.
+texts = st.one_of(
+    st.binary(max_size=12),
+    st.sampled_from([b"GET", b"key:000001", b"\r\n", b"$1\r\na", b"*1\r\n$4\r\nPING\r\n", b"a\r", b"\n", b"", b"x" * 2000]),
+)
+requests_sent = st.lists(st.lists(texts, min_size=1, max_size=6), max_size=12)
+like_requests = st.integers(1, 4).flatmap(
+    lambda count: st.lists(st.lists(texts, min_size=count, max_size=count), min_size=3, max_size=10)
+)
+cuts = st.lists(st.integers(0, 400), max_size=8)
+
+fragments = st.sampled_from(
+    [b"*1\r\n", b"*2\r\n", b"*0\r\n", b"*-1\r\n", b"*9\r\n", b"*x", b"$", b"$4\r\n", b"$0\r\n", b"$-1\r\n", b"PING"]
+    + [b"\r\n", b"\r", b"\n", b'"', b"'", b"\\x4", b" ", b"\0", b"\xff"]
+)
+garbage = st.lists(st.one_of(fragments, st.binary(max_size=5)), max_size=30).map(b"".join)
+
+
+def packed(request: list[bytes]) -> bytes:
+    return b"*%d\r\n" % len(request) + b"".join(b"$%d\r\n%b\r\n" % (len(text), text) for text in request)
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    return [data[start:end] for start, end in pairwise(ends)]
+
+
+def outcome(chunks: list[bytes], is_restricted: bool = False) -> tuple[list[Request], ProtocolError | None]:
+    parser = RequestParser(RequestLimits(query_buffer_bytes_max=1 << 20), is_restricted)
+    requests: list[Request] = []
+    for chunk in chunks:
+        requests += parser.feed(chunk)
+        while parser.has_more:
+            requests += parser.feed(b"")
+    return [list(request) for request in requests], parser.error
+
+
+@given(st.one_of(requests_sent, like_requests), cuts)
+def test_any_chunking_gives_the_requests_that_were_sent(sent: list[list[bytes]], places: list[int]) -> None:
+    data = b"".join(map(packed, sent))
+    assert outcome(cut(data, places)) == (sent, None)
+    assert outcome([data]) == (sent, None)
+    assert outcome([data[at : at + 1] for at in range(len(data))][:5000] + [data[5000:]]) == (sent, None)
+
+
+@given(st.one_of(requests_sent, like_requests), st.binary(max_size=20))
+def test_splitting_takes_nothing_that_was_not_sent(sent: list[list[bytes]], trailing: bytes) -> None:
+    data = b"".join(map(packed, sent))
+    requests, rest = split_requests(data + trailing)
+    taken = [list(request) for request in requests]
+    assert taken[: len(sent)] == sent[: len(taken)]
+    assert (data + trailing).endswith(rest)
+    assert b"".join(map(packed, taken)) + rest == data + trailing
+
+
+@settings(max_examples=300)
+@given(garbage, cuts)
+@example(b"*1\r\n$4\r\nPINGxx", [9])
+@example(b"*2\r\n$3\r\nGET\r\n$1\r\n", [3, 9])
+@example(b'"\\x4', [1])
+def test_garbage_gives_the_same_outcome_however_it_is_cut(data: bytes, places: list[int]) -> None:
+    requests, error = outcome([data])
+    for chunks in (cut(data, places), [data[at : at + 1] for at in range(len(data))]):
+        others, other_error = outcome(chunks)
+        assert others == requests
+        assert str(other_error) == str(error)
+
+
+@given(garbage, cuts)
+def test_a_restricted_parser_gives_the_same_requests_up_to_its_error(data: bytes, places: list[int]) -> None:
+    requests, error = outcome([data])
+    restricted, other_error = outcome(cut(data, places), is_restricted=True)
+    assert restricted == requests[: len(restricted)]
+    assert len(restricted) == len(requests) or other_error is not None
+    assert error is None or other_error is not None
+
+
+@given(st.lists(garbage, max_size=40))
+def test_what_is_held_is_bounded_whatever_is_sent(chunks: list[bytes]) -> None:
+    limit_bytes = 500
+    parser = RequestParser(RequestLimits(bulk_bytes_max=300, query_buffer_bytes_max=limit_bytes))
+    for chunk in chunks:
+        parser.feed(chunk)
+        assert parser.buffered_bytes <= limit_bytes
+        if parser.error is not None:
+            assert parser.buffered_bytes == 0
+            assert parser.feed(b"*1\r\n$4\r\nPING\r\n") == []

@@ -1,0 +1,153 @@
+"""The order of checks, the short way against the general way, and what happens to errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from resp_server.protocol.replies import Sliced
+from resp_server.protocol.session import ReplyMode
+
+ARITY = b"-ERR wrong number of arguments for 'get' command\r\n"
+NOAUTH = b"-NOAUTH Authentication required.\r\n"
+READONLY = b"-READONLY You can't write against a read only replica.\r\n"
+WRONGTYPE = b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"
+
+
+def test_an_unknown_command_is_said_before_a_password_is_asked_for(connect: Callable[..., Any]) -> None:
+    client = connect(password="x")
+    assert client.ask("foo a").startswith(b"-ERR unknown command 'foo'")
+    assert client.ask("client foo").startswith(b"-ERR unknown subcommand 'foo'")
+
+
+def test_arity_is_checked_before_a_password_is_asked_for(connect: Callable[..., Any]) -> None:
+    client = connect(password="x")
+    assert client.ask("get") == ARITY
+    assert client.ask("get a") == NOAUTH
+    assert client.ask("client id") == NOAUTH
+
+
+def test_a_password_is_asked_for_before_a_write_is_refused(connect: Callable[..., Any]) -> None:
+    client = connect(password="x")
+    assert client.ask("set a") == b"-ERR wrong number of arguments for 'set' command\r\n"
+    assert client.ask("set a b") == NOAUTH
+    assert client.ask("auth x") == b"+OK\r\n"
+    assert client.ask("set a b") == READONLY
+    assert client.ask("setex a 0 x") == READONLY
+
+
+def test_greeting_commands_need_no_password(connect: Callable[..., Any]) -> None:
+    client = connect(password="x")
+    assert client.ask("reset") == b"+RESET\r\n"
+    assert client.ask("hello 3 auth default x").startswith(b"%7")
+    assert client.ask("reset") == b"+RESET\r\n"
+    assert client.ask("ping") == NOAUTH
+    assert client.ask("quit") == b"+OK\r\n"
+
+
+REQUESTS = [
+    "GET job:temp:1",
+    "get job:temp:nope",
+    "GeT job:stats:a",
+    "GET",
+    "GET a b",
+    "GET other:key",
+    "TTL job:temp:soon",
+    "HGETALL job:stats:a",
+    "HGET job:temp:1 f",
+    "HGET a",
+    "MGET job:temp:1 job:stats:a x",
+    "EXISTS job:temp:1 job:temp:1 x",
+    "GETRANGE job:temp:1 a b",
+    "HGETALL job:visits:/",
+    "SET a b",
+]
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("line", REQUESTS)
+def test_the_short_way_answers_as_the_general_way(connect: Callable[..., Any], line: str, protocol: int) -> None:
+    request = [word.encode() for word in line.split()]
+    short, general = connect(), connect()
+    short.session.protocol = general.session.protocol = protocol
+    assert short.send(request, request) == general.general(request) * 2
+    general.general(request)
+    stats, expected = short.instance.stats, general.instance.stats
+    assert (stats.hits, stats.misses, stats.errors) == (expected.hits, expected.misses, expected.errors)
+    tallies, others = (
+        {name: (each.calls, each.rejected, each.failed) for name, each in one.commands.items() if each.calls or each.rejected}
+        for one in (stats, expected)
+    )
+    assert tallies == others
+    assert short.session.last_command == general.session.last_command
+
+
+def test_runs_of_commands_are_answered_in_order(client: Any) -> None:
+    lines = ["GET job:temp:1", "GET job:temp:2", "PING", "TTL x", "GET job:temp:3", "FOO", "SET a b"]
+    together = client.send(*[[word.encode() for word in line.split()] for line in lines])
+    assert together == b"".join(client.ask(line) for line in lines)
+
+
+def test_nothing_is_lost_behind_a_reply_in_steps(client: Any) -> None:
+    keys = [b"job:temp:%d" % i for i in range(20)] * 50
+    waiting = iter([[b"PING"], [b"MGET", *keys], [b"MGET", b"job:temp:1"], [b"PING"]])
+    out: list[bytes] = []
+    assert isinstance(client.dispatcher.answer(client.call, waiting, out), Sliced)
+    assert out == [b"+PONG\r\n"]
+    assert list(waiting) == [[b"MGET", b"job:temp:1"], [b"PING"]]
+
+
+def test_nothing_is_answered_after_quit(client: Any) -> None:
+    assert client.send([b"PING"], [b"QUIT"], [b"PING"]) == b"+PONG\r\n+OK\r\n"
+    assert client.session.is_closing
+
+
+def test_a_browsers_request_is_closed_in_silence(client: Any) -> None:
+    assert client.send([b"POST", b"/", b"HTTP/1.1"], [b"GET", b"a"]) == b""
+    assert client.session.is_closing
+
+
+def test_a_silent_connection_gets_no_reply(client: Any) -> None:
+    assert client.send([b"CLIENT", b"REPLY", b"OFF"], [b"PING"], [b"GET", b"a"], [b"KEYS", b"*"], [b"FOO"]) == b""
+    assert client.ask("CLIENT REPLY ON") == b"+OK\r\n"
+    assert client.send([b"CLIENT", b"REPLY", b"SKIP"], [b"PING"], [b"ECHO", b"a"]) == b"$1\r\na\r\n"
+    assert client.session.reply_mode is ReplyMode.ON
+
+
+def test_another_database_is_empty(client: Any) -> None:
+    assert client.ask("SELECT 1") == b"+OK\r\n"
+    assert client.ask("GET job:temp:1") == b"$-1\r\n"
+    assert client.ask("DBSIZE") == b":0\r\n"
+    assert client.ask("KEYS *") == b"*0\r\n"
+    assert client.ask("SELECT 0") == b"+OK\r\n"
+    assert client.ask("GET job:temp:1") == b"$1\r\n1\r\n"
+
+
+def test_a_bug_is_answered_with_an_id_that_the_log_has(client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    client.instance.view.at = lambda key: 1 / 0
+    for request in ([b"GET", b"a"], [b"TTL", b"a"], [b"STATE", b"LOCATE", b"a"]):
+        reply = client.send(request)
+        assert reply.startswith(b"-ERR internal error ")
+        assert reply.split()[-1].decode() in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+    assert client.ask("PING") == b"+PONG\r\n"
+
+
+def test_spellings_that_are_remembered_are_bounded(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resp_server.dispatcher.SPELLINGS_MAX", 3)
+    for name in (b"GET", b"get", b"Get", b"gET", b"GEt"):
+        assert client.send([name, b"job:temp:1"]) == b"$1\r\n1\r\n"
+    assert len(client.dispatcher._shorts) == 3
+
+
+def test_errors_and_calls_are_counted(client: Any) -> None:
+    for line in ("GET job:temp:1", "GET job:stats:a", "GET", "SET a b", "FOO", "GET x"):
+        client.ask(line)
+    stats = client.instance.stats
+    assert stats.errors == {"WRONGTYPE": 1, "ERR": 2, "READONLY": 1}
+    get = stats.commands["get"]
+    assert (get.calls, get.failed, get.rejected) == (3, 1, 1)
+    assert (stats.hits, stats.misses) == (1, 1)
+    assert stats.commands["set"].rejected == 1
