@@ -30,10 +30,14 @@ log = logging.getLogger(__name__)
 # Names as typed that are remembered (`GET`, `get`, `Get`): a command has more spellings than anybody uses.
 SPELLINGS_MAX = 1024
 
+# A reply of more ends the batch of requests that it is in, so that 128 small requests cannot make 128 large replies
+# before anybody looks at how much is waiting to be sent (guess).
+LARGE_REPLY_BYTES = 16_384
+
 # What a browser sends first when a web page makes it talk to us; closed in silence, as Redis does.
 HTTP_WORDS = (b"post", b"host:")
 
-# Answers a run of requests of one command, adding to the replies; stops at one that is answered in steps.
+# Answers a run of requests of one command, adding to the replies; stops at one in steps and after a large one.
 AnswerRun = Callable[[Call, Iterator[Request], list[bytes]], "Sliced | None"]
 
 
@@ -55,7 +59,7 @@ class Dispatcher:
         self._shorts: dict[bytes, Short | None] = {}
 
     def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Sliced | None:
-        """Answer requests in order until none is left, one is to be answered in steps, or the session closes.
+        """Answer requests in order until none is left, a reply is large or to be made in steps, or the session closes.
 
         Replies are added to `out`; what was not answered is still in `requests`.
         """
@@ -66,7 +70,7 @@ class Dispatcher:
                 sliced = self._answer_run(call, short, run, out)
             else:
                 sliced = self._answer_each(call, run, out)
-            if sliced is not None or session.is_closing:
+            if sliced is not None or session.is_closing or (out and len(out[-1]) > LARGE_REPLY_BYTES):
                 return sliced
         return None
 
@@ -91,6 +95,8 @@ class Dispatcher:
                 return reply
             else:
                 out.append(reply)
+                if len(reply) > LARGE_REPLY_BYTES:
+                    break
             if session.is_closing:
                 break
         return None
@@ -121,6 +127,8 @@ class Dispatcher:
                 if isinstance(reply, Sliced):
                     return reply
                 out.append(reply)
+                if len(reply) > LARGE_REPLY_BYTES:
+                    break
             return None
 
         return answer
@@ -154,7 +162,10 @@ class Dispatcher:
                     out.append(nil)
                 else:
                     stats.hits += 1
-                    out.append(b"$%d\r\n%b\r\n" % (len(value), value))
+                    reply = b"$%d\r\n%b\r\n" % (len(value), value)
+                    out.append(reply)
+                    if len(reply) > LARGE_REPLY_BYTES:
+                        break
 
         return answer
 

@@ -48,7 +48,8 @@ class Client:
 
     def send(self, *requests: list[bytes]) -> bytes:
         """Answer requests as they come in one buffer."""
-        waiting, out = iter(requests), []
+        waiting = iter(requests)
+        out: list[bytes] = []
         while (sliced := self.dispatcher.answer(self.call, waiting, out)) is not None:
             out.append(self.drain(sliced))
         return b"".join(out)

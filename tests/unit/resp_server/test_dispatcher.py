@@ -77,7 +77,11 @@ def test_the_short_way_answers_as_the_general_way(connect: Callable[..., Any], l
     stats, expected = short.instance.stats, general.instance.stats
     assert (stats.hits, stats.misses, stats.errors) == (expected.hits, expected.misses, expected.errors)
     tallies, others = (
-        {name: (each.calls, each.rejected, each.failed) for name, each in one.commands.items() if each.calls or each.rejected}
+        {
+            name: (each.calls, each.rejected, each.failed)
+            for name, each in one.commands.items()
+            if each.calls or each.rejected
+        }
         for one in (stats, expected)
     )
     assert tallies == others
@@ -97,6 +101,21 @@ def test_nothing_is_lost_behind_a_reply_in_steps(client: Any) -> None:
     assert isinstance(client.dispatcher.answer(client.call, waiting, out), Sliced)
     assert out == [b"+PONG\r\n"]
     assert list(waiting) == [[b"MGET", b"job:temp:1"], [b"PING"]]
+
+
+@pytest.mark.parametrize("name", [b"GET", b"ECHO", b"GETRANGE"])
+def test_a_large_reply_ends_a_batch_and_loses_nothing(
+    client: Any, monkeypatch: pytest.MonkeyPatch, name: bytes
+) -> None:
+    request = [name, b"job:temp:soon", b"0", b"-1"] if name == b"GETRANGE" else [name, b"job:temp:soon"]
+    reply = client.send(request)
+    for limit_bytes in range(len(reply) - 3, len(reply) + 3):
+        monkeypatch.setattr("resp_server.dispatcher.LARGE_REPLY_BYTES", limit_bytes)
+        waiting = iter([request, request, request, [b"PING"]])
+        out: list[bytes] = []
+        client.dispatcher.answer(client.call, waiting, out)
+        assert out == ([reply] * 3 + [b"+PONG\r\n"] if len(reply) <= limit_bytes else [reply])
+        assert len(out) + len(list(waiting)) == 4
 
 
 def test_nothing_is_answered_after_quit(client: Any) -> None:

@@ -30,7 +30,11 @@ def test_bytes_of_the_clients_own_come_back_as_they_were() -> None:
 
 def test_a_long_unknown_command_is_cut() -> None:
     line = unknown_command([b"x" * 500, b"a" * 100, b"b" * 100, b"c"]).line
-    assert line == b"ERR unknown command '%b', with args beginning with: '%b' '%b' " % (b"x" * 128, b"a" * 100, b"b" * 25)
+    assert line == b"ERR unknown command '%b', with args beginning with: '%b' '%b' " % (
+        b"x" * 128,
+        b"a" * 100,
+        b"b" * 25,
+    )
 
 
 def test_arity_names_the_command() -> None:

@@ -84,8 +84,12 @@ def test_a_sliced_reply_of_unknown_count_is_sent_at_the_end() -> None:
 
 def test_a_sliced_map_counts_pairs() -> None:
     flat = [[b"a", b"1", b"b", b"2"], [b"c", b"3"]]
-    assert b"".join(steps_of(Sliced(iter(flat), lambda: None, dict, 3), 3)) == encode({b"a": b"1", b"b": b"2", b"c": b"3"}, 3)
-    assert b"".join(steps_of(Sliced(iter(flat), lambda: None, dict), 2)) == encode({b"a": b"1", b"b": b"2", b"c": b"3"}, 2)
+    assert b"".join(steps_of(Sliced(iter(flat), lambda: None, dict, 3), 3)) == encode(
+        {b"a": b"1", b"b": b"2", b"c": b"3"}, 3
+    )
+    assert b"".join(steps_of(Sliced(iter(flat), lambda: None, dict), 2)) == encode(
+        {b"a": b"1", b"b": b"2", b"c": b"3"}, 2
+    )
 
 
 def test_sliced_numbers_are_added_up() -> None:

@@ -30,7 +30,7 @@ GOOD = [
     (b"PING\r\n" + PING + b"PING\n", [[b"PING"]] * 3),
     (b"*1048577\r\n", []),
     (b"GET  a\tb \r\n", [[b"GET", b"a", b"b"]]),
-    (b'SET "a b" \'c d\'\r\n', [[b"SET", b"a b", b"c d"]]),
+    (b"SET \"a b\" 'c d'\r\n", [[b"SET", b"a b", b"c d"]]),
     (b'ECHO "\\x41\\n\\q\\""\n', [[b"ECHO", b'A\nq"']]),
     (b"ECHO 'it\\'s\\n'\n", [[b"ECHO", b"it's\\n"]]),
     (b'ECHO a"b c"\n', [[b"ECHO", b"ab c"]]),

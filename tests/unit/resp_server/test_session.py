@@ -36,7 +36,7 @@ def test_reset_forgets_everything_but_who_the_client_is() -> None:
 
 def test_skip_silences_itself_and_one_command() -> None:
     skipping = session()
-    silences = []
+    silences: list[bool] = []
     for _ in range(4):
         skipping.begin_command()
         if not silences:

@@ -17,9 +17,7 @@ def any_number(call: Any, first: bytes, *rest: bytes) -> None: ...
 def converted(call: Any, length: Annotated[int, len]) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("body", "arity"), [(fixed, 3), (optional, -1), (many, -2), (any_number, -2), (converted, 2)]
-)
+@pytest.mark.parametrize(("body", "arity"), [(fixed, 3), (optional, -1), (many, -2), (any_number, -2), (converted, 2)])
 def test_arity_follows_from_the_signature(body: Any, arity: int) -> None:
     assert Parameters.of(body).arity(1) == arity
 
@@ -41,7 +39,8 @@ def test_texts_are_taken_as_they_are_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "number"), [(b"0", 0), (b"-1", -1), (b"9223372036854775807", 2**63 - 1), (b"-9223372036854775808", -(2**63))]
+    ("word", "number"),
+    [(b"0", 0), (b"-1", -1), (b"9223372036854775807", 2**63 - 1), (b"-9223372036854775808", -(2**63))],
 )
 def test_a_number_has_64_bits(word: bytes, number: int) -> None:
     assert integer(word) == number

@@ -105,7 +105,7 @@ def test_a_command_of_ours_has_a_container_of_its_own() -> None:
     assert table.find([b"state"]).facts.arity == -2
 
 
-# -- the table as it is -------------------------------------------------------------------------------------------------
+# -- the table as it is -------------------------------------------------------------------
 
 TABLE = command_table()
 REFERENCE = redis_facts()

@@ -1,0 +1,127 @@
+"""A server on a free port of this machine, on an event loop in a thread of its own; and a socket to it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+
+from resp_server.config import ServerConfig
+from resp_server.server import Server
+from state_backend import packed_map
+from state_backend.descriptor import StateDescriptor
+from state_backend.keyspace import Job, Keyspace
+from state_backend.memory_store import MemoryStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+NOW_MS = 1_700_000_000_000
+KEYS = 20_000
+LARGE_BYTES = 1 << 20
+# Bounds a test that would hang; no test's outcome depends on it.
+WAIT_SECONDS_MAX = 20
+
+STATES = [
+    StateDescriptor("temp", key="sensor", value="temp"),
+    StateDescriptor("stats", key="sensor", value=("low", "high")),
+    StateDescriptor("visits", key="page", value="count", field="user"),
+]
+CHANGES = [
+    *(Change("temp", Op.PUT, b"job:temp:%d" % i, value=b"%d" % i) for i in range(KEYS)),
+    Change("temp", Op.PUT, b"job:temp:large", value=b"x" * LARGE_BYTES),
+    Change("stats", Op.PUT, b"job:stats:a", value=packed_map.pack([(b"low", b"1"), (b"high", b"9")])),
+    *(Change("visits", Op.PUT, b"job:visits:/", field=b"u%d" % i, value=b"%d" % i) for i in range(5000)),
+]
+
+
+class Peer:
+    """A client that sends bytes and reads bytes."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection((host, port), WAIT_SECONDS_MAX)
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def read(self, size: int) -> bytes:
+        """Read so many bytes, or up to the end."""
+        data = b""
+        while len(data) < size and (some := self.socket.recv(min(1 << 20, size - len(data)))):
+            data += some
+        return data
+
+    def read_all(self) -> bytes:
+        """Read until the server closes."""
+        return self.read(1 << 40)
+
+    def answers(self, data: bytes, expected: bytes) -> None:
+        """Send bytes and hold the answer against what is expected."""
+        self.send(data)
+        assert self.read(len(expected)) == expected
+
+    @property
+    def is_closed(self) -> bool:
+        """Wait until the server closes, and tell whether it said anything before."""
+        return self.read_all() == b""
+
+
+class Running:
+    """A server and its loop."""
+
+    def __init__(self, config: ServerConfig, keyspace: Keyspace) -> None:
+        self.loop = uvloop.new_event_loop()
+        self.server = Server(keyspace, config, clock=lambda: NOW_MS)
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.run(self.server.start())
+        self.peers: list[Peer] = []
+
+    def run(self, awaitable: Any) -> Any:
+        """Run something on the server's loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(awaitable, self.loop).result(WAIT_SECONDS_MAX)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function on the server's thread, between its turns."""
+
+        async def called() -> Any:
+            return function()
+
+        return self.run(called())
+
+    def connect(self, host: str = "127.0.0.1") -> Peer:
+        self.peers.append(Peer(self.server.port, host))
+        return self.peers[-1]
+
+    def stop(self) -> None:
+        for peer in self.peers:
+            peer.socket.close()
+        self.run(self.server.stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+@pytest.fixture(scope="session")
+def store() -> MemoryStore:
+    made = MemoryStore("g1")
+    made.apply(EpochChanges(4, 1, NOW_MS, list(runs_of(CHANGES, [state.name for state in STATES]))), STATES)
+    return made
+
+
+@pytest.fixture
+def serve(store: MemoryStore) -> Iterator[Callable[..., Running]]:
+    """Start a server with these settings; it ends with the test."""
+    running: list[Running] = []
+
+    def started(**settings: Any) -> Running:
+        keyspace = Keyspace()
+        keyspace.put(Job("job", "g1", STATES, store, committed_epoch=4, committed_clock_ms=NOW_MS, is_stale=False))
+        config = ServerConfig(**{"port": 0, "hosts": ("127.0.0.1",), **settings})
+        running.append(Running(config, keyspace))
+        return running[-1]
+
+    yield started
+    for each in running:
+        each.stop()

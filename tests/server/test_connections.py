@@ -1,0 +1,193 @@
+"""Bytes in, bytes out, over real sockets: order, protocols, passwords, limits."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+KEYS = 20_000
+LARGE_BYTES = 1 << 20
+PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
+
+
+def get(key: bytes) -> bytes:
+    return b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key)
+
+
+def bulk(text: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+def test_pipelined_requests_are_answered_in_order(serve: Callable[..., Any]) -> None:
+    peer = serve().connect()
+    numbers = [at * 7 % KEYS for at in range(30_000)]
+    peer.socket.settimeout(20)
+    expected = b"".join(bulk(b"%d" % number) for number in numbers)
+    peer.answers(b"".join(get(b"job:temp:%d" % number) for number in numbers), expected)
+
+
+def test_replies_in_steps_keep_their_place(serve: Callable[..., Any]) -> None:
+    peer = serve().connect()
+    peer.send(PING + b"KEYS job:temp:1\r\n" + PING + b"HLEN job:visits:/\r\n" + b"HKEYS job:visits:/\r\n" + PING)
+    fields = b"".join(bulk(b"u%d" % i) for i in range(5000))
+    expected = PONG + b"*1\r\n" + bulk(b"job:temp:1") + PONG + b":5000\r\n" + b"*5000\r\n" + fields + PONG
+    assert peer.read(len(expected)) == expected
+
+
+def test_a_request_may_come_in_pieces(serve: Callable[..., Any]) -> None:
+    peer = serve().connect()
+    peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for byte in get(b"job:temp:5"):
+        peer.send(bytes([byte]))
+    assert peer.read(7) == bulk(b"5")
+
+
+def test_inline_commands_are_understood(serve: Callable[..., Any]) -> None:
+    peer = serve().connect()
+    peer.answers(b'PING\n\r\nECHO "a\\x41b"\r\nget job:temp:5\n', PONG + bulk(b"aAb") + bulk(b"5"))
+
+
+def test_hello_moves_to_resp3_and_reset_back(serve: Callable[..., Any]) -> None:
+    peer = serve().connect()
+    peer.send(b"HELLO 3\r\n")
+    assert peer.read(3) == b"%7\r"
+    peer.send(b"ECHO end\r\n")
+    head = b""
+    while not head.endswith(b"end\r\n"):
+        head += peer.read(1)
+    peer.answers(b"GET nope\r\n", b"_\r\n")
+    peer.answers(b"HGETALL job:stats:a\r\n", b"%2\r\n$3\r\nlow\r\n$1\r\n1\r\n$4\r\nhigh\r\n$1\r\n9\r\n")
+    peer.answers(b"RESET\r\nGET nope\r\n", b"+RESET\r\n$-1\r\n")
+
+
+def test_a_password_is_asked_for_and_lifts_the_limits_at_once(serve: Callable[..., Any]) -> None:
+    peer = serve(password="secret").connect()
+    peer.answers(get(b"job:temp:1"), b"-NOAUTH Authentication required.\r\n")
+    mget = b"*12\r\n$4\r\nMGET\r\n" + b"$1\r\na\r\n" * 11
+    peer.answers(b"AUTH secret\r\n" + mget + get(b"job:temp:1"), b"+OK\r\n*11\r\n" + b"$-1\r\n" * 11 + bulk(b"1"))
+
+
+def test_without_a_password_long_requests_are_refused(serve: Callable[..., Any]) -> None:
+    server = serve(password="secret")
+    counted, long = server.connect(), server.connect()
+    counted.send(b"*11\r\n")
+    long.send(PING + b"*1\r\n$16385\r\n")
+    assert counted.read_all() == b"-ERR Protocol error: unauthenticated multibulk length\r\n"
+    noauth = b"-NOAUTH Authentication required.\r\n"
+    assert long.read_all() == noauth + b"-ERR Protocol error: unauthenticated bulk length\r\n"
+
+
+def test_a_broken_request_is_answered_after_those_before_it_and_closed(serve: Callable[..., Any]) -> None:
+    peer = serve().connect()
+    peer.send(PING + b"*1\r\n+PING\r\n" + PING)
+    assert peer.read_all() == PONG + b"-ERR Protocol error: expected '$', got '+'\r\n"
+
+
+def test_a_browser_is_closed_in_silence(serve: Callable[..., Any]) -> None:
+    peer = serve().connect()
+    peer.send(b"POST / HTTP/1.1\r\nHost: here\r\n\r\n")
+    assert peer.is_closed
+
+
+def test_too_large_a_query_is_closed_in_silence(serve: Callable[..., Any]) -> None:
+    peer = serve(query_buffer_bytes_max=100_000).connect()
+    peer.send(b"*2\r\n$4\r\nECHO\r\n$300000\r\n" + b"x" * 200_000)
+    try:
+        assert peer.is_closed
+    except ConnectionResetError:
+        pass  # what was not read when the server closed
+
+
+def test_quit_closes_after_its_reply(serve: Callable[..., Any]) -> None:
+    peer = serve().connect()
+    peer.send(PING + b"QUIT\r\n" + PING)
+    assert peer.read_all() == PONG + b"+OK\r\n"
+
+
+def test_a_half_closed_client_gets_all_its_replies(serve: Callable[..., Any]) -> None:
+    peer = serve().connect()
+    peer.send(b"HKEYS job:visits:/\r\n" + PING)
+    peer.socket.shutdown(socket.SHUT_WR)
+    reply = peer.read_all()
+    assert reply.startswith(b"*5000\r\n")
+    assert reply.endswith(PONG)
+
+
+def test_one_client_too_many_is_told_so(serve: Callable[..., Any]) -> None:
+    server = serve(clients_max=2)
+    first, second = server.connect(), server.connect()
+    first.answers(PING, PONG)
+    second.answers(PING, PONG)
+    assert server.connect().read_all() == b"-ERR max number of clients reached\r\n"
+    first.socket.close()
+    second.answers(b"CLIENT ID\r\n", b":2\r\n")
+    assert server.server.instance.stats.connections_rejected == 1
+
+
+def test_an_idle_client_is_closed_by_the_sweep(serve: Callable[..., Any]) -> None:
+    server = serve(idle_timeout_seconds=10)
+    peer = server.connect()
+    peer.answers(PING, PONG)
+    now_ms = server.server.instance.clock()
+    server.call(lambda: server.server.sweep(now_ms + 10_000))
+    peer.answers(PING, PONG)
+    server.call(lambda: server.server.sweep(now_ms + 10_001))
+    assert peer.is_closed
+
+
+def test_stop_closes_clients(serve: Callable[..., Any]) -> None:
+    server = serve()
+    peer = server.connect()
+    peer.answers(PING, PONG)
+    server.run(server.server.stop())
+    assert peer.is_closed
+    with pytest.raises(ConnectionRefusedError):
+        server.connect()
+
+
+def test_a_stopped_server_lets_go_of_its_snapshots(serve: Callable[..., Any]) -> None:
+    server = serve()
+    server.connect().answers(get(b"job:temp:1"), bulk(b"1"))
+    server.run(server.server.stop())
+    assert server.server.instance.view._snapshots == {}
+
+
+def outward_address() -> str | None:
+    """Return an address of this machine that is not a loopback one, if it has any."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a documentation address; nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return None
+
+
+def test_protected_mode_denies_other_machines(serve: Callable[..., Any]) -> None:
+    address = outward_address()
+    if address is None or address.startswith("127."):
+        pytest.skip("this machine has no address but the loopback one")
+    server = serve(hosts=("0.0.0.0",))
+    assert server.connect(address).read_all().startswith(b"-DENIED Redis is running in protected mode because")
+    server.connect().answers(PING, PONG)
+    serve(hosts=("0.0.0.0",), protected_mode=False).connect(address).answers(PING, PONG)
+    serve(hosts=("0.0.0.0",), password="x").connect(address).answers(b"AUTH x\r\n", b"+OK\r\n")
+
+
+def test_both_loopback_addresses_share_a_port(serve: Callable[..., Any]) -> None:
+    server = serve(hosts=("127.0.0.1", "::1"))
+    server.connect().answers(PING, PONG)
+    if len(server.server._listeners) < 2:
+        pytest.skip("this machine has no ::1")
+    server.connect("::1").answers(PING, PONG)
+
+
+def test_bytes_and_connections_are_counted(serve: Callable[..., Any]) -> None:
+    server = serve()
+    peer = server.connect()
+    peer.answers(PING * 3, PONG * 3)
+    stats = server.server.instance.stats
+    assert (stats.input_bytes, stats.output_bytes, stats.connections_received) == (len(PING) * 3, len(PONG) * 3, 1)
+    assert stats.commands["ping"].calls == 3

@@ -1,0 +1,156 @@
+"""Long replies and slow readers: nobody else waits, and nothing grows without bound."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from resp_server.commands import generic
+
+KEYS = 20_000
+LARGE_BYTES = 1 << 20
+PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
+
+
+@pytest.fixture
+def tiny_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a turn end after one step, however fast the machine is."""
+    monkeypatch.setattr("resp_server.connection.TURN_NS_MAX", 0)
+    yield
+
+
+def test_others_are_served_between_the_steps_of_keys(
+    serve: Callable[..., Any], tiny_turns: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    slow, quick = server.connect(), server.connect()
+    quick.answers(PING, PONG)
+    order: list[str] = []
+    scan = type(server.server.instance.view).scan
+
+    def noted(view: Any, cursor: int, count: int) -> Any:
+        order.append("step")
+        if order.count("step") == 1:
+            quick.send(PING)  # it is waiting from now on
+        return scan(view, cursor, count)
+
+    monkeypatch.setattr(type(server.server.instance.view), "scan", noted)
+    dispatcher = server.server.dispatcher
+    reply_to = dispatcher.reply_to
+
+    def noted_reply(call: Any, request: Any) -> Any:
+        order.append(request[0].decode())
+        return reply_to(call, request)
+
+    monkeypatch.setattr(dispatcher, "reply_to", noted_reply)
+    slow.send(b"KEYS *\r\n")
+    assert quick.read(7) == PONG
+    assert slow.read(8) == b"*%d\r\n" % (KEYS + 3)
+    assert order[0] == "KEYS"
+    assert 1 < order.index("PING") < order.index("step") + KEYS // generic.SLICE_ENTRIES
+
+
+def test_input_waits_while_a_reply_is_made_in_steps(serve: Callable[..., Any], tiny_turns: None) -> None:
+    peer = serve().connect()
+    peer.send(b"HKEYS job:visits:/\r\n")
+    peer.send(PING * 10)
+    reply = b""
+    while not reply.endswith(PONG * 10):
+        reply += peer.read(1000 if len(reply) < 40_000 else 1)
+    assert reply.startswith(b"*5000\r\n$2\r\nu0\r\n")
+    assert reply.count(PONG) == 10
+
+
+def test_many_requests_of_one_buffer_take_several_turns(serve: Callable[..., Any], tiny_turns: None) -> None:
+    peer = serve().connect()
+    peer.answers(b"TTL nope\r\n" * 2000, b":-2\r\n" * 2000)
+
+
+def slow_reader(server: Any) -> Any:
+    peer = server.connect()
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    return peer
+
+
+def test_a_client_that_does_not_read_is_not_read_from(serve: Callable[..., Any]) -> None:
+    server = serve(output_pause_bytes=65_536)
+    peer = slow_reader(server)
+    request = b"GET job:temp:large\r\n"
+    peer.send(request * 60)
+    server.connect().answers(PING, PONG)
+    connection = next(iter(server.server._connections.values()))
+
+    def waiting() -> int:
+        return int(connection.output_bytes)
+
+    # One turn's output and what a single reply adds to it.
+    assert server.call(waiting) <= 2 * LARGE_BYTES + 65_536
+    expected = b"$%d\r\n%b\r\n" % (LARGE_BYTES, b"x" * LARGE_BYTES)
+    for _ in range(60):
+        assert peer.read(len(expected)) == expected
+    assert server.call(waiting) == 0
+
+
+def test_a_reply_beyond_the_hard_limit_ends_the_connection(serve: Callable[..., Any]) -> None:
+    server = serve(output_bytes_max=4 * LARGE_BYTES)
+    peer = slow_reader(server)
+    peer.send(b"MGET" + b" job:temp:large" * 64 + b"\r\n")
+    try:
+        assert len(peer.read_all()) < 64 * LARGE_BYTES
+    except ConnectionResetError:
+        pass
+    server.connect().answers(PING, PONG)
+
+
+def test_a_reply_in_steps_beyond_the_hard_limit_ends_the_connection(
+    serve: Callable[..., Any], tiny_turns: None
+) -> None:
+    server = serve(output_bytes_max=50_000)
+    peer = server.connect()
+    peer.send(b"KEYS *\r\n")
+    try:
+        assert peer.is_closed
+    except ConnectionResetError:
+        pass
+    server.connect().answers(PING, PONG)
+
+
+def test_a_reply_in_steps_that_nobody_reads_is_ended_by_the_sweep(serve: Callable[..., Any], tiny_turns: None) -> None:
+    server = serve(output_pause_bytes=1, sliced_reply_ms_max=1000)
+    peer = slow_reader(server)
+    peer.send(b"HGETALL job:visits:/\r\n" * 200)
+    now_ms = server.server.instance.clock()
+    assert peer.read(10)
+    connection = next(iter(server.server._connections.values()))
+    while server.call(lambda: connection._sliced is None or connection._is_writable):
+        pass
+    server.call(lambda: server.server.sweep(now_ms + 1001))
+    try:
+        peer.read_all()
+    except ConnectionResetError:
+        pass
+    assert server.call(lambda: len(server.server._connections)) == 0
+
+
+def test_a_client_that_leaves_amid_a_reply_leaves_nothing_behind(
+    serve: Callable[..., Any], tiny_turns: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[object] = []
+    server = serve(output_pause_bytes=1)
+    close = type(server.server.instance.view).close
+
+    def noted(view: Any) -> None:
+        closed.append(view)
+        close(view)
+
+    monkeypatch.setattr(type(server.server.instance.view), "close", noted)
+    peer = slow_reader(server)
+    peer.send(b"HGETALL job:visits:/\r\n" * 200)
+    assert peer.read(10)
+    peer.socket.close()
+    while server.call(lambda: len(server.server._connections)):
+        pass
+    assert closed
