@@ -23,10 +23,8 @@ like_requests = st.integers(1, 4).flatmap(
 )
 cuts = st.lists(st.integers(0, 400), max_size=8)
 
-fragments = st.sampled_from(
-    b"*1\r\n *2\r\n *0\r\n *-1\r\n *9\r\n *x $ $4\r\n $0\r\n $-1\r\n PING \r\n \r \n \" ' \\x4 \0 \xff".split(b" ")
-    + [b" "]
-)
+marks = b"*1\r\n *2\r\n *0\r\n *-1\r\n *9\r\n *x $ $4\r\n $0\r\n $-1\r\n PING \r\n \r \n \" ' \\x4 \0 \xff".split(b" ")
+fragments = st.sampled_from([*marks, b" "])
 garbage = st.lists(st.one_of(fragments, st.binary(max_size=5)), max_size=30).map(b"".join)
 
 
