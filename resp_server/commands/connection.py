@@ -20,6 +20,9 @@ from resp_server.protocol.replies import OK, Reply
 
 DEFAULT_USER = b"default"
 
+# Redis reads a database's number as a C int.
+INT32_MAX = 2**31 - 1
+
 
 @command("ping")
 def ping(call: Call, message: bytes | None = None) -> Reply:
@@ -36,6 +39,8 @@ def echo(call: Call, message: bytes) -> bytes:
 @command("select")
 def select(call: Call, index: int) -> Reply:
     """Changes the selected database."""
+    if not -INT32_MAX - 1 <= index <= INT32_MAX:
+        raise PlainError(f"value is out of range, value must between {-INT32_MAX - 1} and {INT32_MAX}")
     if not 0 <= index < call.instance.config.databases:
         raise PlainError("DB index is out of range")
     call.session.select(index)
