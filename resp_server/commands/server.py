@@ -39,15 +39,18 @@ def role(call: Call) -> Reply:
 def config_get(call: Call, *patterns: OneOrMore) -> Reply:
     """Returns the effective values of configuration parameters."""
     settings = config_values(call.instance.config, call.instance.port)
-    found: dict[bytes, bytes] = {}
+    found: dict[str, bytes] = {}  # by their names, as the client typed them first
     for pattern in patterns:
         if not GLOB_MARKS.intersection(pattern):
-            value = settings.get(pattern.decode("utf-8", "replace").lower())
-            found |= {pattern: value.encode()} if value is not None else {}  # named as the client typed it
+            name = pattern.decode("utf-8", "replace").lower()
+            if name in settings:
+                found.setdefault(name, pattern)
             continue
         matches = matcher(pattern, ignore_case=True)
-        found |= {name.encode(): value.encode() for name, value in settings.items() if matches(name.encode())}
-    return found
+        for name in settings:
+            if matches(name.encode()):
+                found.setdefault(name, name.encode())
+    return {typed: settings[name].encode() for name, typed in found.items()}
 
 
 def config_values(config: ServerConfig, port: int) -> Mapping[str, str]:
