@@ -127,9 +127,9 @@ def info_row(command: Command) -> Reply:
         facts.last_key,
         facts.step,
         ReplySet(facts.acl_categories),
-        [tip.encode() for tip in facts.tips],
-        [_key_spec(each) for each in facts.key_specs],
-        [info_row(each) for each in command.subcommands.values()],
+        ReplySet(tip.encode() for tip in facts.tips),
+        ReplySet(_key_spec(each) for each in facts.key_specs),
+        ReplySet(info_row(each) for each in command.subcommands.values()),
     ]
 
 
