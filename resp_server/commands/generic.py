@@ -28,17 +28,18 @@ SLICE_ENTRIES = 512
 
 # Cursors are positions of 46 or 48 bits. Redis takes any 64 bits; there is nothing behind ours.
 CURSOR_MAX = 2**48 - 1
-CURSOR = re.compile(rb"[+-]?[0-9]*")
+CURSOR = re.compile(rb"([+-]?)([0-9]+)")
 
 
 def cursor(word: bytes) -> int:
-    """Read a cursor as Redis does, by strtoul; one that we never gave is behind the end."""
-    if not CURSOR.fullmatch(word) or word in (b"+", b"-") or len(word) > 20:
+    """Read a cursor as Redis does, by strtoul, which ends at a zero byte; one that we never gave is behind the end."""
+    found = CURSOR.fullmatch(word.partition(b"\0")[0] or b"0")
+    if found is None:
         raise PlainError("invalid cursor")
-    number = int(word or b"0")
-    if abs(number) >= 2**64:
+    sign, digits = found[1], found[2].lstrip(b"0") or b"0"
+    if len(digits) > 20 or int(digits) >= 2**64:
         raise PlainError("invalid cursor")
-    return min(number % 2**64, CURSOR_MAX)
+    return min(int(sign + digits) % 2**64, CURSOR_MAX)
 
 
 Cursor = Annotated[int, cursor]
