@@ -2,7 +2,7 @@
 
     <job>/current.json                              generation, term and writer now in charge, and rewinds
     <job>/alive.json                                a counter that moves while the writer lives; not durable
-    <job>/<generation>/job.json                     the query's id and its states
+    <job>/<generation>/job.json                     the query's id and its states, those given up included
     <job>/<generation>/changes/<epoch>-<uuid>.arrow change files; no name is ever written twice
     <job>/<generation>/epochs/<epoch>.json          the commit point of an epoch (see `epochs`)
 
@@ -18,6 +18,7 @@ import json
 import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -78,12 +79,21 @@ class Current:
 
 @dataclass(frozen=True)
 class Description:
-    """A generation's `job.json`. `version` goes up when the states change."""
+    """A generation's `job.json`. `version` goes up when the states change.
+
+    dropped: states that earlier epochs name and the query keeps no more; the next epoch empties them.
+    """
 
     job: str
     query_id: str
     states: tuple[StateDescriptor, ...]
     version: int = 1
+    dropped: tuple[StateDescriptor, ...] = ()
+
+    @property
+    def known(self) -> tuple[StateDescriptor, ...]:
+        """All states that an epoch of this generation may name."""
+        return self.states + self.dropped
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
@@ -93,6 +103,7 @@ class Description:
             "query_id": self.query_id,
             "version": self.version,
             "states": [state.to_json() for state in self.states],
+            "dropped": [state.to_json() for state in self.dropped],
         }
         return json.dumps(content, indent=1).encode() + b"\n"
 
@@ -114,16 +125,20 @@ class JobLog:
         stored = self._json(f"{self.job}/current.json")
         if stored is None:
             return None
-        rewinds = tuple(Rewind(*rewind) for rewind in stored["rewinds"])
-        return Current(stored["generation"], stored["term"], stored["writer"], rewinds)
+        with self._whole(f"{self.job}/current.json"):
+            rewinds = tuple(Rewind(*rewind) for rewind in stored["rewinds"])
+            return Current(stored["generation"], stored["term"], stored["writer"], rewinds)
 
     def description(self, generation: str) -> Description:
         """Return the states of a generation."""
-        stored = self._json(f"{self.job}/{generation}/job.json")
+        path = f"{self.job}/{generation}/job.json"
+        stored = self._json(path)
         if stored is None:
-            raise LogCorruptError(f"{self.job}/{generation}/job.json is missing in the log {self.filesystem.root}")
-        states = tuple(map(StateDescriptor.from_json, stored["states"]))
-        return Description(stored["job"], stored["query_id"], states, stored["version"])
+            raise LogCorruptError(f"{path} is missing in the log {self.filesystem.root}; restore it from a copy")
+        with self._whole(path):
+            states = tuple(map(StateDescriptor.from_json, stored["states"]))
+            dropped = tuple(map(StateDescriptor.from_json, stored.get("dropped", ())))
+            return Description(stored["job"], stored["query_id"], states, stored["version"], dropped)
 
     def alive(self) -> dict[str, Any]:
         """Return the writer's last sign of life (see `LogWriter.beat`); empty if there is none."""
@@ -149,17 +164,17 @@ class JobLog:
     def newest(self, current: Current) -> Epoch | None:
         """Return the last committed epoch; EpochHoleError if one before it is missing."""
         numbers = self.numbers(current.generation)
-        if numbers and numbers[-1] - numbers[0] + 1 != len(numbers):
+        while numbers and (epoch := self.epoch(current, numbers[-1])) is None:
+            numbers.pop()  # void: a rewind that did not finish its clean-up
+        if not numbers:
+            return None
+        if numbers[-1] - numbers[0] + 1 != len(numbers):
             missing = sorted(set(range(numbers[0], numbers[-1])) - set(numbers))
             raise EpochHoleError(
                 f"job {self.job!r}: epochs {missing[:5]} are missing in the log {self.filesystem.root}; "
                 f"restore them from a copy, or begin a new log"
             )
-        for number in reversed(numbers):
-            epoch = self.epoch(current, number)
-            if epoch is not None:
-                return epoch
-        return None
+        return epoch
 
     def first(self, current: Current) -> Epoch | None:
         """Return the first epoch of a generation, or None if there is none yet."""
@@ -188,11 +203,17 @@ class JobLog:
         stored = self.filesystem.read(path)
         if stored is None:
             return None
+        with self._whole(path):
+            return dict(json.loads(stored))
+
+    @contextmanager
+    def _whole(self, path: str) -> Iterator[None]:
         try:
-            content: dict[str, Any] = json.loads(stored)
-        except ValueError:
-            raise LogCorruptError(f"{self.filesystem.root}/{path} is not whole JSON") from None
-        return content
+            yield
+        except (ValueError, KeyError, TypeError):
+            raise LogCorruptError(
+                f"{self.filesystem.root}/{path} is not what a writer wrote; restore it from a copy of the log"
+            ) from None
 
 
 class ChangeLog:
@@ -303,7 +324,7 @@ class LogWriter:
         self.states = tuple(state.for_job(job) for state in states)
         self._description = self._describe()
         kept = before.rewinds if before and before.generation == generation else ()
-        self.current = Current(generation, before.term + 1 if before else 1, uuid.uuid4().hex, kept)
+        self.current = Current(generation, self._last_term(before) + 1, uuid.uuid4().hex, kept)
         self._put_current()
         self._check_in_charge()
         self.last = self.log.newest(self.current)
@@ -350,10 +371,13 @@ class LogWriter:
         """
         number = epoch if epoch is not None else self.last.epoch + 1 if self.last else 0
         known = [state.name for state in self.states]
-        unknown = set(replaces) - set(known)
-        if unknown:
+        replaces = tuple(replaces)
+        try:
+            runs = list(runs_of(changes, known))
+        except KeyError as error:
+            raise DescriptorError(f"job {self.job!r} has no state {error}; it has {known}") from None
+        if unknown := set(replaces) - set(known):
             raise DescriptorError(f"job {self.job!r} has no state {sorted(unknown)}; it has {known}")
-        runs = list(runs_of(changes, known))
         file, inline = self.change_files(number).write(runs)
         self.commit(
             number,
@@ -362,7 +386,7 @@ class LogWriter:
             inline=[inline] if inline else [],
             rows=sum(run.num_rows for run in runs),
             digest=sum(_digest(run) for run in runs) & 0xFFFF_FFFF_FFFF_FFFF,
-            replaces=tuple(replaces),
+            replaces=replaces,
         )
         return number
 
@@ -402,7 +426,7 @@ class LogWriter:
             clock_ms=clock_ms,
             rows=rows,
             digest=digest,
-            replaces=replaces,
+            replaces=(*replaces, *self._to_empty()),
             description=self._description.version,
             files=tuple(files),
             inline=tuple(inline),
@@ -426,9 +450,24 @@ class LogWriter:
             if theirs.states == mine.states:
                 return theirs
             _check_compatible(theirs, mine)
-            mine = replace(mine, version=theirs.version + 1)
+            names = {state.name for state in mine.states}
+            dropped = tuple(state for state in theirs.known if state.name not in names)
+            mine = replace(mine, version=theirs.version + 1, dropped=dropped)
         self._filesystem.replace(path, mine.to_bytes())
         return mine
+
+    def _to_empty(self) -> tuple[str, ...]:
+        """Return the dropped states, for the first epoch without them: then other states may make their keys."""
+        if self.last is None or self.last.description < self._description.version:
+            return tuple(state.name for state in self._description.dropped)
+        return ()
+
+    def _last_term(self, before: Current | None) -> int:
+        """Return the last writer's term, by the log's epochs if `current.json` was lost."""
+        if before is not None:
+            return before.term
+        newest = self.log.newest(Current(self.generation, 0, ""))
+        return newest.term if newest else 0
 
     def _put_current(self) -> None:
         content = asdict(self.current) | {"format": 1}
@@ -468,17 +507,19 @@ class LogWriter:
         rewind = Rewind(self.current.term + 1, number)
         self.current = replace(self.current, term=rewind.term, rewinds=(*self.current.rewinds, rewind))
         self._put_current()
-        for void in range(last, number - 1, -1):
-            self._filesystem.remove(f"{self.job}/{self.generation}/epochs/{void}.json")
+        for void in reversed(self.log.numbers(self.generation)):
+            if void >= number:
+                self._filesystem.remove(f"{self.job}/{self.generation}/epochs/{void}.json")
         self.last = self.log.newest(self.current)
 
     def _fold(self, epoch: Epoch) -> Epoch:
         """Move what many small tasks sent into one change file, if together it is too much for the epoch's own."""
         if sum(map(len, epoch.inline)) <= EPOCH_INLINE_BYTES_MAX:
             return epoch
-        runs = (run for stream in epoch.inline for run in runs_in(stream))
-        file, _ = self.change_files(epoch.epoch).write(runs)
-        return replace(epoch, files=(*epoch.files, file) if file else epoch.files, inline=())
+        runs = pa.Table.from_batches((run for stream in epoch.inline for run in runs_in(stream)), SCHEMA)
+        # A file has one dictionary of states, and each task's stream its own.
+        file, inline = self.change_files(epoch.epoch).write(runs.unify_dictionaries().to_batches())
+        return replace(epoch, files=(*epoch.files, file) if file else epoch.files, inline=(inline,) if inline else ())
 
     def _create(self, epoch: Epoch) -> None:
         path = f"{self.job}/{self.generation}/epochs/{epoch.epoch}.json"
@@ -497,7 +538,7 @@ class LogWriter:
 
 def _check_compatible(theirs: Description, mine: Description) -> None:
     """Refuse a change that would make the log's earlier epochs wrong under the new states."""
-    old = {state.name: state for state in theirs.states}
+    old = {state.name: state for state in theirs.known}
     for state in mine.states:
         before = old.get(state.name)
         if before is not None and (before.kind, before.key_format) != (state.kind, state.key_format):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -16,8 +17,8 @@ from typing import Any, TypedDict, TypeVar
 
 from state_backend.errors import DescriptorError
 
-NAME_PATTERN = re.compile(r"[^\s:{}/\\<>]+")
-NAME_LENGTH_MAX = 200
+NAME_PATTERN = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff:{}/\\<>]+")
+NAME_BYTES_MAX = 200
 PLACEHOLDER = re.compile(r"<([^<>]+)>")
 
 
@@ -43,8 +44,9 @@ def check_name(what: str, name: object) -> str:
     """Return a job or state name that may stand in a key and be a folder; DescriptorError otherwise."""
     if not isinstance(name, str) or not name:
         raise DescriptorError(f"the {what} name must be a non-empty text, not {name!r}")
-    if len(name) > NAME_LENGTH_MAX:
-        raise DescriptorError(f"the {what} name {name[:20]!r}... has {len(name)} characters; at most {NAME_LENGTH_MAX}")
+    size = len(name.encode("utf-8", "replace"))
+    if size > NAME_BYTES_MAX:
+        raise DescriptorError(f"the {what} name {name[:20]!r}... has {size} bytes in UTF-8; at most {NAME_BYTES_MAX}")
     if not NAME_PATTERN.fullmatch(name) or name.startswith("."):
         raise DescriptorError(
             f"the {what} name {name!r} may not hold white space or any of : {{ }} / \\ < >, nor start with a dot, "
@@ -77,6 +79,11 @@ class KeyFormat:
         literals = (f"{job}:{state}:", *([separator] * (len(columns) - 1)), "")
         made = cls(literals, tuple(columns))
         made._check(made.text)
+        if cls.parse(made.text) != made:
+            raise DescriptorError(
+                f"the key {made.text!r} cannot be told apart into columns; a column or separator with < or > in it "
+                f"cannot make keys: rename the column, or take another separator"
+            )
         return made
 
     def _check(self, text: str) -> None:
@@ -199,6 +206,10 @@ class StateDescriptor:
             raise DescriptorError(f"state {self.name!r}: give either key= or key_format=, and not both")
         if not isinstance(self.separator, str):
             raise DescriptorError(f"state {self.name!r}: separator= must be a text, not {self.separator!r}")
+        for what in ("key_format", "field", "deletion", "where"):
+            given = getattr(self, what)
+            if given is not None and not (isinstance(given, str) and given):
+                raise DescriptorError(f"state {self.name!r}: {what}= must be a non-empty text, not {given!r}")
         self.format_for("job")
         if not self.value:
             raise DescriptorError(f"state {self.name!r}: value= must name at least one column")
@@ -220,7 +231,10 @@ class StateDescriptor:
             raise DescriptorError(f"state {self.name!r}: duplicates= is 'error' or 'any', not {self.duplicates!r}")
 
     def _texts(self, what: str, given: str | Sequence[str]) -> tuple[str, ...]:
-        texts = (given,) if isinstance(given, str) else tuple(given)
+        try:
+            texts = (given,) if isinstance(given, str) else tuple(given)
+        except TypeError:
+            texts = ("",)
         if not all(isinstance(text, str) and text for text in texts):
             raise DescriptorError(f"state {self.name!r}: {what}= takes column names, not {given!r}")
         return texts
@@ -236,7 +250,8 @@ class StateDescriptor:
         if given is None:
             return None
         if isinstance(given, (int, float)) and not isinstance(given, bool):
-            given = timedelta(seconds=given)
+            with suppress(ValueError, OverflowError):  # nan, inf
+                given = timedelta(seconds=given)
         if not isinstance(given, timedelta) or given < timedelta(milliseconds=1):
             raise DescriptorError(
                 f"state {self.name!r}: ttl= is a timedelta or seconds, at least a millisecond, not {given!r}"

@@ -7,7 +7,7 @@
     previous            [epoch, term] of the one before, or null for the first of the log
     clock_ms            the one clock reading of the epoch, milliseconds since 1970 UTC
     rows, digest        how many changes, and an order-free sum over them, by which a replay is recognised
-    replaces            states whose whole content this epoch replaces (complete mode)
+    replaces            states whose whole content this epoch replaces (complete mode, or a state that was dropped)
     description         version of the `job.json` that declares its states
     files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
     inline              list of base64 Arrow IPC streams: changes too few for a file of their own
@@ -107,7 +107,7 @@ class Epoch:
         try:
             content = json.loads(stored)
             checksum = content.pop("checksum")
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, AttributeError, TypeError):
             raise LogCorruptError(f"{path} is not a whole epoch file; restore it from a copy of the log") from None
         if checksum != _checksum(content):
             raise LogCorruptError(f"{path} does not match its checksum; restore it from a copy of the log")

@@ -20,13 +20,16 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs
 
 from state_backend.errors import LogUnavailableError
+
+OBJECT_STORES = ("s3", "gcs", "abfs")
 
 
 class Filesystem(ABC):
@@ -97,7 +100,7 @@ class LocalFilesystem(Filesystem):
             try:
                 with pa.memory_map(str(self._root / path)) as mapped:
                     return mapped.read_buffer()
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def create(self, path: str, content: bytes) -> bool:
@@ -140,7 +143,8 @@ class LocalFilesystem(Filesystem):
     def make_folder(self, path: str) -> None:
         with self._explained("make the folder", path):
             (self._root / path).mkdir(parents=True, exist_ok=True)
-            self._sync_folder(path)
+            for folder in [path, *map(str, PurePosixPath(path).parents)][:-1]:
+                self._sync_folder(folder)
 
     def remove(self, path: str) -> None:
         with self._explained("remove", path):
@@ -174,11 +178,15 @@ class LocalFilesystem(Filesystem):
 
 
 class ArrowFilesystem(Filesystem):
-    """Any filesystem of pyarrow; a file appears as a whole when its stream is closed, as object stores have it."""
+    """Any filesystem of pyarrow.
+
+    In an object store a file appears as a whole when its stream is closed; elsewhere it is written under another name.
+    """
 
     def __init__(self, filesystem: pyarrow.fs.FileSystem, root: str, uri: str) -> None:
         self._filesystem = filesystem
         self._base = root.rstrip("/")
+        self._has_whole_puts = filesystem.type_name in OBJECT_STORES
         self.root = uri
 
     def _full(self, path: str) -> str:
@@ -197,31 +205,53 @@ class ArrowFilesystem(Filesystem):
             try:
                 with self._filesystem.open_input_stream(self._full(path), compression=None) as stream:
                     return stream.read_buffer()
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def create(self, path: str, content: bytes) -> bool:
         with self._explained("create", path):
             if self._is_there(path):
                 return False
-            self._put(path, content)
+            with self._written(path) as stream:
+                stream.write(content)
         return True
 
     @contextmanager
     def open_new(self, path: str) -> Iterator[BinaryIO]:
-        with (
-            self._explained("write", path),
-            self._filesystem.open_output_stream(self._full(path), compression=None) as stream,
-        ):
+        with self._explained("write", path), self._written(path) as stream:
             yield stream
 
     def replace(self, path: str, content: bytes, *, is_durable: bool = True) -> None:
-        with self._explained("replace", path):
-            self._put(path, content)
-
-    def _put(self, path: str, content: bytes) -> None:
-        with self._filesystem.open_output_stream(self._full(path), compression=None) as stream:
+        with self._explained("replace", path), self._written(path) as stream:
             stream.write(content)
+
+    @contextmanager
+    def _written(self, path: str) -> Iterator[BinaryIO]:
+        """Open a file that gets its name, or another one's place, when the block ends without an error.
+
+        An object store keeps what was written before an error, under the name; only change files are written in more
+        than one piece, and one that no epoch lists does not exist.
+        """
+        target = self._full(path)
+        if self._has_whole_puts:
+            with self._filesystem.open_output_stream(target, compression=None) as stream:
+                yield stream
+            return
+        temporary = f"{target.rpartition('/')[0]}/.{uuid.uuid4().hex}.tmp"
+        try:
+            with self._filesystem.open_output_stream(temporary, compression=None) as stream:
+                yield stream
+            self._move_over(temporary, target)
+        finally:
+            with suppress(OSError):
+                self._filesystem.delete_file(temporary)
+
+    def _move_over(self, temporary: str, target: str) -> None:
+        try:
+            self._filesystem.move(temporary, target)
+        except OSError:  # HDFS does not move onto a file
+            self._filesystem.delete_file(target)
+            self._filesystem.move(temporary, target)
 
     def names(self, path: str) -> list[str]:
         with self._explained("list", path):
@@ -244,8 +274,8 @@ class ArrowFilesystem(Filesystem):
 def open_filesystem(root: str | Path) -> Filesystem:
     """Return the filesystem for a log root: a path, a file:// URI, or any URI that pyarrow knows."""
     text = str(root)
-    if text.startswith("file://"):
-        return LocalFilesystem(text.removeprefix("file://"))
+    if text.startswith("file:"):  # file:/path, as Hadoop writes it, or file:///path
+        return LocalFilesystem(unquote(urlsplit(text).path))
     if "://" not in text:
         return LocalFilesystem(text)
     try:

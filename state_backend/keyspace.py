@@ -151,8 +151,9 @@ class KeyspaceView:
             return self._snapshots[name]
         snapshot = self._snapshots.get(name)
         if snapshot is None:
-            self._stores[name] = self._keyspace.jobs[name].store
-            snapshot = self._snapshots[name] = self._stores[name].snapshot(self.now_ms)
+            store = self._keyspace.jobs[name].store
+            snapshot = self._snapshots[name] = store.snapshot(self.now_ms)
+            self._stores[name] = store
         else:
             snapshot.renew(self.now_ms)
         self._fresh.add(name)

@@ -25,7 +25,7 @@ def read_snapshot(root: str | Path, job: str, epoch: int | None = None, at_ms: i
     first = log.numbers(current.generation)[0]
     if not first <= end <= newest.epoch:
         raise LogError(f"job {job!r} has the epochs {first} to {newest.epoch} in its log, and not {end}")
-    states = log.description(current.generation).states
+    states = log.description(current.generation).known
     store = MemoryStore(current.generation)
     for number in range(first, end + 1):
         each = log.epoch(current, number)

@@ -1,0 +1,44 @@
+"""Changes travel as sorted runs of bounded size and come back as they were."""
+
+from __future__ import annotations
+
+import pytest
+
+from state_backend import records
+from state_backend.records import SCHEMA, Change, Op, changes_in, runs_of
+from state_backend.slots import position_of
+
+
+def test_changes_come_back_as_they_were() -> None:
+    given = [
+        Change("temp", Op.PUT, b"", None, b"", 1),
+        Change("city", Op.PUT, b"\xff\x00", b"", b"\xfe"),
+        Change("city", Op.DELETE, b"k", b"f"),
+        Change("temp", Op.CLEAR, b"k2"),
+    ]
+    (run,) = runs_of(given, ["city", "temp"])
+    assert run.schema == SCHEMA
+    assert sorted(changes_in(run)) == sorted(given)
+    assert all(isinstance(change, Change) for change in changes_in(run))
+
+
+def test_no_change_makes_no_run() -> None:
+    assert list(runs_of([], ["temp"])) == []
+
+
+def test_a_run_ends_at_its_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "RUN_ROWS_MAX", 3)
+    runs = list(runs_of([Change("temp", Op.PUT, b"%d" % number, None, b"") for number in range(7)], ["temp"]))
+    assert [run.num_rows for run in runs] == [3, 3, 1]
+
+
+def test_a_run_ends_at_its_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "RUN_BYTES_MAX", 100)
+    runs = list(runs_of([Change("temp", Op.PUT, b"k", None, b"x" * 60) for _ in range(5)], ["temp"]))
+    assert [run.num_rows for run in runs] == [2, 2, 1]
+
+
+def test_a_run_is_sorted_by_position() -> None:
+    (run,) = runs_of([Change("temp", Op.PUT, b"%d" % number, None, b"") for number in range(100)], ["temp"])
+    positions = run.column("position").to_pylist()
+    assert positions == sorted(positions) == [position_of(change.key) for change in changes_in(run)]
