@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from resp_server.commands.generic import cursor
-from resp_server.commands.spec import Declaration, Parameter, Parameters, integer
-from resp_server.errors import WrongTypeError
+from resp_server.commands.spec import INTEGER_MAX, Declaration, Parameter, Parameters, command, integer
+from resp_server.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.replies import Reply, ReplySet
 
@@ -23,11 +23,6 @@ def _of_missing(reply: Reply) -> Callable[[Sequence[bytes]], Reply]:
 
 def _for_each(reply: Reply) -> Callable[[Sequence[bytes]], Reply]:
     return lambda words: [reply for _ in words]
-
-
-def _one_or_none(words: Sequence[bytes]) -> Reply:
-    """Answer SRANDMEMBER and its like: nil, or with a count an empty array."""
-    return [] if words else None
 
 
 def _read(name: str, missing: Reply | Callable[[Sequence[bytes]], Reply], *parameters: Parameter) -> Declaration:
@@ -53,17 +48,28 @@ def _read_all(name: str) -> Declaration:
     return Declaration(name, body, Parameters([TEXTS]))
 
 
+@command("srandmember")
+def srandmember(call: Call, key: bytes, *count: bytes) -> Reply:
+    """Get one or multiple random members from a set"""
+    if len(count) > 1:
+        raise syntax_error()
+    if count and integer(count[0]) < -INTEGER_MAX:  # it could not be made positive
+        raise PlainError(f"value is out of range, value must between {-INTEGER_MAX} and {INTEGER_MAX}")
+    if call.entry(key) is not None:
+        raise WrongTypeError
+    return [] if count else None
+
+
 NO_STEP = [b"0", []]
 
 READS = [
     _read("llen", 0),
-    _read("lindex", None, NUMBER),
+    _read("lindex", None, TEXT),  # Redis reads the index once there is a list
     _read("lrange", [], NUMBER, NUMBER),
     _read("scard", 0),
     _read("smembers", ReplySet()),
     _read("sismember", 0, TEXT),
     _read("smismember", _for_each(0), TEXTS),
-    _read("srandmember", _one_or_none, Parameter(integer, is_required=False)),
     _read("sscan", NO_STEP, CURSOR, REST),
     _read_all("sinter"),
     _read_all("sunion"),
