@@ -48,9 +48,9 @@ def client_setinfo(call: Call, attribute: bytes, value: bytes) -> Reply:
     """Sets information specific to the client or connection."""
     match attribute.lower():
         case b"lib-name":
-            call.session.lib_name = library_text("lib-name", value)
+            call.session.lib_name = library_text(attribute, value)
         case b"lib-ver":
-            call.session.lib_ver = library_text("lib-ver", value)
+            call.session.lib_ver = library_text(attribute, value)
         case _:
             raise PlainError(f"Unrecognized option '{typed(attribute)}'")
     return OK

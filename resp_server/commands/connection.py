@@ -150,8 +150,8 @@ def _is_printable(word: bytes) -> bool:
     return all(0x21 <= code <= 0x7E for code in word)
 
 
-def library_text(what: str, word: bytes) -> bytes:
-    """Return the name or version of a client library, as CLIENT SETINFO takes it."""
+def library_text(attribute: bytes, word: bytes) -> bytes:
+    """Return the name or version of a client library, as CLIENT SETINFO takes it; `attribute` as it was typed."""
     if not _is_printable(word):
-        raise PlainError(f"{what} cannot contain spaces, newlines or special characters.")
+        raise PlainError(f"{typed(attribute)} cannot contain spaces, newlines or special characters.")
     return word
