@@ -89,13 +89,14 @@ def _formats(job: Job) -> list[KeyFormat]:
 
 
 class KeyspaceView:
-    """Snapshots of all jobs. One epoch per job and one clock reading from one `renew` to the next.
+    """Snapshots of all jobs. The same jobs, one epoch per job and one clock reading from one `renew` to the next.
 
     Snapshots are opened and moved only when a key of their job is asked for.
     """
 
     def __init__(self, keyspace: Keyspace, now_ms: int) -> None:
         self._keyspace = keyspace
+        self._jobs: dict[str, Job] = {}
         self._nothing = MemoryStore("").snapshot(now_ms)
         self._snapshots: dict[str, Snapshot] = {}
         self._stores: dict[str, Store] = {}
@@ -125,7 +126,7 @@ class KeyspaceView:
 
     def _route(self) -> None:
         """Learn the jobs anew: drop the snapshots of jobs and generations that went, compile the key formats."""
-        jobs = self._keyspace.jobs
+        jobs = self._jobs = dict(self._keyspace.jobs)
         for name in [name for name, store in self._stores.items() if name not in jobs or jobs[name].store is not store]:
             self._snapshots.pop(name).close()
             del self._stores[name]
@@ -140,7 +141,7 @@ class KeyspaceView:
             return self._only
         head = key[: key.find(b":")] if b":" in key else b""
         name = head.decode("utf-8", "replace")
-        if name in self._keyspace.jobs:
+        if name in self._jobs:
             return name
         match = self._formats.match(key) if self._formats is not None else None
         return self._format_jobs[match.lastindex - 1] if match and match.lastindex else None
@@ -151,7 +152,7 @@ class KeyspaceView:
             return self._snapshots[name]
         snapshot = self._snapshots.get(name)
         if snapshot is None:
-            store = self._keyspace.jobs[name].store
+            store = self._jobs[name].store
             snapshot = self._snapshots[name] = store.snapshot(self.now_ms)
             self._stores[name] = store
         else:
@@ -168,9 +169,9 @@ class KeyspaceView:
         return self._nothing if name is None else self.of_job(name)
 
     def snapshots(self) -> Iterator[tuple[Job, Snapshot]]:
-        """Iterate over all jobs with their snapshots."""
-        for name, job in self._keyspace.jobs.items():
-            yield job, self.of_job(name)
+        """Iterate over all jobs, with what is known of them now, and their snapshots."""
+        for name, job in self._jobs.items():
+            yield self._keyspace.jobs.get(name, job), self.of_job(name)
 
     def key_count(self) -> int:
         """Return the number of keys in all jobs, expired ones that are not yet removed included (as DBSIZE does)."""
