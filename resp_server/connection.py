@@ -141,13 +141,19 @@ class Connection(asyncio.Protocol):
         self._instance.renew()
         self.session.active_ms = self._instance.view.now_ms
         out: list[bytes] = []
-        ends_ns = perf_counter_ns() + TURN_NS_MAX
-        has_more = self._progress(out)
-        while has_more and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
-            has_more = self._progress(out)
+        has_more = self._progress(out) and self._go_on(out)
         if out:
             self._send(out)
-        self._settle(has_more)
+        if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
+            self._settle(has_more)
+
+    def _go_on(self, out: list[bytes]) -> bool:
+        """Answer further batches while the turn lasts; return whether there is more to do."""
+        ends_ns = perf_counter_ns() + TURN_NS_MAX
+        has_more = True
+        while has_more and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
+            has_more = self._progress(out)
+        return has_more
 
     def _settle(self, has_more: bool) -> None:
         """Decide what comes after a turn: the next one, more input, or the end."""

@@ -36,6 +36,9 @@ ARGUMENT_OVERHEAD_BYTES = 41
 SPLIT_ARGUMENTS_MAX = 128
 SPLIT_TEXT_BYTES_MAX = 1024
 
+# Lines of a buffer from which on looking for a run of like requests pays (guess: three GETs).
+LIKE_LINES_MIN = 15
+
 _COUNT_OF_LINE = {b"*%d" % count: count for count in range(1, SPLIT_ARGUMENTS_MAX + 1)}
 _LENGTH_LINES = [b"$%d" % length for length in range(SPLIT_TEXT_BYTES_MAX)]
 _length_line = _LENGTH_LINES.__getitem__
@@ -197,7 +200,7 @@ def split_requests(data: bytes) -> tuple[list[Request], bytes]:
     """
     parts = data.split(b"\r\n")
     last = len(parts) - 1
-    requests, at = _like_requests(parts, last)
+    requests, at = _like_requests(parts, last) if last >= LIKE_LINES_MIN else ([], 0)
     while at < last:
         count = _COUNT_OF_LINE.get(parts[at])
         if count is None:
@@ -208,6 +211,8 @@ def split_requests(data: bytes) -> tuple[list[Request], bytes]:
             break
         requests.append(texts)
         at = end
+    if at == last:
+        return requests, parts[last]
     return requests, b"\r\n".join(parts[at:]) if at else data
 
 
@@ -216,7 +221,7 @@ def _like_requests(parts: list[bytes], last: int) -> tuple[list[Request], int]:
     count = _COUNT_OF_LINE.get(parts[0], 0)
     stride = 1 + 2 * count
     end = last - last % stride
-    if not count or end < 3 * stride or parts[0:end:stride].count(parts[0]) * stride != end:
+    if not count or parts[0:end:stride].count(parts[0]) * stride != end:
         return [], 0
     columns = []
     for column in range(2, stride, 2):
