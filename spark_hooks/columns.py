@@ -22,6 +22,7 @@ JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}
 
 TEXT_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType)
 CAST_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType, T.DateType)
+FIXED_TYPES = (T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
 NESTED_TYPES = (T.StructType, T.ArrayType, T.MapType, T.VariantType)
 
 
@@ -39,8 +40,8 @@ class StateColumns:
         """
         state, form = self.state, self.state.format_for(self.job)
         rows = df if state.where is None else df.where(state.where)
-        keys = [_column(name) for name in form.columns]
-        field = [] if state.field is None else [_column(state.field)]
+        keys = [_by_bytes(df, name) for name in form.columns]
+        field = [] if state.field is None else [_by_bytes(df, state.field)]
         rows = rows.repartition(partitions, *keys)
         if state.duplicates != "any" or state.order_by:
             rows = rows.sortWithinPartitions(*keys, *field, *map(_column, state.order_by))
@@ -63,7 +64,7 @@ class StateColumns:
             key_names=form.columns,
             key_forms=tuple(_text(df, name)[1] for name in form.columns),
             key_is_open=tuple(
-                index < len(form.columns) - 1 and isinstance(_type(df, name), TEXT_TYPES)
+                index < len(form.columns) - 1 and _may_hold(_type(df, name), form.literals[index + 1])
                 for index, name in enumerate(form.columns)
             ),
             field_name=state.field,
@@ -108,6 +109,7 @@ def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescr
             raise DescriptorError(f"state {state.name!r}: the DataFrame has several columns {name!r}; rename them")
         _check_type(state, role, name, _type(df, name))
     _check_where(df, state)
+    _check_analysis(df, state, job)
     return replace(state, columns={name: _type(df, name).simpleString() for _, name in roles})
 
 
@@ -133,6 +135,31 @@ def _check_where(df: DataFrame, state: StateDescriptor) -> None:
         df.where(state.where).schema  # noqa: B018  # analysis happens here
     except PySparkException as error:
         raise DescriptorError(f"state {state.name!r}: where={state.where!r} is not a condition: {error}") from None
+
+
+def _check_analysis(df: DataFrame, state: StateDescriptor, job: str) -> None:
+    """Let Spark analyse what a batch will run, so that it refuses now what it would refuse then."""
+    try:
+        StateColumns(state, job).rows(df, 1).schema  # noqa: B018  # analysis happens here
+    except PySparkException as error:
+        raise DescriptorError(f"state {state.name!r}: Spark cannot read its columns: {error}") from None
+
+
+def _may_hold(kind: T.DataType, separator: str) -> bool:
+    """Tell whether a key part's text must be looked at for the text that follows it.
+
+    Dates, timestamps and booleans have a fixed form: where one ends is plain, if what follows cannot pass for a
+    fraction or a digit more.
+    """
+    return not isinstance(kind, FIXED_TYPES) or any(character in ".0123456789" for character in separator)
+
+
+def _by_bytes(df: DataFrame, name: str) -> Column:
+    """Return a column to sort and spread rows by, so that rows of one key lie together: keys are compared as bytes."""
+    kind = _type(df, name)
+    if isinstance(kind, T.StringType) and kind.collation != "UTF8_BINARY":
+        return F.collate(_column(name), "UTF8_BINARY")
+    return _column(name)
 
 
 def _column(name: str) -> Column:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -71,21 +72,31 @@ def encode(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) 
     """
     held: list[pa.RecordBatch] = []
     rows = size = 0
-    for batch in _last_of_each(plan, (_changes(plan, batch, digest) for batch in batches if batch.num_rows)):
-        held.append(batch)
-        rows += batch.num_rows
-        size += batch.nbytes
-        if rows >= RUN_ROWS_MAX or size >= RUN_BYTES_MAX:
+    changes = (_changes(plan, batch, digest) for batch in batches if batch.num_rows)
+    for piece in chain.from_iterable(map(_pieces, _last_of_each(plan, changes))):
+        if held and (rows + piece.num_rows > RUN_ROWS_MAX or size + piece.nbytes > RUN_BYTES_MAX):
             yield _sorted_run(held)
             held, rows, size = [], 0, 0
+        held.append(piece)
+        rows += piece.num_rows
+        size += piece.nbytes
     if held:
         yield _sorted_run(held)
 
 
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch until every piece fits into a run; one row may be too large alone."""
+    if batch.num_rows > 1 and (batch.num_rows > RUN_ROWS_MAX or batch.nbytes > RUN_BYTES_MAX):
+        middle = batch.num_rows // 2
+        yield from _pieces(batch.slice(0, middle))
+        yield from _pieces(batch.slice(middle))
+    elif batch.num_rows:
+        yield batch
+
+
 def _sorted_run(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    table = pa.Table.from_batches(batches).combine_chunks()
-    (run,) = table.take(pc.sort_indices(table.column("position"))).combine_chunks().to_batches()
-    return run
+    run = pa.concat_batches(batches)
+    return run.take(pc.sort_indices(run.column("position")))
 
 
 def _changes(plan: RowPlan, batch: pa.RecordBatch, digest: list[int]) -> pa.RecordBatch:
@@ -129,7 +140,7 @@ def _keys(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
                 f"state {plan.state!r}: the key column {name!r} is null in {column.null_count} row(s) of a batch; "
                 f"filter them out, or give them a value with coalesce()"
             )
-        part = as_bytes(column, form)
+        part = _without_negative_zero(as_bytes(column, form), form)
         literal = plan.literals[i + 1].encode()
         if plan.key_is_open[i]:
             _check_separable(plan, name, part, literal)
@@ -159,9 +170,14 @@ def _field(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
             f"state {plan.state!r}: the field column {plan.field_name!r} is null in {column.null_count} row(s) of a "
             f"batch; filter them out, or give them a value with coalesce()"
         )
-    field = as_bytes(column, plan.field_form)
+    field = _without_negative_zero(as_bytes(column, plan.field_form), plan.field_form)
     _check_size(plan, "field", field, KEY_BYTES_MAX)
     return field
+
+
+def _without_negative_zero(part: pa.Array, form: str) -> pa.Array:
+    """Make one key of 0.0 and -0.0, as Spark does when it groups, joins and sorts."""
+    return pc.if_else(pc.equal(part, b"-0"), b"0", part) if form == "float" else part
 
 
 def _check_size(plan: RowPlan, what: str, texts: pa.Array, bytes_max: int) -> None:
@@ -174,7 +190,7 @@ def _last_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
     """Keep the last of neighbouring rows of one key and field; RowError if there are several and none is the last."""
     held: pa.RecordBatch | None = None
     for each in batches:
-        batch = each if held is None else pa.Table.from_batches([held, each]).combine_chunks().to_batches()[0]
+        batch = each if held is None else pa.concat_batches([held, each])
         keys, fields = batch.column("key"), batch.column("field")
         if batch.num_rows > 1:
             is_same = pc.equal(keys[1:], keys[:-1])
@@ -203,7 +219,7 @@ def as_bytes(column: pa.Array, form: str) -> pa.Array:
     if form == "float":
         column = _float_text(column)
     elif form == "decimal":
-        column = _rewrite(column, lambda text: format(Decimal(text), "f"))
+        column = _rewrite(column.cast(pa.string()), lambda text: format(Decimal(text), "f"))
     elif form.startswith("timestamp"):
         column = _timestamp_text(column, zone="Z" if form == "timestamp" else "")
     return column.cast(pa.binary())
@@ -231,7 +247,7 @@ def _rewrite(texts: pa.Array, rewrite: Any) -> pa.Array:
 
 
 def _timestamp_text(column: pa.Array, zone: str) -> pa.Array:
-    instants = column.cast(pa.timestamp("us", "UTC")) if zone else column.cast(pa.timestamp("us"))
+    instants = column.cast(pa.timestamp("us"))  # of a column with a zone: the time in UTC, with no look-up of zones
     text = pc.strftime(instants, format="%Y-%m-%dT%H:%M:%S")
     return pc.binary_join_element_wise(pc.replace_substring_regex(text, FRACTION_ZEROS, r"\1"), zone, "")
 
