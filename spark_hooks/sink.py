@@ -13,13 +13,16 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -30,7 +33,7 @@ from state_backend.change_log import ChangeFileWriter, LogWriter, OnRewind, chec
 from state_backend.clock import now_ms
 from state_backend.descriptor import StateArguments, StateDescriptor, check_name, check_states
 from state_backend.epochs import ChangeFile
-from state_backend.errors import DescriptorError, LogError, SparkisError
+from state_backend.errors import DescriptorError, LogError, LogUnavailableError, SparkisError
 from state_backend.filesystems import open_filesystem
 
 logger = logging.getLogger("sparkis.sink")
@@ -40,7 +43,7 @@ LOG_SETTING = "spark.sparkis.log"
 PARTITIONS_SETTING = "spark.sparkis.partitions"
 VISIBILITY_TIMEOUT_S = 10.0
 BEAT_INTERVAL_S = 1.0
-TASK_RESULT = "file string, inline binary, rows long, digest long, error string"
+TASK_RESULT = "file string, inline binary, rows long, digest long, error string, is_log_error boolean"
 PARTITIONS_MAX = 2**31 - 1
 DIGEST_MASK = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -68,12 +71,12 @@ class _Task:
                 rows += run.num_rows
                 yield run
 
-        file, inline, error = None, None, None
+        file, inline, error, is_log_error = None, None, None, False
         try:
             writer = ChangeFileWriter(open_filesystem(self.log), self.folder, self.epoch)
             file, inline = writer.write(counted(encode(self.plan, batches, digest)))
         except (RowError, LogError) as failed:
-            error = str(failed)
+            error, is_log_error = str(failed), isinstance(failed, LogError)
         listed = None if file is None else json.dumps(asdict(file))
         signed_digest = (digest[0] + 2**63) % 2**64 - 2**63
         yield pa.RecordBatch.from_pydict(
@@ -83,6 +86,7 @@ class _Task:
                 "rows": pa.array([rows], pa.int64()),
                 "digest": pa.array([signed_digest], pa.int64()),
                 "error": pa.array([error], pa.string()),
+                "is_log_error": pa.array([is_log_error], pa.bool_()),
             }
         )
 
@@ -94,10 +98,19 @@ class _Run:
     query_id: str
     run_id: str
     name: str | None
+    query: StreamingQuery | None = field(compare=False)
 
     @classmethod
-    def of_batch(cls, df: DataFrame) -> _Run:
-        """Read it where classic Spark keeps it: in the local properties of the thread that runs foreachBatch."""
+    def of_query(cls, query: StreamingQuery) -> _Run:
+        """Return the run of a query that was started."""
+        return cls(query.id, query.runId, query.name, query)
+
+    @classmethod
+    def of_batch(cls, df: DataFrame, session: SparkSession) -> _Run:
+        """Look at the local properties of the thread that runs foreachBatch, where classic Spark keeps the query's id.
+
+        `session` is where the query was started; a query of another one is known by those properties alone.
+        """
         read = df.sparkSession.sparkContext.getLocalProperty
         query_id = read("sql.streaming.queryId")
         if not query_id:
@@ -105,41 +118,56 @@ class _Run:
                 "sparkis.publish was called outside of a streaming query's foreachBatch function; "
                 "to publish without Spark use sparkis.LogWriter"
             )
+        query = session.streams.get(query_id)
+        if query is not None:
+            return cls.of_query(query)
         first_line = (read("spark.job.description") or "").partition("\n")[0]
         name = None if first_line.startswith("id = ") else first_line
-        return cls(query_id, read("spark.jobGroup.id") or "", name or None)
+        return cls(query_id, read("spark.jobGroup.id") or "", name or None, None)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What a sink was told: the arguments of `queryable` and `publish`, checked."""
+
+    states: tuple[StateDescriptor, ...]
+    mode: Mode
+    job: str | None
+    log: str
+    visibility_timeout_s: float
+    on_rewind: OnRewind
+    session: SparkSession
 
 
 class Publisher:
-    """Writes the epochs of one job. Lives on the driver; Spark calls it once per micro-batch, again after a restart."""
+    """Writes the epochs of one run of one query. Lives on the driver; Spark calls it once per micro-batch."""
 
-    def __init__(
-        self,
-        states: Sequence[StateDescriptor],
-        *,
-        mode: Mode,
-        job: str | None,
-        log: str,
-        wait_for_visibility: bool | float,
-        on_rewind: OnRewind,
-        session: SparkSession,
-    ) -> None:
-        self.mode = mode
-        self.job = job
-        self.log = log
-        self._states = states
-        self._visibility_timeout_s = VISIBILITY_TIMEOUT_S if wait_for_visibility is True else wait_for_visibility
-        self._on_rewind = on_rewind
-        self._session = session
-        self._run: _Run | None = None
+    def __init__(self, told: Publication) -> None:
+        self._told = told
+        self._opening = threading.Lock()
         self._writer: LogWriter | None = None
         self._committed_here = -1
 
+    def open(self, run: _Run) -> LogWriter:
+        """Return the writer of the run, opened at the first call; opening it fences whoever wrote before.
+
+        Called by the thread that starts the query and by the one that runs its batches, whichever comes first.
+        """
+        with self._opening:
+            if self._writer is None:
+                job = self._told.job or run.name
+                if job is None:
+                    raise DescriptorError(NAME_MISSING)
+                writer = LogWriter(self._told.log, job, self._told.states, run.query_id, self._told.on_rewind)
+                beat = threading.Thread(target=_beat, args=(writer, run.query), name=f"sparkis-beat-{job}", daemon=True)
+                beat.start()
+                self._writer = writer
+            return self._writer
+
     def write(self, batch: DataFrame, batch_id: int) -> None:
         """Write and commit one micro-batch. Always runs the batch to its end, also when it was committed before."""
-        run = _Run.of_batch(batch)
-        self.check_not_committed(run, batch_id)
-        writer = self._writer_for(run)
+        writer = self._writer or self.open(_Run.of_batch(batch, self._told.session))
+        self.check_not_committed(writer.job, batch_id)
         clock_ms = now_ms()
         results = self._write_files(batch, batch_id, writer, clock_ms)
         is_new = writer.commit(
@@ -149,84 +177,84 @@ class Publisher:
             inline=[bytes(each.inline) for each in results if each.inline is not None],
             rows=sum(each.rows for each in results),
             digest=sum(each.digest for each in results) & DIGEST_MASK,
-            replaces=tuple(state.name for state in self._states) if self.mode == "complete" else (),
+            replaces=tuple(state.name for state in self._told.states) if self._told.mode == "complete" else (),
         )
         self._committed_here = batch_id
         if not is_new:
             logger.info("job %s: epoch %d was committed before a restart; its replay is left out", writer.job, batch_id)
         self._make_visible(writer.job, batch_id)
 
-    def check_not_committed(self, run: _Run, batch_id: int) -> None:
+    def check_not_committed(self, job: str, batch_id: int) -> None:
         """Refuse a second epoch for one micro-batch; it would pass for a replay and be left out."""
-        if run == self._run and batch_id == self._committed_here:
+        if batch_id == self._committed_here:
             raise DescriptorError(
-                f"job {self.job or run.name!r}: batch {batch_id} was published twice; a micro-batch is one epoch: pass "
+                f"job {job!r}: batch {batch_id} was published twice; a micro-batch is one epoch: pass "
                 f"all its states to one call of sparkis.publish (a descriptor's where= chooses its rows)"
             )
-
-    def _writer_for(self, run: _Run) -> LogWriter:
-        """Return the writer of this run of the query; opening it fences whoever wrote before."""
-        if self._writer is not None and run == self._run:
-            return self._writer
-        job = self.job or run.name
-        if job is None:
-            raise DescriptorError(NAME_MISSING)
-        self._writer = LogWriter(self.log, job, self._states, run.query_id, self._on_rewind)
-        self._run = run
-        self._committed_here = -1
-        query = self._session.streams.get(run.query_id)
-        threading.Thread(target=_beat, args=(self._writer, query), name=f"sparkis-beat-{job}", daemon=True).start()
-        return self._writer
 
     def _write_files(self, batch: DataFrame, batch_id: int, writer: LogWriter, clock_ms: int) -> list[Any]:
         """Run the batch: one Spark job for all states, one pass over the batch's own plan."""
         partitions = _partitions(batch.sparkSession)
         # Coalescing to more partitions than there are changes nothing but the plan, which then promises no order: Spark
         # 4.3 fails to cache a plan whose order names a column that the plan leaves out ("key not found", seen).
-        source = batch.coalesce(PARTITIONS_MAX).persist() if len(self._states) > 1 else batch
+        states = self._told.states
+        source = batch.coalesce(PARTITIONS_MAX).persist() if len(states) > 1 else batch
         try:
             parts = []
-            for state in self._states:
+            for state in states:
                 of_state = StateColumns(state, writer.job)
-                task = _Task(self.log, writer.folder, batch_id, of_state.plan(batch, clock_ms))
+                task = _Task(self._told.log, writer.folder, batch_id, of_state.plan(batch, clock_ms))
                 parts.append(of_state.rows(source, partitions).mapInArrow(task, TASK_RESULT))
             results = reduce(DataFrame.union, parts).collect()
         finally:
-            if len(self._states) > 1:
+            if len(states) > 1:
                 source.unpersist()
         for each in results:
             if each.error is not None:
-                raise RowError(f"job {writer.job!r}, batch {batch_id}: {each.error}")
+                kind = LogUnavailableError if each.is_log_error else RowError
+                raise kind(f"job {writer.job!r}, batch {batch_id}: {each.error}")
         return results
 
     def _make_visible(self, job: str, epoch: int) -> None:
-        known = endpoints.of_log(self.log)
+        known = endpoints.of_log(self._told.log)
         for endpoint in known:
             endpoint.notice(job, epoch)
-        if not self._visibility_timeout_s:
+        timeout_s = self._told.visibility_timeout_s
+        if not timeout_s:
             return
         if not known:
             logger.warning(
                 "job %s: wait_for_visibility was asked for, but no server of the log %s is known in this driver; "
                 "call sparkis.serve(spark) before the query starts",
                 job,
-                self.log,
+                self._told.log,
             )
-        deadline = time.monotonic() + self._visibility_timeout_s
+        deadline = time.monotonic() + timeout_s
         for endpoint in known:
             if not endpoint.wait(job, epoch, max(0.0, deadline - time.monotonic())):
-                logger.warning(
-                    "job %s: epoch %d was not readable after %s s; the query goes on",
-                    job,
-                    epoch,
-                    self._visibility_timeout_s,
-                )
+                logger.warning("job %s: epoch %d was not readable after %s s; the query goes on", job, epoch, timeout_s)
 
 
 NAME_MISSING = (
     "the query has no name, and its state's keys begin with one: call .queryName('...') before start(), "
     "or pass job='...'"
 )
+
+
+SINK_TAKEN = (
+    "sparkis.queryable is the sink of this query; for several sinks use a foreachBatch function of your own "
+    "and call sparkis.publish in it"
+)
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Say in one line why a batch failed: Spark reports it inside a Java traceback."""
+    try:
+        yield
+    except SparkisError as error:
+        logger.error("%s", error)
+        raise
 
 
 def _is_active(query: StreamingQuery | None) -> bool:
@@ -239,16 +267,17 @@ def _is_active(query: StreamingQuery | None) -> bool:
 
 def _beat(writer: LogWriter, query: StreamingQuery | None) -> None:
     """Show a sign of life once a second while the query runs."""
-    while _is_active(query):
+    is_active = True
+    while is_active:
+        is_active = _is_active(query)
         try:
-            writer.beat()
+            current = writer.log.current()
+            if current is None or current.writer != writer.current.writer:
+                return  # fenced: the sign of life belongs to another writer now
+            writer.beat(is_running=is_active)
         except SparkisError as error:  # the next commit fails with it too; readers see the silence
             logger.debug("no sign of life for job %s: %s", writer.job, error)
         time.sleep(BEAT_INTERVAL_S)
-    try:
-        writer.close()
-    except SparkisError as error:
-        logger.debug("no last sign of life for job %s: %s", writer.job, error)
 
 
 def _partitions(session: SparkSession) -> int:
@@ -259,6 +288,8 @@ def _partitions(session: SparkSession) -> int:
     """
     given = session.conf.get(PARTITIONS_SETTING, None)
     if given is not None:
+        if not given.isdecimal() or int(given) == 0:
+            raise DescriptorError(f"{PARTITIONS_SETTING} is a number of partitions, at least 1, not {given!r}")
         return int(given)
     shuffled = int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200)
     return max(1, min(shuffled, session.sparkContext.defaultParallelism))
@@ -267,24 +298,37 @@ def _partitions(session: SparkSession) -> int:
 class QueryableWriter(DataStreamWriter):
     """Spark's DataStreamWriter with the sink set. Refuses, before the query starts, what the sink cannot do."""
 
-    def __init__(self, df: DataFrame, publisher: Publisher) -> None:
+    def __init__(self, df: DataFrame, told: Publication) -> None:
         super().__init__(df)
-        self._publisher = publisher
+        self._told = told
         self._name: str | None = None
-        super().outputMode(publisher.mode)
-        self.foreachBatch(publisher.write)
+        super().outputMode(told.mode)
 
     def outputMode(self, outputMode: str) -> DataStreamWriter:
         """Refuse another mode than the one `queryable` was told."""
-        if outputMode != self._publisher.mode:
-            raise DescriptorError(
-                f"the mode is {self._publisher.mode!r}; pass mode={outputMode!r} to sparkis.queryable"
-            )
+        if outputMode != self._told.mode:
+            raise DescriptorError(f"the mode is {self._told.mode!r}; pass mode={outputMode!r} to sparkis.queryable")
         return self
+
+    def foreachBatch(self, func: Callable[[DataFrame, int], None]) -> DataStreamWriter:
+        """Refuse a second sink."""
+        raise DescriptorError(f"foreachBatch: {SINK_TAKEN}")
+
+    def foreach(self, f: Any) -> DataStreamWriter:
+        """Refuse a second sink."""
+        raise DescriptorError(f"foreach: {SINK_TAKEN}")
+
+    def format(self, source: str) -> DataStreamWriter:
+        """Refuse a second sink."""
+        raise DescriptorError(f"format({source!r}): {SINK_TAKEN}")
+
+    def toTable(self, *args: Any, **options: Any) -> StreamingQuery:
+        """Refuse a second sink."""
+        raise DescriptorError(f"toTable: {SINK_TAKEN}")
 
     def queryName(self, queryName: str) -> DataStreamWriter:
         """Set the query's name, which is the job's name unless job= was given."""
-        if self._publisher.job is None:
+        if self._told.job is None:
             check_name("query", queryName)
         self._name = queryName
         return super().queryName(queryName)
@@ -300,35 +344,77 @@ class QueryableWriter(DataStreamWriter):
         return super().trigger(**trigger)
 
     def start(self, *args: Any, **options: Any) -> StreamingQuery:
-        """Start the query."""
+        """Start the query and take the job's log over; SparkisError if the log refuses, and the query ends again."""
         name = options.get("queryName") or (args[4] if len(args) > 4 else None)
         if name is not None:
             self.queryName(name)
-        if self._name is None and self._publisher.job is None:
+        if self._name is None and self._told.job is None:
             raise DescriptorError(NAME_MISSING)
-        return super().start(*args, **options)
+        publisher = Publisher(self._told)  # one per start: the same writer may be started again
+
+        def write(batch: DataFrame, batch_id: int) -> None:
+            with _logged():
+                publisher.write(batch, batch_id)
+
+        super().foreachBatch(write)
+        query = super().start(*args, **options)
+        try:
+            publisher.open(_Run.of_query(query))
+        except SparkisError:
+            query.stop()
+            raise
+        return query
 
 
-def _log_of(session: SparkSession, log: str | None) -> str:
+def _log_of(session: SparkSession, log: str | Path | None) -> str:
     root = log or session.conf.get(LOG_SETTING, None)
     if root is None:
         raise DescriptorError(
             f"there is no change log to write to: call sparkis.serve(spark) first, pass log=, or set {LOG_SETTING}"
         )
-    check_writable(root)
-    return root
+    whole = open_filesystem(root).root  # executors have working folders of their own
+    check_writable(whole)
+    return whole
 
 
-def _checked_mode(mode: Mode) -> Mode:
-    if mode not in get_args(Mode):
-        raise DescriptorError(f"mode= is one of {', '.join(map(repr, get_args(Mode)))}, not {mode!r}")
-    return mode
+def _check_choice(argument: str, given: object, choices: tuple[str, ...]) -> None:
+    if given not in choices:
+        raise DescriptorError(f"{argument}= is one of {', '.join(map(repr, choices))}, not {given!r}")
+
+
+def _publication(
+    df: DataFrame,
+    states: Sequence[str | StateDescriptor],
+    given: StateArguments,
+    *,
+    mode: Mode,
+    job: str | None,
+    log: str | Path | None,
+    wait_for_visibility: bool | float,
+    on_rewind: OnRewind,
+    session: SparkSession,
+) -> Publication:
+    """Return the arguments of a call, checked."""
+    _check_choice("mode", mode, get_args(Mode))
+    _check_choice("on_rewind", on_rewind, get_args(OnRewind))
+    timeout_s = VISIBILITY_TIMEOUT_S if wait_for_visibility is True else wait_for_visibility
+    if not isinstance(timeout_s, (int, float)) or timeout_s < 0:
+        raise DescriptorError(f"wait_for_visibility= is True, False or seconds, not {wait_for_visibility!r}")
+    described = _checked_states(df, states, job, given)
+    _partitions(session)
+    root = _log_of(df.sparkSession, log)
+    return Publication(tuple(described), mode, job, root, float(timeout_s), on_rewind, session)
 
 
 def _checked_states(
     df: DataFrame, states: Sequence[str | StateDescriptor], job: str | None, given: StateArguments
 ) -> list[StateDescriptor]:
     """Return the descriptors of a call, checked against the DataFrame's columns."""
+    unknown = sorted(set(given) - set(StateArguments.__annotations__))
+    if unknown:
+        raise DescriptorError(
+            f"{', '.join(unknown)}: not an argument of a state; those are {', '.join(StateArguments.__annotations__)}"
+        )
     described: list[StateDescriptor] = []
     for state in states:
         if isinstance(state, StateDescriptor):
@@ -337,7 +423,9 @@ def _checked_states(
             described.append(StateDescriptor(state, **given))
         else:
             raise DescriptorError(f"give several states as sparkis.StateDescriptor({state!r}, key=..., value=...)")
-    if given and isinstance(states[0], StateDescriptor):
+    if given and not any(isinstance(state, str) for state in states):
+        if not states:
+            raise DescriptorError("the state has no name; it comes first: sparkis.queryable(df, 'name', key=...)")
         raise DescriptorError(f"{', '.join(sorted(given))}: say this in the StateDescriptor")
     if job is not None:
         check_name("job", job)
@@ -350,7 +438,7 @@ def queryable(
     *states: str | StateDescriptor,
     mode: Mode = "update",
     job: str | None = None,
-    log: str | None = None,
+    log: str | Path | None = None,
     wait_for_visibility: bool | float = False,
     on_rewind: OnRewind = "refuse",
     **columns: Unpack[StateArguments],
@@ -367,24 +455,40 @@ def queryable(
     wait_for_visibility  True, or seconds: a micro-batch ends only when it can be read, or that time has passed
     on_rewind            `truncate` drops epochs of the log that a checkpoint which was set back is to write again
     """
+    if not isinstance(df, ClassicDataFrame):
+        raise DescriptorError(
+            f"sparkis.queryable takes a DataFrame of a classic Spark session, not {type(df).__module__}."
+            f"{type(df).__name__}; Spark Connect is not supported"
+        )
     if not df.isStreaming:
         raise DescriptorError(
             "sparkis.queryable takes a streaming DataFrame, and this one is not (spark.readStream makes one)"
         )
-    publisher = Publisher(
-        _checked_states(df, states, job, columns),
-        mode=_checked_mode(mode),
+    told = _publication(
+        df,
+        states,
+        columns,
+        mode=mode,
         job=job,
-        log=_log_of(df.sparkSession, log),
+        log=log,
         wait_for_visibility=wait_for_visibility,
         on_rewind=on_rewind,
         session=df.sparkSession,
     )
-    return QueryableWriter(df, publisher)
+    return QueryableWriter(df, told)
 
 
-# The publishers of `publish`, by log and job: one call per micro-batch, one writer per run.
-_publishers: dict[tuple[str, str], tuple[object, Publisher]] = {}
+@dataclass(frozen=True)
+class _Published:
+    """What `publish` remembers of a query from one micro-batch to the next."""
+
+    run: _Run
+    asked: object
+    publisher: Publisher
+
+
+# By log, job and query: one call per micro-batch, one writer per run. Two queries that share a job fence each other.
+_published: dict[tuple[str, str, str], _Published] = {}
 
 
 def publish(
@@ -393,7 +497,7 @@ def publish(
     *states: str | StateDescriptor,
     mode: Mode = "update",
     job: str | None = None,
-    log: str | None = None,
+    log: str | Path | None = None,
     wait_for_visibility: bool | float = False,
     on_rewind: OnRewind = "refuse",
     **columns: Unpack[StateArguments],
@@ -403,24 +507,30 @@ def publish(
     Call it once for every micro-batch, also for an empty one, and let it run to its end. `mode` says what the batch is:
     changed rows (`update`, `append`) or the whole result (`complete`).
     """
-    run = _Run.of_batch(batch_df)
-    root = _log_of(batch_df.sparkSession, log)
-    name = job or run.name
-    if name is None:
-        raise DescriptorError(NAME_MISSING)
-    asked = (states, sorted(columns.items()), mode, wait_for_visibility, on_rewind)
-    known_asked, publisher = _publishers.get((root, name), (None, None))
-    if publisher is not None:
-        publisher.check_not_committed(run, batch_id)
-    if publisher is None or known_asked != asked:
-        publisher = Publisher(
-            _checked_states(batch_df, states, name, columns),
-            mode=_checked_mode(mode),
-            job=name,
-            log=root,
-            wait_for_visibility=wait_for_visibility,
-            on_rewind=on_rewind,
-            session=SparkSession.builder.getOrCreate(),
-        )
-        _publishers[root, name] = (asked, publisher)
-    publisher.write(batch_df, batch_id)
+    with _logged():
+        session = SparkSession.builder.getOrCreate()
+        run = _Run.of_batch(batch_df, session)
+        name = job or run.name
+        if name is None:
+            raise DescriptorError(NAME_MISSING)
+        check_name("job", name)
+        place = (_log_of(batch_df.sparkSession, log), name, run.query_id)
+        asked = (states, columns, mode, wait_for_visibility, on_rewind)
+        known = _published.get(place)
+        if known is not None and known.run == run:
+            known.publisher.check_not_committed(name, batch_id)
+        if known is None or known.run != run or known.asked != asked:
+            told = _publication(
+                batch_df,
+                states,
+                columns,
+                mode=mode,
+                job=name,
+                log=log,
+                wait_for_visibility=wait_for_visibility,
+                on_rewind=on_rewind,
+                session=session,
+            )
+            known = _published[place] = _Published(run, asked, Publisher(told))
+            known.publisher.open(run)
+        known.publisher.write(batch_df, batch_id)
