@@ -33,6 +33,7 @@ from spark_hooks import endpoints
 from spark_hooks.sink import LOG_SETTING
 from state_backend.change_log import check_writable
 from state_backend.errors import SparkisError
+from state_backend.filesystems import open_filesystem
 
 logger = logging.getLogger("sparkis.serve")
 
@@ -50,9 +51,17 @@ class ServedEndpoint(endpoints.Endpoint):
     """
 
     def __init__(
-        self, command: list[str], environment: dict[str, str], log: str, host: str, password: str | None
+        self,
+        command: list[str],
+        environment: dict[str, str],
+        *,
+        log: str,
+        host: str,
+        password: str | None,
+        temporary: Path | None,
     ) -> None:
         self.log = log
+        self._temporary = temporary
         self._command = command
         self._environment = environment
         self._token = environment[TOKEN_VARIABLE]
@@ -78,11 +87,27 @@ class ServedEndpoint(endpoints.Endpoint):
 
     def notice(self, job: str, epoch: int) -> None:
         """Tell the server of a committed epoch. Never raises: it finds the epoch by itself within a second."""
-        self._ask(CONTROL_TIMEOUT_S, "NOTICE", job, str(epoch))
+        words = ("NOTICE", job, str(epoch))
+        with self._lock:
+            for _ in range(2):  # a second time only on a new connection
+                try:
+                    if self._client is None:
+                        self._client = self._connect()
+                    self._client.call(*words)
+                    return
+                except (SparkisError, OSError) as error:
+                    logger.debug("the server at port %d did not answer %s: %s", self.port, words[0], error)
+                    self._disconnect()
 
     def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
         """Return whether an epoch can be read; wait for it that long."""
-        return self._ask(timeout_s + CONTROL_TIMEOUT_S, "WAIT", job, str(epoch), str(int(timeout_s * 1000))) == 1
+        words = ("WAIT", job, str(epoch), str(int(timeout_s * 1000)))
+        try:
+            with self._connect() as client:  # of its own: another query's notices must not wait for this
+                return bool(client.call(*words, timeout_s=timeout_s + CONTROL_TIMEOUT_S) == 1)
+        except (SparkisError, OSError) as error:
+            logger.debug("the server at port %d did not answer %s: %s", self.port, words[0], error)
+            return False
 
     def stop(self) -> None:
         """End the server; clients are disconnected. The log stays as it is."""
@@ -99,6 +124,8 @@ class ServedEndpoint(endpoints.Endpoint):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _start(self, port: int | None) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
         """Start a server, on a given port if it had one; SparkisError if it ends or stays silent too long."""
@@ -137,19 +164,9 @@ class ServedEndpoint(endpoints.Endpoint):
             if self._is_stopping:
                 process.kill()
 
-    def _ask(self, timeout_s: float, *words: str) -> object:
-        """Ask the control listener, on one connection that is made again when it broke; None if that fails."""
-        with self._lock:
-            for _ in range(2):  # a second time only on a new connection
-                try:
-                    if self._client is None:
-                        self._client = Client("127.0.0.1", self._control_port, timeout_s=CONTROL_TIMEOUT_S)
-                        self._client.call("AUTH", self._token)
-                    return self._client.call(*words, timeout_s=timeout_s)
-                except (SparkisError, OSError) as error:
-                    logger.debug("the server at port %d did not answer %s: %s", self.port, words[0], error)
-                    self._disconnect()
-            return None
+    def _connect(self) -> Client:
+        """Connect to the control listener."""
+        return Client("127.0.0.1", self._control_port, password=self._token, timeout_s=CONTROL_TIMEOUT_S)
 
     def _disconnect(self) -> None:
         if self._client is not None:
@@ -162,7 +179,7 @@ def serve(
     *,
     log: str | Path | None = None,
     port: int = 0,
-    bind: Sequence[str] = ("127.0.0.1",),
+    bind: str | Sequence[str] = ("127.0.0.1",),
     password: str | None = None,
     store: str | Path | None = None,
     role: str = "master",
@@ -171,23 +188,25 @@ def serve(
 
     log       the change log's root: the setting spark.sparkis.log, else the folder `sparkis-log` in the working folder
     port      0 takes a free one
-    bind      addresses to listen on; beyond loopback, set a password too, or only this machine is answered
+    bind      where to listen, one address or several; beyond loopback set a password, or only this machine is answered
     password  what clients must send with AUTH
     store     a folder to keep the server's store in over restarts; a temporary one unless given
     role      `master`, or `slave` for clients that should know that nothing can be written
 
     The server is a process of its own without a JVM; it ends with the driver. Raises SparkisError if it does not start.
     """
-    root = str(log or spark.conf.get(LOG_SETTING, None) or Path(DEFAULT_LOG).absolute())
+    root = open_filesystem(log or spark.conf.get(LOG_SETTING, None) or DEFAULT_LOG).root
     check_writable(root)
+    hosts = [bind] if isinstance(bind, str) else list(bind)
+    temporary = _temporary_folder() if store is None else None
     command = [sys.executable, "-m", "resp_server.process", "--child", "--log", root, "--port", str(port)]
-    command += ["--bind", *bind, "--role", role, "--loglevel", "warning", "--store", str(store or _temporary_folder())]
+    command += ["--bind", *hosts, "--role", role, "--loglevel", "warning", "--store", str(temporary or store)]
     environment = children.environment() | {TOKEN_VARIABLE: secrets.token_hex(16)}
     environment.pop(PASSWORD_VARIABLE, None)
     if password is not None:
         environment[PASSWORD_VARIABLE] = password
-    host = "127.0.0.1" if bind[0] == "0.0.0.0" else bind[0]
-    endpoint = ServedEndpoint(command, environment, root, host, password)
+    host = "127.0.0.1" if hosts[0] == "0.0.0.0" else hosts[0]
+    endpoint = ServedEndpoint(command, environment, log=root, host=host, password=password, temporary=temporary)
     spark.conf.set(LOG_SETTING, root)
     return endpoint
 
