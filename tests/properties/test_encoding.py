@@ -1,0 +1,138 @@
+"""The encoding of rows a column at a time gives what the plain functions give a row at a time."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from decimal import Decimal
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from spark_hooks.encoding import COLUMN_HASH_BYTES_MAX, RowPlan, as_bytes, encode, pack_columns, positions_of
+from state_backend import packed_map
+from state_backend.records import changes_in
+from state_backend.slots import position_of
+
+KEYS = st.one_of(
+    st.binary(max_size=40),
+    st.binary(min_size=COLUMN_HASH_BYTES_MAX - 2, max_size=COLUMN_HASH_BYTES_MAX + 3),
+    st.lists(st.sampled_from([b"{", b"}", b"a", b"\xff", b":"]), max_size=8).map(b"".join),
+)
+
+
+@given(st.lists(KEYS, max_size=30), st.integers(0, 5))
+@example([], 0)
+@example([b"", b"{}", b"{}{a}", b"{a}b", b"a{", b"x" * COLUMN_HASH_BYTES_MAX], 1)
+def test_positions_of_a_column_are_the_positions_of_its_keys(keys: list[bytes], offset: int) -> None:
+    column = pa.array(keys, pa.binary()).slice(offset)
+    assert positions_of(column).tolist() == [position_of(key) for key in keys[offset:]]
+
+
+COLUMNS = st.integers(1, 5).flatmap(
+    lambda width: st.lists(
+        st.tuples(*[st.one_of(st.none(), st.binary(max_size=20))] * width).map(list), min_size=1, max_size=20
+    )
+)
+
+
+@given(COLUMNS, st.lists(st.text(max_size=10), min_size=5, max_size=5, unique=True))
+def test_columns_are_packed_as_a_row_at_a_time_is(table: list[list[bytes | None]], names: list[str]) -> None:
+    fields = tuple(names[: len(table[0])])
+    columns = [pa.array(column, pa.binary()) for column in zip(*table, strict=True)]
+    packed, is_empty = pack_columns(fields, columns)
+    maps = [
+        [(name.encode(), value) for name, value in zip(fields, row, strict=True) if value is not None] for row in table
+    ]
+    assert packed.to_pylist() == [packed_map.pack(each) for each in maps]
+    assert is_empty.to_pylist() == [not each for each in maps]
+
+
+def check_shortest(text: str, number: np.floating, shortest: str) -> None:
+    """Compare with the shortest digits, which Python's repr and numpy's find too."""
+    assert type(number)(text) == number
+    assert math.copysign(1, float(text)) == math.copysign(1, number)
+    assert "e" not in text or not 1e-7 <= abs(float(number)) < 1e21
+    assert digits(text) == digits(shortest)
+    assert "." not in text.partition("e")[0] or not text.partition("e")[0].endswith("0")
+    assert re.fullmatch(r"-?[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?", text)
+
+
+def digits(text: str) -> str:
+    """Return the significant digits of a number's text."""
+    return re.sub("[^0-9]", "", text.partition("e")[0]).strip("0")
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+@example(1e-7)
+@example(1e21)
+@example(9.999999999999999e20)
+@example(5e-324)
+def test_the_text_of_a_double_is_the_shortest_that_reads_back_the_same(number: float) -> None:
+    (text,) = as_bytes(pa.array([number], pa.float64()), "float").to_pylist()
+    check_shortest(text.decode(), np.float64(number), repr(number))
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, width=32))
+def test_the_text_of_a_float_is_the_shortest_that_reads_back_the_same(number: float) -> None:
+    (text,) = as_bytes(pa.array([number], pa.float32()), "float").to_pylist()
+    shortest = np.format_float_scientific(np.float32(number), unique=True)
+    check_shortest(text.decode(), np.float32(number), shortest)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=18))
+def test_a_decimal_is_written_in_plain_digits_with_its_scale(number: Decimal) -> None:
+    (text,) = as_bytes(pa.array([str(number)]), "decimal").to_pylist()
+    assert text.decode() == format(number, "f")
+    assert "e" not in text.decode().lower()
+
+
+@given(st.datetimes())
+def test_a_timestamp_is_iso_8601_in_utc(instant: datetime) -> None:
+    (text,) = as_bytes(pa.array([instant.replace(tzinfo=UTC)], pa.timestamp("us", "UTC")), "timestamp").to_pylist()
+    assert datetime.fromisoformat(text.decode()) == instant.replace(tzinfo=UTC)
+    assert text.endswith(b"Z")
+    assert (b"." in text) == bool(instant.microsecond)
+    assert not (instant.microsecond and text.endswith(b"0Z"))
+
+
+PLAN = RowPlan(
+    state="s",
+    literals=("", ""),
+    key_names=("k",),
+    key_forms=("text",),
+    key_is_open=(False,),
+    field_name="f",
+    field_form="text",
+    value_forms=("text",),
+    map_fields=(),
+    expire_at_ms=None,
+    keeps_last=True,
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.none() | st.text(max_size=3)), max_size=30),
+    st.lists(st.integers(0, 30), max_size=5),
+)
+def test_however_rows_are_cut_into_batches_the_last_of_each_key_and_field_wins(
+    rows: list[tuple[str, str, str | None]], cuts: list[int]
+) -> None:
+    rows.sort(key=lambda row: row[:2])  # as Spark hands them over; of equal keys the later stays later
+    columns = zip(*rows, strict=True) if rows else ([], [], [])
+    arrays = [*(pa.array(column, pa.string()) for column in columns), pa.array(range(len(rows)), pa.int64())]
+    whole = pa.RecordBatch.from_arrays(arrays, names=["k0", "f", "v0", "h"])
+    borders = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    batches = [whole.slice(start, end - start) for start, end in pairwise(borders)]
+
+    digest = [0]
+    found = [change for run in encode(PLAN, batches, digest) for change in changes_in(run)]
+
+    assert digest[0] == sum(range(len(rows)))
+    last = {(key.encode(), field.encode()): None if value is None else value.encode() for key, field, value in rows}
+    assert len(found) == len(last)
+    assert {(change.key, change.field): change.value for change in found} == last
