@@ -61,7 +61,8 @@ class Client:
         """Send one command and return its reply; ClientError if the reply is an error or does not come in time."""
         self._socket.settimeout(self._timeout_s if timeout_s is None else timeout_s)
         try:
-            self._socket.sendall(hiredis.pack_command(words))
+            # hiredis' stub has a tuple of one word.
+            self._socket.sendall(hiredis.pack_command(words))  # type: ignore[arg-type]
             while (reply := self._reader.gets()) is False:
                 received = self._socket.recv(READ_BYTES)
                 if not received:
