@@ -124,8 +124,8 @@ def _one_line(text: str) -> bytes:
 
 
 def typed(word: bytes) -> str:
-    """Return what a client typed as it may stand in a text."""
-    return word.decode("utf-8", "surrogateescape")
+    """Return what a client typed as it stands in a text: up to a zero byte, which ends a text of Redis."""
+    return word.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
 def syntax_error() -> PlainError:

@@ -167,7 +167,7 @@ def state_help(call: Call) -> Reply:
 
 def _job(call: Call, name: bytes) -> Job:
     jobs = call.instance.keyspace.jobs if call.session.db == 0 else {}
-    found = jobs.get(typed(name))
+    found = jobs.get(name.decode("utf-8", "surrogateescape"))
     if found is None:
         raise PlainError(f"no such job '{typed(name)}'; jobs: {_names(list(jobs.values())) or 'none'}")
     return found
