@@ -88,9 +88,9 @@ class CommandTable:
 
     def get(self, full_name: bytes) -> Command | None:
         """Return a command by a name in any case, a subcommand as `client|id`; None if there is none."""
-        name, _, sub = full_name.lower().partition(b"|")
+        name, bar, sub = full_name.lower().partition(b"|")
         found = self._commands.get(name)
-        return found.subcommands.get(sub) if found is not None and sub else found
+        return found.subcommands.get(sub) if found is not None and bar else found
 
     def help(self, container: str) -> list[Reply]:
         """Return the lines of `CLIENT HELP`: the subcommands that are served, with their summaries."""
