@@ -10,12 +10,14 @@ answers with one JSON object a line on standard output:
 
 Stores lie in `<FOLDER>/<job>/<generation>.<n>`. A store that no longer follows from the log (the log was rewound, or
 the store was lost) is built anew in the next folder, and readers answer from the old one until the new one has caught
-up; a new generation is taken over in the same way, once its first epoch is there.
+up; a new generation is taken over in the same way, once its first epoch is there. So is a copy without free pages,
+when these outweigh the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import logging
 import os
@@ -29,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from state_backend.change_log import ChangeLog, Current, Description
-from state_backend.clock import now_ms
+from state_backend.clock import Clock, now_ms
 from state_backend.epochs import Epoch, EpochRef
-from state_backend.errors import LogCorruptError, SparkisError
-from state_backend.lmdb_store import LmdbStore
-from state_backend.store import EpochChanges
+from state_backend.errors import LogCorruptError, SparkisError, StoreError
+from state_backend.lmdb_store import MAP_BYTES_MAX, LmdbStore
+from state_backend.store import Applied, EpochChanges
 
 logger = logging.getLogger("sparkis.applier")
 
@@ -42,6 +44,10 @@ STALE_AFTER_S = 3.0
 PROBE_INTERVAL_S = 1.0
 # Bounds the time of one expiry transaction to tens of milliseconds (about 10 us a key).
 EXPIRED_KEYS_MAX = 5_000
+# A listing finds holes of any width in the chain of epochs, but its cost grows with the log: once a minute when quiet.
+LISTED_EVERY_LOOKS = 60
+# Below this, free pages are soon used again, or not worth a copy (guess).
+COMPACT_ABOVE_BYTES = 64 << 20
 
 
 class Pulse:
@@ -66,30 +72,48 @@ class Pulse:
 class Applier:
     """Follows one job. `step` does all that can be done now; `report` is told what changed."""
 
-    def __init__(self, log: ChangeLog, job: str, folder: str | Path, report: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        log: ChangeLog,
+        job: str,
+        folder: str | Path,
+        report: Callable[[dict[str, Any]], None],
+        *,
+        map_bytes_max: int = MAP_BYTES_MAX,
+        clock: Clock = now_ms,
+    ) -> None:
         self._log = log.job(job)
         self._folder = Path(folder) / job
         self._report = report
+        self._map_bytes_max = map_bytes_max
+        self._clock = clock
         self._store: LmdbStore | None = None
         self._description: Description | None = None
         self._announced: Path | None = None
+        self._announced_version = 0
+        self._shown = Applied("")
+        self._writer = ""
+        self._quiet_looks = 0
         self._pulse = Pulse()
         self._told: dict[str, Any] = {}
+        self._compact_above_bytes = COMPACT_ABOVE_BYTES
 
-    def step(self) -> None:
-        """Apply every committed epoch, remove what has expired, and report."""
+    def step(self) -> bool:
+        """Apply every committed epoch, remove what has expired, and report; True if there is more to do at once."""
         error = ""
         try:
             self._follow()
-        except SparkisError as failed:
+        except (SparkisError, OSError) as failed:
             error = str(failed)
+            if isinstance(failed, StoreError):
+                self.close()  # opened again at the next step: an environment may be of no use after an error
         is_stale = True
         with suppress(SparkisError):
             is_stale = self._pulse.is_stale(self._log.alive())
         if error and error != self._told.get("error"):
             logger.error("job %s: %s", self._log.job, error)
         self._tell(is_stale, error)
-        self._tidy()
+        return self._tidy()
 
     def close(self) -> None:
         """Close the store."""
@@ -98,19 +122,32 @@ class Applier:
             self._store = None
 
     def _follow(self) -> None:
-        current = self._log.current()
-        if current is None:
-            return
-        if self._store is None or self._store.generation != current.generation:
-            self._open(current, is_anew=False)
-        while (epoch := self._next(current)) is not None:
+        # Who writes is looked up for each epoch: a new writer's epoch against the old writer's term would look foreign.
+        while (current := self._log.current()) is not None:
+            if self._store is None or self._store.generation != current.generation:
+                self._open(current, is_anew=False)
+            epoch = self._next(current)
+            if epoch is None:
+                self._announce(current)
+                return
             self._apply(current, epoch)
-        self._announce(current)
 
     def _next(self, current: Current) -> Epoch | None:
         """Return the epoch to apply now. A store that does not follow from the log any more is begun anew."""
         assert self._store is not None
         applied = self._store.applied
+        at = EpochRef(applied.epoch, applied.term)
+        if applied.epoch >= 0 and (
+            current.is_void(at)
+            or current.term < at.term
+            or (current.writer != self._writer and not self._holds(current, applied))
+        ):
+            logger.warning(
+                "job %s: the log no longer leads to epoch %d; the store is built anew", self._log.job, at.epoch
+            )
+            self._open(current, is_anew=True)
+            return self._next(current)
+        self._writer = current.writer
         if applied.epoch < 0:
             first = self._log.first(current)
             if first is not None and first.previous is not None:
@@ -119,18 +156,33 @@ class Applier:
                     f"and holds nothing of what came before; restore the missing epochs from a copy"
                 )
             return first
-        epoch = self._log.epoch(current, applied.epoch + 1)
-        at = EpochRef(applied.epoch, applied.term)
-        if current.is_void(at) or current.term < at.term or (epoch is not None and epoch.previous != at):
-            logger.warning(
-                "job %s: the log no longer leads to epoch %d; the store is built anew",
-                self._log.job,
-                at.epoch,
+        epoch = self._log.epoch(current, at.epoch + 1) or self._after_a_quiet_look(current, at.epoch + 1)
+        if epoch is not None and epoch.previous != at:
+            self._writer = ""  # look again whether the log still holds what was applied
+            raise LogCorruptError(
+                f"job {self._log.job!r}: epoch {epoch.epoch} follows {epoch.previous}, and not {at}, which was "
+                f"applied; the log was changed by hand, or two writers shared it: restore it from a copy"
             )
-            self._open(current, is_anew=True)
-            return self._next(current)
+        return epoch
+
+    def _holds(self, current: Current, applied: Applied) -> bool:
+        """Tell whether the log still has the epoch that was applied last: it may have been removed and begun anew."""
+        epoch = self._log.epoch(current, applied.epoch)
         if epoch is None:
+            self._log.newest(current)  # raises if it is only missing
+            return False
+        return (epoch.term, epoch.clock_ms) == (applied.term, applied.clock_ms)
+
+    def _after_a_quiet_look(self, current: Current, number: int) -> Epoch | None:
+        """Look for epochs beyond a missing one: a listing of them all now and then, the next but one every time."""
+        self._quiet_looks += 1
+        if self._quiet_looks % LISTED_EVERY_LOOKS == 1:
             self._log.newest(current)  # raises where epochs are missing
+        if self._log.epoch(current, number + 1) is None:
+            return None
+        epoch = self._log.epoch(current, number)  # it may have come between the looks
+        if epoch is None:
+            self._log.newest(current)
         return epoch
 
     def _apply(self, current: Current, epoch: Epoch) -> None:
@@ -144,15 +196,29 @@ class Applier:
             self._log.runs(current.generation, epoch),
             frozenset(epoch.replaces),
         )
-        self._store.apply(changes, self._description.states)
+        self._store.apply(changes, self._description.known)
 
     def _open(self, current: Current, *, is_anew: bool) -> None:
-        """Open the newest store of a generation, or the next one."""
+        """Open the newest store of a generation, or the next one.
+
+        One that holds epochs, with no other beside it, is what readers saw last: it is shown at once, before the log
+        is followed, because following may take long or fail.
+        """
         self.close()
-        made = sorted(self._serials(current.generation))
-        serial = (made[-1] if made else 0) + is_anew
-        self._store = LmdbStore(self._folder / f"{current.generation}.{serial}", current.generation)
+        self._store = self._open_store(current.generation, is_anew=is_anew)
         self._description = None
+        self._writer = ""
+        is_only = [path for path in self._folder.iterdir() if path.is_dir()] == [self._store.path]
+        if is_only and self._store.applied.epoch >= 0:
+            self._announce(current)
+
+    def _open_store(self, generation: str, *, is_anew: bool) -> LmdbStore:
+        path = self._path(generation, is_anew=is_anew)
+        return LmdbStore(path, generation, map_bytes_max=self._map_bytes_max)
+
+    def _path(self, generation: str, *, is_anew: bool) -> Path:
+        serial = max(self._serials(generation), default=0) + is_anew
+        return self._folder / f"{generation}.{serial}"
 
     def _serials(self, generation: str) -> list[int]:
         if not self._folder.is_dir():
@@ -164,7 +230,7 @@ class Applier:
         """Tell readers of a store that has caught up, and throw the others away."""
         assert self._store is not None
         is_new = self._store.path != self._announced
-        has_new_states = self._description is not None and self._description.version > self._told.get("version", 0)
+        has_new_states = self._description is not None and self._description.version > self._announced_version
         if self._store.applied.epoch < 0 and (self._announced is not None or self._log.first(current) is not None):
             return
         if not (is_new or has_new_states):
@@ -181,26 +247,26 @@ class Applier:
             }
         )
         self._announced = self._store.path
-        self._told = {"version": description.version}
+        self._shown = self._store.applied
+        self._announced_version = description.version
+        self._told = {}
         self._description = description
         for other in self._folder.iterdir():
             if other != self._announced:
                 shutil.rmtree(other, ignore_errors=True)
 
     def _tell(self, is_stale: bool, error: str) -> None:
-        if self._store is None or self._store.path != self._announced:
-            told = self._told | {"event": "told", "is_stale": is_stale, "error": error}
-            if error and told != self._told:
-                self._told = told
-                self._report(told)
+        """Report what readers see; of a store that is being built they see nothing yet."""
+        if self._announced is None and not error and not self._told:
             return
-        applied = self._store.applied
+        if self._store is not None and self._store.path == self._announced:
+            self._shown = self._store.applied
         told = {
             "event": "told",
-            "version": self._told.get("version", 0),
-            "committed": max(applied.epoch, self._last_number() if error else -1),
-            "committed_clock_ms": applied.clock_ms,
-            "applied": applied.epoch,
+            "version": self._announced_version,
+            "committed": max(self._shown.epoch, self._last_number() if error else -1),
+            "committed_clock_ms": self._shown.clock_ms,
+            "applied": self._shown.epoch,
             "is_stale": is_stale,
             "error": error,
         }
@@ -216,20 +282,45 @@ class Applier:
                 return max(self._log.numbers(current.generation), default=-1)
         return -1
 
-    def _tidy(self) -> None:
-        """Remove expired keys and the slots of dead readers. An error here shows at the next epoch as well."""
+    def _tidy(self) -> bool:
+        """Remove expired keys, the slots of dead readers, and free pages; True if more has expired.
+
+        An error here shows at the next epoch as well.
+        """
         if self._store is None:
-            return
-        with suppress(SparkisError):
-            self._store.remove_expired(now_ms(), EXPIRED_KEYS_MAX)
+            return False
+        has_more = False
+        with suppress(SparkisError, OSError):
+            has_more = self._store.remove_expired(self._clock(), EXPIRED_KEYS_MAX) >= EXPIRED_KEYS_MAX
             self._store.clear_stale_readers()
+            if self._store.path == self._announced:
+                self._compact()
+        return has_more
+
+    def _compact(self) -> None:
+        """Move to a copy of the store without free pages, if these outweigh the others. Readers are told to follow."""
+        assert self._store is not None
+        used, free = self._store.used_bytes()
+        current = self._log.current()
+        if free < max(used, self._compact_above_bytes) or current is None:
+            return
+        if current.generation != self._store.generation:
+            return
+        self._compact_above_bytes = 2 * free  # the next try, if this one fails
+        path = self._path(self._store.generation, is_anew=True)
+        self._store.copy_to(path)
+        self._compact_above_bytes = COMPACT_ABOVE_BYTES
+        self.close()
+        self._store = self._open_store(current.generation, is_anew=False)
+        self._announce(current)
+        logger.info("job %s: %d MB of free pages were given back", self._log.job, free >> 20)
 
 
 def follow_until_end(applier: Applier, lines: int, probe_interval_s: float) -> None:
     """Step at each line of the input, and at least once an interval, until the input ends."""
     while True:
-        applier.step()
-        ready, _, _ = select.select([lines], [], [], probe_interval_s)
+        has_more = applier.step()
+        ready, _, _ = select.select([lines], [], [], 0 if has_more else probe_interval_s)
         if ready and not os.read(lines, 65536):
             return
 
@@ -247,6 +338,11 @@ def main(arguments: list[str] | None = None) -> None:
     def report(event: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
+
+    folder = Path(given.store) / given.job
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open(folder / "lock", "wb")  # noqa: SIM115  # held to the end of the process
+    fcntl.flock(lock, fcntl.LOCK_EX)  # an applier whose server died may still be in its last epoch
 
     applier = Applier(ChangeLog(given.log), given.job, given.store, report)
     with suppress(KeyboardInterrupt, BrokenPipeError):

@@ -230,6 +230,28 @@ class LmdbStore(Store):
         with self._explained(lmdb.Error):
             return int(self._env.reader_check())
 
+    def used_bytes(self) -> tuple[int, int]:
+        """Return how much of the file is in use, and how much is free pages that wait to be used again."""
+        tables = (self.keys, self.fields, self.maps, self.expiry, self.meta)
+        with self._explained(lmdb.Error), self._env.begin() as txn:
+            stats = [txn.stat(table) for table in tables]
+            pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
+            page_bytes = stats[0]["psize"]
+            return pages * page_bytes, (self._env.info()["last_pgno"] + 1 - pages) * page_bytes
+
+    def copy_to(self, path: Path) -> None:
+        """Copy the store without its free pages. The folder appears as a whole; the call takes as long as the copy."""
+        unfinished = path.with_name("copy")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with self._explained(lmdb.Error, OSError):
+            try:
+                unfinished.mkdir()
+                self._env.copy(str(unfinished), compact=True)
+                (unfinished / "boot").write_text(_boot_mark())
+                unfinished.rename(path)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+
     def close(self) -> None:
         self._env.close()
 
