@@ -30,7 +30,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from errno import EDQUOT, EFBIG, ENOSPC
+from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -50,6 +50,8 @@ from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store
 # Address space, not disk: the file grows as it is written (guess; a state server holds a part of a job).
 MAP_BYTES_MAX = 1 << 40 if struct.calcsize("P") == 8 else 1 << 30
 READERS_MAX = 512
+# Beyond what LMDB asks for: a cache line per reader, and a header. LMDB takes a longer file as it is.
+LOCK_BYTES = 64 << 10
 FORMAT = 1
 
 HEADER = struct.Struct("<IqHB")
@@ -63,7 +65,8 @@ MAP_ID_BYTES = 8
 
 TABLES = (b"keys", b"fields", b"maps", b"expiry", b"meta")
 PUT = int(Op.PUT)
-NO_ROOM = tuple(map(os.strerror, (ENOSPC, EDQUOT, EFBIG)))
+# EIO: what LMDB makes of a write that was cut short, and that is how a disk fills up.
+NO_ROOM = tuple(map(os.strerror, (ENOSPC, EDQUOT, EFBIG, EIO)))
 STATE_AND_KEY = itemgetter(0, 2)  # of a row (see `records.rows_in`)
 
 
@@ -143,14 +146,26 @@ class LmdbStore(Store):
         is_kept = boot.is_file() and boot.read_text() == _boot_mark()
         if is_kept:
             try:
+                self._allocate_lock_file()
                 return self._open(readonly=False)
             except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError):
                 pass
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
+        self._allocate_lock_file()
         env = self._open(readonly=False)
         boot.write_text(_boot_mark())
         return env
+
+    def _allocate_lock_file(self) -> None:
+        """Take the lock file's room on the disk at once: LMDB maps it, and a page without room is a signal (SIGBUS)."""
+        lock = self.path / "lock.mdb"
+        if not lock.exists():
+            try:
+                lock.write_bytes(bytes(LOCK_BYTES))
+            except OSError:
+                lock.unlink(missing_ok=True)
+                raise
 
     def _open(self, *, readonly: bool) -> lmdb.Environment:
         return lmdb.open(

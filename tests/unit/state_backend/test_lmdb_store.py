@@ -1,0 +1,290 @@
+"""What only the LMDB store can do wrong: folders, readers in other processes, sizes, room, and its expiry index."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from state_backend import packed_map
+from state_backend.descriptor import StateDescriptor
+from state_backend.errors import KeyConflictError, StoreError, StoreFullError
+from state_backend.lmdb_store import LmdbStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+STATES = (
+    StateDescriptor("temp", key="k", value="v").for_job("job"),
+    StateDescriptor("city", key="k", field="f", value="v").for_job("job"),
+)
+NAMES = [state.name for state in STATES]
+
+
+def epoch_of(number: int, changes: Iterable[Change], clock_ms: int = 1) -> EpochChanges:
+    return EpochChanges(number, 1, clock_ms, list(runs_of(changes, NAMES)))
+
+
+def put(key: bytes, value: bytes = b"v", expire_at_ms: int | None = None) -> Change:
+    return Change("temp", Op.PUT, key, None, value, expire_at_ms)
+
+
+def put_field(name: bytes, expire_at_ms: int | None = None, key: bytes = b"map") -> Change:
+    return Change("city", Op.PUT, key, name, b"v", expire_at_ms)
+
+
+def lines_of_expiry(store: LmdbStore) -> int:
+    with store.begin() as txn:
+        return int(txn.stat(store.expiry)["entries"])
+
+
+def in_another_process(code: str, *arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], check=True, capture_output=True, text=True, timeout=60
+    )
+    return done.stdout.strip()
+
+
+# Sizes --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [b"", b"\x00", b"\xff\xfe", b"k" * 65_536])
+def test_any_key_can_be_stored(tmp_path: Path, key: bytes) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(key, b"value")]), STATES)
+    with store.snapshot(1) as snapshot:
+        assert snapshot.value(key) == b"value"
+        assert [entry.key for entry in snapshot.scan(0, 10)[1]] == [key]
+    store.apply(epoch_of(1, [Change("temp", Op.DELETE, key)]), STATES)
+    assert store.applied.key_count == 0
+    store.close()
+
+
+def test_a_value_of_64_mib_and_a_field_of_any_name_can_be_stored(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    value = b"\x01" * (64 << 20)
+    store.apply(epoch_of(0, [put(b"k", value), put_field(b""), put_field(b"f" * 65_536)]), STATES)
+    with store.snapshot(1) as snapshot:
+        assert snapshot.value(b"k") == value
+        assert snapshot.fields(b"map", [b"", b"f" * 65_536, b"f"]) == [b"v", b"v", None]
+    store.close()
+
+
+# Folders and readers --------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_of_a_folder_that_is_not_there_yet_gets_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="nothing"):
+        LmdbStore(tmp_path / "nothing", "g", is_reader=True)
+
+
+def test_a_reader_of_a_folder_without_tables_gets_an_error_of_ours_and_may_try_again(tmp_path: Path) -> None:
+    lmdb.open(str(tmp_path)).close()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="cannot be used"):
+            LmdbStore(tmp_path, "g", is_reader=True)
+    LmdbStore(tmp_path, "g").close()
+    LmdbStore(tmp_path, "g", is_reader=True).close()
+
+
+def test_a_reader_in_another_process_sees_each_new_epoch(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    code = """
+import sys
+from state_backend.lmdb_store import LmdbStore
+with LmdbStore(sys.argv[1], "g", is_reader=True).snapshot(1) as snapshot:
+    print(snapshot.applied.epoch, snapshot.value(b"k").decode())
+"""
+    for number in range(2):
+        store.apply(epoch_of(number, [put(b"k", b"v%d" % number)]), STATES)
+        assert in_another_process(code, tmp_path) == f"{number} v{number}"
+    store.close()
+
+
+def test_a_reader_keeps_its_store_when_the_folder_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    LmdbStore(folder, "g").close()
+    store = LmdbStore(folder, "g")
+    store.apply(epoch_of(0, [put(b"k", b"old")]), STATES)
+    store.close()
+    reader = LmdbStore(folder, "g", is_reader=True)
+    (folder / "boot").write_text("another boot")
+    in_another_process(
+        "import sys; from state_backend.lmdb_store import LmdbStore; LmdbStore(sys.argv[1], 'g')", folder
+    )
+    with reader.snapshot(1) as snapshot:
+        assert snapshot.value(b"k") == b"old"
+    reader.close()
+    with LmdbStore(folder, "g", is_reader=True).snapshot(1) as snapshot:
+        assert snapshot.value(b"k") is None
+
+
+@pytest.mark.parametrize("mark", ["", "1 another boot", None])
+def test_a_store_from_before_the_last_boot_is_thrown_away(tmp_path: Path, mark: str | None) -> None:
+    store = LmdbStore(tmp_path / "store", "g")
+    store.apply(epoch_of(0, [put(b"k")]), STATES)
+    store.close()
+    boot = tmp_path / "store" / "boot"
+    boot.unlink() if mark is None else boot.write_text(mark)
+    store = LmdbStore(tmp_path / "store", "g")
+    assert store.applied.epoch == -1
+    store.close()
+
+
+def test_a_lock_file_that_was_left_over_does_not_matter(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from state_backend.lmdb_store import LmdbStore
+store = LmdbStore(sys.argv[1], "g")
+held = store._env.begin(write=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"k")]), STATES)
+    assert store.applied.epoch == 0
+    store.close()
+
+
+def test_a_copy_holds_what_the_store_held_without_its_free_pages(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "one", "g")
+    store.apply(epoch_of(0, [put(b"%d" % number, b"x" * 1000) for number in range(2000)]), STATES)
+    store.apply(epoch_of(1, [Change("temp", Op.DELETE, b"%d" % number) for number in range(1990)]), STATES)
+    used, free = store.used_bytes()
+    assert free > 10 * used
+    store.copy_to(tmp_path / "two")
+    copy = LmdbStore(tmp_path / "two", "g")
+    assert copy.applied == store.applied
+    assert copy.used_bytes()[1] < used
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    copy.close()
+    store.close()
+
+
+# Room -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_map_is_an_error_and_the_last_whole_epoch_stays(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g", map_bytes_max=1 << 20)
+    store.apply(epoch_of(0, [put(b"k", b"old")]), STATES)
+    big = [put(b"%d" % number, b"x" * 1000) for number in range(2000)]
+    for _ in range(3):
+        with pytest.raises(StoreFullError, match="make room"):
+            store.apply(epoch_of(1, [put(b"k", b"new"), *big]), STATES)
+        with store.snapshot(1) as snapshot:
+            assert (snapshot.applied.epoch, snapshot.value(b"k"), snapshot.applied.key_count) == (0, b"old", 1)
+    store.apply(epoch_of(1, [put(b"k", b"new")]), STATES)
+    store.close()
+    store = LmdbStore(tmp_path, "g", map_bytes_max=1 << 26)
+    store.apply(epoch_of(2, big), STATES)
+    assert store.applied.key_count == 2001
+    store.close()
+
+
+def test_a_full_disk_is_an_error_and_the_store_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk: LMDB's write fails in the same place."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"k", b"old")]), STATES)
+    big = epoch_of(1, [put(b"k", b"new"), *(put(b"%d" % number, b"x" * 1000) for number in range(2000))])
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, most))
+    try:
+        with pytest.raises(StoreFullError, match="make room"):
+            store.apply(big, STATES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    store.close()
+    store = LmdbStore(tmp_path, "g")
+    with store.snapshot(1) as snapshot:
+        assert (snapshot.applied.epoch, snapshot.value(b"k")) == (0, b"old")
+    store.apply(big, STATES)
+    assert store.applied.key_count == 2001
+    store.close()
+
+
+def test_opening_a_store_again_writes_nothing_that_a_full_disk_could_break(tmp_path: Path) -> None:
+    LmdbStore(tmp_path, "g").close()
+    before = (tmp_path / "boot").stat().st_mtime_ns
+    LmdbStore(tmp_path, "g").close()
+    assert (tmp_path / "boot").stat().st_mtime_ns == before
+
+
+# Conflicts and undeclared states --------------------------------------------------------------------------------------
+
+
+def test_a_conflict_changes_nothing(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"a")]), STATES)
+    with pytest.raises(KeyConflictError, match="'temp' and 'city' both made the key b'a'"):
+        store.apply(epoch_of(1, [put(b"b"), put_field(b"f", key=b"a")]), STATES)
+    assert (store.applied.epoch, store.applied.keys) == (0, {"temp": 1})
+    store.close()
+
+
+def test_a_change_of_an_undeclared_state_is_refused_by_name(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    with pytest.raises(StoreError, match="'temp'"):
+        store.apply(epoch_of(0, [put(b"a")]), STATES[1:])
+    store.close()
+
+
+# The expiry index -----------------------------------------------------------------------------------------------------
+
+
+def test_the_expiry_index_is_empty_again_when_everything_expired_or_was_deleted(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    many = [put_field(b"%d" % number, 100 + number % 3) for number in range(packed_map.FIELDS_MAX + 10)]
+    store.apply(epoch_of(0, [put(b"a", expire_at_ms=100), put(b"b", expire_at_ms=200), *many]), STATES)
+    store.apply(epoch_of(1, [put(b"a", expire_at_ms=300), Change("temp", Op.DELETE, b"b"), put(b"c")]), STATES)
+    assert lines_of_expiry(store) == 1 + len(many)
+    assert store.applied.expiring == 1
+    assert store.remove_expired(150, 1 << 20) == len(many)
+    assert (lines_of_expiry(store), store.applied.expired_keys) == (1, 1)
+    assert store.remove_expired(300, 1 << 20) == 1
+    assert (lines_of_expiry(store), store.applied.keys, store.applied.expiring) == (0, {"temp": 1}, 0)
+    store.close()
+
+
+def test_a_dropped_maps_lines_are_worked_off_in_bounded_portions(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put_field(b"%d" % number, 100) for number in range(50)]), STATES)
+    store.apply(epoch_of(1, [Change("city", Op.CLEAR, b"map")]), STATES)
+    portions = [store.remove_expired(100, 20) for _ in range(3)]
+    assert (portions, lines_of_expiry(store)) == ([20, 20, 10], 0)
+    assert store.applied.expired_keys == 0
+    store.close()
+
+
+def test_the_oldest_go_first(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"%d" % number, expire_at_ms=100 + number) for number in range(10)]), STATES)
+    assert store.remove_expired(1000, 4) == 4
+    with store.snapshot(1) as snapshot:
+        assert sorted(entry.key for entry in snapshot.scan(0, 100)[1]) == [b"%d" % number for number in range(4, 10)]
+    store.close()
+
+
+def test_a_time_before_1970_has_come(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"a", expire_at_ms=0), put(b"b", expire_at_ms=-5)]), STATES)
+    with store.snapshot(10) as snapshot:
+        assert (snapshot.value(b"a"), snapshot.value(b"b")) == (None, None)
+    assert store.remove_expired(10, 10) == 2
+    store.close()
+
+
+def test_a_closed_snapshot_lets_pages_be_used_again(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    for number in range(60):
+        with store.snapshot(1):
+            store.apply(epoch_of(number, [put(b"%d" % key, b"x" * 1000) for key in range(100)]), STATES)
+    used, free = store.used_bytes()
+    assert free < 5 * used
+    store.close()
