@@ -1,0 +1,205 @@
+"""Random requests: the right arguments of each command among wrong and hostile ones.
+
+Numbers at the edges of 32 and 64 bits and in every spelling that is none, globs with brackets and escapes, options in
+any order and case, keys of the data set, keys that are missing, arguments too few and too many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from compat.conformance.dataset import standard
+
+DATASET = standard()
+Word = SearchStrategy[bytes]
+
+some_bytes = st.binary(max_size=6)
+keys = st.one_of(st.sampled_from(sorted(DATASET.keys, key=len)[:40]), st.sampled_from(DATASET.keys), some_bytes)
+hash_keys = st.one_of(st.sampled_from(list(DATASET.hashes)), st.sampled_from(list(DATASET.hashes)), keys)
+fields = st.one_of(
+    st.sampled_from([b"field", b"f0", b"f001", b"field:00007", b"short", b"long", b"", b"\xff\x00", b"{f}", b"n"]), some_bytes
+)
+NUMBERS = b"""0 1 -1 2 -2 5 10 127 128 129 1000 -1000 32768 2147483647 2147483648 -2147483648 -2147483649 4294967296
+9223372036854775807 9223372036854775808 -9223372036854775808 -9223372036854775809 18446744073709551615
+18446744073709551616 99999999999999999999999999 +1 -0 00 01 1.0 1e3 0x10 abc"""
+numbers = st.one_of(
+    st.sampled_from(NUMBERS.split()),
+    st.sampled_from([b"", b" 1", b"1 ", b"1\n", b"\x00", b"1\x00", b"\xd9\xa3", b"- 1", b"+ 1"]),
+    st.integers(-40, 40).map(lambda number: b"%d" % number),
+)
+counts = st.one_of(st.sampled_from([b"1", b"10", b"1000", b"5000"]), numbers)
+cursors = st.one_of(st.just(b"0"), st.just(b"0"), numbers)
+PATTERN_PARTS = [*(bytes([code]) for code in b"*?[]^-\\!abhkmfn:{}0129 ._"), b"\xff", b"\x00", b"many", b"hash", b"f0", b"**"]
+patterns = st.one_of(
+    st.sampled_from([b"*", b"", b"hash:*", b"many:0?1", b"[^m]*", b"[a-f]*", b"*\\*", b"{tag}*", b"*\xff*", b"[[]*", b"?"]),
+    st.lists(st.sampled_from(PATTERN_PARTS), max_size=7).map(b"".join),
+)
+type_names = st.sampled_from([b"string", b"hash", b"list", b"HASH", b"sTring", b"nope", b"", b"zset", b"\xff"])
+names = st.one_of(st.sampled_from([b"name", b"", b"with space", b"new\nline", b"\x7f", b"~", b"!", b"\xc3\xbc"]), some_bytes)
+command_names = st.sampled_from(
+    b"get GET set mset ping config config|get client|id client|nope object|encoding nope sort eval xread zunionstore "
+    b"memory|usage hset blpop migrate lmpop strlen mget exists touch script|exists acl|whoami |get get|".split()
+)
+settings_names = st.one_of(
+    st.sampled_from(
+        b"* timeout TIMEOUT port maxmemory maxm* save appendonly databases nope [st]* requirepass slave-* repl*-data ?ave "
+        b"TimeO* proto-max-bulk-len bind tcp-?eepalive".split()
+    ),
+    patterns,
+)
+
+
+def words_of(*parts: Word | bytes) -> SearchStrategy[list[bytes]]:
+    """Make a list of fixed and random words."""
+    return st.tuples(*(part if isinstance(part, SearchStrategy) else st.just(part) for part in parts)).map(list)
+
+
+def several(word: Word, at_most: int = 5) -> SearchStrategy[list[bytes]]:
+    return st.lists(word, max_size=at_most)
+
+
+def joined(*parts: SearchStrategy[list[bytes]]) -> SearchStrategy[list[bytes]]:
+    return st.tuples(*parts).map(lambda lists: [word for each in lists for word in each])
+
+
+def cased(*words: bytes) -> Word:
+    """One of some words, in some case."""
+    return st.tuples(st.sampled_from(words), st.sampled_from([bytes.upper, bytes.lower, bytes.title, bytes])).map(
+        lambda chosen: chosen[1](chosen[0])
+    )
+
+
+scan_options = st.lists(
+    st.one_of(
+        words_of(cased(b"match"), patterns),
+        words_of(cased(b"count"), counts),
+        words_of(cased(b"type"), type_names),
+        words_of(cased(b"novalues", b"nope", b"match", b"count")),
+        words_of(some_bytes),
+    ),
+    max_size=3,
+).map(lambda options: [word for option in options for word in option])
+hello_options = st.lists(
+    st.one_of(
+        words_of(cased(b"auth"), st.sampled_from([b"default", b"nobody", b""]), names),
+        words_of(cased(b"setname"), names),
+        words_of(cased(b"auth", b"setname", b"nope")),
+    ),
+    max_size=2,
+).map(lambda options: [word for option in options for word in option])
+
+# Ids of connections are small numbers, and each server's own.
+LIKELY_IDS = frozenset(b"%d" % number for number in range(100_000))
+
+# How the arguments of each command are made. A test holds the list complete.
+ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
+    "ping": several(names, 2),
+    "echo": words_of(some_bytes),
+    "hello": st.one_of(words_of(), joined(words_of(st.one_of(st.sampled_from([b"2", b"3"]), numbers)), hello_options)),
+    "auth": several(st.one_of(st.just(b"default"), names), 3),
+    "select": words_of(numbers),
+    "quit": several(names, 1),
+    "reset": words_of(),
+    "client|setname": words_of(names),
+    "client|getname": words_of(),
+    "client|id": words_of(),
+    "client|info": words_of(),
+    "client|list": st.one_of(
+        words_of(),
+        words_of(cased(b"type"), cased(b"normal", b"master", b"replica", b"slave", b"pubsub", b"nope", b"")),
+        joined(words_of(cased(b"id")), several(st.one_of(st.just(b"999999999"), numbers.filter(lambda n: n not in LIKELY_IDS)))),
+        several(names, 2),
+    ),
+    "client|no-evict": words_of(cased(b"on", b"off", b"maybe", b"")),
+    "command": words_of(),
+    "command|count": words_of(),
+    "command|info": several(command_names, 3),
+    "command|docs": several(st.sampled_from([b"nope", b"get|", b"|", b"\xff"]), 3),
+    "command|list": st.one_of(
+        words_of(),
+        words_of(cased(b"filterby"), cased(b"module", b"aclcat", b"pattern", b"nope"), st.one_of(patterns, names)),
+        words_of(cased(b"filterby"), cased(b"aclcat"), cased(b"hash", b"read", b"nope", b"@read", b"slow")),
+        words_of(cased(b"filterby"), cased(b"pattern"), st.sampled_from([b"x*", b"X*", b"*|*", b"h[gs]et", b"z?ange*", b"get"])),
+        several(names, 3),
+    ),
+    "command|getkeys": joined(
+        words_of(command_names.filter(lambda name: name not in (b"sort", b"migrate", b"set")), keys),
+        several(st.one_of(keys, numbers, cased(b"streams", b"keys", b"left", b"store"))),
+    ),
+    "config|get": joined(words_of(settings_names), several(settings_names, 3)),
+    "info": several(
+        st.one_of(cased(b"server", b"clients", b"memory", b"keyspace", b"all", b"default", b"everything", b"nope", b"cpu"), names), 3
+    ),
+    "dbsize": words_of(),
+    "time": words_of(),
+    "role": words_of(),
+    "exists": several(keys),
+    "touch": several(keys),
+    "type": words_of(keys),
+    "ttl": words_of(keys),
+    "pttl": words_of(keys),
+    "expiretime": words_of(keys),
+    "pexpiretime": words_of(keys),
+    "scan": joined(words_of(cursors), scan_options),
+    "keys": words_of(patterns),
+    "randomkey": words_of(),
+    "get": words_of(keys),
+    "mget": several(keys),
+    "strlen": words_of(keys),
+    "getrange": words_of(keys, numbers, numbers),
+    "substr": words_of(keys, numbers, numbers),
+    "hget": words_of(hash_keys, fields),
+    "hmget": joined(words_of(hash_keys), several(fields)),
+    "hgetall": words_of(hash_keys),
+    "hkeys": words_of(hash_keys),
+    "hvals": words_of(hash_keys),
+    "hlen": words_of(hash_keys),
+    "hexists": words_of(hash_keys, fields),
+    "hstrlen": words_of(hash_keys, fields),
+    "hscan": joined(words_of(hash_keys, cursors), scan_options),
+    "llen": words_of(keys),
+    "lindex": words_of(keys, numbers),
+    "lrange": words_of(keys, numbers, numbers),
+    "scard": words_of(keys),
+    "smembers": words_of(keys),
+    "sismember": words_of(keys, fields),
+    "smismember": joined(words_of(keys), several(fields)),
+    "srandmember": joined(words_of(keys), several(numbers, 2)),
+    "sscan": joined(words_of(keys, cursors), scan_options),
+    "sinter": several(keys),
+    "sunion": several(keys),
+    "sdiff": several(keys),
+    "zcard": words_of(keys),
+    "zscore": words_of(keys, fields),
+    "zmscore": joined(words_of(keys), several(fields)),
+    "zscan": joined(words_of(keys, cursors), scan_options),
+    "xlen": words_of(keys),
+    "module|list": words_of(),
+    "script|exists": several(names),
+}
+
+# COMMAND alone is 400 KB of answers: it is compared by itself, not in every other pipeline.
+SHORT_ANSWERS = sorted(ARGUMENTS.keys() - {"command"})
+
+
+@st.composite
+def requests(draw: st.DrawFn, name: str | None = None) -> list[bytes]:
+    """Make one request, of a named command or of any; now and then spoil its arguments."""
+    chosen = name or draw(st.sampled_from(SHORT_ANSWERS))
+    words = draw(joined(words_of(*(cased(part.encode()) for part in chosen.split("|"))), ARGUMENTS[chosen]))
+    match draw(st.integers(0, 9)):
+        case 0 if len(words) > 1:
+            del words[draw(st.integers(1, len(words) - 1))]
+        case 1:
+            words.insert(draw(st.integers(1, len(words))), draw(st.one_of(numbers, keys, names)))
+    return words
+
+
+# A greeting comes first in half of them: the same replies look different in RESP3.
+pipelines = st.tuples(
+    st.sampled_from([[], [[b"HELLO", b"2"]], [[b"HELLO", b"3"]], [[b"HELLO", b"3"]]]),
+    st.lists(requests(), min_size=1, max_size=8),
+).map(lambda parts: [*parts[0], *parts[1]])

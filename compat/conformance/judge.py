@@ -1,0 +1,277 @@
+"""Whether two replies to the same request are the same: byte for byte, except where Redis leaves something open.
+
+Left open by Redis, and compared as what they are:
+  order          HGETALL, HKEYS, HVALS, KEYS, CONFIG GET, COMMAND LIST and set reads promise none
+  the clock      TTL, PTTL and TIME are asked a moment apart
+  chance         RANDOMKEY
+  cursors        a step of SCAN or HSCAN; whole iterations are compared by a test of their own
+  identity       connection ids, addresses, process ids, versions
+
+Everything else that differs has to stand in `deviations.toml`, with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from compat.conformance.wire import Reply, Words
+
+DEVIATIONS = Path(__file__).resolve().parents[1] / "deviations.toml"
+
+# Two servers are asked one after another, on a machine that may be busy.
+CLOCK_MS_MAX = 5_000
+
+# Fields of CLIENT LIST that are each connection's own, or the clock's.
+CLIENT_IDENTITY = ("id", "addr", "laddr", "age", "idle")
+
+UNORDERED = ("hgetall", "hkeys", "hvals", "keys", "smembers", "sinter", "sunion", "sdiff")
+CONTAINERS = ("client", "command", "config")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One difference in an answer, with a request that shows it. `why` says whose behaviour is wanted."""
+
+    command: str
+    request: Sequence[str]
+    redis: str
+    sparkis: str
+    why: str
+    is_password_set: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class Deviations:
+    """What `deviations.toml` says: differences that are meant. Every line names its reason; patterns are globs."""
+
+    answers: Sequence[Answer]
+    not_served: Mapping[str, str]
+    info_missing: Mapping[str, str]
+    info_added: Mapping[str, str]
+    config_missing: Mapping[str, str]
+    config_values: Mapping[str, str]
+    client_values: Mapping[str, str]
+    commands_added: Mapping[str, str]
+
+    @classmethod
+    def load(cls, path: Path = DEVIATIONS) -> Deviations:
+        """Read the file; a table or key that is not known here is an error."""
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return cls(answers=[Answer(**row) for row in tables.pop("answers")], **tables)
+
+    def explains(self, command: str, theirs: Reply, ours: Reply) -> bool:
+        """Tell whether a difference is one that is meant."""
+        return any(
+            each.command == command and is_text(each.redis, theirs) and is_text(each.sparkis, ours)
+            for each in self.answers
+        )
+
+
+def is_text(pattern: str, reply: Reply) -> bool:
+    """Tell whether a reply, as it was sent and without its last line end, is what a deviation's regular expression says."""
+    return re.fullmatch(pattern.encode(), reply.raw.removesuffix(b"\r\n"), re.DOTALL) is not None
+
+
+def matching(patterns: Collection[str], name: str) -> list[str]:
+    """Return those of the globs that a name matches."""
+    return [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+
+
+def command_of(request: Words) -> str:
+    """Return the name of a request's command; of the containers that are compared, with the subcommand."""
+    words = [word.decode("latin-1").lower() for word in request[:2]]
+    return "|".join(words) if words and words[0] in CONTAINERS and len(words) > 1 else words[0]
+
+
+@dataclass(repr=False)
+class Judge:
+    """Compares replies of a real server (`theirs`) with those of a server under test (`ours`).
+
+    config_names are the settings that the server under test has; commands_alike those whose row in the command table
+    is the same in the version of the real server and the one that is claimed.
+    """
+
+    deviations: Deviations
+    config_names: Collection[bytes] = ()
+    commands_alike: Collection[bytes] = ()
+    keys: Collection[bytes] = ()
+    _rules: Mapping[str, Callable[[Words, Reply, Reply], bool]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._rules = {
+            **dict.fromkeys(UNORDERED, self._is_same_set),
+            "ttl": self._is_same_time(1),
+            "pttl": self._is_same_time(CLOCK_MS_MAX),
+            "scan": self._is_same_step,
+            "hscan": self._is_same_step,
+            "randomkey": self._is_a_key,
+            "time": self._is_clock,
+            "hello": self._is_same_greeting,
+            "client|id": self._is_number,
+            "client|info": self._is_client_lines,
+            "client|list": self._is_client_lines,
+            "command": self._are_same_rows,
+            "command|info": self._are_same_rows,
+            "command|docs": self._is_same_documentation,
+            "command|list": self._are_same_names,
+            "command|count": self._is_number,
+            "config|get": self._is_same_config,
+            "info": self._is_info,
+        }
+
+    def differences(self, requests: Sequence[Words], theirs: Sequence[Reply], ours: Sequence[Reply]) -> list[str]:
+        """Return what is not the same in the answers to a pipeline, in words; nothing if all is."""
+        found = [
+            f"{b' '.join(request)!r}: Redis answers {_shown(their)}, the server under test {_shown(our)}"
+            for request, their, our in zip(requests, theirs, ours, strict=False)
+            if not self.is_same(request, their, our)
+        ]
+        if len(theirs) != len(ours):
+            found.append(f"Redis gives {len(theirs)} answers, the server under test {len(ours)}, to {requests!r}")
+        return found
+
+    def is_same(self, request: Words, theirs: Reply, ours: Reply) -> bool:
+        """Tell whether two replies are the same, or differ as a deviation says."""
+        if theirs.raw == ours.raw:
+            return True
+        command = command_of(request)
+        rule = self._rules.get(command)
+        if rule is not None and theirs.mark == ours.mark and not theirs.is_error and rule(request, theirs, ours):
+            return True
+        return self.deviations.explains(command, theirs, ours)
+
+    # -- rules: both replies have the same mark, and neither is an error ---------------------------------------------
+
+    @staticmethod
+    def _is_same_set(request: Words, theirs: Reply, ours: Reply) -> bool:
+        return _sorted_items(request, theirs) == _sorted_items(request, ours)
+
+    @staticmethod
+    def _is_same_time(apart_max: int) -> Callable[[Words, Reply, Reply], bool]:
+        def is_same(request: Words, theirs: Reply, ours: Reply) -> bool:
+            return min(theirs.value, ours.value) >= 0 and abs(theirs.value - ours.value) <= apart_max
+
+        return is_same
+
+    @staticmethod
+    def _is_same_step(request: Words, theirs: Reply, ours: Reply) -> bool:
+        """A whole iteration in one step holds the same; of others the shape alone can be compared."""
+        (their_cursor, their_items), (our_cursor, our_items) = theirs.value, ours.value
+        if [their_cursor.mark, their_items.mark] != [our_cursor.mark, our_items.mark] or not our_cursor.value.isdigit():
+            return False
+        is_hash = command_of(request) == "hscan"
+        is_whole = {request[1 + is_hash], their_cursor.value, our_cursor.value} == {b"0"}
+        return not is_whole or _items_of(their_items, 1 + is_hash) == _items_of(our_items, 1 + is_hash)
+
+    def _is_a_key(self, request: Words, theirs: Reply, ours: Reply) -> bool:
+        return theirs.value in self.keys and ours.value in self.keys
+
+    @staticmethod
+    def _is_clock(request: Words, theirs: Reply, ours: Reply) -> bool:
+        times = [[int(part.value) for part in reply.value] for reply in (theirs, ours)]
+        return (
+            all(part.mark == "$" for reply in (theirs, ours) for part in reply.value)
+            and all(0 <= microseconds < 1_000_000 for _, microseconds in times)
+            and abs(times[0][0] - times[1][0]) <= CLOCK_MS_MAX // 1000
+        )
+
+    @staticmethod
+    def _is_same_greeting(request: Words, theirs: Reply, ours: Reply) -> bool:
+        """Version and connection id are a server's own."""
+        fields = [dict(_pairs(reply)) for reply in (theirs, ours)]
+        are_texts = all(isinstance(each[b"version"], bytes) and isinstance(each[b"id"], int) for each in fields)
+        rest = [{**each, b"version": b"", b"id": 0} for each in fields]
+        return are_texts and list(fields[0]) == list(fields[1]) and rest[0] == rest[1]
+
+    @staticmethod
+    def _is_number(request: Words, theirs: Reply, ours: Reply) -> bool:
+        return theirs.mark == ":" and bool(ours.value > 0)
+
+    def _is_client_lines(self, request: Words, theirs: Reply, ours: Reply) -> bool:
+        """Each server lists its own clients: the names of the fields, in order, and what a client itself set."""
+        their_lines, our_lines = (client_lines(reply) for reply in (theirs, ours))
+        if command_of(request) == "client|list":  # who else is connected is each server's own
+            return bool(their_lines) == bool(our_lines)
+        return len(our_lines) == len(their_lines) and all(
+            self.is_same_client(their, our) for their, our in zip(their_lines, our_lines, strict=True)
+        )
+
+    def is_same_client(self, theirs: Mapping[str, str], ours: Mapping[str, str]) -> bool:
+        """Tell whether two lines of CLIENT LIST say the same, but for what `deviations.toml` lists."""
+        open_names = {*CLIENT_IDENTITY, *self.deviations.client_values}
+        return [name for name in ours if name in theirs] == list(theirs) and all(
+            name in open_names or theirs.get(name) == value for name, value in ours.items()
+        )
+
+    def _are_same_rows(self, request: Words, theirs: Reply, ours: Reply) -> bool:
+        """Rows of commands that are the same in both versions; a table test compares the others."""
+        rows = [[each.raw for each in reply.value if self._is_alike(each)] for reply in (theirs, ours)]
+        return rows[0] == rows[1] if request[2:] else sorted(rows[0]) == sorted(rows[1])
+
+    def _is_alike(self, row: Reply) -> bool:
+        return row.value is None or row.value[0].value in self.commands_alike
+
+    def _is_same_documentation(self, request: Words, theirs: Reply, ours: Reply) -> bool:
+        """Which commands are documented; what it says is compared by a table test."""
+        names = [{name for name in reply.plain[::2] if name in self.commands_alike} for reply in (theirs, ours)]
+        return names[0] == names[1]
+
+    def _are_same_names(self, request: Words, theirs: Reply, ours: Reply) -> bool:
+        names = [{each.value for each in reply.value} & set(self.commands_alike) for reply in (theirs, ours)]
+        return names[0] == names[1]
+
+    def _is_same_config(self, request: Words, theirs: Reply, ours: Reply) -> bool:
+        """Settings that the server under test does not have are listed in `deviations.toml`, tested elsewhere."""
+        expected = {name: value for name, value in _pairs(theirs) if name.lower() in self.config_names}
+        found = dict(_pairs(ours))
+        values = self.deviations.config_values
+        return expected.keys() == found.keys() and all(
+            name.decode("latin-1").lower() in values or found[name] == value for name, value in expected.items()
+        )
+
+    @staticmethod
+    def _is_info(request: Words, theirs: Reply, ours: Reply) -> bool:
+        """Sections that both know come in the same order; their fields are compared by a test of their own."""
+        titles = [re.findall(rb"^# (\w+)\r?$", reply.value, re.MULTILINE) for reply in (theirs, ours)]
+        return [each for each in titles[1] if each in titles[0]] == [each for each in titles[0] if each in titles[1]]
+
+
+def client_lines(reply: Reply) -> list[dict[str, str]]:
+    """Return CLIENT LIST's or CLIENT INFO's lines as mappings; the fields keep their order."""
+    text: str = (reply.value or b"").removeprefix(b"txt:").decode("latin-1")
+    return [dict(part.partition("=")[::2] for part in line.split(" ")) for line in text.splitlines()]
+
+
+def info_fields(reply: Reply) -> dict[str, str]:
+    """Return INFO's fields and values."""
+    text: str = reply.value.removeprefix(b"txt:").decode("latin-1")
+    return dict(line.partition(":")[::2] for line in text.split("\r\n") if line and not line.startswith("#"))
+
+
+def _pairs(reply: Reply) -> list[tuple[Any, Any]]:
+    """Return a map's pairs, be it a map or the flat array of RESP2."""
+    flat = reply.plain
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _sorted_items(request: Words, reply: Reply) -> list[bytes]:
+    is_flat_map = reply.mark == "*" and command_of(request) == "hgetall"
+    if reply.mark == "%":
+        return sorted(key.raw + value.raw for key, value in reply.value)
+    return _items_of(reply, 2 if is_flat_map else 1)
+
+
+def _items_of(reply: Reply, size: int) -> list[bytes]:
+    """Return an array's items, so many together, in an order that does not depend on its own."""
+    raw = [item.raw for item in reply.value]
+    return sorted(b"".join(raw[at : at + size]) for at in range(0, len(raw), size))
+
+
+def _shown(reply: Reply) -> str:
+    return repr(reply.raw if len(reply.raw) <= 400 else reply.raw[:400] + b"...")

@@ -1,0 +1,148 @@
+"""Start the servers that are compared: real redis-servers and ours, as processes on free ports of the loopback.
+
+Each is started with what its user would give it, filled with a data set, and stopped by its own process handle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+from compat.conformance.dataset import Dataset
+from compat.conformance.wire import Connection, replies_in, requests
+
+START_S_MAX = 30.0
+STOP_S_MAX = 10.0
+# Ports that were free a moment ago and are not any more: how often another one is tried.
+PORT_TRIES_MAX = 5
+
+REDIS_SERVER = "redis-server"
+
+
+@dataclass
+class Running:
+    """A server that runs."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    password: str | None = None
+
+    def connect(self) -> Connection:
+        """Open a connection, past the password if there is one."""
+        connection = Connection(self.port)
+        if self.password:
+            connection.call("AUTH", self.password)
+        return connection
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def has_redis() -> bool:
+    """Tell whether there is a real server to compare with."""
+    return shutil.which(REDIS_SERVER) is not None
+
+
+@contextmanager
+def redis_server(folder: Path, *options: str, password: str | None = None) -> Iterator[Running]:
+    """Run a real redis-server that keeps nothing, in a folder of its own."""
+    given = ["--bind", "127.0.0.1", "--save", "", "--dir", str(folder), "--loglevel", "warning", *options]
+    if password:
+        given += ["--requirepass", password]
+    for _ in range(PORT_TRIES_MAX):
+        port = free_port()
+        process = subprocess.Popen(
+            [REDIS_SERVER, "--port", str(port), *given], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
+        with _stopped_at_the_end(process):
+            if _is_answering(port, process):
+                yield Running(port, process, password)
+                return
+    raise RuntimeError(f"{REDIS_SERVER} does not start")
+
+
+@contextmanager
+def sparkis_server(
+    folder: Path, log: Path, *options: str, password: str | None = None, port: int = 0
+) -> Iterator[Running]:
+    """Run a sparkis server on a log, with its stores in a folder of its own; it is ready when it can be read."""
+    command = [sys.executable, "-m", "resp_server.process", "--child", "--port", str(port)]
+    command += ["--log", str(log), "--store", str(folder), "--loglevel", "error", *options]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
+    if password:
+        environment["SPARKIS_PASSWORD"] = password
+    # Its standard input stays open: a child ends with its parent.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    with _stopped_at_the_end(process):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"sparkis does not start: exit code {process.wait()}")
+        yield Running(json.loads(line)["port"], process, password)
+
+
+@contextmanager
+def _stopped_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def _is_answering(port: int, process: subprocess.Popen[bytes]) -> bool:
+    """Wait until a server takes connections; False if it ended, as when its port was taken meanwhile."""
+    ends = monotonic() + START_S_MAX
+    while process.poll() is None and monotonic() < ends:
+        try:
+            with Connection(port) as connection:
+                connection.call("PING")
+                return True
+        except (OSError, EOFError):
+            sleep(0.01)
+    return False
+
+
+def fill(server: Running, dataset: Dataset) -> None:
+    """Write a data set into a real server; RuntimeError if it refuses any of it."""
+    writes: list[Sequence[bytes]] = [(b"SET", key, value) for key, value in dataset.strings.items()]
+    for key, fields in dataset.hashes.items():
+        writes.append((b"HSET", key, *(part for pair in fields.items() for part in pair)))
+    writes += [(b"PEXPIREAT", key, b"%d" % at) for key, at in dataset.expire_at_ms.items()]
+    with server.connect() as connection:
+        connection.send(requests(writes))
+        connection.end()
+        replies = replies_in(connection.read_to_end())
+    refused = [reply.raw for reply in replies if reply.is_error]
+    if refused or len(replies) != len(writes):
+        raise RuntimeError(f"the data set was not taken: {len(replies)} of {len(writes)} answered, {refused[:3]}")
+
+
+def wait_for_keys(server: Running, count: int) -> None:
+    """Wait until a server has so many keys: an epoch becomes readable some time after its commit."""
+    ends = monotonic() + START_S_MAX
+    with server.connect() as connection:
+        while (found := connection.call("DBSIZE").value) != count:
+            if monotonic() > ends:
+                raise RuntimeError(f"the server has {found} keys instead of {count}")
+            sleep(0.01)

@@ -1,0 +1,197 @@
+"""Requests as bytes, replies as bytes, and replies read: what a test needs of a connection and no client library gives.
+
+A library hides what is compared here (a map from a flat array, an error's exact text, where a reply ends), so this
+speaks the protocol itself, in the simplest way that is right.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Sequence
+from time import sleep
+from typing import Any, NamedTuple
+
+Words = Sequence[bytes]
+
+# Guess: a server on this machine that says nothing for so long has nothing to say.
+TIMEOUT_S = 10.0
+
+LAST_COMMAND = b"the-end"
+LAST_REPLY = b"-ERR unknown command 'the-end', with args beginning with: \r\n"
+
+
+class NotAReplyError(Exception):
+    """Bytes that are no reply, or only the beginning of one."""
+
+
+class Reply(NamedTuple):
+    """A reply as it was sent, and read: `mark` is its first byte.
+
+    value: bytes for `+ - $ =`, an integer for `:`, None for nil, a list of replies for `* ~ >`, a list of pairs for `%`.
+    """
+
+    raw: bytes
+    mark: str
+    value: Any
+
+    @property
+    def is_error(self) -> bool:
+        """Tell whether this is an error."""
+        return self.mark == "-"
+
+    @property
+    def plain(self) -> Any:
+        """The value without the marks, and maps as flat lists, which is what RESP2 makes of them."""
+        if self.mark == "%":
+            return [part.plain for pair in self.value for part in pair]
+        return [each.plain for each in self.value] if isinstance(self.value, list) else self.value
+
+
+def request(*words: bytes | str | int) -> bytes:
+    """Return a request as an array of bulk strings."""
+    parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
+    return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
+
+
+def requests(many: Iterable[Words]) -> bytes:
+    """Return a pipeline."""
+    return b"".join(request(*words) for words in many)
+
+
+def replies_in(data: bytes) -> list[Reply]:
+    """Read all replies in a stream; NotAReplyError if it is not made of whole ones."""
+    found = []
+    at = 0
+    while at < len(data):
+        reply, at = reply_at(data, at)
+        found.append(reply)
+    return found
+
+
+def reply_at(data: bytes, at: int) -> tuple[Reply, int]:
+    """Read the reply at an offset; return it and the offset behind it."""
+    end = data.find(b"\r\n", at)
+    if end < 0:
+        raise NotAReplyError(data[at : at + 80])
+    mark, line, after = chr(data[at]), data[at + 1 : end], end + 2
+    if mark in "+-,(#":
+        value: Any = line
+    elif mark == ":":
+        value = int(line)
+    elif mark == "_" or line == b"-1":
+        value = None
+    elif mark in "$=":
+        value, after = _text(data, after, int(line))
+    elif mark in "*~>":
+        value, after = _items(data, after, int(line))
+    elif mark == "%":
+        flat, after = _items(data, after, 2 * int(line))
+        value = list(zip(flat[::2], flat[1::2], strict=True))
+    else:
+        raise NotAReplyError(data[at : at + 80])
+    return Reply(data[at:after], mark, value), after
+
+
+def _text(data: bytes, at: int, size: int) -> tuple[bytes, int]:
+    if data[at + size : at + size + 2] != b"\r\n":
+        raise NotAReplyError(data[at : at + 80])
+    return data[at : at + size], at + size + 2
+
+
+def _items(data: bytes, at: int, count: int) -> tuple[list[Reply], int]:
+    items = []
+    for _ in range(count):
+        item, at = reply_at(data, at)
+        items.append(item)
+    return items, at
+
+
+class Connection:
+    """One client's connection to a server on this machine."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._held = b""
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self._socket.close()
+
+    def send(self, data: bytes) -> None:
+        """Send bytes as they are; a server that has closed already is no error, as it may do so at any byte."""
+        try:
+            self._socket.sendall(data)
+        except ConnectionError:
+            pass
+
+    def end(self) -> None:
+        """Tell the server that no more will come."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def read_to_end(self, ending: bytes = b"") -> bytes:
+        """Return everything up to the server's closing, or up to an ending; TimeoutError if neither comes."""
+        data, self._held = bytearray(self._held), b""
+        while not (ending and data.endswith(ending)) and (received := self._receive()):
+            data += received
+        return bytes(data)
+
+    def read(self) -> Reply:
+        """Return the next reply; EOFError if the server closes instead."""
+        while True:
+            try:
+                reply, end = reply_at(self._held, 0)
+            except NotAReplyError:
+                received = self._receive()
+                if not received:
+                    raise EOFError(self._held) from None
+                self._held += received
+            else:
+                self._held = self._held[end:]
+                return reply
+
+    def call(self, *words: bytes | str | int) -> Reply:
+        """Send one request and return its reply."""
+        self.send(request(*words))
+        return self.read()
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(1 << 20)
+        except ConnectionError:  # closed with input unread, as servers do after a protocol error
+            return b""
+
+
+def ask(port: int, pipeline: Sequence[Words]) -> list[Reply]:
+    """Send a pipeline on a new connection and return its replies: fewer if the server closes.
+
+    The end is known by the answer to a command that no server has, which nobody needs a password for. Ending the
+    connection instead would not do: a server may drop what it has not sent yet when its client hangs up.
+    """
+    with Connection(port) as connection:
+        connection.send(requests([*pipeline, (LAST_COMMAND,)]))
+        data = connection.read_to_end(LAST_REPLY)
+    return replies_in(data.removesuffix(LAST_REPLY))
+
+
+def exchange(port: int, data: bytes, cuts: Iterable[int] = (), pause_s: float = 0.0) -> bytes:
+    """Send bytes on a new connection, then the end; return all that the server answers until it closes.
+
+    cuts: offsets at which the bytes are sent in parts, so much time apart. What follows a byte at which the server
+    hung up is not answered: two servers that close at different bytes give different answers. For small answers only, as
+    Redis drops what it has not sent when a client ends.
+    """
+    with Connection(port) as connection:
+        at = 0
+        for cut in cuts:
+            connection.send(data[at:cut])
+            sleep(pause_s)
+            at = cut
+        connection.send(data[at:])
+        connection.end()
+        return connection.read_to_end()

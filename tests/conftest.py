@@ -1,0 +1,100 @@
+"""What all tests share: servers to talk to, the data set in a change log, and no skip that CI does not expect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from compat.conformance.dataset import Dataset, standard
+from compat.conformance.servers import Running, sparkis_server, wait_for_keys
+from state_backend import packed_map
+from state_backend.change_log import LogWriter
+from state_backend.descriptor import StateDescriptor
+from state_backend.records import Change, Op
+
+# Tests (by the start of their id) that may be skipped where CI is set: none, it has everything.
+EXPECTED_SKIPS: tuple[str, ...] = ()
+
+JOB = "job"
+STATES = (StateDescriptor("text", key="key", value="value"), StateDescriptor("map", key="key", value="value", field="f"))
+
+_unexpected_skips: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write down what was skipped, by a mark or while it ran."""
+    is_expected_failure = hasattr(report, "wasxfail")
+    if report.skipped and not is_expected_failure and not report.nodeid.startswith(EXPECTED_SKIPS or ("\0",)):
+        _unexpected_skips.append(f"{report.nodeid}: {report.longrepr[2] if isinstance(report.longrepr, tuple) else ''}")
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Write down a module that skipped itself as a whole."""
+    if report.skipped and not report.nodeid.startswith(EXPECTED_SKIPS or ("\0",)):
+        _unexpected_skips.append(f"{report.nodeid}: {report.longrepr[2] if isinstance(report.longrepr, tuple) else ''}")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail a run on CI that skipped something: a test that does not run proves nothing."""
+    if os.environ.get("CI") and _unexpected_skips and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which skips made the run fail."""
+    if os.environ.get("CI") and _unexpected_skips:
+        terminalreporter.section("skipped, which CI does not expect (see EXPECTED_SKIPS in tests/conftest.py)")
+        for line in _unexpected_skips:
+            terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session")
+def dataset() -> Dataset:
+    """The data set that servers hold."""
+    return standard()
+
+
+@pytest.fixture(scope="session")
+def dataset_log(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
+    """A change log of the data set: several epochs, some of which change what an earlier one put."""
+    root = tmp_path_factory.mktemp("log")
+    with LogWriter(root, JOB, STATES) as writer:
+        writer.publish([Change("text", Op.PUT, b"gone", value=b"deleted by a later epoch")])
+        writer.publish([Change("text", Op.PUT, key, value=b"overwritten") for key in list(dataset.strings)[::2]])
+        writer.publish([*_values(dataset), *_maps(dataset), Change("text", Op.DELETE, b"gone")])
+    return root
+
+
+def _values(dataset: Dataset) -> Iterator[Change]:
+    for key, value in dataset.strings.items():
+        yield Change("text", Op.PUT, key, value=value, expire_at_ms=dataset.expire_at_ms.get(key))
+
+
+def _maps(dataset: Dataset) -> Iterator[Change]:
+    """Return maps field by field; one that expires as a whole has to come as a whole."""
+    for key, fields in dataset.hashes.items():
+        if key in dataset.expire_at_ms:
+            packed = packed_map.pack(fields.items())
+            yield Change("map", Op.PUT, key, value=packed, expire_at_ms=dataset.expire_at_ms[key])
+        else:
+            for name, value in fields.items():
+                yield Change("map", Op.PUT, key, name, value)
+
+
+@pytest.fixture(scope="session")
+def sparkis(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: Dataset) -> Iterator[Running]:
+    """A sparkis process that serves the data set, with the settings that it has by itself."""
+    with sparkis_server(tmp_path_factory.mktemp("store"), dataset_log) as server:
+        wait_for_keys(server, len(dataset.keys))
+        yield server
+
+
+@pytest.fixture(scope="session")
+def locked_sparkis(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: Dataset) -> Iterator[Running]:
+    """A sparkis process that asks for a password."""
+    with sparkis_server(tmp_path_factory.mktemp("store"), dataset_log, password="s3cret pass") as server:
+        wait_for_keys(server, len(dataset.keys))
+        yield server

@@ -1,0 +1,21 @@
+"""Every line of `deviations.toml` names a difference that is there; what is not there any more has to go from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from compat.conformance.judge import Answer, Deviations, client_lines, info_fields, is_text, matching
+from compat.conformance.pair import Pair
+from compat.conformance.wire import ask
+
+LONG_PATTERN = b"<a pattern of 5000 bytes>"
+
+
+@pytest.mark.parametrize("answer", Deviations.load().answers, ids=lambda answer: " ".join(answer.request))
+def test_a_listed_answer_differs_as_it_says(pair: Pair, locked_pair: Pair, answer: Answer) -> None:
+    chosen = locked_pair if answer.is_password_set else pair
+    words = [b"x" * 5000 if word.encode() == LONG_PATTERN else word.encode() for word in answer.request]
+    (theirs,), (ours,) = chosen.ask([words])
+    assert is_text(answer.redis, theirs), theirs.raw
+    assert is_text(answer.sparkis, ours), ours.raw
+    assert theirs.raw != ours.raw
