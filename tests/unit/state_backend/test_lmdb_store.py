@@ -15,7 +15,7 @@ import pytest
 from state_backend import packed_map
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, StoreFullError
-from state_backend.lmdb_store import LmdbStore
+from state_backend.lmdb_store import LOCK_BYTES, LmdbStore
 from state_backend.records import Change, Op, runs_of
 from state_backend.store import EpochChanges
 
@@ -214,6 +214,16 @@ def test_opening_a_store_again_writes_nothing_that_a_full_disk_could_break(tmp_p
     before = (tmp_path / "boot").stat().st_mtime_ns
     LmdbStore(tmp_path, "g").close()
     assert (tmp_path / "boot").stat().st_mtime_ns == before
+
+
+def test_the_lock_file_has_its_room_before_it_is_mapped(tmp_path: Path) -> None:
+    LmdbStore(tmp_path / "one", "g").close()
+    store = LmdbStore(tmp_path / "one", "g")
+    store.copy_to(tmp_path / "two")
+    LmdbStore(tmp_path / "two", "g").close()
+    store.close()
+    for name in ("one", "two"):
+        assert (tmp_path / name / "lock.mdb").stat().st_size == LOCK_BYTES
 
 
 # Conflicts and undeclared states --------------------------------------------------------------------------------------
