@@ -129,7 +129,8 @@ def info_row(command: Command) -> Reply:
         ReplySet(facts.acl_categories),
         ReplySet(tip.encode() for tip in facts.tips),
         ReplySet(_key_spec(each) for each in facts.key_specs),
-        ReplySet(info_row(each) for each in command.subcommands.values()),
+        # Redis' own inconsistency: an array if there are any, an empty set if there are none.
+        [info_row(each) for each in command.subcommands.values()] or ReplySet(),
     ]
 
 
