@@ -1,0 +1,248 @@
+"""Appliers, writers and readers are killed at random instants; what is left is a whole epoch, and it goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from state_backend import packed_map
+from state_backend.change_log import ChangeLog, LogWriter
+from state_backend.descriptor import StateDescriptor
+from state_backend.lmdb_store import LmdbStore
+from state_backend.records import Change, Op, changes_in, runs_of
+from state_backend.store import EpochChanges, Snapshot
+
+pytestmark = pytest.mark.kill
+
+ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS", "8"))
+TIMEOUT_S = 60.0
+JOB = "job"
+QUERY_ID = "query"
+STATES = (StateDescriptor("value", key="k", value="v"), StateDescriptor("map", key="k", field="f", value="v"))
+KEYS = [b"key:%d" % number for number in range(200)]
+FIELDS = [b"field:%d" % number for number in range(packed_map.FIELDS_MAX + 20)]
+# The applier as the server starts it, but it copies its store without free pages at every opportunity.
+APPLIER = """
+import sys, state_backend.applier as applier
+applier.COMPACT_ABOVE_BYTES = 1 << 16
+applier.main(sys.argv[1:])
+"""
+
+
+def changes_of(epoch: int) -> list[Change]:
+    """Return what an epoch changes: everything says its number, one key more is there, and every third is large."""
+    text = b"%d" % epoch
+    filling = b"x" * 500 if epoch % 3 == 0 else b""
+    return [
+        *(Change("value", Op.PUT, key, None, text + filling) for key in KEYS),
+        *(Change("map", Op.PUT, b"map", name, text) for name in FIELDS),
+        Change("value", Op.PUT, b"epoch:%d" % epoch, None, text),
+    ]
+
+
+def assert_whole(snapshot: Snapshot) -> int:
+    """Check that a snapshot holds every epoch up to its own, and nothing else; return its epoch (-1: nothing yet)."""
+    epoch = snapshot.applied.epoch
+    _, entries = snapshot.scan(0, 1 << 30)
+    if epoch < 0:
+        assert entries == []
+        return epoch
+    last = {change.key: change.value for change in changes_of(epoch) if change.field is None}
+    assert {entry.key for entry in entries} == {*last, b"map", *(b"epoch:%d" % each for each in range(epoch + 1))}
+    for key, value in last.items():
+        assert snapshot.value(key) == value
+    for each in range(epoch + 1):
+        assert snapshot.value(b"epoch:%d" % each) == b"%d" % each
+    assert dict(snapshot.map_pairs(b"map")) == dict.fromkeys(FIELDS, b"%d" % epoch)
+    assert snapshot.applied.keys == {"value": len(KEYS) + epoch + 1, "map": 1}
+    return epoch
+
+
+def epoch_at(path: str) -> int:
+    """Open a store as a server does and return its whole epoch."""
+    store = LmdbStore(path, QUERY_ID, is_reader=True)
+    try:
+        with store.snapshot(1) as snapshot:
+            return assert_whole(snapshot)
+    finally:
+        store.close()
+
+
+class RunningApplier:
+    """An applier process, and what it told last."""
+
+    def __init__(self, log: Path, store: Path) -> None:
+        command = [sys.executable, "-c", APPLIER, "--log", log, "--job", JOB, "--store", store]
+        self.process = subprocess.Popen(
+            [*map(str, command), "--probe-interval-s", "0.01"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.known: dict[str, Any] = {"applied": -1, "path": None, "error": ""}
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if not line.endswith("\n"):
+                return  # killed in the middle of it
+            with self._changed:
+                self.known |= json.loads(line)
+                self._changed.notify_all()
+
+    def wait_for(self, epoch: int) -> None:
+        """Wait until an epoch is told as applied."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.known["applied"] >= epoch, TIMEOUT_S), self.known
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._thread.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    """A log that grows by itself, some dozens of epochs a second."""
+    root = tmp_path / "log"
+    end = threading.Event()
+
+    def publish() -> None:
+        with LogWriter(root, JOB, STATES, QUERY_ID) as writer:
+            epoch = 0
+            while not end.wait(0.02):
+                writer.publish(changes_of(epoch), epoch)
+                epoch += 1
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    yield root
+    end.set()
+    thread.join()
+
+
+def test_a_killed_applier_comes_back_at_a_whole_epoch_and_goes_on(tmp_path: Path, log: Path) -> None:
+    random = Random()
+    last = -1
+    path = None
+    for number in range(ROUNDS):
+        applier = RunningApplier(log, tmp_path / "store")
+        if number % 3 == 2:
+            time.sleep(random.uniform(0.0, 0.5))  # while it starts, as often as not
+        else:
+            applier.wait_for(last + 3)
+            time.sleep(random.uniform(0.0, 0.1))
+        applier.kill()
+        assert applier.known["error"] == ""
+        path = applier.known["path"] or path
+        if path is not None and Path(path).is_dir():
+            reached = epoch_at(path)
+            assert reached >= max(last, applier.known["applied"])
+            last = reached
+    applier = RunningApplier(log, tmp_path / "store")
+    applier.wait_for(last + 3)
+    applier.kill()
+    assert epoch_at(applier.known["path"]) >= last + 3
+
+
+def test_a_killed_writer_loses_doubles_and_tears_no_epoch(tmp_path: Path) -> None:
+    random = Random()
+    root = tmp_path / "log"
+    applier = RunningApplier(root, tmp_path / "store")
+    last = -1
+    for number in range(ROUNDS):
+        with subprocess.Popen([sys.executable, __file__, "publish", str(root)]) as writer:
+            if number % 2:
+                time.sleep(random.uniform(0.0, 0.5))
+            else:
+                applier.wait_for(last + 3)
+                time.sleep(random.uniform(0.0, 0.03))
+            writer.kill()
+        reached = assert_chain(root)
+        assert reached >= last
+        last = reached
+        applier.wait_for(last)
+        assert epoch_at(applier.known["path"]) == last
+    assert applier.known["error"] == ""
+    applier.kill()
+
+
+def assert_chain(root: Path) -> int:
+    """Walk a log as a reader does: each epoch is there once and holds what belongs to it; return the last."""
+    log = ChangeLog(root).job(JOB)
+    current = log.current()
+    newest = None if current is None else log.newest(current)
+    if current is None or newest is None:
+        return -1
+    before = None
+    for number in range(newest.epoch + 1):
+        epoch = log.epoch(current, number)
+        assert epoch is not None
+        assert epoch.previous == before
+        before = epoch.ref
+        found = [change for run in log.runs(QUERY_ID, epoch) for change in changes_in(run)]
+        assert sorted(found) == sorted(changes_of(number))
+    return newest.epoch
+
+
+def publish_for_ever(root: str) -> None:
+    """Publish as Spark does after a crash: the last batch once more, then one after the other."""
+    with LogWriter(root, JOB, STATES, QUERY_ID) as writer:
+        epoch = writer.last.epoch if writer.last else 0
+        while True:
+            writer.publish(changes_of(epoch), epoch)
+            epoch += 1
+
+
+def test_a_killed_reader_does_not_let_the_file_grow_for_ever(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, QUERY_ID)
+
+    def apply(first: int, count: int) -> int:
+        for number in range(first, first + count):
+            changes = [Change("value", Op.PUT, key, None, b"%d" % number + b"x" * 500) for key in KEYS]
+            store.apply(EpochChanges(number, 1, 1, list(runs_of(changes, ["value"]))), STATES)
+        return (tmp_path / "data.mdb").stat().st_size
+
+    apply(0, 1)
+    reader = subprocess.Popen(
+        [sys.executable, __file__, "hold", str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == b"held\n"
+    reader.kill()
+    reader.communicate()
+    before = apply(1, 5)
+    held_back = apply(6, 30)
+    assert held_back > 3 * before
+    assert store.clear_stale_readers() == 1
+    assert apply(36, 100) <= held_back + before
+    store.close()
+
+
+def hold_a_snapshot(path: str) -> None:
+    """Open a snapshot and keep it until killed."""
+    with LmdbStore(path, QUERY_ID, is_reader=True).snapshot(1) as snapshot:
+        snapshot.entry(b"key:0")
+        print("held", flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    {"publish": publish_for_ever, "hold": hold_a_snapshot}[sys.argv[1]](sys.argv[2])
