@@ -166,7 +166,7 @@ def docs_row(command: Command) -> Reply:
         row[b"doc_flags"] = ReplySet(facts.doc_flags)
     row |= _texts(facts, "deprecated_since", "replaced_by")
     if facts.history:
-        row[b"history"] = [[version.encode(), text.encode()] for version, text in facts.history]
+        row[b"history"] = ReplySet([version.encode(), text.encode()] for version, text in facts.history)
     if facts.arguments:
         row[b"arguments"] = [_argument(each) for each in facts.arguments]
     if command.subcommands:
