@@ -60,7 +60,7 @@ def test_the_fields_of_the_table_come_in_redis_order_and_shapes(pair: Pair, live
     names = [name.encode() for name in live_table]
     for words in ([b"COMMAND", b"INFO", *names], [b"COMMAND", b"DOCS", *names]):
         theirs, ours = (replies[-1] for replies in pair.ask([[b"HELLO", b"3"], words]))
-        assert list(differing_shapes(theirs, ours, ())) == []
+        assert sorted({at[-3:] for at in differing_shapes(theirs, ours, ())}, key=repr) == []
 
 
 def differing_shapes(theirs: Reply, ours: Reply, at: tuple[object, ...]) -> Iterator[tuple[object, ...]]:
@@ -72,10 +72,15 @@ def differing_shapes(theirs: Reply, ours: Reply, at: tuple[object, ...]) -> Iter
         yield (*at, theirs.mark, ours.mark)
     elif theirs.mark == "%":
         yours, mine = ({name.value: value for name, value in reply.value} for reply in (theirs, ours))
-        if at and [name for name in mine if name in yours] != [name for name in yours if name in mine]:
+        if is_ordered(at) and [name for name in mine if name in yours] != [name for name in yours if name in mine]:
             yield (*at, *yours)
         for name in yours.keys() & mine.keys():
             yield from differing_shapes(yours[name], mine[name], (*at, name))
     elif isinstance(theirs.value, list):
         for number, (their, our) in enumerate(zip(theirs.value, ours.value, strict=False)):
             yield from differing_shapes(their, our, (*at, number))
+
+
+def is_ordered(at: tuple[object, ...]) -> bool:
+    """Tell whether a map's order says something: that of the commands and of subcommands is the real server's hash's."""
+    return bool(at) and at[-1] != b"subcommands"
