@@ -1,0 +1,65 @@
+"""What tests with a real Spark share: one session and one server per module, and streams that grow on demand."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from micro_batches import Batches, local_session
+from pyspark.sql import SparkSession
+
+import sparkis
+
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lies here, so that `-m 'not spark'` leaves it out."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    """A local Spark of two cores."""
+    session = local_session("local[2]")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def endpoint(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[sparkis.ServedEndpoint]:
+    """A server of the module's own log; the log is the session's."""
+    served = sparkis.serve(spark, log=tmp_path_factory.mktemp("log"))
+    yield served
+    served.stop()
+
+
+@pytest.fixture(scope="module")
+def client(endpoint: sparkis.ServedEndpoint) -> Iterator[redis.Redis]:
+    """A redis-py client of the module's server."""
+    with redis.Redis.from_url(endpoint.url, decode_responses=True) as connected:
+        yield connected
+
+
+@pytest.fixture
+def batches(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Batches]]:
+    """Make streams of JSON rows, one file a micro-batch; their queries end with the test."""
+    made = 0
+
+    def make(schema: str) -> Batches:
+        nonlocal made
+        made += 1
+        return Batches(spark, tmp_path / f"input-{made}", schema)
+
+    yield make
+    for query in spark.streams.active:
+        query.stop()

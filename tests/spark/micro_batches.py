@@ -1,0 +1,85 @@
+"""Streams whose micro-batches a test decides on, and the session that runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, TypeVar
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+Found = TypeVar("Found")
+
+WAIT_S_MAX = 30.0
+
+
+def local_session(master: str, **settings: str) -> SparkSession:
+    """Start Spark as small and as quiet as it gets."""
+    quiet = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    builder = SparkSession.builder.master(master).appName("sparkis tests")
+    for name, value in (quiet | settings).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+class Batches:
+    """A stream of JSON rows in files: each file is a micro-batch of its own, in the order in which they came."""
+
+    def __init__(self, spark: SparkSession, folder: Path, schema: str) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.df: DataFrame = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(folder))
+        self._spark = spark
+        self._schema = schema
+        self._count = 0
+
+    def add(self, *rows: dict[str, Any]) -> None:
+        """Let one file arrive."""
+        self._count += 1
+        unfinished = self.folder / f".{self._count}.json"
+        unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(unfinished, (self._count, self._count))  # Spark takes files by their times
+        unfinished.rename(self.folder / f"{self._count:04d}.json")
+
+    def as_table(self) -> DataFrame:
+        """Return all that arrived, as a plain DataFrame."""
+        return self._spark.read.schema(self._schema).json(str(self.folder))
+
+
+def start(writer: DataStreamWriter, name: str, checkpoint: Path) -> StreamingQuery:
+    """Start a query and let it take all that is there."""
+    query = writer.queryName(name).option("checkpointLocation", str(checkpoint)).start()
+    query.processAllAvailable()
+    return query
+
+
+def failure_of(query: StreamingQuery) -> str:
+    """Let a query run into its error and return the message."""
+    try:
+        query.processAllAvailable()
+    except Exception as error:  # several classes, by where the query was when it failed
+        return str(query.exception() or error)
+    raise AssertionError("the query did not fail")
+
+
+def eventually(find: Callable[[], Found], is_enough: Callable[[Found], bool]) -> Found:
+    """Return what is found as soon as it is enough; fail with it if that takes too long."""
+    ends = monotonic() + WAIT_S_MAX
+    while not is_enough(found := find()):
+        assert monotonic() < ends, f"still {found!r} after {WAIT_S_MAX} s"
+        sleep(0.05)
+    return found

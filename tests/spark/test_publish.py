@@ -1,0 +1,179 @@
+"""`sparkis.publish` inside a foreachBatch function of the user's own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from micro_batches import Batches, failure_of, start
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparkis
+from sparkis import StateDescriptor
+
+Make = Callable[[str], Batches]
+
+pytestmark = pytest.mark.usefixtures("endpoint")
+
+STATE = StateDescriptor("s", key="k", value="v")
+
+
+def run(
+    batches: Batches, name: str, folder: Path, function: Callable[[DataFrame, int], None], mode: str = "append"
+) -> StreamingQuery:
+    writer = batches.df.writeStream.outputMode(mode).foreachBatch(function)
+    return start(writer, name, folder / f"checkpoint-{name}")
+
+
+def test_a_batch_is_published_beside_what_else_the_function_does(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
+    rows.add()
+    rows.add({"k": "a", "v": 3})
+    seen: list[int] = []
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        seen.append(batch.count())
+        sparkis.publish(batch.where("k = 'a'"), batch_id, "s", key="k", value="v", wait_for_visibility=True)
+
+    query = run(rows, "own", tmp_path, function)
+    assert seen == [2, 0, 1]
+    assert client.mget("own:s:a", "own:s:b") == ["3", None]
+    (job,) = (job for job in client.execute_command("STATE", "LAG") if job["job"] == "own")
+    assert job["applied"] == query.lastProgress.batchId == 2
+
+
+def test_a_second_call_in_one_batch_is_refused_and_a_union_of_states_is_not(
+    client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+
+    def twice(batch: DataFrame, batch_id: int) -> None:
+        for name in ("first", "second"):
+            sparkis.publish(batch, batch_id, name, key="k", value="v", wait_for_visibility=True)
+
+    message = failure_of(rows.df.writeStream.queryName("twice").foreachBatch(twice).start())
+    assert "job 'twice': batch 0 was published twice" in message
+    assert "pass all its states to one call" in message
+    assert [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR and "twice" in each.message]
+
+    def union(batch: DataFrame, batch_id: int) -> None:
+        grown = batch.withColumn("w", F.col("v") + 1).withColumn("isFirst", F.lit(True))
+        both = grown.unionByName(grown.withColumn("isFirst", F.lit(False)))
+        sparkis.publish(
+            both,
+            batch_id,
+            StateDescriptor("first", key="k", value="v", where="isFirst"),
+            StateDescriptor("second", key="k", value="w", where="NOT isFirst"),
+            wait_for_visibility=True,
+        )
+
+    run(rows, "union", tmp_path, union)
+    assert client.mget("union:first:a", "union:second:a") == ["1", "2"]
+
+
+def test_the_mode_says_whether_a_batch_replaces_the_state(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    rows.add({"k": "b", "v": 2})
+
+    def whole(batch: DataFrame, batch_id: int) -> None:
+        sparkis.publish(batch, batch_id, STATE, mode="complete", wait_for_visibility=True)
+
+    run(rows, "whole", tmp_path, whole)
+    assert client.mget("whole:s:a", "whole:s:b") == [None, "2"]
+
+
+def test_a_job_name_may_be_given_and_the_users_own_spark_job_group_changes_nothing(
+    client: redis.Redis, batches: Make, tmp_path: Path
+):
+    rows = batches("k string, v int")
+    for value in range(2):
+        rows.add({"k": "a", "v": value})
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        batch.sparkSession.sparkContext.setJobGroup(f"group {batch_id}", "my own words")
+        sparkis.publish(batch, batch_id, STATE, wait_for_visibility=True)
+
+    run(rows, "grouped", tmp_path, function)
+    assert client.get("grouped:s:a") == "1"
+
+    def named(batch: DataFrame, batch_id: int) -> None:
+        sparkis.publish(batch, batch_id, STATE, job="given", wait_for_visibility=True)
+
+    run(rows, "a name with spaces", tmp_path, named)
+    assert client.get("given:s:a") == "1"
+
+
+def test_a_restarted_query_goes_on_and_its_states_may_grow(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    states = [STATE]
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        sparkis.publish(batch, batch_id, *states, wait_for_visibility=True)
+
+    run(rows, "grows", tmp_path, function).stop()
+    states.append(StateDescriptor("t", key="k", value="v"))
+    rows.add({"k": "b", "v": 2})
+    query = run(rows, "grows", tmp_path, function)
+    assert client.mget("grows:s:a", "grows:s:b", "grows:t:b") == ["1", "2", "2"]
+    states.append(StateDescriptor("u", key="k", value="v"))  # between two batches of one run
+    rows.add({"k": "c", "v": 3})
+    query.processAllAvailable()
+    assert client.mget("grows:s:c", "grows:t:c", "grows:u:c") == ["3", "3", "3"]
+
+
+def test_of_two_queries_with_one_job_name_the_older_is_fenced(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        sparkis.publish(batch, batch_id, STATE, job="shared", wait_for_visibility=True)
+
+    older = run(rows, "older", tmp_path, function)
+    newer = run(rows, "newer", tmp_path, function)
+    rows.add({"k": "a", "v": 2})
+    assert "job 'shared' in the log" in (message := failure_of(older))
+    assert "Two queries with one name" in message
+    newer.processAllAvailable()
+    assert client.get("shared:s:a") == "2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "complaint"),
+    [
+        ((), {"key": "k", "value": "nope"}, "value= names the column 'nope'"),
+        (("s", "t"), {}, "give several states as sparkis.StateDescriptor"),
+        (("s",), {"key": "k", "value": "v", "mode": "replace"}, "mode= is one of 'update', 'append', 'complete'"),
+        (("s",), {"key": "k", "value": "v", "job": "a:b"}, "the job name 'a:b'"),
+    ],
+)
+def test_a_wrong_call_fails_the_batch_with_its_reason(
+    batches: Make, arguments: tuple[str, ...], options: dict[str, str], complaint: str
+):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        sparkis.publish(batch, batch_id, *(arguments or ("s",)), **options)
+
+    assert complaint in failure_of(rows.df.writeStream.queryName("wrong").foreachBatch(function).start())
+
+
+def test_a_query_without_a_name_needs_one(batches: Make):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    query = rows.df.writeStream.foreachBatch(lambda batch, batch_id: sparkis.publish(batch, batch_id, STATE)).start()
+    assert "the query has no name" in failure_of(query)
+
+
+def test_outside_of_a_micro_batch_publish_says_what_to_use(spark):
+    with pytest.raises(sparkis.SparkisError, match=r"outside of a streaming query's foreachBatch.*LogWriter"):
+        sparkis.publish(spark.range(1), 0, "s", key="id", value="id")

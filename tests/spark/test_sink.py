@@ -1,0 +1,322 @@
+"""A query's rows become readable state, in every output mode."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from micro_batches import Batches, eventually, failure_of, start
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparkis
+from sparkis import StateDescriptor
+
+TEMPS = "sensor string, temp double"
+Make = Callable[[str], Batches]
+
+pytestmark = pytest.mark.usefixtures("endpoint")
+
+
+def lag(client: redis.Redis, job: str) -> dict[str, Any]:
+    """Return what STATE LAG says of a job."""
+    rows = client.execute_command("STATE", "LAG")
+    found = {row["job"]: row for row in (each if isinstance(each, dict) else dict(each) for each in rows)}
+    return found.get(job, {})
+
+
+def keys(client: redis.Redis, pattern: str) -> set[str]:
+    return set(client.scan_iter(pattern))
+
+
+def test_the_quick_start_serves_what_spark_computes(
+    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
+):
+    temps = batches(TEMPS)
+    temps.add({"sensor": "sensor_1", "temp": 20.5}, {"sensor": "sensor_2", "temp": -3.0})
+    temps.add({"sensor": "sensor_1", "temp": 19.0}, {"sensor": "sensor_2", "temp": 21.25})
+    temps.add({"sensor": "sensor_3", "temp": 1e10})
+    by_sensor = temps.df.groupBy("sensor").agg(F.max("temp").alias("temp"))
+    writer = sparkis.queryable(
+        by_sensor, "maxTemperature", key="sensor", value="temp", mode="update", wait_for_visibility=True
+    )
+    query = writer.queryName("sensors").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    query.processAllAvailable()
+
+    expected = temps.as_table().groupBy("sensor").agg(F.max("temp").alias("temp")).collect()
+    for row in expected:
+        assert float(client.get(f"sensors:maxTemperature:{row.sensor}")) == row.temp
+    assert client.get("sensors:maxTemperature:sensor_1") == "20.5"
+    assert client.get("sensors:maxTemperature:sensor_3") == "10000000000"
+    assert len(keys(client, "sensors:*")) == len(expected) == 3
+    assert lag(client, "sensors")["committed"] == query.lastProgress.batchId
+
+
+def test_append_takes_the_last_row_of_a_key_by_order_by(client: redis.Redis, batches: Make, tmp_path: Path):
+    prices = batches("symbol string, at int, price decimal(10,2)")
+    prices.add(*({"symbol": "A", "at": at, "price": at} for at in (1, 9, 5)), {"symbol": "B", "at": 1, "price": 1.5})
+    prices.add({"symbol": "A", "at": 2, "price": 2})
+    writer = sparkis.queryable(
+        prices.df.repartition(2),
+        "price",
+        key="symbol",
+        value="price",
+        order_by="at",
+        mode="append",
+        wait_for_visibility=True,
+    )
+    query = start(writer, "append", tmp_path / "checkpoint")
+    assert client.mget("append:price:A", "append:price:B") == ["2.00", "1.50"]
+    prices.add(*({"symbol": "A", "at": at, "price": at} for at in range(50)))
+    query.processAllAvailable()
+    assert client.get("append:price:A") == "49.00"
+
+
+def test_rows_of_one_key_in_one_micro_batch_fail_it_unless_any_may_win(
+    client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    events = batches("k string, v int")
+    events.add({"k": "a", "v": 1})
+    events.add({"k": "a", "v": 2}, {"k": "a", "v": 3})
+    strict = sparkis.queryable(events.df, "s", key="k", value="v", mode="append", wait_for_visibility=True)
+    query = strict.queryName("strict").option("checkpointLocation", str(tmp_path / "strict")).start()
+    message = failure_of(query)
+    assert "state 's': a micro-batch holds several rows for the key b'strict:s:a'" in message
+    assert "order_by=" in message
+    assert client.get("strict:s:a") == "1"
+    lines = [record for record in caplog.records if record.levelno == logging.ERROR and "strict" in record.getMessage()]
+    assert len(lines) == 1
+    assert "job 'strict', batch 1: state 's'" in lines[0].getMessage()
+
+    loose = sparkis.queryable(
+        events.df, "s", key="k", value="v", mode="append", duplicates="any", wait_for_visibility=True
+    )
+    start(loose, "loose", tmp_path / "loose")
+    assert client.get("loose:s:a") in ("2", "3")
+
+
+def test_complete_mode_replaces_the_state(client: redis.Redis, batches: Make, tmp_path: Path):
+    events = batches("k string, v int")
+    events.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
+    sums = events.df.groupBy("k").agg(F.sum("v").alias("sum")).where("sum > 0").orderBy("k")
+    writer = sparkis.queryable(sums, "sum", key="k", value="sum", mode="complete", wait_for_visibility=True)
+    query = start(writer, "complete", tmp_path / "checkpoint")
+    assert keys(client, "complete:*") == {"complete:sum:a", "complete:sum:b"}
+    events.add({"k": "b", "v": -2}, {"k": "c", "v": 7})
+    query.processAllAvailable()
+    assert keys(client, "complete:*") == {"complete:sum:a", "complete:sum:c"}
+    assert client.mget("complete:sum:a", "complete:sum:b", "complete:sum:c") == ["1", None, "7"]
+
+
+def test_complete_mode_of_several_sorted_states_runs_the_plan_once(client: redis.Redis, batches: Make, tmp_path: Path):
+    events = batches("k string, v int")
+    events.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
+    sums = events.df.groupBy("k").agg(F.sum("v").alias("sum"), F.count("*").alias("n")).orderBy(F.desc("sum"))
+    writer = sparkis.queryable(
+        sums,
+        StateDescriptor("sum", key="k", value="sum"),
+        StateDescriptor("n", key="k", value="n"),
+        mode="complete",
+        wait_for_visibility=True,
+    )
+    query = start(writer, "sorted", tmp_path / "checkpoint")
+    events.add({"k": "b", "v": 3})
+    query.processAllAvailable()
+    assert client.mget("sorted:sum:a", "sorted:sum:b", "sorted:n:b") == ["1", "5", "2"]
+
+
+def test_several_states_of_one_query_are_one_epoch(client: redis.Redis, batches: Make, tmp_path: Path):
+    flights = batches("carrier string, origin string, dest string, tail string, delay int, isCarrier boolean")
+    row = {"carrier": "UA", "origin": "JFK", "dest": "LAX", "tail": "N1", "delay": 3, "isCarrier": True}
+    flights.add(row, row | {"carrier": "AA", "isCarrier": False, "dest": "BOS", "tail": "N2", "delay": 5})
+    writer = sparkis.queryable(
+        flights.df,
+        StateDescriptor("golden", key="carrier", value=["delay", "tail"], where="isCarrier"),
+        StateDescriptor("route", key=["origin", "dest"], separator="-", field="tail", value="delay"),
+        StateDescriptor("plane", key_format="plane/<tail>", value=["origin", "dest"], kind="value", encoding="json"),
+        mode="append",
+        wait_for_visibility=True,
+    )
+    query = start(writer, "several", tmp_path / "checkpoint")
+    assert keys(client, "*several*") == {"several:golden:UA", "several:route:JFK-LAX", "several:route:JFK-BOS"}
+    assert client.hgetall("several:golden:UA") == {"delay": "3", "tail": "N1"}
+    assert client.hget("several:route:JFK-BOS", "N2") == "5"
+    assert client.get("plane/N2") == '{"origin":"JFK","dest":"BOS"}'
+    assert lag(client, "several")["committed"] == query.lastProgress.batchId == 0
+
+
+def test_deletions_by_null_and_by_column(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches("k string, f string, v int, gone boolean")
+    first = [{"k": k, "f": f, "v": 1, "gone": False} for k in "abc" for f in "xy"]
+    rows.add(*first)
+    rows.add(
+        {"k": "a", "f": "x", "v": None, "gone": False},
+        {"k": "b", "f": "x", "v": 2, "gone": True},
+        {"k": "b", "f": "y", "v": 2, "gone": True},
+        {"k": "c", "f": "x", "v": 2, "gone": None},
+    )
+    writer = sparkis.queryable(
+        rows.df,
+        StateDescriptor("m", key="k", field="f", value="v", deletion="gone"),
+        StateDescriptor("v", key=["k", "f"], value="v", deletion="gone"),
+        mode="append",
+        wait_for_visibility=True,
+    )
+    start(writer, "deletions", tmp_path / "checkpoint")
+    assert [client.hgetall(f"deletions:m:{k}") for k in "abc"] == [{"y": "1"}, {}, {"x": "2", "y": "1"}]
+    assert keys(client, "deletions:v:*") == {f"deletions:v:{key}" for key in ("a:y", "c:x", "c:y")}
+    assert client.exists("deletions:m:b") == 0
+
+
+def test_time_to_live_is_per_key_or_per_field(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches("k string, f string, v int")
+    rows.add({"k": "a", "f": "x", "v": 1})
+    writer = sparkis.queryable(
+        rows.df,
+        StateDescriptor("key", key="k", value="v", ttl=100),
+        StateDescriptor("map", key="k", value=["f", "v"], ttl=200),
+        StateDescriptor("field", key="k", field="f", value="v", ttl=300),
+        StateDescriptor("shortField", key="k", field="f", value="v", ttl=0.001),
+        StateDescriptor("short", key="k", value="v", ttl=0.001),
+        mode="append",
+        wait_for_visibility=True,
+    )
+    query = start(writer, "ttl", tmp_path / "checkpoint")
+    assert 0 < client.ttl("ttl:key:a") <= 100 < client.ttl("ttl:map:a") <= 200
+    assert client.hgetall("ttl:field:a") == {"x": "1"}
+    assert client.ttl("ttl:field:a") == -1  # the field has a time to live, not the key
+    assert client.hgetall("ttl:shortField:a") == {}
+    assert client.get("ttl:short:a") is None
+    before = client.pexpiretime("ttl:key:a")
+    rows.add({"k": "a", "f": "x", "v": 1})
+    query.processAllAvailable()
+    assert client.pexpiretime("ttl:key:a") > before
+
+
+def test_a_micro_batch_without_rows_is_an_epoch(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    rows.add()
+    rows.add({"k": "b", "v": 2})
+    writer = sparkis.queryable(
+        rows.df,
+        StateDescriptor("all", key="k", value="v"),
+        StateDescriptor("none", key="k", value="v", where="v > 100"),
+        mode="append",
+        wait_for_visibility=True,
+    )
+    query = start(writer, "empty", tmp_path / "checkpoint")
+    assert lag(client, "empty")["applied"] == query.lastProgress.batchId == 2
+    assert keys(client, "empty:*") == {"empty:all:a", "empty:all:b"}
+
+
+def test_available_now_ends_and_the_state_stays(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    for run in range(2):
+        rows.add({"k": "a", "v": run})
+        writer = sparkis.queryable(rows.df, "s", key="k", value="v", mode="append", wait_for_visibility=True)
+        query = (
+            writer.queryName("now")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        assert client.get("now:s:a") == str(run)
+    assert eventually(lambda: lag(client, "now")["stale"], bool)
+    assert client.get("now:s:a") == "1"
+
+
+def test_a_query_restarted_on_its_checkpoint_goes_on(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    sums = rows.df.groupBy("k").agg(F.sum("v").alias("sum"))
+
+    def run() -> StreamingQuery:
+        writer = sparkis.queryable(sums, "sum", key="k", value="sum", wait_for_visibility=True)
+        return start(writer, "again", tmp_path / "checkpoint")
+
+    rows.add({"k": "a", "v": 1}, {"k": "b", "v": 1})
+    run().stop()
+    generation = client.execute_command("STATE", "JOBS")
+    rows.add({"k": "a", "v": 10})
+    query = run()
+    assert client.mget("again:sum:a", "again:sum:b") == ["11", "1"]
+    assert query.lastProgress.batchId == lag(client, "again")["committed"] == 1
+    assert [each["generation"] for each in generation if each["name"] == "again"] == [query.id]
+
+
+def test_a_job_is_live_while_its_query_runs_and_stale_when_it_has_ended(
+    client: redis.Redis, batches: Make, tmp_path: Path
+):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    writer = sparkis.queryable(rows.df, "s", key="k", value="v", mode="append", wait_for_visibility=True)
+    query = start(writer, "alive", tmp_path / "checkpoint")
+    eventually(lambda: lag(client, "alive")["stale"], lambda stale: stale == 0)
+    query.stop()
+    eventually(lambda: lag(client, "alive")["stale"], lambda stale: stale == 1)
+    assert client.get("alive:s:a") == "1"
+    start(writer, "alive", tmp_path / "checkpoint")  # there is nothing new to read: live without a micro-batch
+    eventually(lambda: lag(client, "alive")["stale"], lambda stale: stale == 0)
+
+
+def test_one_writer_may_be_started_twice_under_two_names(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    writer = sparkis.queryable(rows.df, "s", key="k", value="v", mode="append", wait_for_visibility=True)
+    queries = [start(writer, name, tmp_path / name) for name in ("left", "right")]
+    for value in range(3):
+        rows.add({"k": "a", "v": value})
+        for query in queries:
+            query.processAllAvailable()
+        assert client.mget("left:s:a", "right:s:a") == [str(value)] * 2
+
+
+def test_many_partitions_and_large_batches_go_through_change_files(
+    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
+):
+    rows = batches("n int")
+    rows.add({"n": 5000}, {"n": 5001})
+    wide = rows.df.selectExpr("explode(sequence(n * 10000, n * 10000 + 9999)) AS k").selectExpr(
+        "k", "sha2(string(k), 512) AS v"
+    )
+    writer = sparkis.queryable(wide, "s", key="k", value="v", mode="append", wait_for_visibility=True)
+    query = start(writer, "large", tmp_path / "checkpoint")
+    log = Path(spark.conf.get("spark.sparkis.log")) / "large" / query.id
+    assert len(list((log / "changes").iterdir())) == 2
+    expected = {
+        row.k: row.v
+        for row in spark.range(50_000_000, 50_020_000).selectExpr("id AS k", "sha2(string(id), 512) AS v").collect()
+    }
+    found = client.mget([f"large:s:{key}" for key in expected])
+    assert found == list(expected.values())
+
+
+def test_wait_for_visibility_warns_where_no_server_is_known(
+    spark: SparkSession, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    writer = sparkis.queryable(
+        rows.df, "s", key="k", value="v", mode="append", log=tmp_path / "log", wait_for_visibility=1
+    )
+    start(writer, "unseen", tmp_path / "checkpoint")
+    assert [record for record in caplog.records if "no server of the log" in record.getMessage()]
+    with sparkis.read_snapshot(tmp_path / "log", "unseen") as snapshot:
+        assert snapshot.value(b"unseen:s:a") == b"1"
+
+
+def test_a_relative_log_is_the_same_folder_for_driver_and_tasks(
+    batches: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    rows = batches("k string, v string")
+    rows.add({"k": "a", "v": "x" * 100_000})
+    writer = sparkis.queryable(rows.df, "s", key="k", value="v", mode="append", log="relative")
+    start(writer, "relative", tmp_path / "checkpoint")
+    with sparkis.read_snapshot(tmp_path / "relative", "relative") as snapshot:
+        assert snapshot.value(b"relative:s:a") == b"x" * 100_000

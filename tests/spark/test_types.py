@@ -1,0 +1,179 @@
+"""Every Spark type that may be a key, a field or a value, and the bytes that it becomes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import redis
+from micro_batches import eventually
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import sparkis
+from sparkis import StateDescriptor
+
+
+class Case(NamedTuple):
+    """An SQL literal, what its text is, and what its JSON is. `is_plain`: it may be a key."""
+
+    name: str
+    sql: str
+    text: str | bytes
+    json: str
+    is_plain: bool = True
+
+
+CASES = [
+    Case("string", "'grüße \"x\"\\\\n'", 'grüße "x"\\n', '"grüße \\"x\\"\\\\n"'),
+    Case("empty", "''", "", '""'),
+    Case("collated", "'Ab' COLLATE UTF8_LCASE", "Ab", '"Ab"'),
+    Case("binary", "X'00FF0D0A'", b"\x00\xff\r\n", '"AP8NCg=="'),
+    Case("byte", "-128Y", "-128", "-128"),
+    Case("short", "32767S", "32767", "32767"),
+    Case("int", "-1", "-1", "-1"),
+    Case("long", "9223372036854775807L", "9223372036854775807", "9223372036854775807"),
+    Case("float", "CAST(0.1 AS FLOAT)", "0.1", "0.1"),
+    Case("double", "1e20D", "100000000000000000000", "1.0E20"),
+    Case("nan", "DOUBLE('NaN')", "nan", '"NaN"'),
+    Case("infinity", "-DOUBLE('Infinity')", "-inf", '"-Infinity"'),
+    Case("zero", "0.0D", "0", "0.0"),
+    Case("decimal", "CAST(1.5 AS DECIMAL(20,4))", "1.5000", "1.5000"),
+    Case("small", "CAST(0 AS DECIMAL(38,18))", "0." + "0" * 18, "0E-18"),
+    Case("true", "true", "true", "true"),
+    Case("date", "DATE'2013-07-04'", "2013-07-04", '"2013-07-04"'),
+    Case("old", "DATE'0001-01-01'", "0001-01-01", '"0001-01-01"'),
+    Case("instant", "TIMESTAMP'2013-07-04 10:00:00+02:00'", "2013-07-04T08:00:00Z", '"2013-07-04T08:00:00.000Z"'),
+    Case(
+        "micros", "TIMESTAMP'1969-12-31 23:59:59.999999Z'", "1969-12-31T23:59:59.999999Z", '"1969-12-31T23:59:59.999Z"'
+    ),
+    Case("wall", "TIMESTAMP_NTZ'2013-07-04 10:00:00.25'", "2013-07-04T10:00:00.25", '"2013-07-04T10:00:00.250"'),
+    Case("struct", "named_struct('a', 1, 'b', CAST(NULL AS INT))", '{"a":1,"b":null}', '{"a":1,"b":null}', False),
+    Case("array", "array(1, NULL, 3)", "[1,null,3]", "[1,null,3]", False),
+    Case("map", "map('x', 1.5D)", '{"x":1.5}', '{"x":1.5}', False),
+    Case("variant", 'parse_json(\'{"a": [1, "b"]}\')', '{"a":[1,"b"]}', '{"a":[1,"b"]}', False),
+]
+PLAIN = [case for case in CASES if case.is_plain]
+FIELDS = ("binary", "double", "wall")
+
+
+def as_bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode()
+
+
+def states() -> Iterator[StateDescriptor]:
+    """Declare all types as a map's values, as text and as JSON, as one key's parts, and some as fields and values."""
+    names = [case.name for case in CASES]
+    yield StateDescriptor("map", key="id", value=names)
+    yield StateDescriptor("maps", key="id", value=names, encoding="json")
+    yield StateDescriptor("object", key="id", value=names, encoding="json", kind="value")
+    yield StateDescriptor("objects", key="id", field="id", value=names, encoding="json")
+    yield StateDescriptor("raw", key="id", value="binary", encoding="binary")
+    yield StateDescriptor("text", key="id", value="variant")
+    yield StateDescriptor("json", key="id", value="string", encoding="json")
+    yield StateDescriptor(
+        "key", key=["id", *(case.name for case in PLAIN)], separator="|", value="int", where="id = 'full'"
+    )
+    for name in FIELDS:
+        yield StateDescriptor(f"field-{name}", key="id", field=name, value="id", where="id = 'full'")
+
+
+@pytest.fixture(scope="module", params=["plain", "large"])
+def served(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    endpoint: sparkis.ServedEndpoint,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[redis.Redis]:
+    """The types' job: an epoch of one full row, one with every column null, and a second epoch of the first's nulls.
+
+    Once with Arrow's usual columns and once with its large ones.
+    """
+    name = str(request.param)
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", str(name == "large").lower())
+    spark.conf.set("spark.sparkis.partitions", "1")
+    full = spark.sql(f"SELECT 'full' AS id, {', '.join(f'{case.sql} AS `{case.name}`' for case in CASES)}")
+    nulls = [f"IF(id = 'never', `{case.name}`, NULL) AS `{case.name}`" for case in CASES]
+    ended = full.withColumn("id", F.lit("ended"))
+    void = full.withColumn("id", F.lit("void")).selectExpr("id", *nulls)
+    epochs = [full.unionByName(void).unionByName(ended), ended.selectExpr("id", *nulls)]
+    descriptors = list(states())
+
+    def publish(batch: DataFrame, batch_id: int) -> None:
+        sparkis.publish(epochs[min(batch_id, 1)], batch_id, *descriptors, job=name, wait_for_visibility=True)
+
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    query = source.writeStream.foreachBatch(publish).option("checkpointLocation", str(tmp_path_factory.mktemp(name)))
+    running = query.trigger(processingTime="0 seconds").start()
+    eventually(lambda: running.exception() or (running.lastProgress or {"batchId": 0})["batchId"], bool)
+    running.stop()
+    assert running.exception() is None
+    with redis.Redis.from_url(endpoint.url) as client:
+        yield client
+
+
+def job(request: pytest.FixtureRequest) -> str:
+    return str(request.node.callspec.params["served"])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_value_is_its_text_and_its_json(request: pytest.FixtureRequest, served: redis.Redis, case: Case):
+    assert served.hget(f"{job(request)}:map:full", case.name) == as_bytes(case.text)
+    assert served.hget(f"{job(request)}:maps:full", case.name) == case.json.encode()
+    json.loads(case.json)
+
+
+def test_a_key_is_the_texts_of_its_columns(request: pytest.FixtureRequest, served: redis.Redis):
+    key = b"|".join([f"{job(request)}:key:full".encode(), *(as_bytes(case.text) for case in PLAIN)])
+    assert served.get(key) == b"-1"
+
+
+def test_a_field_is_the_text_of_its_column(request: pytest.FixtureRequest, served: redis.Redis):
+    texts = {case.name: as_bytes(case.text) for case in CASES}
+    for name in FIELDS:
+        assert served.hgetall(f"{job(request)}:field-{name}:full") == {texts[name]: b"full"}
+
+
+def test_a_value_alone_is_what_it_is_in_a_map(request: pytest.FixtureRequest, served: redis.Redis):
+    assert served.get(f"{job(request)}:text:full") == served.hget(f"{job(request)}:map:full", "variant")
+    assert served.get(f"{job(request)}:json:full") == served.hget(f"{job(request)}:maps:full", "string")
+
+
+def test_an_object_has_a_member_for_each_column(request: pytest.FixtureRequest, served: redis.Redis):
+    whole = "{" + ",".join(f'"{case.name}":{case.json}' for case in CASES) + "}"
+    assert served.get(f"{job(request)}:object:full") == whole.encode()
+    assert served.hgetall(f"{job(request)}:objects:full") == {b"full": whole.encode()}
+
+
+def test_binary_is_as_it_is(request: pytest.FixtureRequest, served: redis.Redis):
+    assert served.get(f"{job(request)}:raw:full") == b"\x00\xff\r\n"
+
+
+@pytest.mark.parametrize("id", ["void", "ended"])
+def test_a_row_of_nulls_is_nothing_and_deletes(request: pytest.FixtureRequest, served: redis.Redis, id: str):
+    assert not list(served.scan_iter(f"{job(request)}:*:{id}", count=1000))
+
+
+def test_describe_names_the_types(request: pytest.FixtureRequest, served: redis.Redis):
+    described = served.execute_command("STATE", "DESCRIBE", f"{job(request)}:text")
+    assert described[b"columns"] == {b"id": b"string", b"variant": b"variant"}
+
+
+def test_keys_that_a_collation_holds_equal_are_two_keys(
+    spark: SparkSession, endpoint: sparkis.ServedEndpoint, batches, tmp_path: Path
+):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1}, {"k": "A", "v": 2}, {"k": "a", "v": 3})
+    lower = rows.df.selectExpr("k COLLATE UTF8_LCASE AS k", "v")
+    loose = sparkis.queryable(lower, "s", key="k", value="v", mode="append", order_by="v", wait_for_visibility=True)
+    query = loose.queryName("collated").option("checkpointLocation", str(tmp_path / "loose")).start()
+    query.processAllAvailable()
+    with redis.Redis.from_url(endpoint.url, decode_responses=True) as client:
+        assert client.mget("collated:s:a", "collated:s:A") == ["3", "2"]
+    strict = sparkis.queryable(lower, "s", key="k", value="v", mode="append")
+    refused = strict.queryName("strict").option("checkpointLocation", str(tmp_path / "strict")).start()
+    with pytest.raises(Exception, match="several rows for the key b'strict:s:a'"):
+        refused.processAllAvailable()
