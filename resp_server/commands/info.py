@@ -96,13 +96,13 @@ def _memory(call: Call) -> Section:
         "used_memory_rss_human": _human(used),
         "used_memory_peak": peak,
         "used_memory_peak_human": _human(peak),
+        "number_of_cached_scripts": 0,
+        "number_of_functions": 0,
         "maxmemory": 0,
         "maxmemory_human": "0B",
         "maxmemory_policy": "noeviction",
         "mem_fragmentation_ratio": "1.00",
         "mem_allocator": "libc",
-        "number_of_cached_scripts": 0,
-        "number_of_functions": 0,
         "lazyfree_pending_objects": 0,
     }
 
