@@ -37,11 +37,12 @@ EVENT_BYTES_MAX = 16 << 20
 class JobFollower:
     """One job: its applier process, and the store that readers see."""
 
-    def __init__(self, keyspace: Keyspace, log: str, job: str, folder: Path) -> None:
+    def __init__(self, keyspace: Keyspace, log: str, job: str, folder: Path, *, compacts: bool) -> None:
         self.log = log
         self.name = job
         self._keyspace = keyspace
         self._folder = folder
+        self._compacts = compacts
         self._process: asyncio.subprocess.Process | None = None
         self._store: LmdbStore | None = None
         self.opened = asyncio.Event()
@@ -95,6 +96,7 @@ class JobFollower:
         """Run one applier to its end."""
         command = [sys.executable, "-m", "state_backend.applier"]
         command += ["--log", self.log, "--job", self.name, "--store", str(self._folder)]
+        command += ["--compact"] if self._compacts else []
         self._process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -168,10 +170,11 @@ class JobFollower:
 
 
 class Followers:
-    """All jobs of some log roots."""
+    """All jobs of some log roots. With `compacts`, their appliers write snapshots into the logs and sweep these."""
 
-    def __init__(self, keyspace: Keyspace, logs: list[str], folder: Path) -> None:
+    def __init__(self, keyspace: Keyspace, logs: list[str], folder: Path, *, compacts: bool = False) -> None:
         self._keyspace = keyspace
+        self._compacts = compacts
         self._logs = {log: ChangeLog(log) for log in logs}
         self._folder = folder
         self._followers: dict[str, JobFollower] = {}
@@ -233,7 +236,7 @@ class Followers:
     def _follow(self, root: str, job: str) -> None:
         known = self._followers.get(job)
         if known is None:
-            self._followers[job] = JobFollower(self._keyspace, root, job, self._folder)
+            self._followers[job] = JobFollower(self._keyspace, root, job, self._folder, compacts=self._compacts)
         elif known.log != root and (root, job) not in self._refused:
             self._refused.add((root, job))
             logger.error("job %s is in the logs %s and %s; only the first is served: rename one", job, known.log, root)

@@ -68,6 +68,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--maxclients", type=int, default=10_000, help="connections at a time (default %(default)s)")
     parser.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="close idle clients (default: never)")
     parser.add_argument("--loglevel", choices=("debug", "info", "warning", "error"), default="info")
+    parser.add_argument(
+        "--compact", action="store_true", help="write snapshots into the log and remove what they supersede"
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -141,7 +144,7 @@ def _lock(lock: BinaryIO, folder: Path) -> None:
 
 async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Sequence[str], folder: Path) -> None:
     keyspace = Keyspace()
-    followers = Followers(keyspace, list(roots), folder)
+    followers = Followers(keyspace, list(roots), folder, compacts=options.compact)
     server = Server(keyspace, config)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     control = ControlListener(followers, token) if token else None

@@ -7,6 +7,7 @@ import sys
 from importlib.util import find_spec
 
 from resp_server import process, status
+from state_backend import compact
 
 DESCRIPTION = "Read the live keyed state of Spark streaming jobs with any Redis client."
 
@@ -31,9 +32,13 @@ def main(arguments: list[str] | None = None) -> int:
     process.add_options(serve)
     shown = commands.add_parser("status", help="show the jobs and states of a server", description=status.DESCRIPTION)
     status.add_options(shown)
+    compacted = commands.add_parser("compact", help="shorten a change log", description=compact.DESCRIPTION)
+    compact.add_options(compacted)
     options = parser.parse_args(arguments)
     if options.command == "serve":
         return process.run(options)
+    if options.command == "compact":
+        return compact.run(options)
     if options.command == "status":
         return status.run(options)
     return _demo(options)

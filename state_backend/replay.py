@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from state_backend import snapshots
 from state_backend.change_log import ChangeLog
 from state_backend.clock import now_ms
 from state_backend.errors import LogError
@@ -14,7 +15,8 @@ from state_backend.store import EpochChanges, Snapshot
 def read_snapshot(root: str | Path, job: str, epoch: int | None = None, at_ms: int | None = None) -> Snapshot:
     """Return a job's state as of an epoch (the newest unless given) and a time (now unless given), held in memory.
 
-    Reads the whole log: cost and memory grow with it. Raises LogError if the job or the epoch is not there.
+    Reads from the newest snapshot before the epoch on: cost and memory grow with the state. Raises LogError if the job
+    or the epoch is not there.
     """
     log = ChangeLog(root).job(job)
     current = log.current()
@@ -22,15 +24,18 @@ def read_snapshot(root: str | Path, job: str, epoch: int | None = None, at_ms: i
     if current is None or newest is None:
         raise LogError(f"the log {log.filesystem.root} holds no epoch of a job {job!r}")
     end = newest.epoch if epoch is None else epoch
-    first = log.numbers(current.generation)[0]
-    if not first <= end <= newest.epoch:
-        raise LogError(f"job {job!r} has the epochs {first} to {newest.epoch} in its log, and not {end}")
     states = log.description(current.generation).known
     store = MemoryStore(current.generation)
+    manifest = next((each for each in log.snapshots(current) if each.epoch <= end), None)
+    if manifest is not None:
+        store.apply(snapshots.changes(log, current.generation, manifest), states)
+    first = log.numbers(current.generation)[0] if manifest is None else manifest.epoch + 1
+    if not first - (manifest is not None) <= end <= newest.epoch:
+        raise LogError(f"job {job!r} has the epochs {first} to {newest.epoch} in its log, and not {end}")
     for number in range(first, end + 1):
         each = log.epoch(current, number)
-        if each is None:
-            raise LogError(f"job {job!r}: epoch {number} went from the log while it was read; read it again")
+        if each is None or (number == first and manifest is None and each.previous is not None):
+            raise LogError(f"job {job!r}: the log keeps nothing of epoch {end} any more; read a newer one")
         runs = log.runs(current.generation, each)
         store.apply(EpochChanges(number, each.term, each.clock_ms, runs, frozenset(each.replaces)), states)
     return store.snapshot(now_ms() if at_ms is None else at_ms)

@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 
 from state_backend.descriptor import Kind, StateDescriptor
+from state_backend.records import Change
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,10 @@ class Snapshot(ABC):
         A cursor is a position: the first one not yet visited. A step never ends inside one position, so that keys that
         stay over the whole scan are returned exactly once, on any server that holds them.
         """
+
+    @abstractmethod
+    def changes(self) -> Iterator[Change]:
+        """Iterate over changes that make this state out of nothing, in store order. What has expired is left out."""
 
     @abstractmethod
     def random_entry(self) -> Entry | None:

@@ -1,0 +1,150 @@
+"""Snapshots: a job's whole state as of an epoch, in the log, so that its change files need not be kept for ever.
+
+    <job>/<generation>/snapshots/<epoch>/<first slot>-<uuid>.arrow   runs of changes that make the state out of nothing
+    <job>/<generation>/snapshots/<epoch>/manifest.json               written last: the snapshot exists from then on
+
+The manifest has the form of an epoch's file (see `epochs`); its files lie beside it. Any number of servers may write
+snapshots of one epoch: names are never used twice, and the first manifest stands. What a snapshot covers is swept once
+the retention time has passed; a reader that comes too late for a change file starts from the newest snapshot.
+
+    newest     the newest one that counts
+    changes    what an empty store applies to begin with it
+    write      write one, from what a store shows
+    sweep      remove what the newest one makes superfluous
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from state_backend.change_log import ChangeFileWriter, Current, JobLog
+from state_backend.epochs import ChangeFile, Epoch, EpochRef, slots_of_run
+from state_backend.errors import LogCorruptError
+from state_backend.records import runs_of
+from state_backend.store import EpochChanges, Snapshot
+
+# How long a change file stays after a snapshot covers it, for readers that are behind (guess).
+RETENTION_MS = 3_600_000
+# A file of a snapshot ends at the first slot that starts behind so many bytes: one server reads its slots alone.
+FILE_BYTES_MAX = 256 << 20
+# Two snapshots are kept: a reader may be in the middle of the older one.
+KEPT_SNAPSHOTS = 2
+
+
+def newest(log: JobLog, current: Current) -> Epoch | None:
+    """Return the manifest of the newest whole snapshot that counts, or None."""
+    return next(log.snapshots(current), None)
+
+
+def changes(log: JobLog, generation: str, manifest: Epoch) -> EpochChanges:
+    """Return a snapshot as what an empty store applies."""
+    runs = log.runs_in_folder(log.snapshot_folder(generation, manifest.epoch), manifest)
+    return EpochChanges(manifest.epoch, manifest.term, manifest.clock_ms, runs)
+
+
+def write(log: JobLog, current: Current, shown: Snapshot) -> Epoch:
+    """Write what a store's snapshot shows; return the manifest, or the one that another writer finished first."""
+    applied = shown.applied
+    at = log.epoch(current, applied.epoch)
+    if at is None or at.ref != EpochRef(applied.epoch, applied.term):
+        raise LogCorruptError(f"job {log.job!r}: epoch {applied.epoch} is no longer in the log, so it gets no snapshot")
+    folder = log.snapshot_folder(current.generation, applied.epoch)
+    log.filesystem.make_folder(folder)
+    runs = runs_of(shown.changes(), applied.keys)
+    files = tuple(_write_files(log, folder, runs))
+    rows = sum(file.rows for file in files)
+    manifest = Epoch(
+        epoch=applied.epoch,
+        term=applied.term,
+        previous=None,
+        clock_ms=applied.clock_ms,
+        rows=rows,
+        description=at.description,
+        origin=at.origin,
+        files=files,
+    )
+    if log.filesystem.create(f"{folder}/manifest.json", manifest.to_bytes()):
+        return manifest
+    for file in files:
+        log.filesystem.remove(f"{folder}/{file.name}")
+    found = newest(log, current)
+    return manifest if found is None else found
+
+
+def _write_files(log: JobLog, folder: str, runs: Iterator[pa.RecordBatch]) -> Iterator[ChangeFile]:
+    """Write runs in slot order to files of bounded size, none of which ends inside a slot."""
+    head = next(runs, None)
+    while head is not None:
+        part = _Part(head, runs)
+        yield ChangeFileWriter(log.filesystem, folder, slots_of_run(head)[0]).write_file(part)
+        head = part.rest
+
+
+class _Part:
+    """Runs for one file: up to the first slot that begins behind `FILE_BYTES_MAX`. That run is `rest` then."""
+
+    def __init__(self, head: pa.RecordBatch, runs: Iterator[pa.RecordBatch]) -> None:
+        self._head = head
+        self._runs = runs
+        self.rest: pa.RecordBatch | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        yield self._head
+        size, last_slot = self._head.nbytes, slots_of_run(self._head)[1]
+        for run in self._runs:
+            first, last, _ = slots_of_run(run)
+            if size > FILE_BYTES_MAX and first > last_slot:
+                self.rest = run
+                return
+            yield run
+            size, last_slot = size + run.nbytes, last
+
+
+def sweep(log: JobLog, current: Current, at_ms: int, retention_ms: int = RETENTION_MS) -> int:
+    """Remove what readers do not need any more; return the number of files.
+
+    Epochs that a snapshot covers and that are older than the retention time, but never the last one; files in
+    `changes` that no epoch lists and that belong to an epoch before the last; older snapshots; other generations,
+    once this one's last epoch is older than the retention time.
+    """
+    manifests = list(log.snapshots(current))
+    last = log.newest(current)
+    if last is None:
+        return 0
+    removed = 0
+    listed: set[str] = set()
+    base = f"{log.job}/{current.generation}"
+    for number in log.numbers(current.generation):
+        epoch = log.epoch(current, number)
+        if epoch is None:
+            continue
+        is_covered = bool(manifests) and number <= manifests[0].epoch and number < last.epoch
+        if not is_covered or epoch.clock_ms > at_ms - retention_ms:
+            break
+        log.filesystem.remove(f"{base}/epochs/{number}.json")
+        removed += 1
+    for number in log.numbers(current.generation):
+        epoch = log.epoch(current, number)
+        listed |= {file.name for file in epoch.files} if epoch else set()
+    for name in log.filesystem.names(f"{base}/changes"):
+        head = name.partition("-")[0]
+        if name not in listed and head.isdigit() and int(head) < last.epoch:
+            log.filesystem.remove(f"{base}/changes/{name}")
+            removed += 1
+    for old in manifests[KEPT_SNAPSHOTS:]:
+        log.filesystem.remove(log.snapshot_folder(current.generation, old.epoch))
+        removed += 1
+    if last.clock_ms <= at_ms - retention_ms:
+        removed += _sweep_generations(log, current)
+    return removed
+
+
+def _sweep_generations(log: JobLog, current: Current) -> int:
+    """Remove the folders of generations that were replaced."""
+    others = [name for name in log.filesystem.names(log.job) if name != current.generation]
+    gone = [name for name in others if log.filesystem.read(f"{log.job}/{name}/job.json") is not None]
+    for name in gone:
+        log.filesystem.remove(f"{log.job}/{name}")
+    return len(gone)
