@@ -78,9 +78,12 @@ def is_text(pattern: str, reply: Reply) -> bool:
     return re.fullmatch(pattern.encode(), reply.raw.removesuffix(b"\r\n"), re.DOTALL) is not None
 
 
-def matching(patterns: Collection[str], name: str) -> list[str]:
-    """Return those of the globs that a name matches."""
-    return [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+def mismatches(listed: Mapping[str, str], differing: Collection[str]) -> list[str]:
+    """Return differing names that no line, or more than one, of a table explains, and lines that explain none."""
+    lines = {name: [line for line in listed if fnmatchcase(name, line)] for name in differing}
+    unexplained = [f"{name}: explained by {found or 'no line'}" for name, found in lines.items() if len(found) != 1]
+    used = {line for found in lines.values() for line in found}
+    return sorted(unexplained) + [f"the line {line!r} is not needed" for line in listed if line not in used]
 
 
 def command_of(request: Words) -> str:

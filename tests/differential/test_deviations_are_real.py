@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compat.conformance.judge import Answer, Deviations, client_lines, info_fields, is_text, matching
+from compat.conformance.judge import Answer, Deviations, is_text
 from compat.conformance.pair import Pair
-from compat.conformance.wire import ask
 
 LONG_PATTERN = b"<a pattern of 5000 bytes>"
 
