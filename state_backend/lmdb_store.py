@@ -6,6 +6,7 @@ Tables (LMDB databases) of an environment; all numbers in names are big endian, 
             position (6), ordinal (2)         -> records of further keys with the same position, from ordinal 1 up
     fields  map id (8), field position (6)    -> record of a large map's field; ordinals as above
     maps    map id (8)                        -> the map's key
+    blocks  elements of long lists (see `lmdb_lists`)
     expiry  expire_at_ms (8), b"k" or b"f", name of the record's position in `keys` or `fields` -> nothing
     meta    b"applied"                        -> JSON: what the store holds (see `store.Applied`), states, counters
 
@@ -14,6 +15,8 @@ Tables (LMDB databases) of an environment; all numbers in names are big endian, 
     VALUE   the value's bytes
     PACKED  a small map (see `packed_map`)
     LARGE   map id u64 | number of fields u64 | 1 if a field may expire; its fields are records in `fields`
+    SHORT   a short list (see `packed_list`)
+    LONG    list id u64 | start u64 | end u64; its elements are in `blocks`
 
 A small map becomes large when it outgrows `packed_map.FIELDS_MAX` or `BYTES_MAX`, or when a field gets an expiry.
 LMDB runs without fsync: the applied epoch is written in the same transaction as its changes, so that a killed process
@@ -27,24 +30,36 @@ import json
 import os
 import shutil
 import struct
+from binascii import crc_hqx
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from errno import EDQUOT, EFBIG, EIO, ENOSPC
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from random import randrange
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import lmdb
 import pyarrow as pa
 
-from state_backend import packed_map
+from state_backend import packed_list, packed_map
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, StoreFullError, WrongKindError
+from state_backend.lmdb_lists import ListBlocks, LongList
 from state_backend.records import Change, Op, rows_in
-from state_backend.slots import HASH_BITS, POSITION_BYTES, POSITIONS, SLOTS, field_position_of, place_of
+from state_backend.slots import (
+    HASH_BITS,
+    PLACE,
+    POSITION_BYTES,
+    POSITIONS,
+    SLOTS,
+    field_position_of,
+    place_of,
+    slot_of,
+)
 from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store
 
 # Address space, not disk: the file grows as it is written (guess; a state server holds a part of a job).
@@ -52,18 +67,20 @@ MAP_BYTES_MAX = 1 << 40 if struct.calcsize("P") == 8 else 1 << 30
 READERS_MAX = 512
 # Beyond what LMDB asks for: a cache line per reader, and a header. LMDB takes a longer file as it is.
 LOCK_BYTES = 64 << 10
-FORMAT = 1
+FORMAT = 2
 
 HEADER = struct.Struct("<IqHB")
 read_header = HEADER.unpack_from
 LARGE_MAP = struct.Struct("<QQB")
-VALUE, PACKED, LARGE = 0, 1, 2
+LONG_LIST = struct.Struct("<QQQ")
+VALUE, PACKED, LARGE, SHORT, LONG = range(5)
+KINDS = (Kind.VALUE, Kind.MAP, Kind.MAP, Kind.LIST, Kind.LIST)
 NEVER = bytes(8)  # expire_at_ms as it lies in a record
 NAME_AT = HEADER.size
 FIELD_POSITION_BYTES = 6
 MAP_ID_BYTES = 8
 
-TABLES = (b"keys", b"fields", b"maps", b"expiry", b"meta")
+TABLES = (b"keys", b"fields", b"maps", b"blocks", b"expiry", b"meta")
 PUT = int(Op.PUT)
 # EIO: what LMDB makes of a write that was cut short, and that is how a disk fills up.
 NO_ROOM = tuple(map(os.strerror, (ENOSPC, EDQUOT, EFBIG, EIO)))
@@ -131,7 +148,7 @@ class LmdbStore(Store):
         with self._explained(lmdb.Error, OSError):
             self._env = self._open(readonly=True) if is_reader else self._open_to_write()
             try:
-                self.keys, self.fields, self.maps, self.expiry, self.meta = (
+                self.keys, self.fields, self.maps, self.blocks, self.expiry, self.meta = (
                     self._env.open_db(name, create=not is_reader) for name in TABLES
                 )
             except lmdb.Error:
@@ -247,7 +264,7 @@ class LmdbStore(Store):
 
     def used_bytes(self) -> tuple[int, int]:
         """Return how much of the file is in use, and how much is free pages that wait to be used again."""
-        tables = (self.keys, self.fields, self.maps, self.expiry, self.meta)
+        tables = (self.keys, self.fields, self.maps, self.blocks, self.expiry, self.meta)
         with self._explained(lmdb.Error), self._env.begin() as txn:
             stats = [txn.stat(table) for table in tables]
             pages = sum(stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"] for stat in stats)
@@ -342,6 +359,7 @@ class _State(NamedTuple):
     number: int
     kind: Kind
     is_replaced: bool
+    length_max: int | None
 
 
 class _Transaction:
@@ -353,6 +371,7 @@ class _Transaction:
         self._now_ms = now_ms
         self._keys = _Table(txn, store.keys, POSITION_BYTES)
         self._fields = _Table(txn, store.fields, MAP_ID_BYTES + FIELD_POSITION_BYTES)
+        self._lists = ListBlocks(txn, store.blocks)
         self.meta = store.read_meta(txn)
         self._counts = {number: self.meta.applied.keys.get(name, 0) for name, number in self.meta.state_numbers.items()}
         self._expiring = self.meta.applied.expiring
@@ -372,7 +391,7 @@ class _Transaction:
         """Learn the states that changes may name, and those whose whole content this epoch brings."""
         for state in states:
             number = self.meta.number_of(state.name)
-            self._states[state.name] = _State(number, state.kind, state.name in replaces)
+            self._states[state.name] = _State(number, state.kind, state.name in replaces, state.length_max)
             self._counts.setdefault(number, 0)
         self._replaced_numbers = {self.meta.state_numbers[name] for name in replaces & self.meta.state_numbers.keys()}
 
@@ -395,6 +414,9 @@ class _Transaction:
             if state.kind is Kind.VALUE:
                 *_, last = rows
                 self._apply_to_value(at, record, last, state.number)
+            elif state.kind is Kind.LIST:
+                is_kept = not (state.is_replaced and is_first)
+                self._apply_to_list(at, record, list(map(Change._make, rows)), state, is_kept=is_kept)
             else:
                 changes = list(map(Change._make, rows))
                 if state.is_replaced and is_first and record is not None:
@@ -441,14 +463,20 @@ class _Transaction:
             self._index_expiry(self._keys, b"k", at[:POSITION_BYTES], before, after)
 
     def _delete_key(self, at: bytes, record: bytes) -> None:
-        if record[14] == LARGE:
-            self._drop_fields(_payload(record))
+        self._drop_parts(record)
         self._counts[_state_number(record)] -= 1
         expire_at_ms = _expiry_of(record)
         if expire_at_ms:
             self._expiring -= 1
             self._index_expiry(self._keys, b"k", at[:POSITION_BYTES], expire_at_ms, 0)
         self._keys.delete(at)
+
+    def _drop_parts(self, record: bytes) -> None:
+        """Delete what of a key lies outside of its record."""
+        if record[14] == LARGE:
+            self._drop_fields(_payload(record))
+        elif record[14] == LONG:
+            self._lists.drop(LONG_LIST.unpack(_payload(record))[0])
 
     def _index_expiry(self, table: _Table, tag: bytes, position: bytes, before: int, after: int) -> None:
         """Move a record's line in the expiry index. A shared position keeps its old line: another name may need it,
@@ -470,6 +498,53 @@ class _Transaction:
         elif old is not None:
             self._delete_key(at, old)
             self.changed += 1
+
+    # Lists -----------------------------------------------------------------------------------------------------
+
+    def _apply_to_list(
+        self, at: bytes, old: bytes | None, changes: list[Change], state: _State, *, is_kept: bool
+    ) -> None:
+        """Apply the changes of one key: what they append to what is left of the list after the last whole one."""
+        appended: list[bytes] = []
+        for change in changes:
+            if change.op == Op.APPEND:
+                appended.append(change.value or b"")
+            else:
+                is_kept = False
+                appended = packed_list.elements(change.value) if change.op == Op.PUT and change.value else []
+        last = changes[-1]
+        if is_kept and old is not None and old[14] == LONG:
+            which = self._lists.append(LongList(*LONG_LIST.unpack(_payload(old))), appended)
+            self._put_long_list(at, old, last, which, state)
+            return
+        elements = [*packed_list.elements(_payload(old)), *appended] if is_kept and old is not None else appended
+        elements = elements[-state.length_max :] if state.length_max else elements
+        if not elements:
+            if old is not None:
+                self._delete_key(at, old)
+                self.changed += 1
+            return
+        packed = packed_list.pack(elements)
+        if len(elements) > packed_list.ELEMENTS_MAX or len(packed) > packed_list.BYTES_MAX:
+            if old is not None:
+                self._drop_parts(old)
+            list_id = self.meta.next_map_id
+            self.meta.next_map_id += 1
+            self._put_long_list(at, old, last, self._lists.append(LongList(list_id, 0, 0), elements), state)
+            return
+        new = _record(last.key, packed, last.expire_at_ms, state.number, SHORT)
+        if new != old:
+            if old is not None:
+                self._drop_parts(old)
+            self._put_key(at, old, new)
+            self.changed += 1
+
+    def _put_long_list(self, at: bytes, old: bytes | None, last: Change, which: LongList, state: _State) -> None:
+        if state.length_max is not None:
+            which = self._lists.trim(which, state.length_max)
+        new = _record(last.key, LONG_LIST.pack(*which), last.expire_at_ms, state.number, LONG)
+        self._put_key(at, old, new)
+        self.changed += 1
 
     # Maps ------------------------------------------------------------------------------------------------------
 
@@ -761,11 +836,12 @@ class LmdbSnapshot(Snapshot):
 
     def _entry(self, record: bytes) -> Entry:
         state = self._known().names()[_state_number(record)]
-        kind = Kind.VALUE if record[14] == VALUE else Kind.MAP
-        return Entry(_name(record), state, kind, _expiry_of(record) or None)
+        return Entry(_name(record), state, KINDS[record[14]], _expiry_of(record) or None)
 
     def value(self, key: bytes) -> bytes | None:
-        record = self._txn.get(place_of(key))
+        # The hot path of GET: `place_of` in line, and the record's header read once.
+        slot = slot_of(key) if b"{" in key else crc_hqx(key, 0) & 16383
+        record = self._txn.get(PLACE.pack(slot, crc32(key)))
         if record is None:
             return None
         length, expire_at_ms, _, form = read_header(record)
@@ -779,15 +855,18 @@ class LmdbSnapshot(Snapshot):
         if form != VALUE:
             if not self._is_live(record):
                 return None
-            raise WrongKindError(f"{key[:100]!r} holds a map, not a value")
+            raise WrongKindError(f"{key[:100]!r} holds a {KINDS[form]}, not a value")
         value: bytes = record[NAME_AT + length :]
         return value
 
     def _map(self, key: bytes) -> bytes | None:
         """Return the record of a live map, or None."""
+        return self._of_kind(key, Kind.MAP)
+
+    def _of_kind(self, key: bytes, kind: Kind) -> bytes | None:
         record = self._live(key)
-        if record is not None and record[14] == VALUE:
-            raise WrongKindError(f"{key[:100]!r} holds a value, not a map")
+        if record is not None and KINDS[record[14]] is not kind:
+            raise WrongKindError(f"{key[:100]!r} holds a {KINDS[record[14]]}, not a {kind}")
         return record
 
     def field(self, key: bytes, name: bytes) -> bytes | None:
@@ -870,6 +949,30 @@ class LmdbSnapshot(Snapshot):
             last = position
         return 0, found
 
+    def list_size(self, key: bytes) -> int:
+        record = self._of_kind(key, Kind.LIST)
+        if record is None:
+            return 0
+        payload = _payload(record)
+        return packed_list.count(payload) if record[14] == SHORT else LongList(*LONG_LIST.unpack(payload)).size
+
+    def list_parts(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
+        return (packed_list.part(*each) for each in self._list_blocks(key, start, stop))
+
+    def list_elements(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
+        return chain.from_iterable(packed_list.elements(*each) for each in self._list_blocks(key, start, stop))
+
+    def _list_blocks(self, key: bytes, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
+        """Iterate over (packed list, first, last + 1 in it) for a range of a list."""
+        record = self._of_kind(key, Kind.LIST)
+        if record is None:
+            return iter(())
+        payload = _payload(record)
+        if record[14] == SHORT:
+            return iter([(payload, start, stop)])
+        which = LongList(*LONG_LIST.unpack(payload))
+        return ListBlocks(self._txn, self._store.blocks).parts(which, start, stop)
+
     def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
         found: list[Entry] = []
         if cursor >= POSITIONS:
@@ -897,6 +1000,10 @@ class LmdbSnapshot(Snapshot):
     def _changes_of(self, record: bytes, state: str) -> Iterator[Change]:
         """Return what makes one key; a large map begins with one field where the map itself has an expiry to carry."""
         key, payload, expire_at_ms = _name(record), _payload(record), _expiry_of(record) or None
+        if record[14] == LONG:
+            for element in self.list_elements(key, 0, self.list_size(key)):
+                yield Change(state, Op.APPEND, key, None, element, expire_at_ms)
+            return
         if record[14] != LARGE:
             yield Change(state, Op.PUT, key, None, payload, expire_at_ms)
             return

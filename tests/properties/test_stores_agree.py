@@ -9,13 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
-from zlib import crc32
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from state_backend import packed_map
+from state_backend import packed_list, packed_map
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import KeyConflictError, WrongKindError
 from state_backend.lmdb_store import LmdbStore
@@ -30,8 +29,10 @@ STATES = (
     StateDescriptor("mode", key="k", value="v").for_job("job"),
     StateDescriptor("trip", key="k", value=("a", "b")).for_job("job"),
     StateDescriptor("city", key="k", field="f", value="v").for_job("job"),
+    StateDescriptor("news", key="k", value="v", kind="list").for_job("job"),
+    StateDescriptor("last", key="k", value="v", kind="list", length_max=130).for_job("job"),
 )
-VALUES, MAPS = ("temp", "mode"), ("trip", "city")
+VALUES, MAPS, LISTS = ("temp", "mode"), ("trip", "city"), ("news", "last")
 
 # A key that two states may make, an empty one, some that are no text, one with a hash tag, and one that is long.
 SHARED = (b"", b"\xff\xfe", b"{tag}1")
@@ -87,6 +88,20 @@ def field_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
     return st.builds(made, st.sampled_from(MAPS), st.integers(0, 7), ops, st.sampled_from(FIELDS), more, TEXTS, DELAYS)
 
 
+def list_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
+    def made(state: str, number: int, op: Op, size: int, value: bytes, delay: int | None) -> list[Change]:
+        key, at_ms = KEYS[state][number], expiry(clock_ms, delay)
+        elements = [value + b"%d" % each for each in range(size)]
+        if op is Op.PUT:
+            return [Change(state, op, key, None, packed_list.pack(elements), at_ms)]
+        if op is Op.APPEND:
+            return [Change(state, op, key, None, element, at_ms) for element in elements]
+        return [Change(state, op, key)]
+
+    ops = st.sampled_from((Op.APPEND, Op.APPEND, Op.APPEND, Op.PUT, Op.DELETE, Op.CLEAR))
+    return st.builds(made, st.sampled_from(LISTS), st.integers(0, 7), ops, SIZES, TEXTS, DELAYS)
+
+
 class StoresAgree(RuleBasedStateMachine):
     """Both stores get the same epochs; after each step they are asked everything."""
 
@@ -117,7 +132,8 @@ class StoresAgree(RuleBasedStateMachine):
 
     @rule(data=st.data(), replaces=st.sets(st.sampled_from([state.name for state in STATES]), max_size=1))
     def apply(self, data: Any, replaces: set[str]) -> None:
-        each = st.one_of(value_change(self.clock_ms), whole_map_change(self.clock_ms), field_change(self.clock_ms))
+        makers = (value_change, whole_map_change, field_change, list_change)
+        each = st.one_of([make(self.clock_ms) for make in makers])
         changes = [change for group in data.draw(st.lists(each, max_size=8)) for change in group]
         runs = list(runs_of(changes, [state.name for state in STATES]))
         epoch = EpochChanges(self.epoch + 1, 1, self.clock_ms, runs, frozenset(replaces))
@@ -168,6 +184,19 @@ class StoresAgree(RuleBasedStateMachine):
         while self.lmdb.remove_expired(self.clock_ms, most) >= most:
             pass
         self.memory.remove_expired(self.clock_ms, 1 << 30)
+
+    @rule()
+    def begin_anew_from_a_snapshot(self) -> None:
+        """What a store says of itself makes the same state out of nothing."""
+        with self.memory.snapshot(self.clock_ms) as memory, self.lmdb.snapshot(self.clock_ms) as lmdb:
+            for shown in (memory, lmdb):
+                runs = list(runs_of(shown.changes(), [state.name for state in STATES]))
+                copy = MemoryStore("g")
+                copy.apply(EpochChanges(self.epoch, 1, self.clock_ms, runs), STATES)
+                for now_ms in (self.clock_ms, self.clock_ms + 5):
+                    lmdb.renew(now_ms)
+                    assert_equal_answers(copy.snapshot(now_ms), lmdb)
+                lmdb.renew(self.clock_ms)
 
     @rule()
     def reopen(self) -> None:
@@ -226,6 +255,7 @@ def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
         assert answer(lambda key=key: lmdb.value(key)) == answer(lambda key=key: memory.value(key))
         pairs = answer(lambda key=key: pairs_of(memory, key))
         assert answer(lambda key=key: pairs_of(lmdb, key)) == pairs
+        assert_equal_lists(memory, lmdb, key)
         names = [*FIELDS, b"f130", b"nothing"]
         asked = answer(lambda key=key, names=names: memory.fields(key, names))
         assert answer(lambda key=key, names=names: lmdb.fields(key, names)) == asked
@@ -245,6 +275,22 @@ def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
     assert (lmdb.random_entry() is None) == (not live)
 
 
+def assert_equal_lists(memory: Snapshot, lmdb: Snapshot, key: bytes) -> None:
+    size = answer(lambda: memory.list_size(key))
+    assert answer(lambda: lmdb.list_size(key)) == size
+    if not isinstance(size, int):
+        return
+    for start, stop in (
+        (0, size),
+        (0, min(size, 1)),
+        (size // 2, min(size, size // 2 + 100)),
+        (max(0, size - 2), size),
+    ):
+        elements = list(memory.list_elements(key, start, stop))
+        assert list(lmdb.list_elements(key, start, stop)) == elements
+        assert b"".join(lmdb.list_parts(key, start, stop)) == b"".join(memory.list_parts(key, start, stop))
+
+
 class StoresAgreeWithSmallRuns(StoresAgree):
     """The changes of one key lie in several runs."""
 
@@ -252,23 +298,17 @@ class StoresAgreeWithSmallRuns(StoresAgree):
 
 
 class StoresAgreeWhenPositionsCollide(StoresAgree):
-    """All keys share three positions, all fields two: the chains behind a position are right."""
+    """All keys share three positions, and so do the fields of a map: the chains behind a position are right."""
 
     rows_of_a_run = 5
 
     def patch_positions(self) -> None:
-        def position_of(key: bytes) -> int:
-            return crc32(key) % 3 << 32 | 7
+        def crc_hqx(text: bytes, start: int) -> int:
+            return sum(text) % 3
 
-        def field_position_of(field: bytes) -> int:
-            return crc32(field) % 2
-
-        for module in ("records", "memory_store"):
-            self.patches.enter_context(patch(f"state_backend.{module}.position_of", position_of))
-        place = "state_backend.lmdb_store.place_of"
-        self.patches.enter_context(patch(place, lambda key: position_of(key).to_bytes(6, "big")))
-        for module in ("memory_store", "lmdb_store"):
-            self.patches.enter_context(patch(f"state_backend.{module}.field_position_of", field_position_of))
+        for module in ("slots", "lmdb_store"):
+            self.patches.enter_context(patch(f"state_backend.{module}.crc_hqx", crc_hqx))
+            self.patches.enter_context(patch(f"state_backend.{module}.crc32", lambda text: 7))
 
 
 SETTINGS = settings(max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
