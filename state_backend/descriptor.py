@@ -30,6 +30,7 @@ class Kind(StrEnum):
 
     VALUE = "value"
     MAP = "map"
+    LIST = "list"
 
 
 class Encoding(StrEnum):
@@ -129,6 +130,11 @@ class StateArguments(TypedDict, total=False):
     order_by: str | Sequence[str]
     duplicates: str
     where: str | None
+    length_max: int | None
+
+
+def _is_count(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and given >= 1
 
 
 @dataclass(frozen=True, init=False)
@@ -140,7 +146,9 @@ class StateDescriptor:
     key_format  instead of `key`: any text with `<column>` placeholders, such as `plane/<tailnum>`
     value       the column, or columns, that are the value; several make a map, their names the fields
     field       for a map with one entry a row: the column that names the field
-    kind        `value` or `map`; left out, it follows from `value` and `field`
+    kind        `value`, `map` or `list`; left out, it follows from `value` and `field`. A list's rows are appended,
+                each in its turn; an array column replaces the list
+    length_max  for a list: keep this many of its last elements
     ttl         how long a key (or, with `field`, a field) lives after its last change; timedelta or seconds
     encoding    `text` (default), `json`, or `binary` (the bytes of a binary column as they are)
     deletion    a boolean column; a row where it is true deletes. A null value always deletes
@@ -163,6 +171,7 @@ class StateDescriptor:
     order_by: tuple[str, ...]
     duplicates: str
     where: str | None
+    length_max: int | None
     columns: Mapping[str, str]
 
     def __init__(
@@ -181,6 +190,7 @@ class StateDescriptor:
         order_by: str | Sequence[str] = (),
         duplicates: str = "error",
         where: str | None = None,
+        length_max: int | None = None,
         columns: Mapping[str, str] | None = None,
     ) -> None:
         put = partial(object.__setattr__, self)  # the class is frozen; only here its fields are filled in
@@ -198,6 +208,7 @@ class StateDescriptor:
         put("order_by", self._texts("order_by", order_by))
         put("duplicates", duplicates)
         put("where", where)
+        put("length_max", length_max)
         put("columns", dict(columns or {}))
         self._check()
 
@@ -222,10 +233,14 @@ class StateDescriptor:
             )
         if self.field is not None and self.kind is not Kind.MAP:
             raise DescriptorError(f"state {self.name!r}: field= makes a map; leave out kind={self.kind.value!r}")
-        if self.kind is Kind.VALUE and len(self.value) > 1 and self.encoding is not Encoding.JSON:
+        if self.kind is not Kind.MAP and len(self.value) > 1 and self.encoding is not Encoding.JSON:
             raise DescriptorError(
-                f"state {self.name!r}: several value columns are one value only as encoding='json'; "
-                f"leave out kind='value' for a map"
+                f"state {self.name!r}: several value columns are one {self.kind.value} only as encoding='json'; "
+                f"leave out kind={self.kind.value!r} for a map"
+            )
+        if self.length_max is not None and (self.kind is not Kind.LIST or not _is_count(self.length_max)):
+            raise DescriptorError(
+                f"state {self.name!r}: length_max= is a number of elements, at least 1, of a state with kind='list'"
             )
         if self.duplicates not in ("error", "any"):
             raise DescriptorError(f"state {self.name!r}: duplicates= is 'error' or 'any', not {self.duplicates!r}")
@@ -289,6 +304,7 @@ class StateDescriptor:
             "order_by": list(self.order_by),
             "duplicates": self.duplicates,
             "where": self.where,
+            "length_max": self.length_max,
             "columns": dict(self.columns),
         }
 

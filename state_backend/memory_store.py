@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import randrange
 from typing import NamedTuple
 
-from state_backend import packed_map
+from state_backend import packed_list, packed_map
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, WrongKindError
 from state_backend.records import Change, Op, changes_in
@@ -30,6 +30,7 @@ class _Held(NamedTuple):
     value: bytes
     fields: Mapping[bytes, _Field]
     expire_at_ms: int | None
+    elements: tuple[bytes, ...] = ()
 
 
 def _is_live(expire_at_ms: int | None, now_ms: int) -> bool:
@@ -58,21 +59,21 @@ class MemoryStore(Store):
         return self._applied
 
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
-        kinds = {state.name: state.kind for state in states}
+        known = {state.name: state for state in states}
         held = dict(self._held)
         touched: set[bytes] = set()
         changed = 0
         for run in epoch.runs:
             for change in changes_in(run):
-                if change.state not in kinds:
-                    raise StoreError(f"a change names the state {change.state!r}, which is not among {sorted(kinds)}")
+                if change.state not in known:
+                    raise StoreError(f"a change names the state {change.state!r}, which is not among {sorted(known)}")
                 old = now = _alive(held.get(change.key), epoch.clock_ms)
                 if now is not None and now.state in epoch.replaces and change.key not in touched:
                     now = None
                 touched.add(change.key)
                 if now is not None and now.state != change.state:
                     raise KeyConflictError(_conflict(change, now.state))
-                new = _changed(now, change, kinds[change.state])
+                new = _changed(now, change, known[change.state])
                 changed += new != old
                 if new is None:
                     held.pop(change.key, None)
@@ -122,12 +123,20 @@ def _conflict(change: Change, other: str) -> str:
     )
 
 
-def _changed(old: _Held | None, change: Change, kind: Kind) -> _Held | None:
+def _changed(old: _Held | None, change: Change, state: StateDescriptor) -> _Held | None:
     """Return what stands at the key after a change."""
+    kind = state.kind
     if change.op == Op.CLEAR or (change.op == Op.DELETE and change.field is None):
         return None
     if kind is Kind.VALUE:
         return _Held(change.state, kind, change.value or b"", {}, change.expire_at_ms)
+    if kind is Kind.LIST:
+        if change.op == Op.PUT:
+            elements = tuple(packed_list.elements(change.value or packed_list.EMPTY))
+        else:
+            elements = (*(old.elements if old is not None else ()), change.value or b"")
+        elements = elements[-state.length_max :] if state.length_max else elements
+        return _Held(change.state, kind, b"", {}, change.expire_at_ms, elements) if elements else None
     if change.field is None:
         pairs = packed_map.pairs(change.value or packed_map.EMPTY)
         fields = {name: _Field(value, None) for name, value in pairs}
@@ -215,6 +224,21 @@ class MemorySnapshot(Snapshot):
         pairs = [(name, fields[name].value) for _, name in order[start:end]]
         return (order[end][0] if end < len(order) else 0), pairs
 
+    def _list(self, key: bytes) -> tuple[bytes, ...]:
+        held = self._live(key)
+        if held is not None and held.kind is not Kind.LIST:
+            raise WrongKindError(f"{key!r} holds a {held.kind}, not a list")
+        return () if held is None else held.elements
+
+    def list_size(self, key: bytes) -> int:
+        return len(self._list(key))
+
+    def list_parts(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
+        return (b"$%d\r\n%b\r\n" % (len(element), element) for element in self._list(key)[start:stop])
+
+    def list_elements(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
+        return iter(self._list(key)[start:stop])
+
     def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
         if not self._order:
             self._order = sorted((position_of(key), key) for key in self._held if self._live(key) is not None)
@@ -229,6 +253,9 @@ class MemorySnapshot(Snapshot):
                 continue
             if held.kind is Kind.VALUE:
                 yield Change(held.state, Op.PUT, key, None, held.value, held.expire_at_ms)
+                continue
+            if held.kind is Kind.LIST:
+                yield Change(held.state, Op.PUT, key, None, packed_list.pack(held.elements), held.expire_at_ms)
                 continue
             if held.expire_at_ms is not None:
                 name, each = next(iter(held.fields.items()))

@@ -8,13 +8,14 @@ its own order. The rows of one key keep the order in which they happened. Column
     op            uint8    see `Op`
     key           binary   the whole Redis key
     field         binary   a map's field, or null
-    value         binary   bytes as the client will see them, or a packed map; null unless something is put
+    value         binary   bytes as the client will see them, or a packed map or list; null unless something is put
     expire_at_ms  int64    milliseconds since 1970 UTC, or null
 
-    op      value state       map state, with a field    map state, without a field
-    PUT     sets the value    sets the field             replaces the map by a packed one
-    DELETE  deletes the key   deletes the field          deletes the key
-    CLEAR   deletes the key   -                          deletes the key
+    op      value state       map state, with a field    map state, without a field       list state
+    PUT     sets the value    sets the field             replaces it by a packed one      replaces it by a packed one
+    DELETE  deletes the key   deletes the field          deletes the key                  deletes the key
+    CLEAR   deletes the key   -                          deletes the key                  deletes the key
+    APPEND  -                 -                          -                                adds an element at the end
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Op(IntEnum):
     PUT = 1
     DELETE = 2
     CLEAR = 3
+    APPEND = 4
 
 
 class Change(NamedTuple):

@@ -119,6 +119,21 @@ class Snapshot(ABC):
         """Return the next cursor (0 at the end) and about `count` pairs; a small map comes whole, as in Redis."""
 
     @abstractmethod
+    def list_size(self, key: bytes) -> int:
+        """Return the number of elements of a list; 0 for a missing key."""
+
+    @abstractmethod
+    def list_parts(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
+        """Iterate over the elements `start` to before `stop`, within the list, as runs of length-prefixed texts.
+
+        See `packed_list`; only the blocks that hold them are touched.
+        """
+
+    @abstractmethod
+    def list_elements(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
+        """Iterate over the elements `start` to before `stop`, within the list."""
+
+    @abstractmethod
     def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
         """Return the next cursor (0 at the end) and at least `count` entries, if there are as many, in slot order.
 
