@@ -76,7 +76,7 @@ def test_a_name_that_a_newer_version_added_to_the_json_is_left_out() -> None:
         ({"value": ("a", "b"), "kind": "value"}, "encoding='json'"),
         ({"field": "f", "kind": "value"}, "leave out kind='value'"),
         ({"field": 5}, "field="),
-        ({"kind": "list"}, "'value', 'map'"),
+        ({"kind": "tree"}, "'value', 'map'"),
         ({"encoding": "xml"}, "'text', 'json', 'binary'"),
         ({"duplicates": "first"}, "'error' or 'any'"),
         ({"ttl": 0}, "at least a millisecond"),
