@@ -42,6 +42,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 5.0
 RESTART_PAUSE_S = 1.0
+WAIT_AGAIN_S = 0.1
 
 
 class ServedEndpoint(endpoints.Endpoint):
@@ -101,13 +102,20 @@ class ServedEndpoint(endpoints.Endpoint):
 
     def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
         """Return whether an epoch can be read; wait for it that long."""
-        words = ("WAIT", job, str(epoch), str(int(timeout_s * 1000)))
-        try:
-            with self._connect() as client:  # of its own: another query's notices must not wait for this
-                return bool(client.call(*words, timeout_s=timeout_s + CONTROL_TIMEOUT_S) == 1)
-        except (SparkisError, OSError) as error:
-            logger.debug("the server at port %d did not answer %s: %s", self.port, words[0], error)
-            return False
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+            try:
+                with self._connect() as client:  # of its own: another query's notices must not wait for this
+                    reached = client.call(
+                        "WAIT", job, str(epoch), str(left_ms), timeout_s=timeout_s + CONTROL_TIMEOUT_S
+                    )
+                return bool(reached == 1)
+            except (SparkisError, OSError) as error:  # it may be starting again
+                logger.debug("the server at port %d did not answer WAIT: %s", self.port, error)
+            if time.monotonic() >= deadline or self._is_stopping:
+                return False
+            time.sleep(WAIT_AGAIN_S)
 
     def stop(self) -> None:
         """End the server; clients are disconnected. The log stays as it is."""
