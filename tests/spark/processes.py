@@ -1,0 +1,86 @@
+"""The command `sparkis` as its users run it: a process of its own, which is told to end like by a service manager."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+END_S_MAX = 30.0
+
+
+class Command:
+    """A running `sparkis ...`, and what it has printed so far on both outputs."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.printed = ""
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "spark_hooks.cli", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def wait_for(self, pattern: str, timeout_s: float = 60.0) -> re.Match[str]:
+        """Return the first match in what is printed; fail, with all of it, if none comes."""
+        ends = monotonic() + timeout_s
+        while not (found := re.search(pattern, self.printed)):
+            try:
+                line = self._lines.get(timeout=max(0.0, ends - monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"{pattern!r} was not printed in {timeout_s} s, but:\n{self.printed}") from None
+            if line is None:
+                raise AssertionError(f"ended without printing {pattern!r}:\n{self.printed}")
+            self.printed += line
+        return found
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and return the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(END_S_MAX)
+
+
+@contextmanager
+def sparkis(*arguments: object) -> Iterator[Command]:
+    """Run a command to the end of a block."""
+    command = Command(*arguments)
+    try:
+        yield command
+    finally:
+        if command.process.poll() is None:
+            command.process.terminate()
+            try:
+                command.process.wait(END_S_MAX)
+            except subprocess.TimeoutExpired:
+                command.process.kill()
+                command.process.wait()
+
+
+@contextmanager
+def served(*arguments: object) -> Iterator[str]:
+    """Run `sparkis serve` on a free port to the end of a block; the URL is what clients connect to."""
+    with sparkis("serve", "--port", 0, "--bind", "127.0.0.1", *arguments) as server:
+        yield f"redis://127.0.0.1:{server.wait_for(r'started @ [0-9.]+:([0-9]+)')[1]}"
+
+
+def status(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run `sparkis status`."""
+    command = [sys.executable, "-m", "spark_hooks.cli", "status", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=END_S_MAX, check=False)

@@ -1,0 +1,200 @@
+"""Servers of a log: beside the driver with `sparkis.serve`, and without Spark with `sparkis serve`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from micro_batches import Batches, eventually, start
+from processes import served, sparkis, status
+from pyspark.sql import SparkSession
+
+import sparkis as public
+from spark_hooks import endpoints
+
+Make = Callable[[str], Batches]
+
+
+@pytest.fixture(autouse=True)
+def no_log_left_over(spark: SparkSession) -> Iterator[None]:
+    yield
+    spark.conf.unset("spark.sparkis.log")
+
+
+def begin(rows: Batches, name: str, checkpoint: Path, **options: Any) -> Any:
+    writer = public.queryable(rows.df, "s", key="k", value="v", mode="append", **options)
+    return start(writer, name, checkpoint)
+
+
+def content(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Return what would change if anybody wrote there."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns, path.stat().st_size)
+        for path in folder.rglob("*")
+    } | {".": (folder.stat().st_ino, folder.stat().st_mtime_ns, 0)}
+
+
+# Without Spark --------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_served_while_its_job_runs_and_after(batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    log = tmp_path / "log"
+    query = begin(rows, "job", tmp_path / "checkpoint", log=log)
+    with (
+        served("--log", log, "--store", tmp_path / "store") as url,
+        redis.Redis.from_url(url, decode_responses=True) as client,
+    ):
+        assert client.get("job:s:a") == "1"  # what is there is readable when the server says that it has started
+        rows.add({"k": "a", "v": 2})
+        query.processAllAvailable()
+        eventually(lambda: client.get("job:s:a"), lambda value: value == "2")
+        eventually(lambda: status("--url", url).stdout, lambda table: "live" in table)
+        begin(rows, "later", tmp_path / "later", log=log)
+        eventually(lambda: client.get("later:s:a"), lambda value: value == "2")
+        query.stop()
+        eventually(lambda: json.loads(status("--url", url, "--json").stdout)[0]["stale"], lambda stale: stale == 1)
+        assert client.get("job:s:a") == "2"
+
+
+def test_serving_changes_nothing_in_the_log(batches: Make, tmp_path: Path):
+    rows = batches("k string, v string")
+    rows.add({"k": "a", "v": "1"})
+    rows.add({"k": "b", "v": "x" * 100_000})
+    log = tmp_path / "log"
+    query = begin(rows, "job", tmp_path / "checkpoint", log=log)
+    query.stop()
+    alive = log / "job" / "alive.json"
+    eventually(lambda: json.loads(alive.read_text())["is_running"], lambda running: not running)
+    for path in log.rglob("*"):
+        path.chmod(stat.S_IREAD | (stat.S_IEXEC if path.is_dir() else 0))
+    before = content(log)
+    for _ in range(2):  # the second time from its store
+        with (
+            served("--log", log, "--store", tmp_path / "store") as url,
+            redis.Redis.from_url(url, decode_responses=True) as client,
+        ):
+            assert client.mget("job:s:a", "job:s:b") == ["1", "x" * 100_000]
+            assert client.execute_command("STATE", "LAG")[0]["stale"] == 1
+    assert content(log) == before
+
+
+def test_a_log_that_is_not_there_is_refused(tmp_path: Path):
+    with sparkis("serve", "--log", tmp_path / "nowhere", "--port", 0) as server:
+        server.wait_for(r"sparkis serve: --log .*nowhere is not a folder")
+        assert server.process.wait(10) == 1
+
+
+def test_status_shows_a_line_per_state_and_the_same_as_json(batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
+    states = [public.StateDescriptor("s", key="k", value="v"), public.StateDescriptor("m", key="k", value=["k", "v"])]
+    log = tmp_path / "log"
+    start(public.queryable(rows.df, *states, mode="append", log=log), "job", tmp_path / "checkpoint")
+    with served("--log", log, "--store", tmp_path / "store") as url:
+        eventually(lambda: status("--url", url).stdout, lambda table: "live" in table)
+        table = status("--url", url)
+        assert table.returncode == 0
+        heading, *lines = table.stdout.splitlines()
+        assert heading.split() == ["JOB", "STATE", "KIND", "KEYS", "COMMITTED", "APPLIED", "LAG", "CONDITION"]
+        assert [line.split() for line in lines] == [
+            ["job", "s", "value", "2", "0", "0", "0", "epochs,", "0", "ms", "live"],
+            ["job", "m", "map", "2", "0", "0", "0", "epochs,", "0", "ms", "live"],
+        ]
+        (job,) = json.loads(status("--url", url, "--json").stdout)
+        assert (job["name"], job["applied"], job["committed"], job["stale"], job["error"]) == ("job", 0, 0, 0, "")
+        assert [(each["name"], each["kind"], each["keys"]) for each in job["states"]] == [
+            ("s", "value", 2),
+            ("m", "map", 2),
+        ]
+
+
+def test_status_says_what_is_wrong(tmp_path: Path):
+    (tmp_path / "log").mkdir()
+    with served("--log", tmp_path / "log", "--store", tmp_path / "store", "--requirepass", "secret") as url:
+        refused = status("--url", url)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert refused.stderr.startswith("sparkis status: ")
+        assert "NOAUTH" in refused.stderr
+        assert "WRONGPASS" in status("--url", url.replace("//", "//:wrong@")).stderr
+        empty = status("--url", url.replace("//", "//:secret@"))
+        assert (empty.returncode, empty.stdout) == (0, "")
+        assert empty.stderr.startswith("no jobs at ")
+    gone = status("--url", url)
+    assert gone.returncode == 1
+    assert gone.stderr.startswith("sparkis status: cannot connect to 127.0.0.1:")
+    assert "is not a URL" in status("--url", "localhost").stderr
+
+
+# Beside the driver ----------------------------------------------------------------------------------------------------
+
+
+def test_a_server_ends_with_stop_which_may_be_called_twice(spark: SparkSession, tmp_path: Path):
+    endpoint = public.serve(spark, log=tmp_path / "log")
+    assert spark.conf.get("spark.sparkis.log") == str(tmp_path / "log")
+    assert redis.Redis.from_url(endpoint.url).ping()
+    store = endpoint._temporary
+    assert store is not None
+    assert store.is_dir()
+    endpoint.stop()
+    endpoint.stop()
+    assert not store.exists()
+    assert not endpoints.of_log(str(tmp_path / "log"))
+    with pytest.raises(redis.ConnectionError):
+        redis.Redis.from_url(endpoint.url).ping()
+
+
+def test_two_servers_of_one_log_are_both_told_and_both_waited_for(spark: SparkSession, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    served_twice = [public.serve(spark, log=log) for log in (tmp_path / "log", f"file://{tmp_path}/log")]
+    try:
+        begin(rows, "job", tmp_path / "checkpoint", wait_for_visibility=True)
+        for endpoint in served_twice:
+            with redis.Redis.from_url(endpoint.url) as client:
+                assert client.get("job:s:a") == b"1"
+    finally:
+        for endpoint in served_twice:
+            endpoint.stop()
+
+
+def test_a_server_that_was_killed_comes_back_on_its_port_with_all_epochs(
+    spark: SparkSession, batches: Make, tmp_path: Path
+):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    endpoint = public.serve(spark, log=tmp_path / "log", password="secret")
+    try:
+        query = begin(rows, "job", tmp_path / "checkpoint", wait_for_visibility=True)
+        killed = endpoint.pid
+        os.kill(killed, signal.SIGKILL)
+        rows.add({"k": "a", "v": 2})
+        query.processAllAvailable()
+        client = redis.Redis.from_url(endpoint.url)
+        assert client.get("job:s:a") == b"2"  # the batch waited until the server was back
+        assert endpoint.pid != killed
+        rows.add({"k": "a", "v": 3})
+        query.processAllAvailable()
+        assert client.get("job:s:a") == b"3"
+    finally:
+        endpoint.stop()
+
+
+def test_a_store_of_its_own_is_kept(spark: SparkSession, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    for _ in range(2):
+        endpoint = public.serve(spark, log=tmp_path / "log", store=tmp_path / "store", bind="127.0.0.1")
+        begin(rows, "job", tmp_path / "checkpoint", wait_for_visibility=True).stop()
+        with redis.Redis.from_url(endpoint.url) as client:
+            assert client.get("job:s:a") == b"1"
+        endpoint.stop()
+        assert (tmp_path / "store" / "job").is_dir()
