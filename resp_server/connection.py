@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
         parser.is_restricted = not self.session.is_authenticated
         if parser.error is not None:
             log.info("closed %s: %s", self.session.address, parser.error)
-            if not isinstance(parser.error, QueryBufferError):
+            if not isinstance(parser.error, QueryBufferError) and not self.session.is_silent:
                 out.append(b"-%b\r\n" % parser.error.line)
             self.session.close()
         return False

@@ -36,6 +36,7 @@ class Session:
         self.is_no_evict = False
         self.is_no_touch = False
         self.is_closing = False
+        self.reply_mode = ReplyMode.ON
         self.restart()
 
     def restart(self) -> None:
@@ -44,7 +45,8 @@ class Session:
         self.is_authenticated = not self.needs_auth
         self.db = 0
         self.name = b""
-        self.reply_mode = ReplyMode.ON
+        # A CLIENT REPLY SKIP before it silences RESET as any other command.
+        self.reply_mode = ReplyMode.SKIP if self.reply_mode is ReplyMode.SKIP else ReplyMode.ON
         self._settle()
 
     def _settle(self) -> None:
