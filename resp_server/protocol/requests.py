@@ -150,11 +150,11 @@ class RequestParser:
         return end + 2
 
     def _argument(self, data: bytes, at: int, requests: list[Request]) -> int:
-        if data[at] != 0x24:  # $
-            raise ProtocolError(f"expected '$', got '{typed(data[at : at + 1])}'")
         line_end = _line_end(data, at, "too big bulk count string")
         if line_end < 0:
             return at
+        if data[at] != 0x24:  # $
+            raise ProtocolError(f"expected '$', got '{typed(data[at : at + 1])}'")
         start = line_end + 2
         end = start + self._bulk_length(data[at + 1 : line_end])
         if len(data) < end + 2:
@@ -238,8 +238,8 @@ def _like_requests(parts: list[bytes], last: int) -> tuple[list[Request], int]:
 
 def _line_end(data: bytes, at: int, too_long: str) -> int:
     """Return where a count's or length's line ends, or -1 if that is not here yet."""
-    end = data.find(b"\r\n", at, at + INLINE_BYTES_MAX + 2)
-    if end < 0 and len(data) - at > INLINE_BYTES_MAX + 1:
+    end = data.find(b"\r\n", at, at + INLINE_BYTES_MAX + 1)
+    if end < 0 and len(data) - at > INLINE_BYTES_MAX:
         raise ProtocolError(too_long)
     return end
 
