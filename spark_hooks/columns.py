@@ -73,20 +73,36 @@ class StateColumns:
             map_fields=state.value if is_whole_map else (),
             expire_at_ms=None if state.ttl_ms is None else clock_ms + state.ttl_ms,
             keeps_last=bool(state.order_by) or state.duplicates == "any",
+            appends=state.kind is Kind.LIST and not self._is_array(df),
+            replaces_list=state.kind is Kind.LIST and self._is_array(df),
         )
+
+    def _is_array(self, df: DataFrame) -> bool:
+        return len(self.state.value) == 1 and isinstance(_type(df, self.state.value[0]), T.ArrayType)
 
     def _values(self, df: DataFrame) -> list[tuple[Column, str]]:
         state = self.state
+        if state.kind is Kind.LIST and self._is_array(df):
+            return [self._elements(df, state.value[0])]
         if state.encoding is Encoding.TEXT:
             return [_text(df, name) for name in state.value]
         if state.encoding is Encoding.BINARY:
             return [(_column(name), "text") for name in state.value]
-        is_one_object = len(state.value) > 1 and (state.kind is Kind.VALUE or state.field is not None)
+        is_one_object = len(state.value) > 1 and (state.kind is not Kind.MAP or state.field is not None)
         columns = [_column(name) for name in state.value]
         if not is_one_object:
             return [(_json(column), "text") for column in columns]
         whole = F.to_json(F.struct(*columns), JSON_OPTIONS)
         return [(F.when(F.coalesce(*(column.isNotNull() for column in columns)), whole), "text")]
+
+    def _elements(self, df: DataFrame, name: str) -> tuple[Column, str]:
+        """Return an array column with its elements on their way to bytes."""
+        array, kind = _column(name), _type(df, name)
+        assert isinstance(kind, T.ArrayType)
+        if self.state.encoding is Encoding.JSON:
+            return F.transform(array, _json), "text"
+        _, form = _text_of(_column(name), kind.elementType)
+        return F.transform(array, lambda element: _text_of(element, kind.elementType)[0]), form
 
 
 def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescriptor:
@@ -120,6 +136,9 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
         raise DescriptorError(f"{at}, which has no text form; make a string of it, for example with to_json()")
     if role == "value" and not plain and not isinstance(kind, NESTED_TYPES):
         raise DescriptorError(f"{at}, which sparkis cannot write; cast it to a string or a number")
+    if role == "value" and state.kind is Kind.LIST and isinstance(kind, T.ArrayType):
+        _check_type(replace(state, kind=Kind.VALUE, length_max=None), role, f"{name}[]", kind.elementType)
+        return
     if role == "value" and state.encoding is Encoding.BINARY and not isinstance(kind, T.BinaryType):
         raise DescriptorError(f"{at}, but encoding='binary' takes binary columns; use encoding='text', or cast it")
     if role == "deletion" and not isinstance(kind, T.BooleanType):
@@ -173,7 +192,10 @@ def _type(df: DataFrame, name: str) -> T.DataType:
 
 def _text(df: DataFrame, name: str) -> tuple[Column, str]:
     """Return a column on its way to text, and the form that is still to do (see `encoding.as_bytes`)."""
-    column, kind = _column(name), _type(df, name)
+    return _text_of(_column(name), _type(df, name))
+
+
+def _text_of(column: Column, kind: T.DataType) -> tuple[Column, str]:
     if isinstance(kind, (T.FloatType, T.DoubleType)):
         return column, "float"
     if isinstance(kind, T.DecimalType):

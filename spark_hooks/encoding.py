@@ -49,7 +49,8 @@ class RowPlan:
 
     literals stand around the key parts, as in `KeyFormat`. key_forms, field_form and value_forms say how each column
     becomes bytes: text (it is), float, decimal, timestamp, timestamp_ntz. names are the columns' own, for errors.
-    map_fields holds the fields of a whole map per row, else it is empty.
+    map_fields holds the fields of a whole map per row, else it is empty. A list's rows append their value; with
+    replaces_list, its value column is an array that replaces the list.
     """
 
     state: str
@@ -63,12 +64,14 @@ class RowPlan:
     map_fields: tuple[str, ...]
     expire_at_ms: int | None
     keeps_last: bool
+    appends: bool = False
+    replaces_list: bool = False
 
 
 def encode(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
     """Turn sorted rows into sorted runs of changes, one change per key (and field); add row hashes to `digest[0]`.
 
-    Rows of one key lie together; the last one wins. Raises RowError.
+    Rows of one key lie together; the last one wins, or for a list all of them count. Raises RowError.
     """
     held: list[pa.RecordBatch] = []
     rows = size = 0
@@ -105,12 +108,15 @@ def _changes(plan: RowPlan, batch: pa.RecordBatch, digest: list[int]) -> pa.Reco
     digest[0] += int(batch.column("h").to_numpy().view(np.uint64).sum(dtype=np.uint64))
     keys = _keys(plan, batch)
     field = pa.nulls(n, pa.binary()) if plan.field_name is None else _field(plan, batch)
-    values = [as_bytes(batch.column(f"v{i}"), form) for i, form in enumerate(plan.value_forms)]
-    if plan.map_fields:
-        value, is_deleted = pack_columns(plan.map_fields, values)
+    columns = [batch.column(f"v{i}") for i in range(len(plan.value_forms))]
+    if plan.replaces_list:
+        value, is_deleted = pack_arrays(plan, columns[0])
     else:
-        (value,) = values
-        is_deleted = pc.is_null(value)
+        values = [as_bytes(column, form) for column, form in zip(columns, plan.value_forms, strict=True)]
+        value, is_deleted = (
+            pack_columns(plan.map_fields, values) if plan.map_fields else (values[0], values[0].is_null())
+        )
+    put = Op.APPEND if plan.appends else Op.PUT
     if "d" in batch.schema.names:
         is_deleted = pc.or_(is_deleted, pc.fill_null(batch.column("d"), False))
     _check_size(plan, "value", value, VALUE_BYTES_MAX)
@@ -121,7 +127,7 @@ def _changes(plan: RowPlan, batch: pa.RecordBatch, digest: list[int]) -> pa.Reco
         [
             pa.array(positions_of(keys)),
             states,
-            pc.if_else(is_deleted, pa.scalar(Op.DELETE, pa.uint8()), pa.scalar(Op.PUT, pa.uint8())),
+            pc.if_else(is_deleted, pa.scalar(Op.DELETE, pa.uint8()), pa.scalar(put, pa.uint8())),
             keys,
             field,
             pc.if_else(is_deleted, nothing, value),
@@ -187,7 +193,13 @@ def _check_size(plan: RowPlan, what: str, texts: pa.Array, bytes_max: int) -> No
 
 
 def _last_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Keep the last of neighbouring rows of one key and field; RowError if there are several and none is the last."""
+    """Keep the last of neighbouring rows of one key and field; RowError if there are several and none is the last.
+
+    Of rows that append to a list all are kept; that there are several needs an order all the same.
+    """
+    if plan.appends and plan.keeps_last:
+        yield from batches
+        return
     held: pa.RecordBatch | None = None
     for each in batches:
         batch = each if held is None else pa.concat_batches([held, each])
@@ -276,6 +288,43 @@ def pack_columns(names: tuple[str, ...], values: list[pa.Array]) -> tuple[pa.Arr
         offset += pc.binary_length(pair).to_numpy().astype(np.uint32)
     packed = pc.binary_join_element_wise(_little_endian(count), *offsets, *pairs, nothing)
     return packed, pa.array(count == 0)
+
+
+def pack_arrays(plan: RowPlan, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Lay out each row's array as a packed list (see `state_backend.packed_list`); null elements are refused.
+
+    Returns the lists and where they are empty or null.
+    """
+    elements = column.flatten()
+    if elements.null_count:
+        raise RowError(
+            f"state {plan.state!r}: {elements.null_count} element(s) of an array are null, and a list has no null; "
+            f"take them out with array_compact()"
+        )
+    text = as_bytes(elements, plan.value_forms[0])
+    _check_size(plan, "list element", text, VALUE_BYTES_MAX)
+    end = pa.scalar(b"\r\n")
+    length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
+    bulk = pc.binary_join_element_wise(pa.scalar(b"$"), length, end, text, end, pa.scalar(b""))
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    body = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), bulk), b"")
+    packed = pc.binary_join_element_wise(_list_heads(counts, offsets, bulk), body, pa.scalar(b""))
+    return packed, pa.array(counts == 0)
+
+
+def _list_heads(counts: npt.NDArray[Any], offsets: npt.NDArray[Any], bulk: pa.Array) -> pa.Array:
+    """Return what stands before a packed list's body: the count, and where each element ends."""
+    ends = np.concatenate(([0], np.cumsum(pc.binary_length(bulk).to_numpy().astype(np.int64))))
+    at = offsets[:-1] + np.arange(len(counts))  # where each row's numbers begin among all: a count, then its ends
+    numbers = np.empty(len(counts) + len(bulk), np.uint32)
+    is_count = np.zeros(len(numbers), bool)
+    is_count[at] = True
+    numbers[is_count] = counts
+    numbers[~is_count] = ends[1:] - np.repeat(ends[offsets[:-1]], counts)
+    raw = numbers if sys.byteorder == "little" else numbers.byteswap()
+    limits = np.concatenate((at, [len(numbers)])).astype(np.int32) * 4
+    return pa.Array.from_buffers(pa.binary(), len(counts), [None, pa.py_buffer(limits), pa.py_buffer(raw.tobytes())])
 
 
 def _little_endian(numbers: npt.NDArray[Any]) -> pa.Array:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from resp_server.commands import client, command, connection, generic, hash, info, other_types, server, state, string
+from resp_server.commands import (
+    client,
+    command,
+    connection,
+    generic,
+    hash,
+    info,
+    list,
+    other_types,
+    server,
+    state,
+    string,
+)
 from resp_server.commands.facts import redis_facts
 from resp_server.commands.refusals import REFUSALS
 from resp_server.commands.spec import declared_in
 from resp_server.commands.table import CommandTable
 
-GROUPS = (connection, client, server, info, command, generic, string, hash, other_types, state)
+GROUPS = (connection, client, server, info, command, generic, string, hash, list, other_types, state)
 
 
 def command_table() -> CommandTable:

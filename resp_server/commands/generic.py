@@ -17,7 +17,7 @@ from state_backend.keyspace import KeyspaceView
 from state_backend.store import Entry
 
 # In Redis' words.
-TYPE_NAMES = {Kind.VALUE: "string", Kind.MAP: "hash"}
+TYPE_NAMES = {Kind.VALUE: "string", Kind.MAP: "hash", Kind.LIST: "list"}
 
 # One step's entries: COUNT is a hint, and a step of this many stays within a few milliseconds (guess).
 SCAN_COUNT_DEFAULT = 10

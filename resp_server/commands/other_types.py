@@ -63,9 +63,6 @@ def srandmember(call: Call, key: bytes, *count: bytes) -> Reply:
 NO_STEP = [b"0", []]
 
 READS = [
-    _read("llen", 0),
-    _read("lindex", None, TEXT),  # Redis reads the index once there is a list
-    _read("lrange", [], NUMBER, NUMBER),
     _read("scard", 0),
     _read("smembers", ReplySet()),
     _read("sismember", 0, TEXT),

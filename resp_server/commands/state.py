@@ -112,6 +112,7 @@ def _description(job: Job, state: StateDescriptor) -> Reply:
         b"deletion": _text(state.deletion),
         b"order_by": [column.encode() for column in state.order_by],
         b"duplicates": state.duplicates.encode(),
+        b"length_max": state.length_max,
         b"where": _text(state.where),
     }
 

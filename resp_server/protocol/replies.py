@@ -8,6 +8,7 @@ What a body may return, and what becomes of it:
     list, tuple   array                        dict     map; RESP2: flat array
     ReplySet      set; RESP2: array            Push     push; RESP2: array
     Verbatim      verbatim text; RESP2: bulk   PackedPairs   a map that is bytes already
+    PackedItems   an array that is bytes already
     ReplyError    error
 """
 
@@ -52,13 +53,26 @@ class PackedPairs:
     body: bytes
 
 
+@dataclass(frozen=True)
+class PackedItems:
+    """An array whose items lie there as length-prefixed texts, one after another."""
+
+    count: int
+    body: bytes
+
+
+class FirstOf:
+    """The shape of a sliced reply that is the first item that any part has, or nil."""
+
+
 @dataclass
 class Sliced:
     """A reply made in steps, so that it neither holds the event loop nor has to be in memory at once.
 
     Each part is a step, well below a millisecond. shape list, dict and ReplySet: the parts hold the items (for dict,
-    flat: key, value, key, ...); int: the parts hold numbers to be added up. With `count` (items or pairs) the reply is
-    sent as it is made; without, when it is complete. release: called once at the end, also if it comes too soon.
+    flat: key, value, key, ...); int: the parts hold numbers to be added up; FirstOf: only the first item counts. With
+    `count` (items or pairs) the reply is sent as it is made; without, when it is complete. release: called once at the
+    end, also if it comes too soon.
     """
 
     parts: Iterator[Sequence[Reply]]
@@ -124,6 +138,8 @@ def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
     match reply:
         case PackedPairs(count, body):
             out += (encode_header(dict, count, protocol), body)
+        case PackedItems(count, body):
+            out += (encode_header(list, count, protocol), body)
         case bool():
             out.append((b"#t\r\n" if reply else b"#f\r\n") if is_resp3 else b":%d\r\n" % reply)
         case float():
@@ -168,6 +184,9 @@ class SlicedEncoder:
         if self._sliced.shape is int:
             self._total += sum(part)
             return b""
+        if self._sliced.shape is FirstOf:
+            self.is_done = bool(part)
+            return encode(part[0], self._protocol) if part else b""
         self._items += len(part)
         items = encode_items(part, self._protocol)
         if self._sliced.count is None:
@@ -190,6 +209,8 @@ class SlicedEncoder:
         self.is_done = True
         if self._sliced.shape is int:
             return encode(self._total, self._protocol)
+        if self._sliced.shape is FirstOf:
+            return encode(None, self._protocol)
         per_count = 2 if self._sliced.shape is dict else 1
         if self._sliced.count is None:
             return self._begin(self._items // per_count) + b"".join(self._held)

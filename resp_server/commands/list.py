@@ -1,0 +1,132 @@
+"""List states as Redis lists. Elements are counted from either end; a long range is sent in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from resp_server.commands.generic import SLICE_ENTRIES
+from resp_server.commands.spec import command, integer
+from resp_server.errors import PlainError, syntax_error
+from resp_server.instance import Call
+from resp_server.protocol.replies import FirstOf, PackedItems, Reply, Sliced
+from state_backend.store import Snapshot
+
+
+@command("llen")
+def llen(call: Call, key: bytes) -> int:
+    """Returns the length of a list."""
+    return call.counted(call.at(key).list_size(key) or None) or 0
+
+
+@command("lindex")
+def lindex(call: Call, key: bytes, index: bytes) -> bytes | None:
+    """Returns an element from a list by its index."""
+    snapshot = call.at(key)
+    size = call.counted(snapshot.list_size(key) or None)
+    if size is None:
+        return None  # whatever the index is, as in Redis
+    number = integer(index)
+    at = number + size if number < 0 else number
+    return next(snapshot.list_elements(key, at, at + 1)) if 0 <= at < size else None
+
+
+@command("lrange")
+def lrange(call: Call, key: bytes, start: int, stop: int) -> Reply:
+    """Returns a range of elements from a list."""
+    snapshot = call.at(key)
+    size = call.counted(snapshot.list_size(key) or None) or 0
+    first, end = _range(start, stop, size)
+    if end - first <= SLICE_ENTRIES:
+        return PackedItems(end - first, b"".join(snapshot.list_parts(key, first, end)))
+    view = call.pin()  # its epoch may be a newer one than the size above
+    pinned = view.at(key)
+    first, end = _range(start, stop, pinned.list_size(key))
+    elements = pinned.list_elements(key, first, end)
+    return Sliced(_in_steps(elements), view.close, count=end - first)
+
+
+def _range(start: int, stop: int, size: int) -> tuple[int, int]:
+    """Return the first index and the one behind the last; both are 0 where there is nothing."""
+    first = max(0, start + size) if start < 0 else start
+    end = min(size, (stop + size if stop < 0 else stop) + 1)
+    return (first, end) if first < end else (0, 0)
+
+
+def _in_steps(elements: Iterator[bytes]) -> Iterator[list[bytes]]:
+    while some := list(islice(elements, SLICE_ENTRIES)):
+        yield some
+
+
+@dataclass
+class Search:
+    """What LPOS may be given behind the element. A negative rank searches from the end; a maximum of 0 is none."""
+
+    rank: int = 1
+    count: int | None = None
+    length_max: int = 0
+
+    @classmethod
+    def parse(cls, words: Sequence[bytes]) -> Search:
+        """Read the options in Redis' order of checks."""
+        search = cls()
+        for at in range(0, len(words), 2):
+            option = words[at].upper()
+            if option not in (b"RANK", b"COUNT", b"MAXLEN") or at + 1 == len(words):
+                raise syntax_error()
+            number = integer(words[at + 1])
+            if option == b"RANK":
+                search.rank = _rank(number)
+            elif number < 0:
+                raise PlainError(f"{option.decode()} can't be negative")
+            elif option == b"COUNT":
+                search.count = number
+            else:
+                search.length_max = number
+        return search
+
+    def found(self, snapshot: Snapshot, key: bytes, element: bytes) -> Iterator[list[int]]:
+        """Iterate over the indices of equal elements, in the order of the search, a slice of the list at a time."""
+        skipped, wanted = abs(self.rank) - 1, 1 if self.count is None else self.count
+        size = snapshot.list_size(key)
+        for start, stop in self._slices(size):
+            matches = [at for at, each in enumerate(snapshot.list_elements(key, start, stop), start) if each == element]
+            ordered = matches if self.rank > 0 else matches[::-1]
+            taken, skipped = ordered[skipped:], max(0, skipped - len(ordered))
+            if wanted and len(taken) >= wanted:
+                yield taken[:wanted]
+                return
+            wanted -= len(taken) if wanted else 0
+            yield taken
+
+    def _slices(self, size: int) -> Iterator[tuple[int, int]]:
+        """Iterate over the ranges of indices to look at, from the end that the rank names."""
+        looked_at = min(self.length_max or size, size)
+        for done in range(0, looked_at, SLICE_ENTRIES):
+            width = min(SLICE_ENTRIES, looked_at - done)
+            yield (done, done + width) if self.rank > 0 else (size - done - width, size - done)
+
+
+def _rank(number: int) -> int:
+    if number == -(2**63):
+        raise PlainError("value is out of range, value must between -9223372036854775807 and 9223372036854775807")
+    if number == 0:
+        raise PlainError(
+            "RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use negative to start "
+            "from the end of the list"
+        )
+    return number
+
+
+@command("lpos")
+def lpos(call: Call, key: bytes, element: bytes, *words: bytes) -> Reply:
+    """Returns the index of matching elements in a list."""
+    search = Search.parse(words)
+    size = call.counted(call.at(key).list_size(key) or None) or 0
+    if size <= SLICE_ENTRIES:
+        found = [at for some in search.found(call.at(key), key, element) for at in some]
+        return found if search.count is not None else next(iter(found), None)
+    view = call.pin()
+    shape = FirstOf if search.count is None else list
+    return Sliced(search.found(view.at(key), key, element), view.close, shape)
