@@ -35,7 +35,7 @@ from state_backend.change_log import ChangeLog, Current, Description
 from state_backend.clock import Clock, now_ms
 from state_backend.compactor import Compactor
 from state_backend.epochs import Epoch, EpochRef
-from state_backend.errors import LogCorruptError, SparkisError, StoreError
+from state_backend.errors import LogCorruptError, LogUnavailableError, SparkisError, StoreError
 from state_backend.lmdb_store import MAP_BYTES_MAX, LmdbStore
 from state_backend.store import Applied, EpochChanges
 
@@ -140,6 +140,11 @@ class Applier:
                 self._announce(current)
                 return
             self._apply(current, epoch)
+        if self._store is not None:
+            raise LogUnavailableError(
+                f"job {self._log.job!r} is gone from the log {self._log.filesystem.root}: was it moved, or its storage "
+                f"taken away? What was read of it is shown until it is back"
+            )
 
     def _next(self, current: Current) -> Epoch | None:
         """Return the epoch to apply now. A store that does not follow from the log any more is begun anew."""

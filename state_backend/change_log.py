@@ -496,10 +496,15 @@ class LogWriter:
 
     def _check_in_charge(self) -> None:
         now = self.log.current()
-        if now is None or now.writer != self.current.writer:
+        if now is None:
+            raise LogUnavailableError(
+                f"job {self.job!r} is gone from the log {self._filesystem.root}: was it moved, or its storage taken "
+                f"away? Put it back and start the query again; to begin anew, start with a new checkpoint"
+            )
+        if now.writer != self.current.writer:
             raise FencedWriterError(
                 f"job {self.job!r} in the log {self._filesystem.root} is now written by "
-                f"{'nobody' if now is None else f'query {now.generation}, term {now.term}'}; this writer (query "
+                f"query {now.generation}, term {now.term}; this writer (query "
                 f"{self.generation}, term {self.current.term}) stops. Two queries with one name, or two drivers on "
                 f"one checkpoint, cannot share a log: stop one, rename one (queryName or job=), or give it another log"
             )
