@@ -272,9 +272,10 @@ def _beat(writer: LogWriter, query: StreamingQuery | None) -> None:
         is_active = _is_active(query)
         try:
             current = writer.log.current()
-            if current is None or current.writer != writer.current.writer:
-                return  # fenced: the sign of life belongs to another writer now
-            writer.beat(is_running=is_active)
+            if current is not None:  # else the log was taken away, perhaps for a while
+                if current.writer != writer.current.writer:
+                    return  # fenced: the sign of life belongs to another writer now
+                writer.beat(is_running=is_active)
         except SparkisError as error:  # the next commit fails with it too; readers see the silence
             logger.debug("no sign of life for job %s: %s", writer.job, error)
         time.sleep(BEAT_INTERVAL_S)
