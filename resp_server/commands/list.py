@@ -8,7 +8,7 @@ from itertools import islice
 
 from resp_server.commands.generic import SLICE_ENTRIES
 from resp_server.commands.spec import command, integer
-from resp_server.errors import PlainError, syntax_error
+from resp_server.errors import PlainError, ReplyError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.replies import FirstOf, PackedItems, Reply, Sliced
 from state_backend.store import Snapshot
@@ -75,15 +75,12 @@ class Search:
             option = words[at].upper()
             if option not in (b"RANK", b"COUNT", b"MAXLEN") or at + 1 == len(words):
                 raise syntax_error()
-            number = integer(words[at + 1])
             if option == b"RANK":
-                search.rank = _rank(number)
-            elif number < 0:
-                raise PlainError(f"{option.decode()} can't be negative")
+                search.rank = _rank(integer(words[at + 1]))
             elif option == b"COUNT":
-                search.count = number
+                search.count = _positive(option, words[at + 1])
             else:
-                search.length_max = number
+                search.length_max = _positive(option, words[at + 1])
         return search
 
     def found(self, snapshot: Snapshot, key: bytes, element: bytes) -> Iterator[list[int]]:
@@ -106,6 +103,17 @@ class Search:
         for done in range(0, looked_at, SLICE_ENTRIES):
             width = min(SLICE_ENTRIES, looked_at - done)
             yield (done, done + width) if self.rank > 0 else (size - done - width, size - done)
+
+
+def _positive(option: bytes, word: bytes) -> int:
+    """Read a number; what is none is answered as a negative one is."""
+    try:
+        number = integer(word)
+    except ReplyError:
+        number = -1
+    if number < 0:
+        raise PlainError(f"{option.decode()} can't be negative")
+    return number
 
 
 def _rank(number: int) -> int:
