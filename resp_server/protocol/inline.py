@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from resp_server.errors import ProtocolError
 
+# Before a word and after a closing quote; only the first four end a word without quotes.
 SPACES = b" \t\n\r\v\f"
+WORD_ENDS = SPACES[:4]
 HEX = b"0123456789abcdefABCDEF"
 ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"a": b"\a"}
 
@@ -12,7 +14,7 @@ ESCAPES = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"a": b"\a"}
 def inline_words(line: bytes) -> list[bytes]:
     """Return the words of a line; ProtocolError if a quote is not closed, or is followed by anything but a space."""
     line = line.removesuffix(b"\r").partition(b"\0")[0]
-    if b'"' not in line and b"'" not in line:
+    if not any(mark in line for mark in (b'"', b"'", b"\v", b"\f")):
         return line.split()
     words = []
     at = _skip_spaces(line, 0)
@@ -32,7 +34,7 @@ def _skip_spaces(line: bytes, at: int) -> int:
 def _word(line: bytes, at: int) -> tuple[bytes, int]:
     """Return the word at an offset, and the offset behind it. Quotes may begin within a word and end it."""
     word = bytearray()
-    while at < len(line) and line[at] not in SPACES:
+    while at < len(line) and line[at] not in WORD_ENDS:
         mark = line[at : at + 1]
         at += 1
         if mark not in (b'"', b"'"):
@@ -41,6 +43,7 @@ def _word(line: bytes, at: int) -> tuple[bytes, int]:
         at = _quoted(line, at, mark, word)
         if at < len(line) and line[at] not in SPACES:
             raise ProtocolError("unbalanced quotes in request")
+        break
     return bytes(word), at
 
 
