@@ -908,6 +908,17 @@ class LmdbSnapshot(Snapshot):
                 if not 0 < _expiry_of(each) <= self._now_ms:
                     yield at, each
 
+    def field_expiries(self, key: bytes, names: Sequence[bytes]) -> list[int | None]:
+        record = self._map(key)
+        if record is None:
+            return [None] * len(names)
+        payload = _payload(record)
+        if record[14] == PACKED:
+            return [None if packed_map.find(payload, name) is None else 0 for name in names]
+        map_id = int.from_bytes(payload[:8], "little")
+        found = (_find(self._get_field, _field_place(map_id, name), name)[1] for name in names)
+        return [None if each is None or not self._is_live(each) else _expiry_of(each) for each in found]
+
     def map_size(self, key: bytes) -> int:
         record = self._map(key)
         if record is None:

@@ -202,6 +202,10 @@ class MemorySnapshot(Snapshot):
         fields = self._map(key)
         return [fields[name].value if name in fields else None for name in names]
 
+    def field_expiries(self, key: bytes, names: Sequence[bytes]) -> list[int | None]:
+        fields = self._map(key)
+        return [fields[name].expire_at_ms or 0 if name in fields else None for name in names]
+
     def map_size(self, key: bytes) -> int:
         return len(self._map(key))
 

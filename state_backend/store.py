@@ -103,6 +103,10 @@ class Snapshot(ABC):
         """Return several fields of a map, None for a missing one."""
 
     @abstractmethod
+    def field_expiries(self, key: bytes, names: Sequence[bytes]) -> list[int | None]:
+        """Return when fields of a map expire, milliseconds since 1970 UTC: 0 for never, None for a missing field."""
+
+    @abstractmethod
     def map_size(self, key: bytes) -> int:
         """Return the number of fields of a map; 0 for a missing key."""
 

@@ -7,7 +7,7 @@ from itertools import chain, islice
 
 from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, slices
 from resp_server.commands.spec import OneOrMore, command
-from resp_server.errors import WrongTypeError
+from resp_server.errors import PlainError, WrongTypeError
 from resp_server.instance import Call
 from resp_server.protocol.replies import PackedPairs, Reply, Sliced
 from state_backend import packed_map
@@ -48,6 +48,57 @@ def hstrlen(call: Call, key: bytes, field: bytes) -> int:
 def hlen(call: Call, key: bytes) -> int:
     """Returns the number of fields in a hash."""
     return call.at(key).map_size(key)
+
+
+def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
+    """Read `FIELDS numfields field ...` in Redis' order of checks."""
+    if words[0].upper() != b"FIELDS":
+        raise PlainError("Mandatory argument FIELDS is missing or not at the right position")
+    if not words[1].isdigit() or not 0 < int(words[1]) < 2**63:
+        raise PlainError("Number of fields must be a positive integer")
+    if int(words[1]) != len(words) - 2:
+        raise PlainError("The `numfields` parameter must match the number of arguments")
+    return words[2:]
+
+
+def _expiries(call: Call, key: bytes, words: Sequence[bytes]) -> list[int]:
+    """Return when fields expire, in milliseconds: -1 for never, -2 for a missing field."""
+    snapshot = call.at(key)
+    snapshot.map_size(key)  # a wrong kind is said before a wrong argument
+    return [-2 if at_ms is None else at_ms or -1 for at_ms in snapshot.field_expiries(key, _fields_of(words))]
+
+
+def _seconds(milliseconds: int) -> int:
+    """Round up to seconds, as Redis does for fields; -1 and -2 stay."""
+    return milliseconds if milliseconds < 0 else (milliseconds + 999) // 1000
+
+
+@command("hpexpiretime")
+def hpexpiretime(call: Call, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+    """Returns the Unix time, in milliseconds, at which hash fields expire."""
+    return _expiries(call, key, (fields, count, *words))
+
+
+@command("hexpiretime")
+def hexpiretime(call: Call, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+    """Returns the Unix time, in seconds, at which hash fields expire."""
+    return [_seconds(at_ms) for at_ms in _expiries(call, key, (fields, count, *words))]
+
+
+@command("hpttl")
+def hpttl(call: Call, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+    """Returns the remaining time to live of hash fields, in milliseconds."""
+    return [_left(call, at_ms) for at_ms in _expiries(call, key, (fields, count, *words))]
+
+
+@command("httl")
+def httl(call: Call, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+    """Returns the remaining time to live of hash fields, in seconds."""
+    return [_seconds(_left(call, at_ms)) for at_ms in _expiries(call, key, (fields, count, *words))]
+
+
+def _left(call: Call, at_ms: int) -> int:
+    return at_ms if at_ms < 0 else at_ms - call.now_ms
 
 
 @command("hgetall")

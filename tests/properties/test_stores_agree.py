@@ -259,6 +259,8 @@ def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
         names = [*FIELDS, b"f130", b"nothing"]
         asked = answer(lambda key=key, names=names: memory.fields(key, names))
         assert answer(lambda key=key, names=names: lmdb.fields(key, names)) == asked
+        expiries = answer(lambda key=key, names=names: memory.field_expiries(key, names))
+        assert answer(lambda key=key, names=names: lmdb.field_expiries(key, names)) == expiries
         assert answer(lambda key=key: lmdb.field(key, b"f1")) == answer(lambda key=key: memory.field(key, b"f1"))
         if isinstance(pairs, dict):
             packed = lmdb.packed_map(key)

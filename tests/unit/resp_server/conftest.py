@@ -26,12 +26,17 @@ STATES = [
     StateDescriptor("temp", key="sensor", value="temp", ttl=3600, columns={"sensor": "string", "temp": "int"}),
     StateDescriptor("stats", key="sensor", value=("low", "high")),
     StateDescriptor("visits", key="page", value="count", field="user"),
+    StateDescriptor("news", key="topic", value="line", kind="list"),
 ]
 CHANGES = [
     *(Change("temp", Op.PUT, b"job:temp:%d" % i, value=b"%d" % i) for i in range(20)),
     Change("temp", Op.PUT, b"job:temp:soon", value=b"hello", expire_at_ms=NOW_MS + 2500),
     Change("temp", Op.PUT, b"job:temp:gone", value=b"x", expire_at_ms=NOW_MS),
     Change("stats", Op.PUT, b"job:stats:a", value=packed_map.pack([(b"low", b"1"), (b"high", b"9")])),
+    Change("visits", Op.PUT, b"job:visits:ttl", field=b"on", value=b"1", expire_at_ms=NOW_MS + 2500),
+    Change("visits", Op.PUT, b"job:visits:ttl", field=b"off", value=b"1"),
+    *(Change("news", Op.APPEND, b"job:news:a", value=each) for each in (b"x", b"y", b"x", b"z", b"x")),
+    *(Change("news", Op.APPEND, b"job:news:long", value=b"%d" % (i % 700)) for i in range(LARGE)),
     *(Change("visits", Op.PUT, b"job:visits:/", field=b"u%d" % i, value=b"%d" % i) for i in range(LARGE)),
 ]
 

@@ -19,6 +19,11 @@ NO_PASSWORD = (
     b"configuration is correct?\r\n"
 )
 
+LPOS_RANK = (
+    b"-ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use negative to start from "
+    b"the end of the list\r\n"
+)
+
 REPLIES = [
     # connection
     ("PING", b"+PONG\r\n"),
@@ -53,7 +58,7 @@ REPLIES = [
     ("CLIENT MAINT_NOTIFICATIONS ON", b"-ERR unknown subcommand 'MAINT_NOTIFICATIONS'. Try CLIENT HELP.\r\n"),
     ("CLIENT TRACKING ON", b"-ERR command 'client|tracking' is not served by sparkis\r\n"),
     # server
-    ("DBSIZE", b":24\r\n"),
+    ("DBSIZE", b":27\r\n"),
     ("TIME", b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"),
     ("ROLE", b"*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n"),
     ("CONFIG GET databases", b"*2\r\n$9\r\ndatabases\r\n$2\r\n16\r\n"),
@@ -125,10 +130,48 @@ REPLIES = [
     ("HSCAN nope 0 FOO", b"*2\r\n$1\r\n0\r\n*0\r\n"),
     ("HSCAN nope x", b"-ERR invalid cursor\r\n"),
     ("HSCAN job:temp:1 0", WRONGTYPE),
-    # types that no state is
+    ("HTTL job:visits:ttl FIELDS 3 on off nope", b"*3\r\n:3\r\n:-1\r\n:-2\r\n"),
+    ("HPTTL job:visits:ttl fields 1 on", b"*1\r\n:2500\r\n"),
+    ("HEXPIRETIME job:visits:ttl FIELDS 1 on", b"*1\r\n:1700000003\r\n"),
+    ("HPEXPIRETIME job:visits:ttl FIELDS 1 on", b"*1\r\n:1700000002500\r\n"),
+    ("HTTL job:stats:a FIELDS 2 low nope", b"*2\r\n:-1\r\n:-2\r\n"),
+    ("HTTL nope FIELDS 2 a b", b"*2\r\n:-2\r\n:-2\r\n"),
+    ("HTTL job:temp:1 FOO 1 a", WRONGTYPE),
+    ("HTTL nope FOO 1 a", b"-ERR Mandatory argument FIELDS is missing or not at the right position\r\n"),
+    ("HTTL nope FIELDS 0 a", b"-ERR Number of fields must be a positive integer\r\n"),
+    ("HTTL nope FIELDS 2 a", b"-ERR The `numfields` parameter must match the number of arguments\r\n"),
+    # list
+    ("TYPE job:news:a", b"+list\r\n"),
+    ("LLEN job:news:a", b":5\r\n"),
     ("LLEN nope", b":0\r\n"),
     ("LLEN job:temp:1", WRONGTYPE),
+    ("LINDEX job:news:a 1", b"$1\r\ny\r\n"),
+    ("LINDEX job:news:a -2", b"$1\r\nz\r\n"),
+    ("LINDEX job:news:a 5", b"$-1\r\n"),
+    ("LINDEX job:news:a -6", b"$-1\r\n"),
+    ("LINDEX job:news:a x", NOT_INTEGER),
+    ("LINDEX nope x", b"$-1\r\n"),
+    ("LINDEX job:temp:1 x", WRONGTYPE),
+    ("LRANGE job:news:a 1 -3", b"*2\r\n$1\r\ny\r\n$1\r\nx\r\n"),
+    ("LRANGE job:news:a -100 0", b"*1\r\n$1\r\nx\r\n"),
+    ("LRANGE job:news:a 3 100", b"*2\r\n$1\r\nz\r\n$1\r\nx\r\n"),
+    ("LRANGE job:news:a 3 2", b"*0\r\n"),
     ("LRANGE nope 0 x", NOT_INTEGER),
+    ("LRANGE job:news:long 700 701", b"*2\r\n$1\r\n0\r\n$1\r\n1\r\n"),
+    ("LPOS job:news:a x", b":0\r\n"),
+    ("LPOS job:news:a x RANK 2", b":2\r\n"),
+    ("LPOS job:news:a x RANK -1 COUNT 2", b"*2\r\n:4\r\n:2\r\n"),
+    ("LPOS job:news:a x COUNT 0 MAXLEN 4", b"*2\r\n:0\r\n:2\r\n"),
+    ("LPOS job:news:a nope", b"$-1\r\n"),
+    ("LPOS job:news:a nope COUNT 1", b"*0\r\n"),
+    ("LPOS job:news:long 5 COUNT 0", b"*3\r\n:5\r\n:705\r\n:1405\r\n"),
+    ("LPOS job:news:long 5 RANK -1", b":1405\r\n"),
+    ("LPOS job:news:long 5 RANK 4", b"$-1\r\n"),
+    ("LPOS job:news:long 5 RANK -2 MAXLEN 100 COUNT 0", b"*0\r\n"),
+    ("LPOS nope a RANK 0", LPOS_RANK),
+    ("LPOS nope a COUNT -1", b"-ERR COUNT can't be negative\r\n"),
+    ("LPOS nope a FOO 1", SYNTAX),
+    # types that no state is
     ("SMEMBERS nope", b"*0\r\n"),
     ("SMISMEMBER nope a b", b"*2\r\n:0\r\n:0\r\n"),
     ("SRANDMEMBER nope", b"$-1\r\n"),
@@ -153,7 +196,7 @@ REPLIES = [
     ("COMMAND LIST FOO", SYNTAX),
     # state
     ("STATE LIST nope", b"-ERR no such job 'nope'; jobs: job\r\n"),
-    ("STATE DESCRIBE job:nope", b"-ERR no such state 'nope' in job 'job'; states: temp, stats, visits\r\n"),
+    ("STATE DESCRIBE job:nope", b"-ERR no such state 'nope' in job 'job'; states: temp, stats, visits, news\r\n"),
     ("STATE FOO", b"-ERR unknown subcommand 'FOO'. Try STATE HELP.\r\n"),
 ]
 
@@ -201,7 +244,7 @@ def test_a_replica_says_so_everywhere(connect: Callable[..., Any]) -> None:
 
 def test_info_has_the_asked_sections(client: Any) -> None:
     everything = client.ask("INFO everything").decode()
-    for field in ("redis_version:7.4.0", "connected_clients:1", "cluster_enabled:0", "db0:keys=24,expires=2,avg_ttl=0"):
+    for field in ("redis_version:7.4.0", "connected_clients:1", "cluster_enabled:0", "db0:keys=27,expires=2,avg_ttl=0"):
         assert f"\r\n{field}\r\n" in everything
     assert "# Commandstats" in everything
     assert "# Commandstats" not in client.ask("INFO").decode()
@@ -210,7 +253,7 @@ def test_info_has_the_asked_sections(client: Any) -> None:
 
 
 def test_info_tells_of_each_job(client: Any) -> None:
-    expected = "job_job:epoch=4,committed_epoch=6,lag_epochs=2,lag_ms=1500,stale=0,incomplete=0,keys=24\r\n"
+    expected = "job_job:epoch=4,committed_epoch=6,lag_epochs=2,lag_ms=1500,stale=0,incomplete=0,keys=27\r\n"
     assert expected in client.ask("INFO sparkis").decode()
 
 
@@ -221,8 +264,8 @@ def test_state_tells_of_jobs_and_states(client: Any) -> None:
             {
                 b"name": b"job",
                 b"generation": b"g1",
-                b"states": 3,
-                b"keys": 24,
+                b"states": 4,
+                b"keys": 27,
                 b"applied": 4,
                 b"committed": 6,
                 b"lag_epochs": 2,
@@ -233,7 +276,7 @@ def test_state_tells_of_jobs_and_states(client: Any) -> None:
         ],
         3,
     )
-    assert encode({b"name": b"visits", b"kind": b"map", b"keys": 1}, 3) in client.ask("STATE LIST job")
+    assert encode({b"name": b"visits", b"kind": b"map", b"keys": 2}, 3) in client.ask("STATE LIST job")
     described = client.ask("STATE DESCRIBE job:temp")
     for part in ({b"key_format": b"job:temp:<sensor>"}, {b"ttl_ms": 3_600_000}, {b"columns": {b"temp": b"int"}}):
         assert encode(next(iter(part)), 3) in described
@@ -300,7 +343,7 @@ def test_a_scan_returns_every_key_once(client: Any) -> None:
         found += reply[5:-1:2]
         if cursor == b"0":
             break
-    assert len(found) == len(set(found)) == 23
+    assert len(found) == len(set(found)) == 26
 
 
 def test_many_keys_are_counted_in_steps(client: Any) -> None:
