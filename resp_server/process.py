@@ -148,10 +148,10 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
     server = Server(keyspace, config)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     control = ControlListener(followers, token) if token else None
-    await server.start()
     try:
         await followers.start()
         await followers.catch_up(CATCH_UP_S_MAX)
+        await server.start()  # last: a client that came earlier would be told that keys do not exist
         control_port = await control.start() if control else None
         for host in config.hosts:
             logger.info("started @ %s:%d", host, server.port)
