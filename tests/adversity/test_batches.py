@@ -1,0 +1,354 @@
+"""What may go wrong around a micro-batch: its checkpoint, its tasks, its log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from threading import enumerate as enumerate_threads
+from typing import Any
+
+import driver
+import pyarrow as pa
+import pytest
+import redis
+from driver import JOB, counts, states
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from scene import MARKERS, Scene, eventually
+
+import sparkis
+from spark_hooks import sink
+from state_backend.change_log import ChangeLog, LogWriter
+
+pytestmark = pytest.mark.spark
+
+BEAT = f"sparkis-beat-{JOB}"
+FIRST = f"{JOB}:n:{MARKERS[0]}"
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    """A session whose tasks may fail three times."""
+    session = driver.session()
+    yield session
+    session.stop()
+
+
+class Job:
+    """The scene's job, run by this process: started and stopped at will."""
+
+    def __init__(self, spark: SparkSession, scene: Scene) -> None:
+        self.spark = spark
+        self.scene = scene
+        self.query: StreamingQuery | None = None
+
+    def run(self, df: DataFrame | None = None, **options: Any) -> None:
+        """Start the query and let it take all that is there."""
+        rows = counts(self.spark, str(self.scene.input)) if df is None else df
+        writer = sparkis.queryable(rows, *states(), mode="update", job=JOB, log=self.scene.log, **options)
+        self.query = writer.option("checkpointLocation", str(self.scene.checkpoint)).start()
+        self.query.processAllAvailable()
+
+    def go_on(self) -> None:
+        """Let the running query take what is new."""
+        assert self.query is not None
+        self.query.processAllAvailable()
+
+    def stop(self) -> None:
+        if self.query is not None:
+            self.query.stop()
+
+    def failure(self, **options: Any) -> str:
+        """Run into an error and return what it says."""
+        try:
+            if self.query is not None and self.query.isActive:
+                self.go_on()
+            else:
+                self.run(**options)
+        except Exception as error:  # Spark's, around ours
+            return str(error)
+        raise AssertionError("nothing failed")
+
+    def value(self, key: str = FIRST) -> str | None:
+        """Read one key at the newest epoch of the log."""
+        with sparkis.read_snapshot(self.scene.log, JOB) as snapshot:
+            found = snapshot.value(key.encode())
+            return None if found is None else found.decode()
+
+
+@pytest.fixture
+def job(spark: SparkSession, scene: Scene) -> Iterator[Job]:
+    made = Job(spark, scene)
+    yield made
+    made.stop()
+
+
+# The checkpoint -------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_checkpoint_replaces_all_state_and_the_old_one_is_readable_until_then(job: Job, scene: Scene):
+    scene.start_server()
+    scene.add_files(2)
+    job.run()
+    scene.wait_for_all()
+    job.stop()
+    before, generation = scene.state(), scene.generation()
+
+    shutil.rmtree(scene.checkpoint)
+    for path in scene.input.iterdir():
+        path.unlink()
+    scene.forget()
+    job.run()  # there is no input, so there is no epoch yet
+    assert scene.generation() != generation
+    assert scene.state() == before
+    scene.add_files(1)
+    job.go_on()
+    scene.wait_for_all()
+    assert scene.epochs() == [0]
+
+
+def test_a_checkpoint_that_was_set_back_is_refused_unless_later_epochs_may_go(
+    job: Job, scene: Scene, caplog: pytest.LogCaptureFixture
+):
+    scene.start_server()
+    scene.add_files(2)
+    job.run()
+    job.stop()
+    older = scene.folder / "older"
+    shutil.copytree(scene.checkpoint, older)
+    scene.add_files(3)
+    job.run()
+    job.stop()
+    scene.wait_for_all()
+    assert scene.epochs() == list(range(5))
+
+    shutil.rmtree(scene.checkpoint)
+    shutil.copytree(older, scene.checkpoint)
+    first = scene.epoch(2)
+    message = job.failure()
+    assert f"job '{JOB}': epoch 2 was published again, but the log {scene.log} already ends at epoch 4" in message
+    assert "Restore the newer checkpoint, or pass on_rewind='truncate'" in message
+    assert scene.state() == scene.expected()
+
+    job.run(on_rewind="truncate")
+    scene.add_files(3)
+    job.go_on()
+    scene.wait_for_all()
+    assert scene.epochs() == list(range(8))
+    assert scene.epoch(2) != first
+    assert [record for record in caplog.records if "epochs 2 to 4 are dropped" in record.getMessage()]
+
+
+# Replays --------------------------------------------------------------------------------------------------------------
+
+
+def undo_sparks_commit(scene: Scene) -> int:
+    """Make Spark forget that it has done the last micro-batch, as if its driver had died before it could say so."""
+    commits = scene.checkpoint / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+    (commits / str(last)).unlink()
+    (commits / f".{last}.crc").unlink(missing_ok=True)
+    return last
+
+
+def test_the_replay_of_a_committed_batch_leaves_the_first(job: Job, scene: Scene, caplog: pytest.LogCaptureFixture):
+    scene.add_files(3)
+    job.run()
+    job.stop()
+    last = undo_sparks_commit(scene)
+    first = scene.epoch(last)
+    with caplog.at_level(logging.INFO, "sparkis.sink"):
+        job.run()
+    assert scene.epoch(last) == first
+    assert [record for record in caplog.records if f"epoch {last} was committed before" in record.getMessage()]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert (scene.checkpoint / "commits" / str(last)).exists()
+    scene.add_files(3)
+    job.go_on()
+    assert scene.epochs() == list(range(6))
+    assert job.value() == "6"
+
+
+def test_the_replay_of_a_query_that_is_not_deterministic_warns_and_leaves_the_first(
+    job: Job, scene: Scene, caplog: pytest.LogCaptureFixture
+):
+    scene.add_files(2)
+    unsteady = counts(job.spark, str(scene.input)).withColumn("last", F.expr("reflect('java.lang.System', 'nanoTime')"))
+    job.run(unsteady)
+    job.stop()
+    last = undo_sparks_commit(scene)
+    first = scene.epoch(last)
+    job.run(unsteady)
+    assert scene.epoch(last) == first
+    assert [record for record in caplog.records if "The query is not deterministic" in record.getMessage()]
+
+
+# Tasks ----------------------------------------------------------------------------------------------------------------
+
+
+class _FailsOnce(sink._Task):
+    """A task of the sink that writes all it has to, and fails at its very end, the first time."""
+
+    marker: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        results = list(super().__call__(batches))
+        if not Path(self.marker).exists():
+            Path(self.marker).touch()
+            raise OSError("this executor is lost")
+        yield from results
+
+
+class _RunsTwice(sink._Task):
+    """A task that is run twice, as by speculation, with the same rows; one result counts."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = list(batches)
+        list(super().__call__(iter(rows)))
+        yield from super().__call__(iter(rows))
+
+
+@pytest.mark.parametrize("task", [_FailsOnce, _RunsTwice])
+def test_a_task_that_runs_more_than_once_leaves_each_change_once(
+    job: Job, scene: Scene, monkeypatch: pytest.MonkeyPatch, task: type[sink._Task]
+):
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors cannot import a test
+    monkeypatch.setattr(sink, "_Task", with_files_only(task))
+    marker = scene.folder / "failed"
+    task.marker = str(marker)  # type: ignore[attr-defined]
+    scene.add_files(3)
+    job.run()
+    assert marker.exists() == (task is _FailsOnce)
+    changes = scene.log / JOB / scene.generation() / "changes"
+    written = {path.name for path in changes.iterdir()}
+    log = ChangeLog(scene.log).job(JOB)
+    current = log.current()
+    assert current is not None
+    epochs = [log.epoch(current, number) for number in scene.epochs()]
+    listed = [file.name for epoch in epochs if epoch for file in epoch.files]
+    assert len(listed) == len(set(listed))
+    assert set(listed) < written  # what the thrown away attempts wrote is there, and listed by no epoch
+    for epoch in epochs:
+        assert epoch is not None
+        assert epoch.rows == sum(file.rows for file in epoch.files)
+    assert job.value() == "3"
+    with sparkis.read_snapshot(scene.log, JOB) as snapshot:
+        assert {f"{JOB}:n:{key}": job.value(f"{JOB}:n:{key}") for key in scene.counts} == {
+            key: value for key, value in scene.expected().items() if isinstance(value, str)
+        }
+        assert snapshot.applied.key_count == len(scene.expected())
+
+
+def with_files_only(task: type[sink._Task]) -> type[sink._Task]:
+    """Return a task class whose workers write even the smallest result as a file."""
+
+    class WithFilesOnly(task):  # type: ignore[misc,valid-type]
+        def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            from state_backend import change_log
+
+            usual, change_log.INLINE_BYTES_MAX = change_log.INLINE_BYTES_MAX, 0
+            try:
+                yield from super().__call__(batches)
+            finally:  # a worker lives longer than a test
+                change_log.INLINE_BYTES_MAX = usual
+
+    return WithFilesOnly
+
+
+def test_a_user_function_that_fails_at_first_leaves_each_change_once(job: Job, scene: Scene):
+    marker = scene.folder / "failed"
+    scene.add_files(2)
+
+    def shaky(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            if not marker.exists():
+                marker.touch()
+                raise OSError("a flaky look-up")
+
+    rows = job.spark.readStream.schema("k string, file int").option("maxFilesPerTrigger", 1).json(str(scene.input))
+    steady = rows.mapInArrow(shaky, rows.schema)
+    job.run(steady.groupBy("k").agg(F.count("*").alias("n"), F.max("file").alias("last")))
+    assert marker.exists()
+    assert job.value() == "2"
+
+
+# The log --------------------------------------------------------------------------------------------------------------
+
+
+def errors_of(scene: Scene) -> str:
+    with redis.Redis(port=scene.port, decode_responses=True) as client:
+        (lag,) = client.execute_command("STATE", "LAG")
+        return str(lag["error"])
+
+
+def test_while_the_log_is_out_of_reach_batches_fail_and_servers_answer(job: Job, scene: Scene):
+    scene.start_server()
+    scene.add_files(2)
+    job.run()
+    scene.wait_for_all()
+    before = scene.state()
+
+    away = scene.folder / "away"
+    scene.log.rename(away)
+    scene.add_files(1)
+    message = job.failure()
+    assert f"job '{JOB}' is gone from the log {scene.log}: was it moved, or its storage taken away?" in message
+    assert "gone from the log" in eventually(lambda: errors_of(scene), bool)
+    assert scene.state() == before
+
+    away.rename(scene.log)
+    job.run()
+    scene.add_files(2)
+    job.go_on()
+    scene.wait_for_all()
+    assert eventually(lambda: errors_of(scene), lambda error: not error) == ""
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+def test_storage_that_refuses_fails_the_batch_with_its_reason(
+    job: Job, scene: Scene, caplog: pytest.LogCaptureFixture, size: int
+):
+    scene.add_files(1)
+    wide = counts(job.spark, str(scene.input)).selectExpr("k", "n", f"rpad('', {size}, 'x') AS last")
+    job.run(wide)
+    generation = scene.log / JOB / scene.generation()
+    for name in ("changes", "epochs"):  # a file in the folder's place: as root, no folder is read-only
+        (generation / name).rename(generation / f"{name}-away")
+        (generation / name).touch()
+    scene.add_files(1)
+    message = job.failure()
+    assert "LogUnavailableError" in message
+    assert f"in the log {scene.log}: Not a directory" in message
+    lines = [record.getMessage() for record in caplog.records if record.name == "sparkis.sink"]
+    assert len(lines) == 1
+    assert "Not a directory" in lines[0]
+
+    for name in ("changes", "epochs"):
+        (generation / name).unlink()
+        (generation / f"{name}-away").rename(generation / name)
+    job.run(wide)
+    assert job.value() == "2"
+    assert scene.epochs() == [0, 1]
+
+
+def test_a_writer_that_was_fenced_shows_no_signs_of_life(job: Job, scene: Scene):
+    scene.add_files(1)
+    job.run()
+    with LogWriter(scene.log, JOB, states()) as newer:
+        alive = scene.log / JOB / "alive.json"
+
+        def beats() -> Any:
+            return json.loads(alive.read_text())
+
+        newer.beat()
+        threads = eventually(lambda: [each.name for each in enumerate_threads()], lambda names: BEAT not in names)
+        assert BEAT not in threads
+    job.stop()
+    assert beats() == {"writer": newer.current.writer, "beat": 2, "is_running": False}
