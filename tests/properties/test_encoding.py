@@ -13,8 +13,16 @@ import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spark_hooks.encoding import COLUMN_HASH_BYTES_MAX, RowPlan, as_bytes, encode, pack_columns, positions_of
-from state_backend import packed_map
+from spark_hooks.encoding import (
+    COLUMN_HASH_BYTES_MAX,
+    RowPlan,
+    as_bytes,
+    encode,
+    pack_arrays,
+    pack_columns,
+    positions_of,
+)
+from state_backend import packed_list, packed_map
 from state_backend.records import changes_in
 from state_backend.slots import position_of
 
@@ -50,6 +58,13 @@ def test_columns_are_packed_as_a_row_at_a_time_is(table: list[list[bytes | None]
     ]
     assert packed.to_pylist() == [packed_map.pack(each) for each in maps]
     assert is_empty.to_pylist() == [not each for each in maps]
+
+
+@given(st.lists(st.none() | st.lists(st.binary(max_size=20), max_size=5), max_size=20), st.integers(0, 3))
+def test_arrays_are_packed_as_a_row_at_a_time_is(rows: list[list[bytes] | None], offset: int) -> None:
+    packed, is_empty = pack_arrays(PLAN, pa.array(rows, pa.list_(pa.binary())).slice(offset))
+    assert packed.to_pylist() == [packed_list.pack(row or ()) for row in rows[offset:]]
+    assert is_empty.to_pylist() == [not row for row in rows[offset:]]
 
 
 def check_shortest(text: str, number: np.floating, shortest: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from spark_hooks import encoding
 from spark_hooks.encoding import KEY_BYTES_MAX, VALUE_BYTES_MAX, RowError, RowPlan, as_bytes, encode, pack_columns
-from state_backend import packed_map
+from state_backend import packed_list, packed_map
 from state_backend.records import RUN_BYTES_MAX, RUN_ROWS_MAX, SCHEMA, Change, Op, changes_in
 
 VALUES = RowPlan(
@@ -157,6 +157,30 @@ def test_two_rows_of_one_key_and_field_are_refused_and_two_fields_are_not():
     assert len(changes(FIELDS, rows(k0=["a", "a"], f=["x", "y"], v0=["1", "2"]))) == 2
     with pytest.raises(RowError, match="several rows for the key"):
         changes(FIELDS, rows(k0=["a", "a"], f=["x", "x"], v0=["1", "2"]))
+
+
+def test_all_rows_that_append_to_a_list_count_in_their_order():
+    plan = replace(VALUES, keeps_last=True, appends=True)
+    batches = [rows(k0=["a", "a"], v0=["1", "2"]), rows(k0=["a", "b"], v0=["1", "3"]), rows(k0=["b"], v0=[None])]
+    found = [(change.op, change.key[-1:], change.value) for change in changes(plan, *batches)]
+    appended = [(Op.APPEND, key, value) for key, value in ((b"a", b"1"), (b"a", b"2"), (b"a", b"1"), (b"b", b"3"))]
+    assert found == [*appended, (Op.DELETE, b"b", None)]
+
+
+def test_rows_that_append_to_one_list_need_an_order():
+    with pytest.raises(RowError, match=r"several rows for the key b'job:temp:a'.*order_by"):
+        changes(replace(VALUES, appends=True), rows(k0=["a", "a"], v0=["1", "2"]))
+
+
+def test_an_array_replaces_a_list_and_must_hold_no_null():
+    plan = replace(VALUES, replaces_list=True)
+    arrays = pa.array([["x", ""], [], None], pa.list_(pa.string()))
+    full, *others = changes(plan, rows(k0=["a", "b", "c"], v0=arrays))
+    assert full.value is not None
+    assert packed_list.elements(full.value) == [b"x", b""]
+    assert others == [delete(b"job:temp:b"), delete(b"job:temp:c")]
+    with pytest.raises(RowError, match=r"state 'temp': 1 element\(s\) of an array are null.*array_compact"):
+        changes(plan, rows(k0=["a"], v0=pa.array([["x", None]])))
 
 
 # What is refused ------------------------------------------------------------------------------------------------------
