@@ -237,11 +237,14 @@ def _like_requests(parts: list[bytes], last: int) -> tuple[list[Request], int]:
 
 
 def _line_end(data: bytes, at: int, too_long: str) -> int:
-    """Return where a count's or length's line ends, or -1 if that is not here yet."""
-    end = data.find(b"\r\n", at, at + INLINE_BYTES_MAX + 1)
+    """Return where a count's or length's line ends, or -1 if that is not here yet.
+
+    It ends with a carriage return and one byte more, of which Redis does not ask that it is a line feed.
+    """
+    end = data.find(b"\r", at, at + INLINE_BYTES_MAX)
     if end < 0 and len(data) - at > INLINE_BYTES_MAX:
         raise ProtocolError(too_long)
-    return end
+    return end if end + 1 < len(data) else -1
 
 
 def _number(digits: bytes) -> int | None:
