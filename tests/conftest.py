@@ -19,7 +19,11 @@ from state_backend.records import Change, Op
 EXPECTED_SKIPS: tuple[str, ...] = ()
 
 JOB = "job"
-STATES = (StateDescriptor("text", key="key", value="value"), StateDescriptor("map", key="key", value="value", field="f"))
+STATES = (
+    StateDescriptor("text", key="key", value="value"),
+    StateDescriptor("map", key="key", value="value", field="field"),
+    StateDescriptor("list", key="key", value="value", kind="list"),
+)
 
 _unexpected_skips: list[str] = []
 
@@ -39,7 +43,11 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail a run on CI that skipped something: a test that does not run proves nothing."""
-    if os.environ.get("CI") and _unexpected_skips and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    if (
+        os.environ.get("CI")
+        and _unexpected_skips
+        and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -65,6 +73,8 @@ def dataset_log(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> P
         writer.publish([Change("text", Op.PUT, b"gone", value=b"deleted by a later epoch")])
         writer.publish([Change("text", Op.PUT, key, value=b"overwritten") for key in list(dataset.strings)[::2]])
         writer.publish([*_values(dataset), *_maps(dataset), Change("text", Op.DELETE, b"gone")])
+        for half in (0, 1):
+            writer.publish(_elements(dataset, half))
     return root
 
 
@@ -82,6 +92,14 @@ def _maps(dataset: Dataset) -> Iterator[Change]:
         else:
             for name, value in fields.items():
                 yield Change("map", Op.PUT, key, name, value)
+
+
+def _elements(dataset: Dataset, half: int) -> Iterator[Change]:
+    """Return half of each list's elements, to be added at its end. A list expires when its last change says."""
+    for key, elements in dataset.lists.items():
+        middle = len(elements) // 2
+        for element in elements[middle:] if half else elements[:middle]:
+            yield Change("list", Op.APPEND, key, value=element, expire_at_ms=dataset.expire_at_ms.get(key))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 # Some weeks on: no test run lasts until then. Redis keeps milliseconds.
@@ -18,12 +18,13 @@ class Dataset:
 
     strings: Mapping[bytes, bytes]
     hashes: Mapping[bytes, Mapping[bytes, bytes]]
+    lists: Mapping[bytes, Sequence[bytes]]
     expire_at_ms: Mapping[bytes, int] = field(default_factory=dict)
 
     @property
     def keys(self) -> list[bytes]:
         """All keys."""
-        return [*self.strings, *self.hashes]
+        return [*self.strings, *self.hashes, *self.lists]
 
 
 def standard() -> Dataset:
@@ -38,7 +39,7 @@ def standard() -> Dataset:
         b"\x00\xff\r\n\x80": b"\x00\r\n$5\r\n\xff\xfe",
         b"utf8:schl\xc3\xbcssel": "žluťoučký kůň 🐎".encode(),
         b"with space": b"a b c",
-        b'quote"\'\\': b'"quoted"',
+        b"quote\"'\\": b'"quoted"',
         b"{tag}a": b"1",
         b"{tag}b": b"2",
         b"{}notag": b"3",
@@ -63,5 +64,18 @@ def standard() -> Dataset:
         b"{tag}hash": {b"n": b"1"},
         b"hash:later": {b"f": b"expires as a whole"},
     }
-    expiries = {b"soon": LATER_MS - 1_000_000_000_001, b"later": LATER_MS, b"hash:later": LATER_MS - 499}
-    return Dataset(strings, hashes, expiries)
+    lists: dict[bytes, list[bytes]] = {
+        b"list:one": [b"only"],
+        b"list:short": [b"a", b"b", b"a", b"c", b"", b"a", b"b"],
+        b"list:odd": [b"\x00\xff", b"\r\n", b"$1\r\na", "ž".encode(), b"x" * 9000],
+        b"list:edge": [b"%d" % (number % 10) for number in range(SMALL_MAP_FIELDS_MAX)],
+        b"list:long": [b"%d" % (number % 7) for number in range(1500)],
+        b"list:later": [b"a", b"b"],
+    }
+    expiries = {
+        b"soon": LATER_MS - 1_000_000_000_001,
+        b"later": LATER_MS,
+        b"hash:later": LATER_MS - 499,
+        b"list:later": LATER_MS - 500,
+    }
+    return Dataset(strings, hashes, lists, expiries)

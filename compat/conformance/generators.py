@@ -6,21 +6,43 @@ any order and case, keys of the data set, keys that are missing, arguments too f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from compat.conformance.dataset import standard
 
 DATASET = standard()
+
+# How many times as many examples are tried as usual, and then other ones each time: to look for differences.
+EXAMPLES_VARIABLE = "SPARKIS_EXAMPLES"
+
+
+def checked(examples: int) -> settings:
+    """Return hypothesis' settings: the same examples in every run, unless the environment asks for more."""
+    factor = int(os.environ.get(EXAMPLES_VARIABLE, "1"))
+    return settings(
+        deadline=None,
+        max_examples=examples * factor,
+        derandomize=factor == 1,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 Word = SearchStrategy[bytes]
 
 some_bytes = st.binary(max_size=6)
 keys = st.one_of(st.sampled_from(sorted(DATASET.keys, key=len)[:40]), st.sampled_from(DATASET.keys), some_bytes)
 hash_keys = st.one_of(st.sampled_from(list(DATASET.hashes)), st.sampled_from(list(DATASET.hashes)), keys)
+list_keys = st.one_of(st.sampled_from(list(DATASET.lists)), st.sampled_from(list(DATASET.lists)), keys)
+elements = st.one_of(st.sampled_from([b"a", b"b", b"", b"3", b"6", b"only", b"\r\n", b"nope"]), some_bytes)
 fields = st.one_of(
-    st.sampled_from([b"field", b"f0", b"f001", b"field:00007", b"short", b"long", b"", b"\xff\x00", b"{f}", b"n"]), some_bytes
+    st.sampled_from([b"field", b"f0", b"f001", b"field:00007", b"short", b"long", b"", b"\xff\x00", b"{f}", b"n"]),
+    some_bytes,
 )
 NUMBERS = b"""0 1 -1 2 -2 5 10 127 128 129 1000 -1000 32768 2147483647 2147483648 -2147483648 -2147483649 4294967296
 9223372036854775807 9223372036854775808 -9223372036854775808 -9223372036854775809 18446744073709551615
@@ -32,21 +54,46 @@ numbers = st.one_of(
 )
 counts = st.one_of(st.sampled_from([b"1", b"10", b"1000", b"5000"]), numbers)
 cursors = st.one_of(st.just(b"0"), st.just(b"0"), numbers)
-PATTERN_PARTS = [*(bytes([code]) for code in b"*?[]^-\\!abhkmfn:{}0129 ._"), b"\xff", b"\x00", b"many", b"hash", b"f0", b"**"]
+PATTERN_PARTS = [
+    *(bytes([code]) for code in b"*?[]^-\\!abhkmfn:{}0129 ._"),
+    b"\xff",
+    b"\x00",
+    b"many",
+    b"hash",
+    b"f0",
+    b"**",
+]
 patterns = st.one_of(
-    st.sampled_from([b"*", b"", b"hash:*", b"many:0?1", b"[^m]*", b"[a-f]*", b"*\\*", b"{tag}*", b"*\xff*", b"[[]*", b"?"]),
+    st.sampled_from(
+        [
+            b"*",
+            b"",
+            b"hash:*",
+            b"list:*",
+            b"many:0?1",
+            b"[^m]*",
+            b"[a-f]*",
+            b"*\\*",
+            b"{tag}*",
+            b"*\xff*",
+            b"[[]*",
+            b"?",
+        ]
+    ),
     st.lists(st.sampled_from(PATTERN_PARTS), max_size=7).map(b"".join),
 )
 type_names = st.sampled_from([b"string", b"hash", b"list", b"HASH", b"sTring", b"nope", b"", b"zset", b"\xff"])
-names = st.one_of(st.sampled_from([b"name", b"", b"with space", b"new\nline", b"\x7f", b"~", b"!", b"\xc3\xbc"]), some_bytes)
+names = st.one_of(
+    st.sampled_from([b"name", b"", b"with space", b"new\nline", b"\x7f", b"~", b"!", b"\xc3\xbc"]), some_bytes
+)
 command_names = st.sampled_from(
     b"get GET set mset ping config config|get client|id client|nope object|encoding nope sort eval xread zunionstore "
     b"memory|usage hset blpop migrate lmpop strlen mget exists touch script|exists acl|whoami |get get|".split()
 )
 settings_names = st.one_of(
     st.sampled_from(
-        b"* timeout TIMEOUT port maxmemory maxm* save appendonly databases nope [st]* requirepass slave-* repl*-data ?ave "
-        b"TimeO* proto-max-bulk-len bind tcp-?eepalive".split()
+        b"* timeout TIMEOUT port maxmemory maxm* save appendonly databases nope [st]* requirepass slave-* repl*-data "
+        b"?ave TimeO* proto-max-bulk-len bind tcp-?eepalive".split()
     ),
     patterns,
 )
@@ -58,18 +105,18 @@ def words_of(*parts: Word | bytes) -> SearchStrategy[list[bytes]]:
 
 
 def several(word: Word, at_most: int = 5) -> SearchStrategy[list[bytes]]:
+    """Make a list of like words, which may be empty."""
     return st.lists(word, max_size=at_most)
 
 
 def joined(*parts: SearchStrategy[list[bytes]]) -> SearchStrategy[list[bytes]]:
+    """Make one list of several."""
     return st.tuples(*parts).map(lambda lists: [word for each in lists for word in each])
 
 
 def cased(*words: bytes) -> Word:
     """One of some words, in some case."""
-    return st.tuples(st.sampled_from(words), st.sampled_from([bytes.upper, bytes.lower, bytes.title, bytes])).map(
-        lambda chosen: chosen[1](chosen[0])
-    )
+    return st.sampled_from([shape for word in words for shape in (word, word.upper(), word.lower(), word.title())])
 
 
 scan_options = st.lists(
@@ -79,6 +126,14 @@ scan_options = st.lists(
         words_of(cased(b"type"), type_names),
         words_of(cased(b"novalues", b"nope", b"match", b"count")),
         words_of(some_bytes),
+    ),
+    max_size=3,
+).map(lambda options: [word for option in options for word in option])
+lpos_options = st.lists(
+    st.one_of(
+        words_of(cased(b"rank", b"count", b"maxlen"), numbers),
+        words_of(cased(b"rank", b"count", b"maxlen"), st.integers(-3, 9).map(lambda number: b"%d" % number)),
+        words_of(cased(b"rank", b"nope")),
     ),
     max_size=3,
 ).map(lambda options: [word for option in options for word in option])
@@ -110,7 +165,10 @@ ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
     "client|list": st.one_of(
         words_of(),
         words_of(cased(b"type"), cased(b"normal", b"master", b"replica", b"slave", b"pubsub", b"nope", b"")),
-        joined(words_of(cased(b"id")), several(st.one_of(st.just(b"999999999"), numbers.filter(lambda n: n not in LIKELY_IDS)))),
+        joined(
+            words_of(cased(b"id")),
+            several(st.one_of(st.just(b"999999999"), numbers.filter(lambda n: n not in LIKELY_IDS))),
+        ),
         several(names, 2),
     ),
     "client|no-evict": words_of(cased(b"on", b"off", b"maybe", b"")),
@@ -122,16 +180,30 @@ ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
         words_of(),
         words_of(cased(b"filterby"), cased(b"module", b"aclcat", b"pattern", b"nope"), st.one_of(patterns, names)),
         words_of(cased(b"filterby"), cased(b"aclcat"), cased(b"hash", b"read", b"nope", b"@read", b"slow")),
-        words_of(cased(b"filterby"), cased(b"pattern"), st.sampled_from([b"x*", b"X*", b"*|*", b"h[gs]et", b"z?ange*", b"get"])),
+        words_of(
+            cased(b"filterby"),
+            cased(b"pattern"),
+            st.sampled_from([b"x*", b"X*", b"*|*", b"h[gs]et", b"z?ange*", b"get"]),
+        ),
         several(names, 3),
     ),
     "command|getkeys": joined(
         words_of(command_names.filter(lambda name: name not in (b"sort", b"migrate", b"set")), keys),
-        several(st.one_of(keys, numbers, cased(b"streams", b"keys", b"left", b"store"))),
+        several(
+            st.one_of(
+                keys,
+                st.integers(0, 4).map(lambda number: b"%d" % number),
+                cased(b"streams", b"keys", b"left", b"store"),
+            )
+        ),
     ),
     "config|get": joined(words_of(settings_names), several(settings_names, 3)),
     "info": several(
-        st.one_of(cased(b"server", b"clients", b"memory", b"keyspace", b"all", b"default", b"everything", b"nope", b"cpu"), names), 3
+        st.one_of(
+            cased(b"server", b"clients", b"memory", b"keyspace", b"all", b"default", b"everything", b"nope", b"cpu"),
+            names,
+        ),
+        3,
     ),
     "dbsize": words_of(),
     "time": words_of(),
@@ -160,9 +232,10 @@ ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
     "hexists": words_of(hash_keys, fields),
     "hstrlen": words_of(hash_keys, fields),
     "hscan": joined(words_of(hash_keys, cursors), scan_options),
-    "llen": words_of(keys),
-    "lindex": words_of(keys, numbers),
-    "lrange": words_of(keys, numbers, numbers),
+    "llen": words_of(list_keys),
+    "lindex": words_of(list_keys, numbers),
+    "lrange": words_of(list_keys, numbers, numbers),
+    "lpos": joined(words_of(list_keys, elements), lpos_options),
     "scard": words_of(keys),
     "smembers": words_of(keys),
     "sismember": words_of(keys, fields),
@@ -189,12 +262,14 @@ SHORT_ANSWERS = sorted(ARGUMENTS.keys() - {"command"})
 def requests(draw: st.DrawFn, name: str | None = None) -> list[bytes]:
     """Make one request, of a named command or of any; now and then spoil its arguments."""
     chosen = name or draw(st.sampled_from(SHORT_ANSWERS))
+    # Where COMMAND GETKEYS expects a number of keys, Redis reads words that are none as C's atoi does.
+    spoilers = keys if chosen == "command|getkeys" else st.one_of(numbers, keys, names)
     words = draw(joined(words_of(*(cased(part.encode()) for part in chosen.split("|"))), ARGUMENTS[chosen]))
     match draw(st.integers(0, 9)):
         case 0 if len(words) > 1:
             del words[draw(st.integers(1, len(words) - 1))]
         case 1:
-            words.insert(draw(st.integers(1, len(words))), draw(st.one_of(numbers, keys, names)))
+            words.insert(draw(st.integers(1, len(words))), draw(spoilers))
     return words
 
 

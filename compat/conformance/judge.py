@@ -34,7 +34,7 @@ UNORDERED = ("hgetall", "hkeys", "hvals", "keys", "smembers", "sinter", "sunion"
 CONTAINERS = ("client", "command", "config")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Answer:
     """One difference in an answer, with a request that shows it. `why` says whose behaviour is wanted."""
 
@@ -46,11 +46,23 @@ class Answer:
     is_password_set: bool = False
 
 
+@dataclass(frozen=True)
+class BytesAnswer:
+    """One difference in what bytes, which are no request of a client, are answered with."""
+
+    data: str
+    redis: str
+    sparkis: str
+    why: str
+    is_password_set: bool = False
+
+
 @dataclass(frozen=True, repr=False)
 class Deviations:
     """What `deviations.toml` says: differences that are meant. Every line names its reason; patterns are globs."""
 
     answers: Sequence[Answer]
+    bytes_answers: Sequence[BytesAnswer]
     not_served: Mapping[str, str]
     info_missing: Mapping[str, str]
     info_added: Mapping[str, str]
@@ -63,7 +75,9 @@ class Deviations:
     def load(cls, path: Path = DEVIATIONS) -> Deviations:
         """Read the file; a table or key that is not known here is an error."""
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        return cls(answers=[Answer(**row) for row in tables.pop("answers")], **tables)
+        answers = [Answer(**row) for row in tables.pop("answers")]
+        bytes_answers = [BytesAnswer(**row) for row in tables.pop("bytes")]
+        return cls(answers, bytes_answers, **tables)
 
     def explains(self, command: str, theirs: Reply, ours: Reply) -> bool:
         """Tell whether a difference is one that is meant."""
@@ -74,7 +88,7 @@ class Deviations:
 
 
 def is_text(pattern: str, reply: Reply) -> bool:
-    """Tell whether a reply, as it was sent and without its last line end, is what a deviation's regular expression says."""
+    """Tell whether a reply, as it was sent but for its last line end, is what a deviation's regular expression says."""
     return re.fullmatch(pattern.encode(), reply.raw.removesuffix(b"\r\n"), re.DOTALL) is not None
 
 
@@ -158,7 +172,7 @@ class Judge:
     @staticmethod
     def _is_same_time(apart_max: int) -> Callable[[Words, Reply, Reply], bool]:
         def is_same(request: Words, theirs: Reply, ours: Reply) -> bool:
-            return min(theirs.value, ours.value) >= 0 and abs(theirs.value - ours.value) <= apart_max
+            return all(0 <= value <= min(theirs.value, ours.value) + apart_max for value in (theirs.value, ours.value)
 
         return is_same
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compat.conformance.judge import Judge
 from compat.conformance.servers import Running
@@ -14,9 +14,9 @@ from compat.conformance.wire import Reply, Words, ask, exchange
 class Pair:
     """Two servers with the same data."""
 
-    redis: Running
-    sparkis: Running
-    judge: Judge
+    redis: Running = field(repr=False)
+    sparkis: Running = field(repr=False)
+    judge: Judge = field(repr=False)
 
     def ask(self, pipeline: Sequence[Words]) -> tuple[list[Reply], list[Reply]]:
         """Send a pipeline to both, each on a new connection; return Redis' replies, and ours."""

@@ -128,6 +128,7 @@ def fill(server: Running, dataset: Dataset) -> None:
     writes: list[Sequence[bytes]] = [(b"SET", key, value) for key, value in dataset.strings.items()]
     for key, fields in dataset.hashes.items():
         writes.append((b"HSET", key, *(part for pair in fields.items() for part in pair)))
+    writes += [(b"RPUSH", key, *elements) for key, elements in dataset.lists.items()]
     writes += [(b"PEXPIREAT", key, b"%d" % at) for key, at in dataset.expire_at_ms.items()]
     with server.connect() as connection:
         connection.send(requests(writes))

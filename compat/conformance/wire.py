@@ -27,7 +27,7 @@ class NotAReplyError(Exception):
 class Reply(NamedTuple):
     """A reply as it was sent, and read: `mark` is its first byte.
 
-    value: bytes for `+ - $ =`, an integer for `:`, None for nil, a list of replies for `* ~ >`, a list of pairs for `%`.
+    value: bytes for `+ - $ =`, an integer for `:`, None for nil, replies for `* ~ >`, pairs of replies for `%`.
     """
 
     raw: bytes
@@ -183,7 +183,7 @@ def exchange(port: int, data: bytes, cuts: Iterable[int] = (), pause_s: float = 
     """Send bytes on a new connection, then the end; return all that the server answers until it closes.
 
     cuts: offsets at which the bytes are sent in parts, so much time apart. What follows a byte at which the server
-    hung up is not answered: two servers that close at different bytes give different answers. For small answers only, as
+    hung up is not answered: two servers that close at different bytes give different answers. For small answers only:
     Redis drops what it has not sent when a client ends.
     """
     with Connection(port) as connection:

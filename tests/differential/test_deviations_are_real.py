@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from compat.conformance.judge import Answer, Deviations, is_text
+from compat.conformance.judge import Answer, BytesAnswer, Deviations, is_text
 from compat.conformance.pair import Pair
+from compat.conformance.wire import exchange
 
 LONG_PATTERN = b"<a pattern of 5000 bytes>"
 
@@ -18,3 +19,11 @@ def test_a_listed_answer_differs_as_it_says(pair: Pair, locked_pair: Pair, answe
     assert is_text(answer.redis, theirs), theirs.raw
     assert is_text(answer.sparkis, ours), ours.raw
     assert theirs.raw != ours.raw
+
+
+@pytest.mark.parametrize("answer", Deviations.load().bytes_answers, ids=lambda answer: repr(answer.data))
+def test_listed_bytes_are_answered_as_it_says(pair: Pair, locked_pair: Pair, answer: BytesAnswer) -> None:
+    chosen = locked_pair if answer.is_password_set else pair
+    theirs, ours = (exchange(server.port, answer.data.encode()) for server in (chosen.redis, chosen.sparkis))
+    assert (theirs, ours) == (answer.redis.encode(), answer.sparkis.encode())
+    assert theirs != ours

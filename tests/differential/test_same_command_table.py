@@ -82,5 +82,5 @@ def differing_shapes(theirs: Reply, ours: Reply, at: tuple[object, ...]) -> Iter
 
 
 def is_ordered(at: tuple[object, ...]) -> bool:
-    """Tell whether a map's order says something: that of the commands and of subcommands is the real server's hash's."""
+    """Tell whether a map's order says something: that of commands and subcommands is a hash table's."""
     return bool(at) and at[-1] != b"subcommands"

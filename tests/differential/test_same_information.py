@@ -64,7 +64,8 @@ def _is_number(text: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "section", [b"server", b"clients", b"memory", b"persistence", b"stats", b"replication", b"cpu", b"cluster", b"keyspace"]
+    "section",
+    [b"server", b"clients", b"memory", b"persistence", b"stats", b"replication", b"cpu", b"cluster", b"keyspace"],
 )
 def test_a_section_of_info_alone_has_the_fields_of_that_section(pair: Pair, section: bytes) -> None:
     (theirs,), (ours,) = pair.ask([[b"INFO", section]])
@@ -99,7 +100,8 @@ def test_fields_of_clients_that_differ_are_listed(pair: Pair, deviations: Deviat
 def test_the_list_of_clients_has_a_line_for_this_one(pair: Pair, option: list[bytes]) -> None:
     pipeline = [[b"CLIENT", b"SETNAME", b"me"], [b"SELECT", b"3"], [b"CLIENT", b"LIST", *option], [b"CLIENT", b"ID"]]
     theirs, ours = (
-        next(line for line in client_lines(replies[2]) if line["id"] == str(replies[3].value)) for replies in pair.ask(pipeline)
+        next(line for line in client_lines(replies[2]) if line["id"] == str(replies[3].value))
+        for replies in pair.ask(pipeline)
     )
     assert pair.judge.is_same_client(theirs, ours)
     assert (ours["name"], ours["db"]) == ("me", "3")

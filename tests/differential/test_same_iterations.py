@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compat.conformance import generators
 from compat.conformance.dataset import Dataset
+from compat.conformance.generators import checked
 from compat.conformance.pair import Pair
 from compat.conformance.servers import Running
 
-checked = settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 steps = st.sampled_from([b"1", b"7", b"10", b"100", b"5000"])
 
 
@@ -31,7 +31,7 @@ def iterate(server: Running, command: list[bytes], options: list[bytes]) -> Coun
 
 
 @given(pattern=generators.patterns, type_name=st.sampled_from([None, b"string", b"HASH", b"list"]), count=steps)
-@checked
+@checked(40)
 def test_a_scan_finds_the_same_keys(pair: Pair, pattern: bytes, type_name: bytes | None, count: bytes) -> None:
     options = [b"MATCH", pattern, b"COUNT", count, *([] if type_name is None else [b"TYPE", type_name])]
     theirs, ours = (iterate(server, [b"SCAN"], options) for server in (pair.redis, pair.sparkis))
@@ -41,8 +41,10 @@ def test_a_scan_finds_the_same_keys(pair: Pair, pattern: bytes, type_name: bytes
 
 @pytest.mark.parametrize("key", [b"hash:large", b"hash:edge", b"hash:wide", b"hash:odd", b"hash:later", b"missing"])
 @given(pattern=generators.patterns, count=steps)
-@settings(checked, max_examples=15)
-def test_a_scan_of_a_hash_finds_the_same_fields_and_values(pair: Pair, key: bytes, pattern: bytes, count: bytes) -> None:
+@checked(15)
+def test_a_scan_of_a_hash_finds_the_same_fields_and_values(
+    pair: Pair, key: bytes, pattern: bytes, count: bytes
+) -> None:
     theirs, ours = (
         iterate(server, [b"HSCAN", key], [b"MATCH", pattern, b"COUNT", count]) for server in (pair.redis, pair.sparkis)
     )
@@ -50,7 +52,7 @@ def test_a_scan_of_a_hash_finds_the_same_fields_and_values(pair: Pair, key: byte
 
 
 @given(pattern=generators.patterns)
-@settings(checked, max_examples=300)
+@checked(300)
 def test_patterns_match_the_same_keys(pair: Pair, pattern: bytes) -> None:
     pair.check([[b"KEYS", pattern]])
 

@@ -1,4 +1,4 @@
-"""Commands that are not served: the same checks in the same order as in Redis, and writes are refused as by a replica."""
+"""Commands that are not served: the same checks in the same order, and writes are refused as by a replica."""
 
 from __future__ import annotations
 

@@ -1,0 +1,62 @@
+"""Commands and options that came after the real server's version: their answers are those that 7.4 gives, written down.
+
+Sources: the pages of CLIENT SETINFO, CLIENT NO-TOUCH, HSCAN and HTTL in Redis' documentation, and the tests of Redis
+itself (`unit/introspection.tcl`, `unit/type/hash-field-expire.tcl`).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from compat.conformance.pair import Pair
+from compat.conformance.wire import request
+
+ANSWERS: list[tuple[list[bytes], bytes]] = [
+    ([b"CLIENT", b"SETINFO", b"lib-name", b"redis-py"], b"+OK"),
+    ([b"CLIENT", b"SETINFO", b"LIB-VER", b"8.1.0"], b"+OK"),
+    ([b"client", b"setinfo", b"lib-ver", b""], b"+OK"),
+    (
+        [b"CLIENT", b"SETINFO", b"lib-name", b"redis py"],
+        b"-ERR lib-name cannot contain spaces, newlines or special characters.",
+    ),
+    ([b"CLIENT", b"SETINFO", b"badger", b"hamster"], b"-ERR Unrecognized option 'badger'"),
+    ([b"CLIENT", b"SETINFO", b"lib-name"], b"-ERR wrong number of arguments for 'client|setinfo' command"),
+    ([b"CLIENT", b"NO-TOUCH", b"on"], b"+OK"),
+    ([b"CLIENT", b"NO-TOUCH", b"OFF"], b"+OK"),
+    ([b"CLIENT", b"NO-TOUCH", b"maybe"], b"-ERR syntax error"),
+    ([b"CLIENT", b"NO-TOUCH"], b"-ERR wrong number of arguments for 'client|no-touch' command"),
+    ([b"HSCAN", b"hash:one", b"0", b"NOVALUES"], b"*2\r\n$1\r\n0\r\n*1\r\n$5\r\nfield"),
+    ([b"HSCAN", b"hash:one", b"0", b"novalues", b"MATCH", b"x*"], b"*2\r\n$1\r\n0\r\n*0"),
+    ([b"HSCAN", b"missing", b"0", b"NOVALUES"], b"*2\r\n$1\r\n0\r\n*0"),
+    ([b"SSCAN", b"missing", b"0", b"NOVALUES"], b"*2\r\n$1\r\n0\r\n*0"),
+    ([b"HTTL", b"hash:one", b"FIELDS", b"2", b"field", b"nope"], b"*2\r\n:-1\r\n:-2"),
+    ([b"HPTTL", b"hash:one", b"FIELDS", b"1", b"field"], b"*1\r\n:-1"),
+    ([b"HEXPIRETIME", b"hash:large", b"fields", b"1", b"nope"], b"*1\r\n:-2"),
+    ([b"HPEXPIRETIME", b"hash:later", b"FIELDS", b"1", b"f"], b"*1\r\n:-1"),
+    ([b"HTTL", b"plain", b"FIELDS", b"1", b"f"], b"-WRONGTYPE Operation against a key holding the wrong kind of value"),
+    ([b"HTTL", b"hash:one", b"FIELDS", b"1"], b"-ERR wrong number of arguments for 'httl' command"),
+    (
+        [b"HTTL", b"hash:one", b"FIELDS", b"2", b"field"],
+        b"-ERR The `numfields` parameter must match the number of arguments",
+    ),
+    (
+        [b"HEXPIRE", b"hash:one", b"10", b"FIELDS", b"1", b"field"],
+        b"-READONLY You can't write against a read only replica.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "answer"), ANSWERS, ids=lambda part: repr(part) if isinstance(part, bytes) else None)
+def test_a_newer_command_is_answered_as_7_4_does(pair: Pair, words: list[bytes], answer: bytes) -> None:
+    for greeting in ([], [[b"HELLO", b"3"]]):
+        assert pair.ask([*greeting, words])[1][-1].raw == answer + b"\r\n"
+
+
+def test_what_a_library_says_of_itself_stands_in_the_list_of_clients(pair: Pair) -> None:
+    with pair.sparkis.connect() as connection:
+        for line in ("CLIENT SETINFO lib-name a-library", "CLIENT SETINFO lib-ver 1.2.3", "CLIENT NO-TOUCH on"):
+            connection.send(request(*line.split()))
+            assert connection.read().value == b"OK"
+        text = connection.call("CLIENT", "INFO").value
+    assert b"lib-name=a-library lib-ver=1.2.3" in text
+    assert b"flags=T " in text
