@@ -172,7 +172,8 @@ class Judge:
     @staticmethod
     def _is_same_time(apart_max: int) -> Callable[[Words, Reply, Reply], bool]:
         def is_same(request: Words, theirs: Reply, ours: Reply) -> bool:
-            return all(0 <= value <= min(theirs.value, ours.value) + apart_max for value in (theirs.value, ours.value)
+            first, last = sorted(map(int, (theirs.value, ours.value)))
+            return first >= 0 and last - first <= apart_max
 
         return is_same
 
