@@ -8,15 +8,19 @@ first `:`, others by one regular expression over all of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from random import choices
 
 from state_backend.descriptor import KeyFormat, StateDescriptor
 from state_backend.errors import DescriptorError
 from state_backend.memory_store import MemoryStore
 from state_backend.slots import position_of
-from state_backend.store import Entry, Snapshot, Store
+from state_backend.store import Entry, Snapshot, Store, Values
+
+# Told which keys may read differently from now on; None: any.
+OnChange = Callable[[Sequence[bytes] | None], None]
 
 
 @dataclass
@@ -73,9 +77,9 @@ class Keyspace:
                         f"{other.name!r}; change the key format of one of them"
                     )
 
-    def view(self, now_ms: int) -> KeyspaceView:
+    def view(self, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
         """Open a view of all jobs at their newest epochs."""
-        return KeyspaceView(self, now_ms)
+        return KeyspaceView(self, now_ms, on_change)
 
 
 def _formats(job: Job) -> list[KeyFormat]:
@@ -91,11 +95,14 @@ def _formats(job: Job) -> list[KeyFormat]:
 class KeyspaceView:
     """Snapshots of all jobs. The same jobs, one epoch per job and one clock reading from one `renew` to the next.
 
-    Snapshots are opened and moved only when a key of their job is asked for.
+    Snapshots are opened and moved only when a key of their job is asked for. Whoever holds answers learns by
+    `on_change` which of them are void, before anything is answered from the newer epoch; `freshen` asks for that.
     """
 
-    def __init__(self, keyspace: Keyspace, now_ms: int) -> None:
+    def __init__(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> None:
         self._keyspace = keyspace
+        self._on_change = on_change
+        self._shown: dict[str, tuple[int, int]] = {}  # of each snapshot the version and the epoch that were told of
         self._jobs: dict[str, Job] = {}
         self._nothing = MemoryStore("").snapshot(now_ms)
         self._snapshots: dict[str, Snapshot] = {}
@@ -129,12 +136,15 @@ class KeyspaceView:
         jobs = self._jobs = dict(self._keyspace.jobs)
         for name in [name for name, store in self._stores.items() if name not in jobs or jobs[name].store is not store]:
             self._snapshots.pop(name).close()
+            self._shown.pop(name, None)
             del self._stores[name]
         self._version = self._keyspace.version
         self._only = next(iter(jobs)) if len(jobs) == 1 else None
         own = [(b"(" + each.pattern() + b")", job.name) for job in jobs.values() for each in _formats(job)[1:]]
         self._formats = re.compile(b"|".join(pattern for pattern, _ in own), re.DOTALL) if own else None
         self._format_jobs = [name for _, name in own]
+        if self._on_change is not None:
+            self._on_change(None)
 
     def _job_of(self, key: bytes) -> str | None:
         if self._only is not None:
@@ -157,9 +167,43 @@ class KeyspaceView:
             self._stores[name] = store
         else:
             snapshot.renew(self.now_ms)
+        if self._on_change is not None:
+            self._tell(self._on_change, name, snapshot)
         self._fresh.add(name)
         self._only_fresh = snapshot if name == self._only else None
         return snapshot
+
+    def _tell(self, on_change: OnChange, name: str, snapshot: Snapshot) -> None:
+        version, epoch = self._shown.get(name, (None, -1))
+        if version != snapshot.version:
+            if version is not None:  # nobody can hold answers of a snapshot that was just opened
+                on_change(snapshot.changed_since(epoch))
+            self._shown[name] = snapshot.version, snapshot.applied.epoch
+
+    def freshen(self, keys: Sequence[bytes]) -> None:
+        """Move the snapshots that these keys are to be asked of: answers to them that are still held are valid then."""
+        if self._only_fresh is not None:
+            return
+        if self._only is not None:
+            self.of_job(self._only)
+        elif len(keys) < len(self._jobs):
+            for key in keys:
+                self.at(key)
+        else:
+            for name in self._jobs:
+                self.of_job(name)
+
+    def values(self, keys: Sequence[bytes], bytes_max: int) -> Values:
+        """Return the values of many keys, of any jobs; see `Snapshot.values`."""
+        if self._only_fresh is not None:
+            return self._only_fresh.values(keys, bytes_max)
+        found = Values([], set(), set())
+        for snapshot, some in groupby(keys, self.at):
+            values, expiring, left = snapshot.values(list(some), bytes_max)
+            found.values.extend(values)
+            found.expiring.update(expiring)
+            found.left.update(left)
+        return found
 
     def at(self, key: bytes) -> Snapshot:
         """Return the snapshot to ask for a key: its job's, or an empty one."""

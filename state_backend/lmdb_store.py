@@ -9,6 +9,7 @@ Tables (LMDB databases) of an environment; all numbers in names are big endian, 
     blocks  elements of long lists (see `lmdb_lists`)
     expiry  expire_at_ms (8), b"k" or b"f", name of the record's position in `keys` or `fields` -> nothing
     meta    b"applied"                        -> JSON: what the store holds (see `store.Applied`), states, counters
+            b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
 
     record  name length u32 | expire_at_ms i64, 0 for never | state number u16 | form u8 | name | payload
             name is the key or the field; little endian; the form tells what the payload is:
@@ -45,7 +46,8 @@ from zlib import crc32
 import lmdb
 import pyarrow as pa
 
-from state_backend import packed_list, packed_map
+from state_backend import changed_keys, packed_list, packed_map
+from state_backend.changed_keys import EPOCHS_KEPT, ChangedKeys
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, StoreFullError, WrongKindError
 from state_backend.lmdb_lists import ListBlocks, LongList
@@ -58,9 +60,10 @@ from state_backend.slots import (
     SLOTS,
     field_position_of,
     place_of,
+    places_of,
     slot_of,
 )
-from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store
+from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store, Values
 
 # Address space, not disk: the file grows as it is written (guess; a state server holds a part of a job).
 MAP_BYTES_MAX = 1 << 40 if struct.calcsize("P") == 8 else 1 << 30
@@ -237,6 +240,7 @@ class LmdbStore(Store):
             for run in epoch.runs:
                 work.apply(run)
             work.remove_untouched(epoch.replaces)
+            work.keep_changed_keys(epoch.epoch)
             work.meta.applied = replace(work.meta.applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms)
             work.finish()
             return work.changed
@@ -378,7 +382,16 @@ class _Transaction:
         self._states: dict[str, _State] = {}
         self._replaced_numbers: set[int] = set()
         self._touched: set[bytes] = set()
+        self._changed_keys = ChangedKeys()
         self.changed = 0
+
+    def keep_changed_keys(self, epoch: int) -> None:
+        """Write which keys were changed, and delete what is kept of epochs that are too old for it."""
+        put, delete, meta = self._txn.put, self._txn.delete, self._store.meta
+        last = self.meta.applied.epoch
+        for old in range(max(0, last + 1 - EPOCHS_KEPT), min(last, epoch - EPOCHS_KEPT) + 1):
+            delete(_changed_name(old), db=meta)
+        put(_changed_name(epoch), self._changed_keys.pack(), db=meta)
 
     def finish(self) -> None:
         """Write the `applied` record."""
@@ -455,6 +468,7 @@ class _Transaction:
     def _put_key(self, at: bytes, old: bytes | None, new: bytes) -> None:
         """Write a key's record and keep the expiry index and the counts in step."""
         self._keys.put(at, new)
+        self._changed_keys.add(_name(new))
         if old is None:
             self._counts[_state_number(new)] += 1
         if new[4:12] != (old[4:12] if old is not None else NEVER):
@@ -463,6 +477,7 @@ class _Transaction:
             self._index_expiry(self._keys, b"k", at[:POSITION_BYTES], before, after)
 
     def _delete_key(self, at: bytes, record: bytes) -> None:
+        self._changed_keys.add(_name(record))
         self._drop_parts(record)
         self._counts[_state_number(record)] -= 1
         expire_at_ms = _expiry_of(record)
@@ -666,6 +681,7 @@ class _Transaction:
 
     def _change_large_map(self, at: bytes, old: bytes, changes: dict[bytes, Change], expire_at_ms: int | None) -> None:
         map_id, size, can_expire = LARGE_MAP.unpack(_payload(old))
+        changed_before = self.changed
         for name, change in changes.items():
             place, record = self._find_field(map_id, name)
             if change.op == Op.PUT:
@@ -688,6 +704,8 @@ class _Transaction:
         new = _record(_name(old), payload, expire_at_ms or None, _state_number(old), LARGE)
         if new != old:
             self._put_key(at, old, new)
+        elif self.changed != changed_before:
+            self._changed_keys.add(_name(old))
 
     # Fields of large maps ------------------------------------------------------------------------------------------
 
@@ -790,6 +808,10 @@ def _field_place(map_id: int, name: bytes) -> bytes:
     return map_id.to_bytes(MAP_ID_BYTES, "big") + field_position_of(name).to_bytes(FIELD_POSITION_BYTES, "big")
 
 
+def _changed_name(epoch: int) -> bytes:
+    return b"changed" + epoch.to_bytes(8, "big")
+
+
 class LmdbSnapshot(Snapshot):
     """A view of an LMDB store: one read transaction, moved on by `renew`."""
 
@@ -798,12 +820,15 @@ class LmdbSnapshot(Snapshot):
         self._txn = store.begin()
         self._now_ms = now_ms
         self._meta: _Meta | None = None
+        self.version = self._txn.id()
 
     def renew(self, now_ms: int) -> None:
         self._txn.abort()  # py-lmdb keeps the transaction's reader slot and takes it again: 0.2 us for both
         self._txn = self._store.begin()
         self._now_ms = now_ms
-        self._meta = None
+        if self.version != (version := self._txn.id()):
+            self._meta = None
+            self.version = version
 
     def close(self) -> None:
         self._txn.abort()
@@ -816,6 +841,13 @@ class LmdbSnapshot(Snapshot):
     @property
     def applied(self) -> Applied:
         return self._known().applied
+
+    def changed_since(self, epoch: int) -> Sequence[bytes] | None:
+        epochs = range(epoch + 1, self.applied.epoch + 1)
+        if epoch > self.applied.epoch or len(epochs) > EPOCHS_KEPT:
+            return None
+        get, meta = self._txn.get, self._store.meta
+        return changed_keys.unpack_all(get(_changed_name(each), db=meta) for each in epochs)
 
     def _live(self, key: bytes) -> bytes | None:
         """Return a key's record, or None if it is missing or expired."""
@@ -858,6 +890,29 @@ class LmdbSnapshot(Snapshot):
             raise WrongKindError(f"{key[:100]!r} holds a {KINDS[form]}, not a value")
         value: bytes = record[NAME_AT + length :]
         return value
+
+    def values(self, keys: Sequence[bytes], bytes_max: int) -> Values:
+        found: list[bytes | None] = []
+        expiring: set[bytes] = set()
+        left: set[bytes] = set()
+        get, now_ms = self._txn.get, self._now_ms
+        for key, place in zip(keys, places_of(keys), strict=True):
+            value: bytes | None = get(place)
+            if value is not None:
+                length, expire_at_ms, _, form = read_header(value)
+                if form != VALUE or length != len(key) or not value.startswith(key, NAME_AT):
+                    value = None  # another kind, or another key of the same position
+                    left.add(key)
+                else:
+                    value = value[NAME_AT + length :]
+                    if expire_at_ms:
+                        expiring.add(key)
+                        value = value if expire_at_ms > now_ms else None
+                    if value is not None and len(value) > bytes_max:
+                        value = None
+                        left.add(key)
+            found.append(value)
+        return Values(found, expiring, left)
 
     def _map(self, key: bytes) -> bytes | None:
         """Return the record of a live map, or None."""

@@ -10,11 +10,12 @@ from random import randrange
 from typing import NamedTuple
 
 from state_backend import packed_list, packed_map
+from state_backend.changed_keys import EPOCHS_KEPT
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, WrongKindError
 from state_backend.records import Change, Op, changes_in
 from state_backend.slots import field_position_of, position_of
-from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store
+from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store, Values
 
 
 class _Field(NamedTuple):
@@ -53,6 +54,8 @@ class MemoryStore(Store):
     def __init__(self, generation: str) -> None:
         self._held: dict[bytes, _Held] = {}
         self._applied = Applied(generation)
+        self._changed: dict[int, Sequence[bytes]] = {}
+        self._version = 0
 
     @property
     def applied(self) -> Applied:
@@ -82,6 +85,9 @@ class MemoryStore(Store):
         for key in [key for key, old in held.items() if old.state in epoch.replaces and key not in touched]:
             del held[key]
             changed += 1
+        differ = [key for key in self._held.keys() | held.keys() if self._held.get(key) != held.get(key)]
+        kept = {each: keys for each, keys in self._changed.items() if each > epoch.epoch - EPOCHS_KEPT}
+        self._changed = {**kept, epoch.epoch: differ}
         self._held = held
         self._count(replace(self._applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms))
         return changed
@@ -108,6 +114,7 @@ class MemoryStore(Store):
         keys = Counter(each.state for each in self._held.values())
         expiring = sum(each.expire_at_ms is not None for each in self._held.values())
         self._applied = replace(applied, keys=dict(keys), expiring=expiring)
+        self._version += 1
 
     def snapshot(self, now_ms: int) -> MemorySnapshot:
         return MemorySnapshot(self, now_ms)
@@ -162,6 +169,8 @@ class MemorySnapshot(Snapshot):
     def renew(self, now_ms: int) -> None:
         self._held = self._store._held
         self._applied = self._store.applied
+        self._changed = self._store._changed
+        self.version = self._store._version
         self._now_ms = now_ms
         self._order = []
 
@@ -171,6 +180,12 @@ class MemorySnapshot(Snapshot):
     @property
     def applied(self) -> Applied:
         return self._applied
+
+    def changed_since(self, epoch: int) -> Sequence[bytes] | None:
+        epochs = range(epoch + 1, self._applied.epoch + 1)
+        if epoch > self._applied.epoch or len(epochs) > EPOCHS_KEPT or not self._changed.keys() >= set(epochs):
+            return None
+        return [key for each in epochs for key in self._changed[each]]
 
     def _live(self, key: bytes) -> _Held | None:
         return _alive(self._held.get(key), self._now_ms)
@@ -194,6 +209,13 @@ class MemorySnapshot(Snapshot):
         if held.kind is not Kind.VALUE:
             raise WrongKindError(f"{key!r} holds a {held.kind}, not a value")
         return held.value
+
+    def values(self, keys: Sequence[bytes], bytes_max: int) -> Values:
+        held = {key: live for key in keys if (live := self._live(key)) is not None}
+        left = {key for key, each in held.items() if each.kind is not Kind.VALUE or len(each.value) > bytes_max}
+        values = [held[key].value if key in held and key not in left else None for key in keys]
+        expiring = {key for key in keys if key in self._held and self._held[key].expire_at_ms is not None}
+        return Values(values, expiring, left)
 
     def field(self, key: bytes, name: bytes) -> bytes | None:
         return self.fields(key, [name])[0]

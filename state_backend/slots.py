@@ -10,6 +10,9 @@ big-endian bytes are a store's key: byte order is slot order. Two keys may share
 from __future__ import annotations
 
 from binascii import crc_hqx
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from operator import and_
 from struct import Struct
 from zlib import crc32
 
@@ -42,6 +45,14 @@ def place_of(key: bytes) -> bytes:
     """Return a key's position as its six bytes."""
     slot = slot_of(key) if b"{" in key else crc_hqx(key, 0) & 16383
     return PLACE.pack(slot, crc32(key))
+
+
+def places_of(keys: Sequence[bytes]) -> Iterator[bytes]:
+    """Return the positions of several keys, as `place_of` does, in loops of C where none has a hash tag."""
+    if b"{" in b"".join(keys):
+        return map(place_of, keys)
+    slots = map(and_, map(crc_hqx, keys, repeat(0)), repeat(SLOTS - 1))
+    return map(PLACE.pack, slots, map(crc32, keys))
 
 
 def slot_at(position: int) -> int:

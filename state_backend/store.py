@@ -48,6 +48,18 @@ class Entry(NamedTuple):
     expire_at_ms: int | None
 
 
+class Values(NamedTuple):
+    """The values of several keys, in their order; None for a missing one.
+
+    expiring: those of the keys whose value has, or had, an expiry: the answer holds for this clock reading only.
+    left: those that have to be asked for one by one (`Snapshot.value`); None stands in their places.
+    """
+
+    values: list[bytes | None]
+    expiring: set[bytes]
+    left: set[bytes]
+
+
 class EpochChanges(NamedTuple):
     """One epoch as a store takes it: sorted runs of changes, and the states that it replaces as a whole."""
 
@@ -63,7 +75,12 @@ class Snapshot(ABC):
 
     A reader that asks for a value at a key that holds a map, or the other way round, gets WrongKindError; a missing or
     expired key reads as None, an empty list, or zero.
+
+    version: another number after each move to where something was committed since, be it an epoch or a removal of what
+    has expired. Looking at it costs nothing.
     """
+
+    version: int
 
     @abstractmethod
     def renew(self, now_ms: int) -> None:
@@ -87,12 +104,23 @@ class Snapshot(ABC):
         """The epoch that this snapshot shows."""
 
     @abstractmethod
+    def changed_since(self, epoch: int) -> Sequence[bytes] | None:
+        """Return the keys that the epochs after that one changed, made or deleted; None if that is not known.
+
+        It is known of the last few epochs, if they changed few enough keys. Expiry is no change.
+        """
+
+    @abstractmethod
     def entry(self, key: bytes) -> Entry | None:
         """Describe what stands at a key."""
 
     @abstractmethod
     def value(self, key: bytes) -> bytes | None:
         """Return the value of a value state's key. The hot path of GET."""
+
+    @abstractmethod
+    def values(self, keys: Sequence[bytes], bytes_max: int) -> Values:
+        """Return the values of many keys; those of another kind, or of more than `bytes_max` each, are left."""
 
     @abstractmethod
     def field(self, key: bytes, name: bytes) -> bytes | None:

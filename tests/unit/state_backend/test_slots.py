@@ -13,6 +13,7 @@ from state_backend.slots import (
     SLOTS,
     field_position_of,
     place_of,
+    places_of,
     position_of,
     slot_at,
     slot_of,
@@ -56,3 +57,9 @@ def test_a_place_is_the_position_in_big_endian_bytes() -> None:
 
 def test_a_field_position_fits_a_cursor() -> None:
     assert all(0 <= field_position_of(key) < 2**48 for key in random_keys(1_000))
+
+
+def test_places_of_many_keys_are_those_of_each() -> None:
+    keys = list(random_keys(2_000))
+    for some in (keys, [key for key in keys if b"{" not in key], []):
+        assert list(places_of(some)) == [place_of(key) for key in some]
