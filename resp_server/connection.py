@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from resp_server.errors import PlainError, QueryBufferError
 from resp_server.instance import Call
 from resp_server.protocol.replies import Sliced, SlicedEncoder
-from resp_server.protocol.requests import Request, RequestParser
+from resp_server.protocol.requests import Column, Request, RequestParser
 from resp_server.protocol.session import Session
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ BATCH_REQUESTS = 128
 TURN_BYTES_MAX = 256 * 1024
 
 
+def _rows(column: Column | None) -> Iterator[Request]:
+    return iter(()) if column is None else column.rows()
+
+
 class Connection(asyncio.Protocol):
     """A client's connection. Everything happens on the event loop's thread."""
 
@@ -45,6 +49,7 @@ class Connection(asyncio.Protocol):
         self._instance = server.instance
         self._dispatcher = server.dispatcher
         self._loop = asyncio.get_running_loop()
+        self._column: Column | None = None  # comes before the requests
         self._requests: Iterator[Request] = iter(())
         self._sliced: SlicedEncoder | None = None
         self._sliced_since_ms = 0
@@ -66,17 +71,21 @@ class Connection(asyncio.Protocol):
             return
         self.session = self._server.session_of(self._transport)
         self._call = Call(self.session, self._instance)
-        self._parser = RequestParser(config.request_limits, not self.session.is_authenticated)
+        self._parser = RequestParser(config.request_limits, not self.session.is_authenticated, takes_columns=True)
         self._server.add(self)
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():
             return  # not let in, or on its way out
         self._instance.stats.input_bytes += len(data)
-        requests = self._parser.feed(data)
-        if length_hint(self._requests):
-            requests = [*self._requests, *requests]
-        self._requests = iter(requests)
+        parser = self._parser
+        requests = parser.feed(data)
+        if self._column is None and not length_hint(self._requests):
+            self._column = parser.column
+            self._requests = iter(requests)
+        else:
+            waiting = [*_rows(self._column), *self._requests, *_rows(parser.column), *requests]
+            self._column, self._requests = None, iter(waiting)
         if self._next_turn is None and self._is_writable:
             self._turn()
 
@@ -100,7 +109,7 @@ class Connection(asyncio.Protocol):
         if self._next_turn is not None:
             self._next_turn.cancel()
         self._end_sliced()
-        self._requests = iter(())
+        self._column, self._requests = None, iter(())
         self._server.remove(self.session.id)
 
     # -- called by the server -----------------------------------------------------------------------------------------
@@ -171,6 +180,8 @@ class Connection(asyncio.Protocol):
         if self._sliced is not None:
             self._step(self._sliced, out)
             return not self.session.is_closing
+        if self._column is not None and self._answer_column(self._column, out):
+            return self._column is not None or length_hint(self._requests) > 0 or self._parse_on(out)
         sliced = self._dispatcher.answer(self._call, islice(self._requests, BATCH_REQUESTS), out)
         if sliced is not None:
             self._begin_sliced(sliced)
@@ -179,12 +190,24 @@ class Connection(asyncio.Protocol):
             return False
         return length_hint(self._requests) > 0 or self._parse_on(out)
 
+    def _answer_column(self, column: Column, out: list[bytes]) -> bool:
+        """Answer a batch of a column; False if it is answered as any requests are, and is now among these."""
+        batch, self._column = column, None
+        if len(column.seconds) > BATCH_REQUESTS:
+            batch, self._column = column.cut(BATCH_REQUESTS)
+        if self._dispatcher.answer_column(self._call, batch, out):
+            return True
+        self._requests = iter([*column.rows(), *self._requests])
+        self._column = None
+        return False
+
     def _parse_on(self, out: list[bytes]) -> bool:
         """Go on with input that was held back until the requests before it were answered; answer its errors."""
         parser = self._parser
         if parser.has_more:
             parser.is_restricted = not self.session.is_authenticated
             self._requests = iter(parser.feed(b""))
+            self._column = parser.column
             return True
         parser.is_restricted = not self.session.is_authenticated
         if parser.error is not None:

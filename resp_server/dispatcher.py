@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from time import perf_counter_ns
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from resp_server.commands.table import Command
 from resp_server.errors import NoAuthError, PlainError, ReplyError, reply_error_of
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Sliced, encode
-from resp_server.protocol.requests import Request
+from resp_server.protocol.requests import Column, Request
+from resp_server.short_cuts import COLUMN_CUTS, REQUEST_CUTS, ColumnCut
 from resp_server.stats import Tally
 from state_backend.errors import StoreError
 
@@ -42,11 +43,12 @@ AnswerRun = Callable[[Call, Iterator[Request], list[bytes]], "Sliced | None"]
 
 
 class Short(NamedTuple):
-    """The short way of one command."""
+    """The short way of one command; with a short cut, if there is one."""
 
     name: str
     tally: Tally
     answer: AnswerRun
+    column_cut: ColumnCut | None
 
 
 class Dispatcher:
@@ -74,10 +76,28 @@ class Dispatcher:
                 return sliced
         return None
 
+    def answer_column(self, call: Call, column: Column, out: list[bytes]) -> bool:
+        """Answer all requests of a column at once; False if they have to be answered one by one."""
+        short = self._short(column.name) if call.session.is_plain else None
+        if short is None or short.column_cut is None:
+            return False
+        started = perf_counter_ns()
+        try:
+            replies = short.column_cut(call, column.seconds)
+        except Exception:
+            return False  # the general way meets it again, and answers it
+        if replies is None:
+            return False
+        call.session.last_command = short.name
+        short.tally.calls += len(replies)
+        out += replies
+        short.tally.nanoseconds += perf_counter_ns() - started
+        return True
+
     def _answer_run(self, call: Call, short: Short, run: Iterator[Request], out: list[bytes]) -> Sliced | None:
         """Answer requests of one command; counting costs one clock reading at either end."""
         started, before = perf_counter_ns(), len(out)
-        call.session.last_command, tally, answer = short
+        call.session.last_command, tally, answer, _ = short
         sliced = answer(call, run, out)
         tally.calls += len(out) - before + (sliced is not None)
         tally.nanoseconds += perf_counter_ns() - started
@@ -117,13 +137,21 @@ class Dispatcher:
         if command is None or command.declaration is None or not command.facts.key_specs or b"|" in name:
             return None
         tally = self._stats.tally(command.name)
-        answer = self._get(command, tally) if command.name == "get" else self._each(command, tally)
-        return Short(command.name, tally, answer)
+        return Short(command.name, tally, self._each(command, tally), COLUMN_CUTS.get(command.name))
 
     def _each(self, command: Command, tally: Tally) -> AnswerRun:
+        short_cut = REQUEST_CUTS.get(command.name)
+
         def answer(call: Call, run: Iterator[Request], out: list[bytes]) -> Sliced | None:
             for request in run:
-                reply = self._checked(call, command, tally, request)
+                reply: bytes | Sliced | None = None
+                if short_cut is not None:
+                    try:
+                        reply = short_cut(call, request)
+                    except Exception:
+                        reply = None  # the general way meets it again, and answers it
+                if reply is None:
+                    reply = self._checked(call, command, tally, request)
                 if isinstance(reply, Sliced):
                     return reply
                 out.append(reply)
@@ -141,33 +169,6 @@ class Dispatcher:
             tally.calls -= 1  # the run counts it
             return self.error_reply(error)
         return self._run(call, command, tally, request)
-
-    def _get(self, command: Command, tally: Tally) -> AnswerRun:
-        """Return the short cut for GET; a test holds it equal to the general way."""
-        instance, stats = self._instance, self._stats
-
-        def answer(call: Call, run: Iterator[Request], out: list[bytes]) -> None:
-            at = instance.view.at
-            nil = b"$-1\r\n" if call.session.protocol == 2 else b"_\r\n"
-            for request in run:
-                try:
-                    _, key = request
-                    value = at(key).value(key)
-                except Exception:
-                    # GET is never answered in steps.
-                    out.append(cast(bytes, self._checked(call, command, tally, request)))
-                    continue
-                if value is None:
-                    stats.misses += 1
-                    out.append(nil)
-                else:
-                    stats.hits += 1
-                    reply = b"$%d\r\n%b\r\n" % (len(value), value)
-                    out.append(reply)
-                    if len(reply) > LARGE_REPLY_BYTES:
-                        break
-
-        return answer
 
     def reply_to(self, call: Call, request: Request) -> bytes | Sliced:
         """Answer one request, the general way."""

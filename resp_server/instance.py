@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from resp_server.config import ServerConfig
 from resp_server.protocol.session import Session
+from resp_server.reply_cache import ReplyCache
 from resp_server.stats import Stats
 from state_backend.clock import Clock, now_ms
 from state_backend.keyspace import Keyspace, KeyspaceView
@@ -37,7 +38,8 @@ class Instance:
 
     def __post_init__(self) -> None:
         self.started_ms = self.clock()
-        self.view = self.keyspace.view(self.started_ms)
+        self.get_replies = ReplyCache(self.config.reply_cache_bytes)
+        self.view = self.keyspace.view(self.started_ms, self.get_replies.drop)
         self.nothing = Keyspace().view(self.started_ms)
 
     def renew(self) -> None:

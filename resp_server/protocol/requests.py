@@ -3,17 +3,20 @@
     *<count>\\r\\n  then count times  $<length>\\r\\n<length bytes>\\r\\n
     word word "quoted \\x41" 'quoted'\\n
 
-Numbers are checked before anything is allocated for them. Two ways lead to the same requests: whole requests of a
-buffer are taken by splitting it at line ends and comparing lengths, a run of like requests a column at a time; what is
-left (a request in parts, a text with a line end in it, an inline command, an error) goes through a state machine that
-remembers where it stands, so that no byte is looked at twice however it arrives.
+Numbers are checked before anything is allocated for them. Three ways lead to the same requests. A run of requests that
+differ in one key only is one column, made by splitting the buffer at what they share. Other whole requests are taken by
+splitting it at line ends and comparing lengths, those of a run a column at a time. What is left (a request in parts, a
+text with a line end in it, an inline command, an error) goes through a state machine that remembers where it stands, so
+that no byte is looked at twice however it arrives.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple
 
 from resp_server.errors import ProtocolError, QueryBufferError, typed
 from resp_server.protocol.inline import inline_words
@@ -42,7 +45,30 @@ LIKE_LINES_MIN = 15
 _COUNT_OF_LINE = {b"*%d" % count: count for count in range(1, SPLIT_ARGUMENTS_MAX + 1)}
 _LENGTH_LINES = [b"$%d" % length for length in range(SPLIT_TEXT_BYTES_MAX)]
 _length_line = _LENGTH_LINES.__getitem__
+# What a request of two words shares with others of the same command: `*2 $3 GET $`, up to the second one's length.
+_HEAD = re.compile(rb"\*2\r\n\$([1-9][0-9]?)\r\n([^\r\n]+)\r\n\$")
+_NO_HEAD = b"none"
+# By the length of `<length>\r\n<text>` the part before the text; where no text makes that length, what fits no text.
+_LENGTH_HEADS = [bytes(2 * SPLIT_TEXT_BYTES_MAX)] * (SPLIT_TEXT_BYTES_MAX + 4)
+for _length in range(SPLIT_TEXT_BYTES_MAX - 2):
+    _LENGTH_HEADS[len(b"%d\r\n" % _length) + _length] = b"%d\r\n" % _length
+_length_head = _LENGTH_HEADS.__getitem__
 _NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
+
+
+class Column(NamedTuple):
+    """Requests of two words, the first of which is the same: `GET a`, `GET b` and so on."""
+
+    name: bytes
+    seconds: list[bytes]
+
+    def rows(self) -> Iterator[Request]:
+        """Return them as requests."""
+        return zip(repeat(self.name), self.seconds, strict=False)
+
+    def cut(self, count: int) -> tuple[Column, Column]:
+        """Return the first so many of them, and the others."""
+        return Column(self.name, self.seconds[:count]), Column(self.name, self.seconds[count:])
 
 
 @dataclass(frozen=True)
@@ -58,11 +84,20 @@ class RequestParser:
 
     While `is_restricted` (the client has yet to authenticate), `feed` returns one request at a time, as answering it
     may lift the restriction; `has_more` tells to call `feed(b"")` afterwards.
+
+    With `takes_columns`, `column` holds the requests that come before those which the last `feed` returned, if they
+    make one; without, it stays None.
     """
 
-    def __init__(self, limits: RequestLimits | None = None, is_restricted: bool = False) -> None:
+    def __init__(
+        self, limits: RequestLimits | None = None, is_restricted: bool = False, takes_columns: bool = False
+    ) -> None:
         self.limits = limits or RequestLimits()
         self.is_restricted = is_restricted
+        self.takes_columns = takes_columns
+        self.column: Column | None = None
+        self._head = _NO_HEAD
+        self._name = b""
         self.error: ProtocolError | None = None
         self.has_more = False
         self._chunks: list[bytes] = []
@@ -79,6 +114,7 @@ class RequestParser:
 
     def feed(self, data: bytes) -> list[Request]:
         """Take bytes, return the requests that are complete by now. Sets `error` instead of raising."""
+        self.column = None
         if self.error is not None:
             return []
         self.has_more = False
@@ -92,7 +128,10 @@ class RequestParser:
             self._chunks.clear()
         requests: list[Request] = []
         if not self._missing and not self.is_restricted and data[:1] == b"*":
-            requests, data = split_requests(data)
+            if self.takes_columns:
+                data = self._take_column(data)
+            if data:
+                requests, data = split_requests(data)
             if not data:
                 self._chunk_bytes = 0
                 return requests
@@ -102,6 +141,18 @@ class RequestParser:
             self.error = error
         self._check_size()
         return requests
+
+    def _take_column(self, data: bytes) -> bytes:
+        """Take requests that begin as the first one does; return what follows them."""
+        if not data.startswith(self._head):
+            head = _HEAD.match(data)
+            if head is None or len(head[2]) != int(head[1]):
+                return data
+            self._head, self._name = head[0], head[2]
+        seconds, data = split_column(data, self._head)
+        if seconds:
+            self.column = Column(self._name, seconds)
+        return data
 
     def _check_size(self) -> None:
         if self.buffered_bytes > self.limits.query_buffer_bytes_max and self.error is None:
@@ -191,6 +242,33 @@ class RequestParser:
         if words:
             requests.append(words)
         return end + 1
+
+
+def split_column(data: bytes, head: bytes) -> tuple[list[bytes], bytes]:
+    """Take whole requests that begin with `head` from the front of a buffer that does; return their texts and the rest.
+
+    Between one head and the next must stand `<length>\\r\\n<text>\\r\\n`, and nothing else can be of that length.
+    """
+    is_whole = data.endswith(b"\r\n")
+    parts = data[len(head) : -2 if is_whole else None].split(b"\r\n" + head)
+    if is_whole and (texts := _without_lengths(parts)) is not None:
+        return texts, b""
+    last = parts.pop()
+    if parts and (texts := _without_lengths(parts)) is not None:
+        return texts, head + last + b"\r\n" * is_whole
+    return [], data
+
+
+def _without_lengths(parts: list[bytes]) -> list[bytes] | None:
+    """Return the texts of `<length>\\r\\n<text>` each; None if one is of another length, or a long one."""
+    sizes = list(map(len, parts))
+    try:
+        heads = list(map(_length_head, sizes))
+    except IndexError:
+        return None
+    texts = list(map(bytes.removeprefix, parts, heads))
+    # A part that does not begin with its head stays as long as it was.
+    return texts if sum(map(len, texts)) + sum(map(len, heads)) == sum(sizes) else None
 
 
 def split_requests(data: bytes) -> tuple[list[Request], bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
@@ -21,6 +21,11 @@ requests_sent = st.lists(st.lists(texts, min_size=1, max_size=6), max_size=12)
 like_requests = st.integers(1, 4).flatmap(
     lambda count: st.lists(st.lists(texts, min_size=count, max_size=count), min_size=3, max_size=10)
 )
+# Columns of one command, in one buffer with others before and behind.
+columns = st.tuples(texts.filter(bool), st.lists(texts, min_size=1, max_size=8)).map(
+    lambda drawn: [[drawn[0], text] for text in drawn[1]]
+)
+columns_sent = st.lists(st.one_of(columns, requests_sent), max_size=3).map(lambda runs: [*chain.from_iterable(runs)])
 cuts = st.lists(st.integers(0, 400), max_size=8)
 
 marks = b"*1\r\n *2\r\n *0\r\n *-1\r\n *9\r\n *x $ $4\r\n $0\r\n $-1\r\n PING \r\n \r \n \" ' \\x4 \0 \xff".split(b" ")
@@ -38,16 +43,26 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 def outcome(chunks: list[bytes], is_restricted: bool = False) -> tuple[list[Request], ProtocolError | None]:
-    parser = RequestParser(RequestLimits(query_buffer_bytes_max=1 << 20), is_restricted)
+    """Return what a parser makes of bytes; it makes the same with columns as without."""
+    (requests, error), (others, other_error) = (parsed(chunks, is_restricted, columns) for columns in (False, True))
+    assert requests == others
+    assert str(error) == str(other_error)
+    return requests, error
+
+
+def parsed(chunks: list[bytes], is_restricted: bool, columns: bool) -> tuple[list[Request], ProtocolError | None]:
+    parser = RequestParser(RequestLimits(query_buffer_bytes_max=1 << 20), is_restricted, takes_columns=columns)
     requests: list[Request] = []
     for chunk in chunks:
-        requests += parser.feed(chunk)
+        rest = parser.feed(chunk)
+        requests += parser.column.rows() if parser.column is not None else ()
+        requests += rest
         while parser.has_more:
             requests += parser.feed(b"")
     return [list(request) for request in requests], parser.error
 
 
-@given(st.one_of(requests_sent, like_requests), cuts)
+@given(st.one_of(requests_sent, like_requests, columns_sent), cuts)
 def test_any_chunking_gives_the_requests_that_were_sent(sent: list[list[bytes]], places: list[int]) -> None:
     data = b"".join(map(packed, sent))
     assert outcome(cut(data, places)) == (sent, None)
@@ -55,7 +70,7 @@ def test_any_chunking_gives_the_requests_that_were_sent(sent: list[list[bytes]],
     assert outcome([*(data[at : at + 1] for at in range(len(data[:5000]))), data[5000:]]) == (sent, None)
 
 
-@given(st.one_of(requests_sent, like_requests), st.binary(max_size=20))
+@given(st.one_of(requests_sent, like_requests, columns_sent), st.binary(max_size=20))
 def test_splitting_takes_nothing_that_was_not_sent(sent: list[list[bytes]], trailing: bytes) -> None:
     data = b"".join(map(packed, sent))
     requests, rest = split_requests(data + trailing)
@@ -70,6 +85,8 @@ def test_splitting_takes_nothing_that_was_not_sent(sent: list[list[bytes]], trai
 @example(b"*1\r\n$4\r\nPINGxx", [9])
 @example(b"*2\r\n$3\r\nGET\r\n$1\r\n", [3, 9])
 @example(b'"\\x4', [1])
+@example(b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n" * 3 + b"*2\r\n$3\r\nGET\r\n$12\r\n", [])
+@example(b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n*2\r\n$3\r\nGET\r\n$x\r\nb\r\n", [])
 def test_garbage_gives_the_same_outcome_however_it_is_cut(data: bytes, places: list[int]) -> None:
     requests, error = outcome([data])
     for chunks in (cut(data, places), [data[at : at + 1] for at in range(len(data))]):

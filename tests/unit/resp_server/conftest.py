@@ -11,6 +11,7 @@ from resp_server.config import ServerConfig
 from resp_server.dispatcher import Dispatcher
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Sliced, SlicedEncoder
+from resp_server.protocol.requests import Column
 from resp_server.protocol.session import Session
 from state_backend import packed_map
 from state_backend.descriptor import StateDescriptor
@@ -57,6 +58,14 @@ class Client:
         out: list[bytes] = []
         while (sliced := self.dispatcher.answer(self.call, waiting, out)) is not None:
             out.append(self.drain(sliced))
+        return b"".join(out)
+
+    def send_column(self, *requests: list[bytes]) -> bytes:
+        """Answer requests of two words, with the same first one, as they come in one buffer."""
+        out: list[bytes] = []
+        column = Column(requests[0][0], [second for _, second in requests])
+        if not self.dispatcher.answer_column(self.call, column, out):
+            return self.send(*requests)
         return b"".join(out)
 
     def general(self, request: list[bytes]) -> bytes:

@@ -74,6 +74,44 @@ def test_the_short_way_answers_as_the_general_way(connect: Callable[..., Any], l
     short.session.protocol = general.session.protocol = protocol
     assert short.send(request, request) == general.general(request) * 2
     general.general(request)
+    assert_same_counts(short, general)
+
+
+COLUMNS = [
+    "GET job:temp:1 job:temp:nope job:temp:2 other:key job:temp:soon job:temp:gone job:temp:1",
+    "get job:temp:1 job:stats:a job:temp:2",
+    "TTL job:temp:soon job:temp:1 x",
+    "HGETALL job:stats:a job:stats:a job:temp:1",
+    "PING a b",
+    "NOPE a b",
+]
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("reply_cache_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("line", COLUMNS)
+def test_a_column_is_answered_as_the_general_way(
+    connect: Callable[..., Any], line: str, reply_cache_bytes: int, protocol: int
+) -> None:
+    name, *seconds = (word.encode() for word in line.split())
+    requests = [[name, second] for second in seconds]
+    short, general = connect(reply_cache_bytes=reply_cache_bytes), connect()
+    short.session.protocol = general.session.protocol = protocol
+    for _ in range(3):
+        short.instance.renew()
+        assert short.send_column(*requests) == b"".join(map(general.general, requests))
+    assert_same_counts(short, general)
+
+
+def test_a_column_is_answered_one_by_one_where_the_connection_is_not_plain(client: Any) -> None:
+    client.ask("CLIENT REPLY OFF")
+    assert client.send_column([b"GET", b"job:temp:1"], [b"GET", b"job:temp:2"]) == b""
+    client.ask("CLIENT REPLY ON")
+    client.ask("SELECT 1")
+    assert client.send_column([b"GET", b"job:temp:1"], [b"GET", b"job:temp:2"]) == b"$-1\r\n" * 2
+
+
+def assert_same_counts(short: Any, general: Any) -> None:
     stats, expected = short.instance.stats, general.instance.stats
     assert (stats.hits, stats.misses, stats.errors) == (expected.hits, expected.misses, expected.errors)
     tallies, others = (
