@@ -1,4 +1,4 @@
-"""The two servers of a read benchmark, with the same data and the same changes: ours from a change log, and a redis-server."""
+"""The two servers of a read benchmark, with the same data and the same changes: ours from a log, and a redis-server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """From requests to replies: find the command, check in Redis' order, run it, turn what goes wrong into an answer.
 
-    unknown command or subcommand -> arity -> NOAUTH -> READONLY or not served -> run
+    unknown command or subcommand -> arity -> NOAUTH -> READONLY or not served -> LOADING -> run
 
 The short way: a connection without anything special (`Session.is_plain`) finds what answers a run of like requests by
 the command's name as it was typed. The general way does everything else, and everything that the short way did not
@@ -18,7 +18,7 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from resp_server.commands.table import Command
-from resp_server.errors import NoAuthError, PlainError, ReplyError, reply_error_of
+from resp_server.errors import LoadingError, NoAuthError, PlainError, ReplyError, reply_error_of
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Sliced, encode
 from resp_server.protocol.requests import Column, Request
@@ -67,7 +67,7 @@ class Dispatcher:
         """
         session = call.session
         for name, run in groupby(requests, itemgetter(0)):
-            short = self._short(name) if session.is_plain else None
+            short = self._short(name) if session.is_plain and not self._instance.is_loading else None
             if short is not None:
                 sliced = self._answer_run(call, short, run, out)
             else:
@@ -78,7 +78,7 @@ class Dispatcher:
 
     def answer_column(self, call: Call, column: Column, out: list[bytes]) -> bool:
         """Answer all requests of a column at once; False if they have to be answered one by one."""
-        short = self._short(column.name) if call.session.is_plain else None
+        short = self._short(column.name) if call.session.is_plain and not self._instance.is_loading else None
         if short is None or short.column_cut is None:
             return False
         started = perf_counter_ns()
@@ -182,6 +182,8 @@ class Dispatcher:
                 raise NoAuthError
             if command.declaration is None:
                 raise command.refusal()
+            if self._instance.is_loading and "loading" not in command.facts.flags:
+                raise LoadingError
         except ReplyError as error:
             return self._rejected(call, command, request, error)
         tally = self._stats.tally(command.name)

@@ -8,6 +8,7 @@
     ├── WrongPassError      WRONGPASS
     ├── NoProtoError        NOPROTO
     ├── NoScriptError       NOSCRIPT
+    ├── LoadingError        LOADING
     └── DeniedError         DENIED
     ProtocolError           answered with ERR, then the connection is closed
 
@@ -91,6 +92,13 @@ class NoScriptError(ReplyError, code="NOSCRIPT"):
 
     def __init__(self) -> None:
         super().__init__("No matching script. Please use EVAL.")
+
+
+class LoadingError(ReplyError, code="LOADING"):
+    """Some job cannot be read yet: an answer now could be a wrong nil."""
+
+    def __init__(self) -> None:
+        super().__init__("Redis is loading the dataset in memory")
 
 
 class DeniedError(ReplyError, code="DENIED"):

@@ -180,6 +180,7 @@ class Followers:
         self._followers: dict[str, JobFollower] = {}
         self._refused: set[tuple[str, str]] = set()
         self._unreachable: set[str] = set()
+        self._reached: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -187,11 +188,11 @@ class Followers:
         await self._look()
         self._task = asyncio.create_task(self._keep_looking())
 
-    async def catch_up(self, timeout_s: float) -> None:
-        """Wait until the jobs that are there can be read, or that time has passed."""
-        waits = [follower.opened.wait() for follower in self._followers.values()]
-        with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*waits), timeout_s)
+    async def catch_up(self) -> None:
+        """Wait until every log was reached once, and every job that is there can be read, or cannot for a reason."""
+        while len(self._reached) < len(self._logs):
+            await asyncio.sleep(LOOK_FOR_JOBS_S / 10)
+        await asyncio.gather(*(follower.opened.wait() for follower in self._followers.values()))
 
     async def stop(self) -> None:
         """End every applier."""
@@ -225,6 +226,7 @@ class Followers:
             try:
                 jobs = await asyncio.to_thread(log.jobs)
                 self._unreachable.discard(root)
+                self._reached.add(root)
             except SparkisError as error:
                 if root not in self._unreachable:
                     self._unreachable.add(root)

@@ -33,6 +33,8 @@ class Instance:
     sessions: dict[int, Session] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: secrets.token_hex(20))
     port: int = 0
+    # While jobs of the logs are still to be opened: commands about keys are answered with LOADING.
+    is_loading: bool = False
     # Bytes waiting to be sent to a session, for CLIENT LIST; the server, which has the sockets, fills it in.
     output_bytes: Callable[[int], int] = lambda session_id: 0
 

@@ -33,8 +33,8 @@ logger = logging.getLogger("sparkis.server")
 
 DEFAULT_PORT = 7379
 PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
-# How long a start waits until the jobs that are in the log can be read, before it says that it is ready.
-CATCH_UP_S_MAX = 5.0
+# A start that takes no longer than this is over before anybody can ask; after it, clients are told LOADING (guess).
+LOADING_UNHEARD_S = 5.0
 
 DESCRIPTION = "Serve the jobs of a change log to Redis clients: no Spark, no JVM; the log may be read-only."
 EXAMPLES = """\
@@ -148,10 +148,13 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
     server = Server(keyspace, config)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     control = ControlListener(followers, token) if token else None
+    await followers.start()
+    loading = asyncio.create_task(followers.catch_up())
     try:
-        await followers.start()
-        await followers.catch_up(CATCH_UP_S_MAX)
-        await server.start()  # last: a client that came earlier would be told that keys do not exist
+        await asyncio.wait([loading], timeout=LOADING_UNHEARD_S)
+        server.instance.is_loading = not loading.done()  # until then an answer could be that a key does not exist
+        loading.add_done_callback(lambda _: server.loaded())
+        await server.start()
         control_port = await control.start() if control else None
         for host in config.hosts:
             logger.info("started @ %s:%d", host, server.port)
@@ -159,6 +162,7 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
             print(json.dumps({"port": server.port, "control_port": control_port}), flush=True)
         await _until_told_to_end(watches_input=options.child)
     finally:
+        loading.cancel()
         if control:
             await control.stop()
         await server.stop()

@@ -80,6 +80,10 @@ class Server:
         await asyncio.sleep(0)
         self.instance.close()
 
+    def loaded(self) -> None:
+        """Answer commands about keys from now on."""
+        self.instance.is_loading = False
+
     def renew(self) -> None:
         """Let go of the snapshots of jobs that left the keyspace.
 

@@ -125,7 +125,7 @@ def _human(size: float) -> str:
 
 def _persistence(call: Call) -> Section:
     return {
-        "loading": 0,
+        "loading": int(call.instance.is_loading),
         "async_loading": 0,
         "rdb_changes_since_last_save": 0,
         "rdb_bgsave_in_progress": 0,

@@ -20,8 +20,8 @@ NO_PASSWORD = (
 )
 
 LPOS_RANK = (
-    b"-ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use negative to start from "
-    b"the end of the list\r\n"
+    b"-ERR RANK can't be zero: use 1 to start from the first match, 2 from the second ... or use negative to start "
+    b"from the end of the list\r\n"
 )
 
 REPLIES = [

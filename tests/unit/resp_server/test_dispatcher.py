@@ -208,3 +208,16 @@ def test_errors_and_calls_are_counted(client: Any) -> None:
     assert (get.calls, get.failed, get.rejected) == (3, 1, 1)
     assert (stats.hits, stats.misses) == (1, 1)
     assert stats.commands["set"].rejected == 1
+
+
+def test_while_jobs_are_being_opened_no_answer_about_keys_is_given(client: Any) -> None:
+    loading = b"-LOADING Redis is loading the dataset in memory\r\n"
+    client.instance.is_loading = True
+    assert client.ask("GET job:temp:1") == loading
+    assert client.send([b"GET", b"job:temp:1"], [b"GET", b"nope"]) == 2 * loading
+    assert client.ask("DBSIZE") == loading
+    assert client.ask("SET a b") == READONLY
+    assert client.ask("CLIENT ID") == b":7\r\n"
+    assert b"\r\nloading:1\r\n" in client.ask("INFO persistence")
+    client.instance.is_loading = False
+    assert client.ask("GET job:temp:1") == b"$1\r\n1\r\n"
