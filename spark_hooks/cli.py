@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib.metadata import version
 from importlib.util import find_spec
 
 from resp_server import process, status
+from sparkis import __version__
 from state_backend import compact
 
 DESCRIPTION = "Read the live keyed state of Spark streaming jobs with any Redis client."
@@ -16,7 +16,7 @@ DESCRIPTION = "Read the live keyed state of Spark streaming jobs with any Redis 
 def main(arguments: list[str] | None = None) -> int:
     """Run a `sparkis` command line; return its exit code."""
     parser = argparse.ArgumentParser(prog="sparkis", description=DESCRIPTION)
-    parser.add_argument("--version", action="version", version=f"sparkis {version('sparkis')}")
+    parser.add_argument("--version", action="version", version=f"sparkis {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
