@@ -15,9 +15,10 @@ from itertools import accumulate, chain
 
 # A reader moves once per epoch, so that one that was away longer has little to gain from a difference.
 EPOCHS_KEPT = 8
-# What the keys of the epochs between two looks may take, each with what it costs beside its bytes. Dropping so many
-# (37,000 of 24 bytes) takes a reader a few milliseconds (measured: about 0.2 us a key).
-ROOM_BYTES = 2 << 20
+# What the keys of the epochs between two looks may take, each with what it costs beside its bytes. To drop so many
+# (9,000 of 24 bytes), in no order and out of a large table, takes a reader some milliseconds (measured: 0.3 to 1 us a
+# key); from about there on it is better to drop everything.
+ROOM_BYTES = 512 << 10
 KEY_OVERHEAD_BYTES = 32
 
 UNKNOWN = b""

@@ -266,6 +266,8 @@ def _without_lengths(parts: list[bytes]) -> list[bytes] | None:
         heads = list(map(_length_head, sizes))
     except IndexError:
         return None
+    if len(parts) == 1:  # a client that waits for each answer: no need to count
+        return [parts[0][len(heads[0]) :]] if parts[0].startswith(heads[0]) else None
     texts = list(map(bytes.removeprefix, parts, heads))
     # A part that does not begin with its head stays as long as it was.
     return texts if sum(map(len, texts)) + sum(map(len, heads)) == sum(sizes) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -135,7 +136,7 @@ class RepliesHeld(RuleBasedStateMachine):
     def _content(self, store: Store) -> dict[bytes, Any]:
         with store.snapshot(self.clock_ms) as snapshot:
             entries = {key: snapshot.entry(key) for key in ALL_KEYS}
-            read = {
+            read: dict[Kind, Callable[[bytes], Any]] = {
                 Kind.VALUE: snapshot.value,
                 Kind.MAP: lambda key: dict(snapshot.map_pairs(key)),
                 Kind.LIST: lambda key: list(snapshot.list_elements(key, 0, snapshot.list_size(key))),
