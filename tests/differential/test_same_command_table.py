@@ -10,7 +10,7 @@ from compat.conformance.judge import Deviations
 from compat.conformance.pair import Pair
 from compat.conformance.servers import Running
 from compat.conformance.wire import Reply
-from compat.reference.capture import REFERENCE, SHIPPED, Entry, Table, capture, load, render_shipped
+from compat.reference.capture import REFERENCE, Entry, Table, capture, load
 
 
 @pytest.fixture(scope="session")
@@ -28,10 +28,6 @@ def rows(table: Table) -> Iterator[tuple[str, Entry]]:
 
 def test_the_reference_is_the_real_server_s_table_and_the_additions(expected_table: Table) -> None:
     assert load(REFERENCE) == expected_table
-
-
-def test_the_shipped_table_is_the_reference() -> None:
-    assert SHIPPED.read_text(encoding="utf-8") == render_shipped(load(REFERENCE))
 
 
 def test_command_and_command_docs_say_what_the_reference_says(

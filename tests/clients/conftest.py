@@ -1,0 +1,87 @@
+"""Real clients against real servers: what they need to be started, and a server that can be restarted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compat.conformance.dataset import Dataset
+from compat.conformance.servers import Running, sparkis_server, wait_for_keys
+
+HERE = Path(__file__).parent
+SCRIPT_S_MAX = 60.0
+
+
+class Restartable:
+    """A server of the data set that can be stopped and started again on its port."""
+
+    def __init__(self, folder: Path, log: Path, keys: int) -> None:
+        self._folder, self._log, self._keys = folder, log, keys
+        self._stack = ExitStack()
+        self.port = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start, on the port of before if there was one."""
+        server = self._stack.enter_context(sparkis_server(self._folder, self._log, port=self.port))
+        wait_for_keys(server, self._keys)
+        self.port = server.port
+
+    def stop(self) -> None:
+        """Stop; clients lose their connections."""
+        self._stack.close()
+
+    def restart(self) -> None:
+        """Stop and start."""
+        self.stop()
+        self.start()
+
+
+@pytest.fixture
+def restartable(tmp_path: Path, dataset_log: Path, dataset: Dataset) -> Iterator[Restartable]:
+    """A server for one test."""
+    server = Restartable(tmp_path, dataset_log, len(dataset.keys))
+    yield server
+    server.stop()
+
+
+Script = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def run_script() -> Script:
+    """Return a function that runs a scenario of a JavaScript file against a server and returns what it prints, as JSON.
+
+    meanwhile: called once the script says that it waits.
+    """
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("there is no node on the PATH")
+    if not (HERE / "node_modules").is_dir():
+        pytest.skip("the JavaScript clients are not installed (npm ci in tests/clients)")
+
+    def run(script: str, scenario: str, server: Running | Restartable, *arguments: str, meanwhile: Any = None) -> Any:
+        command = [node, str(HERE / script), scenario, str(server.port), *arguments]
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE
+        )
+        try:
+            if meanwhile is not None:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "waiting\n"
+                meanwhile()
+            out, errors = process.communicate("go on\n", timeout=SCRIPT_S_MAX)
+        finally:
+            process.kill()
+            process.wait()
+        assert process.returncode == 0, errors
+        return json.loads(out)
+
+    return run

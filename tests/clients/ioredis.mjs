@@ -1,0 +1,96 @@
+// Scenarios for ioredis; `port` and `given` come from the test.
+import Redis from "ioredis";
+
+import { base64, errorOf, given, pause, port, run } from "./scenarios.mjs";
+
+const connect = (options = {}) => {
+  const client = new Redis({ port, host: "127.0.0.1", ...options });
+  client.on("error", () => {});
+  return client;
+};
+
+const collect = async (stream) => {
+  const found = [];
+  for await (const some of stream) found.push(...some);
+  return found;
+};
+
+await run({
+  async reads() {
+    const client = connect();
+    return {
+      get: await client.get("plain"),
+      missing: await client.get("missing"),
+      bytes: base64(await client.getBuffer(Buffer.from("00ff0d0a80", "hex"))),
+      mget: await client.mget("number", "missing", "hash:one", "empty"),
+      hgetall: await client.hgetall("hash:small"),
+      none: await client.hgetall("missing"),
+      hmget: await client.hmget("hash:one", "field", "missing"),
+      lrange: await client.lrange("list:short", 0, -1),
+      ttl: [await client.ttl("plain"), await client.pttl("missing"), await client.pexpiretime("later")],
+      type: await client.type("hash:one"),
+      exists: await client.exists("plain", "missing"),
+      dbsize: await client.dbsize(),
+    };
+  },
+
+  async resp2() {
+    const client = connect({ protocol: 2 });
+    return { get: await client.get("plain"), hgetall: await client.hgetall("hash:one") };
+  },
+
+  async streams() {
+    const client = connect();
+    const pairs = await collect(client.hscanStream("hash:large", { count: 100 }));
+    return {
+      keys: await collect(client.scanStream({ match: "many:*", count: 50 })),
+      all: (await collect(client.scanStream())).length,
+      fields: pairs.length / 2,
+      value: pairs[pairs.indexOf("field:00042") + 1],
+    };
+  },
+
+  async pipeline() {
+    const client = connect();
+    const replies = await client.pipeline().get("plain").get("hash:one").set("plain", "x").hget("hash:one", "field").exec();
+    return replies.map(([error, value]) => (error ? error.message : value));
+  },
+
+  async autoPipelining() {
+    const client = connect({ enableAutoPipelining: true });
+    return Promise.all(Array.from({ length: 300 }, (_, at) => client.get(`many:${String(at).padStart(3, "0")}`)));
+  },
+
+  async refusals() {
+    const client = connect();
+    return {
+      set: await errorOf(client.set("plain", "x")),
+      type: await errorOf(client.get("hash:one")),
+      multi: await errorOf(client.multi().get("plain").exec()),
+      subscribe: await errorOf(client.duplicate().subscribe("channel")),
+      unknown: await errorOf(client.call("NOPE", "a")),
+      after: await client.get("plain"),
+    };
+  },
+
+  async settings() {
+    const client = connect({ connectionName: "a-name", db: 1 });
+    const info = await client.client("INFO");
+    return { name: await client.client("GETNAME"), get: await client.get("plain"), info, status: client.status };
+  },
+
+  async password() {
+    const [password] = given;
+    const client = connect({ password });
+    const named = connect({ username: "default", password });
+    const wrong = connect({ password: "wrong", retryStrategy: null });
+    return { get: await client.get("plain"), named: await named.get("plain"), wrong: await errorOf(wrong.get("plain")) };
+  },
+
+  async reconnect() {
+    const client = connect();
+    const before = await client.get("plain");
+    await pause();
+    return { before, after: await client.get("plain") };
+  },
+});

@@ -1,0 +1,102 @@
+// Scenarios for node-redis; `port` and `given` come from the test.
+import { createClient, RESP_TYPES } from "redis";
+
+import { base64, errorOf, given, pause, port, run } from "./scenarios.mjs";
+
+const connect = async (options = {}) => {
+  const client = createClient({ socket: { port, host: "127.0.0.1" }, ...options });
+  client.on("error", () => {});
+  await client.connect();
+  return client;
+};
+
+const collect = async (iterator) => {
+  const found = [];
+  for await (const some of iterator) found.push(...[some].flat());
+  return found;
+};
+
+await run({
+  async reads() {
+    const client = await connect();
+    const buffers = client.withTypeMapping({ [RESP_TYPES.BLOB_STRING]: Buffer });
+    return {
+      get: await client.get("plain"),
+      missing: await client.get("missing"),
+      bytes: base64(await buffers.get(Buffer.from("00ff0d0a80", "hex"))),
+      mget: await client.mGet(["number", "missing", "hash:one", "empty"]),
+      hgetall: await client.hGetAll("hash:small"),
+      none: await client.hGetAll("missing"),
+      hmget: await client.hmGet("hash:one", ["field", "missing"]),
+      lrange: await client.lRange("list:short", 0, -1),
+      ttl: [await client.ttl("plain"), await client.pTTL("missing"), await client.pExpireTime("later")],
+      type: await client.type("hash:one"),
+      exists: await client.exists(["plain", "missing"]),
+      dbsize: await client.dbSize(),
+    };
+  },
+
+  async resp2() {
+    const client = await connect({ RESP: 2 });
+    return { get: await client.get("plain"), hgetall: await client.hGetAll("hash:one") };
+  },
+
+  async streams() {
+    const client = await connect();
+    const pairs = await collect(client.hScanIterator("hash:large", { COUNT: 100 }));
+    return {
+      keys: await collect(client.scanIterator({ MATCH: "many:*", COUNT: 50 })),
+      all: (await collect(client.scanIterator())).length,
+      fields: pairs.length,
+      value: pairs.find(({ field }) => field === "field:00042").value,
+    };
+  },
+
+  async pipeline() {
+    const client = await connect();
+    const replies = await Promise.allSettled([
+      client.get("plain"),
+      client.get("hash:one"),
+      client.set("plain", "x"),
+      client.hGet("hash:one", "field"),
+    ]);
+    return replies.map(({ reason, value }) => (reason ? reason.message : value));
+  },
+
+  async autoPipelining() {
+    const client = await connect();
+    return Promise.all(Array.from({ length: 300 }, (_, at) => client.get(`many:${String(at).padStart(3, "0")}`)));
+  },
+
+  async refusals() {
+    const client = await connect();
+    return {
+      set: await errorOf(client.set("plain", "x")),
+      type: await errorOf(client.get("hash:one")),
+      multi: await errorOf(client.multi().get("plain").exec()),
+      unknown: await errorOf(client.sendCommand(["NOPE", "a"])),
+      after: await client.get("plain"),
+    };
+  },
+
+  async settings() {
+    const client = await connect({ name: "a-name", database: 1 });
+    const info = await client.clientInfo();
+    return { name: await client.clientGetName(), get: await client.get("plain"), info, ready: client.isReady };
+  },
+
+  async password() {
+    const [password] = given;
+    const client = await connect({ password });
+    const named = await connect({ username: "default", password });
+    const wrong = errorOf(connect({ password: "wrong", socket: { port, host: "127.0.0.1", reconnectStrategy: false } }));
+    return { get: await client.get("plain"), named: await named.get("plain"), wrong: await wrong };
+  },
+
+  async reconnect() {
+    const client = await connect();
+    const before = await client.get("plain");
+    await pause();
+    return { before, after: await client.get("plain") };
+  },
+});

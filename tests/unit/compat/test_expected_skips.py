@@ -1,0 +1,44 @@
+"""Where CI is set, a run that skipped something is a failed run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).parents[2] / "conftest.py"
+ROOT = CONFTEST.parents[1]
+
+BY_A_MARK = "import pytest\n@pytest.mark.skip(reason='why not')\ndef test_one(): pass\n"
+BY_A_CALL = "import pytest\ndef test_one(): pytest.skip('why not')\n"
+BY_THE_MODULE = "import pytest\npytest.skip('why not', allow_module_level=True)\n"
+NOTHING = "import pytest\n@pytest.mark.xfail\ndef test_one(): assert False\ndef test_two(): pass\n"
+
+
+def run(folder: Path, test: str, is_ci: bool) -> subprocess.CompletedProcess[str]:
+    """Run one test file beside a copy of the conftest."""
+    shutil.copy(CONFTEST, folder)
+    (folder / "test_some.py").write_text(test)
+    environment = {name: value for name, value in os.environ.items() if name != "CI"}
+    environment |= {"PYTHONPATH": str(ROOT)} | ({"CI": "true"} if is_ci else {})
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
+
+
+@pytest.mark.parametrize("test", [BY_A_MARK, BY_A_CALL, BY_THE_MODULE])
+def test_a_skip_fails_the_run_on_ci_and_is_named(tmp_path: Path, test: str) -> None:
+    done = run(tmp_path, test, is_ci=True)
+    assert done.returncode == 1
+    assert "test_some.py" in done.stdout and "why not" in done.stdout
+
+
+def test_a_skip_elsewhere_does_not(tmp_path: Path) -> None:
+    assert run(tmp_path, BY_A_MARK, is_ci=False).returncode == 0
+
+
+def test_an_expected_failure_is_no_skip(tmp_path: Path) -> None:
+    assert run(tmp_path, NOTHING, is_ci=True).returncode == 0
