@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.reads import Row, get_rows
+from benchmarks.reads import Row, read_rows
 
 RESULTS = Path(__file__).with_name("results.json")
 
@@ -27,7 +27,7 @@ def main() -> int:
           f"{options.rounds} rounds in turns; medians")  # fmt: skip
     print(f"{'':34}{'sparkis':>12}{'redis':>12}{'ratio':>8}  {'spread':13}{'CPU us/request':>16}")
     rows = []
-    for row in get_rows(options.keys, options.rounds, options.scale, report):
+    for row in read_rows(options.keys, options.rounds, options.scale, report):
         report("")
         print(line(row), flush=True)
         rows.append(asdict(row))

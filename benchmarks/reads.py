@@ -1,5 +1,6 @@
-"""GET beside redis-server: redis-benchmark (50 connections) against both in turns, while one key in a hundred changes
-every second. Cases: uniform (every key alike), hot (one key in a thousand), and uniform with one request in ten a miss.
+"""Reads beside redis-server: redis-benchmark (50 connections) against both in turns, while one key in a hundred changes
+every second. GET: uniform (every key alike), hot (one key in a thousand), and uniform with one request in ten a miss;
+MGET of 100 keys; HGETALL of maps of 10 fields.
 """
 
 from __future__ import annotations
@@ -10,12 +11,34 @@ from dataclasses import dataclass
 from random import Random
 from statistics import median
 
-from benchmarks.servers import JOB, STATE, Served, start_both
+from benchmarks.servers import JOB, MAP_STATE, MAPS, STATE, Served, start_both
 
 CLIENTS = 50
 PIPELINES = (1, 16, 100)
 # So many requests that a round takes about two seconds (guess; on two cores of 2024).
 REQUESTS = {1: 100_000, 16: 400_000, 100: 1_000_000}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What redis-benchmark sends, with random numbers below `key_range`; `cost` is beside that of one GET (guess)."""
+
+    name: str
+    words: tuple[str, ...]
+    key_range: int
+    cost: int = 1
+
+
+def cases(keys: int) -> list[Case]:
+    """Return the cases for a state of so many keys."""
+    value, packed = f"{JOB}:{STATE}:__rand_int__", f"{JOB}:{MAP_STATE}:__rand_int__"
+    return [
+        Case("GET uniform", ("GET", value), keys),
+        Case("GET hot", ("GET", value), max(1, keys // 1000)),
+        Case("GET 10% miss", ("GET", value), keys * 10 // 9),
+        Case("MGET 100 uniform", ("MGET", *[value] * 100), keys, cost=40),
+        Case("HGETALL 10 fields", ("HGETALL", packed), MAPS, cost=4),
+    ]
 
 
 @dataclass(frozen=True)
@@ -41,45 +64,46 @@ class Row:
     peer_cpu_us: float
 
 
-def run_round(server: Served, pipeline: int, key_range: int, requests: int) -> Round:
+def run_round(server: Served, case: Case, pipeline: int, requests: int) -> Round:
     """Send the requests and check that the server counted as many."""
-    calls, cpu_s = server.calls("get"), server.cpu_s()
+    name = case.words[0].lower()
+    calls, cpu_s = server.calls(name), server.cpu_s()
     command = ["redis-benchmark", "-p", str(server.port), "-c", str(CLIENTS), "-P", str(pipeline), "-n", str(requests)]
-    command += ["-r", str(key_range), "--csv", "GET", f"{JOB}:{STATE}:__rand_int__"]
+    command += ["-r", str(case.key_range), "--csv", *case.words]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     rate = float(printed.splitlines()[-1].split(",")[1].strip('"'))
     used_s = server.cpu_s() - cpu_s
-    counted = server.calls("get") - calls
+    counted = server.calls(name) - calls
     if not requests <= counted <= requests + CLIENTS * pipeline:
-        raise SystemExit(f"{server.name} counted {counted} GETs of {requests} sent: the benchmark is void")
+        raise SystemExit(f"{server.name} counted {counted} {name} of {requests} sent: the benchmark is void")
     return Round(rate, used_s / counted * 1e6)
 
 
-def get_rows(keys: int, rounds: int, scale: float, report: Callable[[str], None]) -> Iterator[Row]:
+def read_rows(keys: int, rounds: int, scale: float, report: Callable[[str], None]) -> Iterator[Row]:
     """Yield a row per case and pipeline depth."""
     ours, peer, folder = start_both(keys)
     random = Random(2)
     try:
         for server in (ours, peer):
             server.start_changes()
-        for case, key_range in (("uniform", keys), ("hot", max(1, keys // 1000)), ("10% miss", keys * 10 // 9)):
+        for case in cases(keys):
             for pipeline in PIPELINES:
-                requests = int(REQUESTS[pipeline] * scale)
+                requests = max(CLIENTS * pipeline, int(REQUESTS[pipeline] * scale / case.cost))
                 pairs: list[tuple[Round, Round]] = []
                 for number in range(rounds):
-                    report(f"GET {case}, pipeline {pipeline}: round {number + 1} of {rounds}")
-                    pairs.append((_measured(ours, pipeline, key_range, requests, random),
-                                  _measured(peer, pipeline, key_range, requests, random)))  # fmt: skip
-                yield _row(f"GET {case}, pipeline {pipeline}", pairs)
+                    report(f"{case.name}, pipeline {pipeline}: round {number + 1} of {rounds}")
+                    pairs.append((_measured(ours, case, pipeline, requests, random),
+                                  _measured(peer, case, pipeline, requests, random)))  # fmt: skip
+                yield _row(f"{case.name}, pipeline {pipeline}", pairs)
     finally:
         ours.stop()
         peer.stop()
         folder.cleanup()
 
 
-def _measured(server: Served, pipeline: int, key_range: int, requests: int, random: Random) -> Round:
+def _measured(server: Served, case: Case, pipeline: int, requests: int, random: Random) -> Round:
     server.pause(False)
-    measured = run_round(server, pipeline, key_range, requests)
+    measured = run_round(server, case, pipeline, requests)
     server.check_sample(random)
     server.pause(True)
     return measured

@@ -15,24 +15,32 @@ from pathlib import Path
 from random import Random
 
 from resp_server.client import Client
+from state_backend import packed_map
 from state_backend.change_log import LogWriter
 from state_backend.descriptor import StateDescriptor
 from state_backend.records import Change, Op
 
-JOB, STATE = "bench", "value"
+JOB, STATE, MAP_STATE = "bench", "value", "map"
+MAPS = 10_000
+FIELDS = 10
 START_TIMEOUT_S = 60.0
 CHANGED_SHARE = 0.01
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def key(number: int) -> str:
+def key(number: int, state: str = STATE) -> str:
     """Return a key as redis-benchmark makes it from `bench:value:__rand_int__`."""
-    return f"{JOB}:{STATE}:{number:012d}"
+    return f"{JOB}:{state}:{number:012d}"
 
 
 def value(number: int, turn: int) -> str:
     """Return a key's value after its last change: it tells the key, so that a wrong reply shows."""
     return f"{number}:{turn:010d}"
+
+
+def fields(number: int) -> dict[str, str]:
+    """Return the fields of a map."""
+    return {f"field{each}": value(number, each) for each in range(FIELDS)}
 
 
 class Served(ABC):
@@ -91,6 +99,9 @@ class Served(ABC):
                 found = client.call("GET", key(number))
                 if not str(found).startswith(f"{number}:"):
                     raise SystemExit(f"{self.name} answered {found!r} for {key(number)}: the benchmark is void")
+            number = random.randrange(MAPS)
+            if client.call("HGETALL", key(number, MAP_STATE)) != [w for pair in fields(number).items() for w in pair]:
+                raise SystemExit(f"{self.name} holds another map at {key(number, MAP_STATE)}: the benchmark is void")
 
     def stop(self) -> None:
         """End the server."""
@@ -108,8 +119,13 @@ class Sparkis(Served):
     def __init__(self, keys: int, folder: Path) -> None:
         super().__init__(keys)
         log = folder / "log"
-        self._writer = LogWriter(log, JOB, [StateDescriptor(STATE, key="key", value="value")])
+        states = [
+            StateDescriptor(STATE, key="key", value="value"),
+            StateDescriptor(MAP_STATE, key="key", value=tuple(fields(0))),
+        ]
+        self._writer = LogWriter(log, JOB, states)
         self.put(list(range(keys)))
+        self._writer.publish([self._map_change(number) for number in range(MAPS)])
         command = [sys.executable, "-m", "resp_server.process", "--child", "--log", str(log), "--port", "0"]
         command += ["--store", str(folder / "store"), "--loglevel", "error"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -117,10 +133,15 @@ class Sparkis(Served):
         self.port = json.loads(self.process.stdout.readline())["port"]
         self._wait_until_loaded()
 
+    @staticmethod
+    def _map_change(number: int) -> Change:
+        packed = packed_map.pack((name.encode(), text.encode()) for name, text in fields(number).items())
+        return Change(MAP_STATE, Op.PUT, key(number, MAP_STATE).encode(), value=packed)
+
     def _wait_until_loaded(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         with Client("127.0.0.1", self.port) as client:
-            while client.call("DBSIZE") < self.keys:
+            while client.call("DBSIZE") < self.keys + MAPS:
                 if time.monotonic() > deadline:
                     raise SystemExit("the server did not load its data in time")
                 time.sleep(0.1)
@@ -151,6 +172,9 @@ class RedisServer(Served):
                 raise SystemExit("redis-server did not start")
             time.sleep(0.05)
         self.put(list(range(keys)))
+        with Client("127.0.0.1", self.port) as client:
+            for number in range(MAPS):
+                client.call("HSET", key(number, MAP_STATE), *(w for pair in fields(number).items() for w in pair))
 
     def put(self, numbers: list[int]) -> None:
         with Client("127.0.0.1", self.port) as client:
