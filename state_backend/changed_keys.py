@@ -16,7 +16,7 @@ from itertools import accumulate, chain
 # A reader moves once per epoch, so that one that was away longer has little to gain from a difference.
 EPOCHS_KEPT = 8
 # What the keys of the epochs between two looks may take, each with what it costs beside its bytes. To drop so many
-# (4,700 of 24 bytes) out of a cache of 300,000 takes a reader up to 7 ms (measured: 1.5 us a key, most of it waiting for
+# (4,700 of 24 bytes) out of a cache of 300,000 takes a reader up to 7 ms (measured: 1.5 us a key, mostly waiting for
 # memory); from about there on it costs less to drop everything.
 ROOM_BYTES = 256 << 10
 KEY_OVERHEAD_BYTES = 32
