@@ -84,14 +84,6 @@ class Server:
         """Answer commands about keys from now on."""
         self.instance.is_loading = False
 
-    def renew(self) -> None:
-        """Let go of the snapshots of jobs that left the keyspace.
-
-        To be called before a removed job's store is closed. Replies in steps may still read from one for a while; what
-        they meet then is an error, which ends their connections.
-        """
-        self.instance.renew()
-
     # -- called by connections ----------------------------------------------------------------------------------------
 
     def admit(self, transport: asyncio.Transport) -> ReplyError | None:

@@ -17,7 +17,7 @@ from state_backend.descriptor import KeyFormat, StateDescriptor
 from state_backend.errors import DescriptorError
 from state_backend.memory_store import MemoryStore
 from state_backend.slots import position_of
-from state_backend.store import Entry, Snapshot, Store, Values
+from state_backend.store import Applied, Entry, Snapshot, Store, Values
 
 # Told which keys may read differently from now on; None: any.
 OnChange = Callable[[Sequence[bytes] | None], None]
@@ -41,10 +41,9 @@ class Job:
     is_incomplete: bool = False
     error: str = ""
 
-    @property
-    def lag_epochs(self) -> int:
-        """How many committed epochs are not yet readable."""
-        return max(0, self.committed_epoch - self.store.applied.epoch)
+    def lag_epochs(self, applied: Applied) -> int:
+        """Return how many committed epochs the epoch that is shown is behind."""
+        return max(0, self.committed_epoch - applied.epoch)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from resp_server.commands.spec import command
-from resp_server.commands.state import lag_epochs, lag_ms
+from resp_server.commands.state import lag_ms
 from resp_server.config import REDIS_VERSION
 from resp_server.instance import Call
 from resp_server.protocol.replies import Reply, Verbatim
@@ -229,7 +229,7 @@ def _sparkis(call: Call) -> Section:
         applied = snapshot.applied
         behind_ms = lag_ms(job, applied)
         rows[f"job_{job.name}"] = (
-            f"epoch={applied.epoch},committed_epoch={job.committed_epoch},lag_epochs={lag_epochs(job, applied)},"
+            f"epoch={applied.epoch},committed_epoch={job.committed_epoch},lag_epochs={job.lag_epochs(applied)},"
             f"lag_ms={'unknown' if behind_ms is None else behind_ms},stale={int(job.is_stale)},"
             f"incomplete={int(job.is_incomplete)},keys={applied.key_count}"
         )

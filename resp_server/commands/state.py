@@ -55,16 +55,11 @@ def _job_row(job: Job, applied: Applied) -> Reply:
         b"keys": applied.key_count,
         b"applied": applied.epoch,
         b"committed": job.committed_epoch,
-        b"lag_epochs": lag_epochs(job, applied),
+        b"lag_epochs": job.lag_epochs(applied),
         b"stale": int(job.is_stale),
         b"incomplete": int(job.is_incomplete),
         b"error": job.error.encode(),
     }
-
-
-def lag_epochs(job: Job, applied: Applied) -> int:
-    """Return how many committed epochs the epoch that is shown is behind."""
-    return max(0, job.committed_epoch - applied.epoch)
 
 
 def lag_ms(job: Job, applied: Applied) -> int | None:
@@ -151,7 +146,7 @@ def state_lag(call: Call) -> Reply:
             b"job": job.name.encode(),
             b"committed": job.committed_epoch,
             b"applied": snapshot.applied.epoch,
-            b"lag_epochs": lag_epochs(job, snapshot.applied),
+            b"lag_epochs": job.lag_epochs(snapshot.applied),
             b"lag_ms": lag_ms(job, snapshot.applied),
             b"stale": int(job.is_stale),
             b"error": job.error.encode(),
