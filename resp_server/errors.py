@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from state_backend.errors import StoreError, WrongKindError
+from state_backend.errors import JobLoadingError, StoreError, WrongKindError
 
 # In bytes of the message's part that repeats what was typed; standard: Redis' own limit.
 ECHO_BYTES_MAX = 128
@@ -97,8 +97,8 @@ class NoScriptError(ReplyError, code="NOSCRIPT"):
 class LoadingError(ReplyError, code="LOADING"):
     """Some job cannot be read yet: an answer now could be a wrong nil."""
 
-    def __init__(self) -> None:
-        super().__init__("Redis is loading the dataset in memory")
+    def __init__(self, message: str = "Redis is loading the dataset in memory") -> None:
+        super().__init__(message)
 
 
 class DeniedError(ReplyError, code="DENIED"):
@@ -179,4 +179,6 @@ def cluster_disabled() -> PlainError:
 
 def reply_error_of(error: StoreError) -> ReplyError:
     """Turn an error of the state below into what the client is told."""
-    return WrongTypeError() if isinstance(error, WrongKindError) else PlainError(str(error))
+    if isinstance(error, WrongKindError):
+        return WrongTypeError()
+    return LoadingError(str(error)) if isinstance(error, JobLoadingError) else PlainError(str(error))

@@ -19,7 +19,7 @@ from typing import Any
 from resp_server import children
 from state_backend.change_log import ChangeLog
 from state_backend.descriptor import StateDescriptor
-from state_backend.errors import SparkisError
+from state_backend.errors import SparkisError, StoreError
 from state_backend.keyspace import Job, Keyspace
 from state_backend.lmdb_store import LmdbStore
 
@@ -47,6 +47,7 @@ class JobFollower:
         self._store: LmdbStore | None = None
         self.opened = asyncio.Event()
         self._waiting: set[tuple[int, asyncio.Future[bool]]] = set()
+        keyspace.refuse(job, None)
         self._task = asyncio.create_task(self._keep_running())
 
     def notice(self) -> None:
@@ -122,16 +123,19 @@ class JobFollower:
             await process.wait()
 
     def _take(self, event: dict[str, Any]) -> None:
-        self.opened.set()
         if event["event"] == "open":
             self._open(event)
         else:
+            if event["error"]:
+                self._keyspace.refuse(self.name, event["error"])
             self._settle(
                 committed_epoch=event.get("committed", -1),
                 committed_clock_ms=event.get("committed_clock_ms", 0),
                 is_stale=event["is_stale"],
                 error=event["error"],
             )
+        if self.name in self._keyspace.jobs or self._keyspace.unreadable.get(self.name) is not None:
+            self.opened.set()
         for epoch, reached in self._waiting:
             if self._is_readable(epoch) and not reached.done():
                 reached.set_result(True)
@@ -147,6 +151,9 @@ class JobFollower:
             self._keyspace.put(job)
         except SparkisError as error:
             logger.error("%s", error)
+            self._keyspace.refuse(self.name, str(error))
+            if isinstance(error, StoreError) and self._process is not None and self._process.stdin is not None:
+                self._process.stdin.close()  # a store is announced once: the next applier announces it again
             return
         if event["is_incomplete"]:
             logger.warning(

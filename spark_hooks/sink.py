@@ -42,6 +42,8 @@ Mode = Literal["update", "append", "complete"]
 LOG_SETTING = "spark.sparkis.log"
 PARTITIONS_SETTING = "spark.sparkis.partitions"
 VISIBILITY_TIMEOUT_S = 10.0
+# An applier is there half a second after its job is found; a loaded machine takes its time (guess).
+FIRST_VISIBILITY_TIMEOUT_S = 5.0
 BEAT_INTERVAL_S = 1.0
 TASK_RESULT = "file string, inline binary, rows long, digest long, error string, is_log_error boolean"
 PARTITIONS_MAX = 2**31 - 1
@@ -161,6 +163,8 @@ class Publisher:
                 writer = LogWriter(self._told.log, job, self._told.states, run.query_id, self._told.on_rewind)
                 beat = threading.Thread(target=_beat, args=(writer, run.query), name=f"sparkis-beat-{job}", daemon=True)
                 beat.start()
+                for endpoint in endpoints.of_log(self._told.log):
+                    endpoint.notice(job, -1)  # its servers open the job while Spark prepares the first batch
                 self._writer = writer
             return self._writer
 
@@ -179,10 +183,10 @@ class Publisher:
             digest=sum(each.digest for each in results) & DIGEST_MASK,
             replaces=tuple(state.name for state in self._told.states) if self._told.mode == "complete" else (),
         )
-        self._committed_here = batch_id
+        is_first, self._committed_here = self._committed_here < 0, batch_id
         if not is_new:
             logger.info("job %s: epoch %d was committed before a restart; its replay is left out", writer.job, batch_id)
-        self._make_visible(writer.job, batch_id)
+        self._make_visible(writer.job, batch_id, is_first=is_first)
 
     def check_not_committed(self, job: str, batch_id: int) -> None:
         """Refuse a second epoch for one micro-batch; it would pass for a replay and be left out."""
@@ -215,11 +219,12 @@ class Publisher:
                 raise kind(f"job {writer.job!r}, batch {batch_id}: {each.error}")
         return results
 
-    def _make_visible(self, job: str, epoch: int) -> None:
+    def _make_visible(self, job: str, epoch: int, *, is_first: bool) -> None:
+        """Tell the servers of an epoch. A run's first one is always waited for: servers may be opening the job yet."""
         known = endpoints.of_log(self._told.log)
         for endpoint in known:
             endpoint.notice(job, epoch)
-        timeout_s = self._told.visibility_timeout_s
+        timeout_s = self._told.visibility_timeout_s or (FIRST_VISIBILITY_TIMEOUT_S if is_first and known else 0.0)
         if not timeout_s:
             return
         if not known:

@@ -11,6 +11,7 @@
     └── StoreError               the store
         ├── WrongKindError           the key holds another kind of state
         ├── KeyConflictError         two states of a job made the same key
+        ├── JobLoadingError          the key's job is being opened
         └── StoreFullError           no room on the disk or in the store's map
 
 A message names the thing, what was wrong, and what to do.
@@ -61,6 +62,10 @@ class WrongKindError(StoreError):
 
 class KeyConflictError(StoreError):
     """Two states of one job made the same key."""
+
+
+class JobLoadingError(StoreError):
+    """The key belongs to a job that is not open yet; asking again in a moment helps."""
 
 
 class StoreFullError(StoreError):

@@ -14,7 +14,7 @@ from itertools import groupby
 from random import choices
 
 from state_backend.descriptor import KeyFormat, StateDescriptor
-from state_backend.errors import DescriptorError
+from state_backend.errors import DescriptorError, JobLoadingError, StoreError
 from state_backend.memory_store import MemoryStore
 from state_backend.slots import position_of
 from state_backend.store import Applied, Entry, Snapshot, Store, Values
@@ -48,9 +48,14 @@ class Job:
 
 @dataclass
 class Keyspace:
-    """The jobs by name. Changed only between requests, on the server's own thread."""
+    """The jobs by name. Changed only between requests, on the server's own thread.
+
+    `unreadable` holds the jobs that a log has and nobody can read here, with the reason, or None while they are being
+    opened: to say that their keys do not exist would be a wrong answer.
+    """
 
     jobs: dict[str, Job] = field(default_factory=dict)
+    unreadable: dict[str, str | None] = field(default_factory=dict)
     version: int = 0
 
     def put(self, job: Job) -> None:
@@ -59,11 +64,18 @@ class Keyspace:
             if other.name != job.name:
                 self._check_apart(job, other)
         self.jobs[job.name] = job
+        self.unreadable.pop(job.name, None)
         self.version += 1
+
+    def refuse(self, name: str, reason: str | None) -> None:
+        """Have reads of a job's own name space, `name:...`, answered with an error; a job that is shown stays."""
+        if name not in self.jobs and self.unreadable.get(name, "") != reason:
+            self.unreadable[name] = reason
+            self.version += 1
 
     def remove(self, name: str) -> None:
         """Take a job out; its store is the caller's to close."""
-        if self.jobs.pop(name, None) is not None:
+        if self.jobs.pop(name, None) is not None or self.unreadable.pop(name, None) is not None:
             self.version += 1
 
     @staticmethod
@@ -103,6 +115,7 @@ class KeyspaceView:
         self._on_change = on_change
         self._shown: dict[str, tuple[int, int]] = {}  # of each snapshot the version and the epoch that were told of
         self._jobs: dict[str, Job] = {}
+        self._unreadable: dict[str, str | None] = {}
         self._nothing = MemoryStore("").snapshot(now_ms)
         self._snapshots: dict[str, Snapshot] = {}
         self._stores: dict[str, Store] = {}
@@ -138,7 +151,8 @@ class KeyspaceView:
             self._shown.pop(name, None)
             del self._stores[name]
         self._version = self._keyspace.version
-        self._only = next(iter(jobs)) if len(jobs) == 1 else None
+        self._unreadable = dict(self._keyspace.unreadable)
+        self._only = next(iter(jobs)) if len(jobs) == 1 and not self._unreadable else None
         own = [(b"(" + each.pattern() + b")", job.name) for job in jobs.values() for each in _formats(job)[1:]]
         self._formats = re.compile(b"|".join(pattern for pattern, _ in own), re.DOTALL) if own else None
         self._format_jobs = [name for _, name in own]
@@ -152,6 +166,11 @@ class KeyspaceView:
         name = head.decode("utf-8", "replace")
         if name in self._jobs:
             return name
+        if name in self._unreadable:
+            reason = self._unreadable[name]
+            if reason is None:
+                raise JobLoadingError(f"job '{name}' is being opened, ask again in a moment")
+            raise StoreError(f"job '{name}' cannot be read: {reason}")
         match = self._formats.match(key) if self._formats is not None else None
         return self._format_jobs[match.lastindex - 1] if match and match.lastindex else None
 

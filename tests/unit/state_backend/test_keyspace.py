@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from state_backend.descriptor import Kind, StateDescriptor
-from state_backend.errors import DescriptorError
+from state_backend.errors import DescriptorError, JobLoadingError, StoreError
 from state_backend.keyspace import Job, Keyspace
 from state_backend.memory_store import MemoryStore
 from state_backend.records import Change, Op, runs_of
@@ -141,3 +141,22 @@ def test_the_lag_counts_committed_epochs_that_are_not_readable() -> None:
     assert job.lag_epochs(job.store.applied) == 3
     job.committed_epoch = -1
     assert job.lag_epochs(job.store.applied) == 0
+
+
+def test_keys_of_a_job_that_cannot_be_read_are_an_error_and_not_missing() -> None:
+    keyspace = keyspace_of(job_of("a", [b"a:s:1"]))
+    view = keyspace.view(NOW_MS)
+    keyspace.refuse("b", "its log is damaged")
+    keyspace.refuse("a", "a job that is shown stays")
+    view.renew(NOW_MS)
+    assert view.at(b"a:s:1").entry(b"a:s:1") is not None
+    assert view.at(b"c:s:1").entry(b"c:s:1") is None
+    with pytest.raises(StoreError, match="job 'b' cannot be read: its log is damaged"):
+        view.at(b"b:s:1")
+    keyspace.refuse("b", None)
+    view.renew(NOW_MS)
+    with pytest.raises(JobLoadingError, match="job 'b' is being opened"):
+        view.at(b"b:s:1")
+    keyspace.put(job_of("b", [b"b:s:1"]))
+    view.renew(NOW_MS)
+    assert view.at(b"b:s:1").entry(b"b:s:1") is not None
