@@ -5,9 +5,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from state_backend.change_log import LogWriter
 from state_backend.descriptor import Encoding, Kind, StateDescriptor
 from state_backend.errors import SparkisError
+from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 from state_backend.replay import read_snapshot
 

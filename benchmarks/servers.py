@@ -16,8 +16,8 @@ from random import Random
 
 from resp_server.client import Client
 from state_backend import packed_map
-from state_backend.change_log import LogWriter
 from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 
 JOB, STATE, MAP_STATE = "bench", "value", "map"

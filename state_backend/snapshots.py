@@ -19,9 +19,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from state_backend.change_log import ChangeFileWriter, Current, JobLog
+from state_backend.change_log import Current, JobLog
 from state_backend.epochs import ChangeFile, Epoch, EpochRef, slots_of_run
 from state_backend.errors import LogCorruptError
+from state_backend.log_writer import ChangeFileWriter
 from state_backend.records import runs_of
 from state_backend.store import EpochChanges, Snapshot
 

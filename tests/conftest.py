@@ -11,8 +11,8 @@ import pytest
 from compat.conformance.dataset import Dataset, standard
 from compat.conformance.servers import Running, sparkis_server, wait_for_keys
 from state_backend import packed_map
-from state_backend.change_log import LogWriter
 from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 
 # Tests (by the start of their id) that may be skipped where CI is set: none, it has everything.

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from state_backend import packed_map
-from state_backend.change_log import ChangeLog, LogWriter
+from state_backend.change_log import ChangeLog
 from state_backend.descriptor import StateDescriptor
 from state_backend.lmdb_store import LmdbStore
+from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op, changes_in, runs_of
 from state_backend.store import EpochChanges, Snapshot
 

@@ -23,8 +23,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from scene import MARKERS, Scene, eventually
 
 import sparkis
-from spark_hooks import sink
-from state_backend.change_log import ChangeLog, LogWriter
+from spark_hooks import publisher
+from state_backend.change_log import ChangeLog
+from state_backend.log_writer import LogWriter
 
 pytestmark = pytest.mark.spark
 
@@ -192,7 +193,7 @@ def test_the_replay_of_a_query_that_is_not_deterministic_warns_and_leaves_the_fi
 # Tasks ----------------------------------------------------------------------------------------------------------------
 
 
-class _FailsOnce(sink._Task):
+class _FailsOnce(publisher.Task):
     """A task of the sink that writes all it has to, and fails at its very end, the first time."""
 
     marker: str
@@ -205,7 +206,7 @@ class _FailsOnce(sink._Task):
         yield from results
 
 
-class _RunsTwice(sink._Task):
+class _RunsTwice(publisher.Task):
     """A task that is run twice, as by speculation, with the same rows; one result counts."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -216,10 +217,10 @@ class _RunsTwice(sink._Task):
 
 @pytest.mark.parametrize("task", [_FailsOnce, _RunsTwice])
 def test_a_task_that_runs_more_than_once_leaves_each_change_once(
-    job: Job, scene: Scene, monkeypatch: pytest.MonkeyPatch, task: type[sink._Task]
+    job: Job, scene: Scene, monkeypatch: pytest.MonkeyPatch, task: type[publisher.Task]
 ):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors cannot import a test
-    monkeypatch.setattr(sink, "_Task", with_files_only(task))
+    monkeypatch.setattr(publisher, "Task", with_files_only(task))
     marker = scene.folder / "failed"
     task.marker = str(marker)  # type: ignore[attr-defined]
     scene.add_files(3)
@@ -245,18 +246,18 @@ def test_a_task_that_runs_more_than_once_leaves_each_change_once(
         assert snapshot.applied.key_count == len(scene.expected())
 
 
-def with_files_only(task: type[sink._Task]) -> type[sink._Task]:
+def with_files_only(task: type[publisher.Task]) -> type[publisher.Task]:
     """Return a task class whose workers write even the smallest result as a file."""
 
     class WithFilesOnly(task):  # type: ignore[misc,valid-type]
         def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            from state_backend import change_log
+            from state_backend import log_writer
 
-            usual, change_log.INLINE_BYTES_MAX = change_log.INLINE_BYTES_MAX, 0
+            usual, log_writer.INLINE_BYTES_MAX = log_writer.INLINE_BYTES_MAX, 0
             try:
                 yield from super().__call__(batches)
             finally:  # a worker lives longer than a test
-                change_log.INLINE_BYTES_MAX = usual
+                log_writer.INLINE_BYTES_MAX = usual
 
     return WithFilesOnly
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from state_backend.change_log import ChangeLog, LogWriter, OnRewind
+from state_backend.change_log import ChangeLog
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import (
     EpochHoleError,
@@ -21,6 +21,7 @@ from state_backend.errors import (
     RewoundCheckpointError,
 )
 from state_backend.filesystems import LocalFilesystem
+from state_backend.log_writer import LogWriter, OnRewind
 from state_backend.records import Change, Op, changes_in
 
 STATE = StateDescriptor("s", key="k", value="v")

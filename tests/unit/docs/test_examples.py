@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from state_backend.change_log import LogWriter
 from state_backend.compact import compact_log
+from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 
 ROOT = Path(__file__).parents[3]

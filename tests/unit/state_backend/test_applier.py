@@ -14,10 +14,11 @@ import pytest
 from state_backend import applier as applier_module
 from state_backend import packed_map
 from state_backend.applier import Applier, Pulse, follow_until_end
-from state_backend.change_log import ChangeLog, LogWriter
+from state_backend.change_log import ChangeLog
 from state_backend.descriptor import StateDescriptor
 from state_backend.epochs import Epoch, EpochRef
 from state_backend.lmdb_store import LmdbStore
+from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 
 TEMP = StateDescriptor("temp", key="k", value="v")

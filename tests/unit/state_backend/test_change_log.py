@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.fs
 import pytest
 
-from state_backend import change_log
-from state_backend.change_log import ChangeLog, JobLog, LogWriter, check_writable
+from state_backend import log_writer
+from state_backend.change_log import ChangeLog, JobLog, check_writable
 from state_backend.descriptor import StateDescriptor
 from state_backend.epochs import Epoch, EpochRef, to_stream
 from state_backend.errors import (
@@ -25,6 +25,7 @@ from state_backend.errors import (
     RewoundCheckpointError,
 )
 from state_backend.filesystems import ArrowFilesystem, Filesystem, LocalFilesystem
+from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op, changes_in, runs_of
 
 TEMP = StateDescriptor("temp", key="k", value="v")
@@ -126,7 +127,7 @@ def test_many_tiny_tasks_lose_nothing_when_they_are_folded(tmp_path: Path) -> No
     """Each stream is mostly its own overhead: together too much for the epoch, and yet no change file's worth."""
     writer = writer_of(tmp_path)
     stream = to_stream(list(runs_of([put(b"0")], ["temp"])))
-    count = change_log.EPOCH_INLINE_BYTES_MAX // len(stream) + 1
+    count = log_writer.EPOCH_INLINE_BYTES_MAX // len(stream) + 1
     streams = [to_stream(list(runs_of([put(b"%d" % n)], ["temp"]))) for n in range(count)]
     writer.commit(0, clock_ms=1, inline=streams, rows=count)
     assert sorted(contents(tmp_path)[0]) == sorted(put(b"%d" % n) for n in range(count))

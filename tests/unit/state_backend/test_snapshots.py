@@ -11,12 +11,13 @@ import pytest
 
 from state_backend import snapshots
 from state_backend.applier import Applier
-from state_backend.change_log import ChangeLog, LogWriter
+from state_backend.change_log import ChangeLog
 from state_backend.compact import compact_log
 from state_backend.descriptor import StateDescriptor
 from state_backend.epochs import Epoch
 from state_backend.errors import LogError, RewoundCheckpointError
 from state_backend.filesystems import ArrowFilesystem, LocalFilesystem
+from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 from state_backend.replay import read_snapshot
 from state_backend.slots import slot_of

@@ -1,0 +1,276 @@
+"""Writes a query's micro-batches as the epochs of a job: what the sink does once a query runs.
+
+The way of a row: `StateColumns.rows` selects and orders it in Spark, `Task` encodes it in a Python worker and writes a
+change file (or returns the bytes, if they are few), `Publisher.write` commits the epoch on the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import reduce
+from typing import Any, Literal
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_hooks import endpoints
+from spark_hooks.columns import StateColumns
+from spark_hooks.encoding import RowError, RowPlan, encode
+from state_backend.clock import now_ms
+from state_backend.descriptor import StateDescriptor
+from state_backend.epochs import ChangeFile
+from state_backend.errors import DescriptorError, LogError, LogUnavailableError, SparkisError
+from state_backend.filesystems import open_filesystem
+from state_backend.log_writer import ChangeFileWriter, LogWriter, OnRewind
+
+logger = logging.getLogger("sparkis.sink")
+
+Mode = Literal["update", "append", "complete"]
+PARTITIONS_SETTING = "spark.sparkis.partitions"
+# An applier is there half a second after its job is found; a loaded machine takes its time (guess).
+FIRST_VISIBILITY_TIMEOUT_S = 5.0
+BEAT_INTERVAL_S = 1.0
+TASK_RESULT = "file string, inline binary, rows long, digest long, error string, is_log_error boolean"
+PARTITIONS_MAX = 2**31 - 1
+DIGEST_MASK = 0xFFFF_FFFF_FFFF_FFFF
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a task needs to write its part of an epoch; picklable."""
+
+    log: str
+    folder: str
+    epoch: int
+    plan: RowPlan
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write one partition's changes. Runs on an executor, perhaps several times for one partition.
+
+        A user's mistake comes back as data: raised here, Spark would run the task again and print a Java traceback.
+        """
+        digest = [0]
+        rows = 0
+
+        def counted(runs: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            nonlocal rows
+            for run in runs:
+                rows += run.num_rows
+                yield run
+
+        file, inline, error, is_log_error = None, None, None, False
+        try:
+            writer = ChangeFileWriter(open_filesystem(self.log), self.folder, self.epoch)
+            file, inline = writer.write(counted(encode(self.plan, batches, digest)))
+        except (RowError, LogError) as failed:
+            error, is_log_error = str(failed), isinstance(failed, LogError)
+        listed = None if file is None else json.dumps(asdict(file))
+        signed_digest = (digest[0] + 2**63) % 2**64 - 2**63
+        yield pa.RecordBatch.from_pydict(
+            {
+                "file": pa.array([listed], pa.string()),
+                "inline": pa.array([inline], pa.binary()),
+                "rows": pa.array([rows], pa.int64()),
+                "digest": pa.array([signed_digest], pa.int64()),
+                "error": pa.array([error], pa.string()),
+                "is_log_error": pa.array([is_log_error], pa.bool_()),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Run:
+    """Which query, and which run of it, a batch belongs to."""
+
+    query_id: str
+    run_id: str
+    name: str | None
+    query: StreamingQuery | None = field(compare=False)
+
+    @classmethod
+    def of_query(cls, query: StreamingQuery) -> Run:
+        """Return the run of a query that was started."""
+        return cls(query.id, query.runId, query.name, query)
+
+    @classmethod
+    def of_batch(cls, df: DataFrame, session: SparkSession) -> Run:
+        """Look at the local properties of the thread that runs foreachBatch, where classic Spark keeps the query's id.
+
+        `session` is where the query was started; a query of another one is known by those properties alone.
+        """
+        read = df.sparkSession.sparkContext.getLocalProperty
+        query_id = read("sql.streaming.queryId")
+        if not query_id:
+            raise DescriptorError(
+                "sparkis.publish was called outside of a streaming query's foreachBatch function; "
+                "to publish without Spark use sparkis.LogWriter"
+            )
+        query = session.streams.get(query_id)
+        if query is not None:
+            return cls.of_query(query)
+        first_line = (read("spark.job.description") or "").partition("\n")[0]
+        name = None if first_line.startswith("id = ") else first_line
+        return cls(query_id, read("spark.jobGroup.id") or "", name or None, None)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What a sink was told: the arguments of `queryable` and `publish`, checked."""
+
+    states: tuple[StateDescriptor, ...]
+    mode: Mode
+    job: str | None
+    log: str
+    visibility_timeout_s: float
+    on_rewind: OnRewind
+    session: SparkSession
+
+
+class Publisher:
+    """Writes the epochs of one run of one query. Lives on the driver; Spark calls it once per micro-batch."""
+
+    def __init__(self, told: Publication) -> None:
+        self._told = told
+        self._opening = threading.Lock()
+        self._writer: LogWriter | None = None
+        self._committed_here = -1
+
+    def open(self, run: Run) -> LogWriter:
+        """Return the writer of the run, opened at the first call; opening it fences whoever wrote before.
+
+        Called by the thread that starts the query and by the one that runs its batches, whichever comes first.
+        """
+        with self._opening:
+            if self._writer is None:
+                job = self._told.job or run.name
+                if job is None:
+                    raise DescriptorError(NAME_MISSING)
+                writer = LogWriter(self._told.log, job, self._told.states, run.query_id, self._told.on_rewind)
+                beat = threading.Thread(target=_beat, args=(writer, run.query), name=f"sparkis-beat-{job}", daemon=True)
+                beat.start()
+                for endpoint in endpoints.of_log(self._told.log):
+                    endpoint.notice(job, -1)  # its servers open the job while Spark prepares the first batch
+                self._writer = writer
+            return self._writer
+
+    def write(self, batch: DataFrame, batch_id: int) -> None:
+        """Write and commit one micro-batch. Always runs the batch to its end, also when it was committed before."""
+        writer = self._writer or self.open(Run.of_batch(batch, self._told.session))
+        self.check_not_committed(writer.job, batch_id)
+        clock_ms = now_ms()
+        results = self._write_files(batch, batch_id, writer, clock_ms)
+        is_new = writer.commit(
+            batch_id,
+            clock_ms=clock_ms,
+            files=[ChangeFile.from_json(json.loads(each.file)) for each in results if each.file is not None],
+            inline=[bytes(each.inline) for each in results if each.inline is not None],
+            rows=sum(each.rows for each in results),
+            digest=sum(each.digest for each in results) & DIGEST_MASK,
+            replaces=tuple(state.name for state in self._told.states) if self._told.mode == "complete" else (),
+        )
+        is_first, self._committed_here = self._committed_here < 0, batch_id
+        if not is_new:
+            logger.info("job %s: epoch %d was committed before a restart; its replay is left out", writer.job, batch_id)
+        self._make_visible(writer.job, batch_id, is_first=is_first)
+
+    def check_not_committed(self, job: str, batch_id: int) -> None:
+        """Refuse a second epoch for one micro-batch; it would pass for a replay and be left out."""
+        if batch_id == self._committed_here:
+            raise DescriptorError(
+                f"job {job!r}: batch {batch_id} was published twice; a micro-batch is one epoch: pass "
+                f"all its states to one call of sparkis.publish (a descriptor's where= chooses its rows)"
+            )
+
+    def _write_files(self, batch: DataFrame, batch_id: int, writer: LogWriter, clock_ms: int) -> list[Any]:
+        """Run the batch: one Spark job for all states, one pass over the batch's own plan."""
+        partitions = partitions_of(batch.sparkSession)
+        # Coalescing to more partitions than there are changes nothing but the plan, which then promises no order: Spark
+        # 4.3 fails to cache a plan whose order names a column that the plan leaves out ("key not found", seen).
+        states = self._told.states
+        source = batch.coalesce(PARTITIONS_MAX).persist() if len(states) > 1 else batch
+        try:
+            parts = []
+            for state in states:
+                of_state = StateColumns(state, writer.job)
+                task = Task(self._told.log, writer.folder, batch_id, of_state.plan(batch, clock_ms))
+                parts.append(of_state.rows(source, partitions).mapInArrow(task, TASK_RESULT))
+            results = reduce(DataFrame.union, parts).collect()
+        finally:
+            if len(states) > 1:
+                source.unpersist()
+        for each in results:
+            if each.error is not None:
+                kind = LogUnavailableError if each.is_log_error else RowError
+                raise kind(f"job {writer.job!r}, batch {batch_id}: {each.error}")
+        return results
+
+    def _make_visible(self, job: str, epoch: int, *, is_first: bool) -> None:
+        """Tell the servers of an epoch. A run's first one is always waited for: servers may be opening the job yet."""
+        known = endpoints.of_log(self._told.log)
+        for endpoint in known:
+            endpoint.notice(job, epoch)
+        timeout_s = self._told.visibility_timeout_s or (FIRST_VISIBILITY_TIMEOUT_S if is_first and known else 0.0)
+        if not timeout_s:
+            return
+        if not known:
+            logger.warning(
+                "job %s: wait_for_visibility was asked for, but no server of the log %s is known in this driver; "
+                "call sparkis.serve(spark) before the query starts",
+                job,
+                self._told.log,
+            )
+        deadline = time.monotonic() + timeout_s
+        for endpoint in known:
+            if not endpoint.wait(job, epoch, max(0.0, deadline - time.monotonic())):
+                logger.warning("job %s: epoch %d was not readable after %s s; the query goes on", job, epoch, timeout_s)
+
+
+NAME_MISSING = (
+    "the query has no name, and its state's keys begin with one: call .queryName('...') before start(), "
+    "or pass job='...'"
+)
+
+
+def _is_active(query: StreamingQuery | None) -> bool:
+    """Tell whether a query runs. Without a handle on it: as long as this process lives."""
+    try:
+        return query is None or query.isActive
+    except Exception:  # Spark itself has stopped, and says so in many ways
+        return False
+
+
+def _beat(writer: LogWriter, query: StreamingQuery | None) -> None:
+    """Show a sign of life once a second while the query runs."""
+    is_active = True
+    while is_active:
+        is_active = _is_active(query)
+        try:
+            current = writer.log.current()
+            if current is not None:  # else the log was taken away, perhaps for a while
+                if current.writer != writer.current.writer:
+                    return  # fenced: the sign of life belongs to another writer now
+                writer.beat(is_running=is_active)
+        except SparkisError as error:  # the next commit fails with it too; readers see the silence
+            logger.debug("no sign of life for job %s: %s", writer.job, error)
+        time.sleep(BEAT_INTERVAL_S)
+
+
+def partitions_of(session: SparkSession) -> int:
+    """Return into how many partitions a batch is spread before it is written.
+
+    As many as the cores of the application, but never more than the session shuffles into: every partition is a Python
+    task, and most micro-batches are small.
+    """
+    given = session.conf.get(PARTITIONS_SETTING, None)
+    if given is not None:
+        if not given.isdecimal() or int(given) == 0:
+            raise DescriptorError(f"{PARTITIONS_SETTING} is a number of partitions, at least 1, not {given!r}")
+        return int(given)
+    shuffled = int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200)
+    return max(1, min(shuffled, session.sparkContext.defaultParallelism))

@@ -1,0 +1,373 @@
+"""Writes a job's change log (see `change_log`): change files where the rows are, epochs on the driver."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Literal, Self
+from zlib import crc32
+
+import pyarrow as pa
+
+from state_backend.change_log import ChangeLog, Current, Description, Rewind, generation_name
+from state_backend.clock import now_ms
+from state_backend.descriptor import StateDescriptor, check_name, check_states
+from state_backend.epochs import ChangeFile, Epoch, runs_in, slots_of_run, to_stream
+from state_backend.errors import (
+    DescriptorError,
+    EpochHoleError,
+    FencedWriterError,
+    LogUnavailableError,
+    RewoundCheckpointError,
+)
+from state_backend.filesystems import Filesystem
+from state_backend.records import SCHEMA, Change, runs_of
+
+logger = logging.getLogger("sparkis.log")
+
+# Below this a task's changes travel in the epoch's own file: a small epoch is one file.
+INLINE_BYTES_MAX = 64 << 10
+# Above this the writer itself makes a change file of what the tasks sent, so that an epoch's file stays small (guess).
+EPOCH_INLINE_BYTES_MAX = 1 << 20
+
+OnRewind = Literal["refuse", "truncate"]
+
+
+class _Summed:
+    """A file that keeps the size and the checksum of what passes through it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = 0
+        self.checksum = 0
+        self.closed = False
+
+    def write(self, content: bytes | memoryview) -> int:
+        self.checksum = crc32(content, self.checksum)
+        self.size += len(content)
+        self._file.write(content)
+        return len(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+class ChangeFileWriter:
+    """Writes one task's runs: small ones stay in memory, to travel inside the epoch; others become a change file.
+
+    Runs where the rows are, on an executor. A file of a task that is thrown away is never listed by an epoch.
+    """
+
+    def __init__(self, filesystem: Filesystem, folder: str, epoch: int) -> None:
+        self._filesystem = filesystem
+        self._folder = folder
+        self._epoch = epoch
+
+    def write(self, runs: Iterable[pa.RecordBatch]) -> tuple[ChangeFile | None, bytes | None]:
+        """Write all runs; return the file, or the Arrow stream that goes inline, or neither if there is no row."""
+        held: list[pa.RecordBatch] = []
+        size = 0
+        source = (run for run in runs if run.num_rows)
+        for run in source:
+            held.append(run)
+            size += run.nbytes
+            if size > INLINE_BYTES_MAX:
+                return self.write_file(chain(held, source)), None
+        return None, to_stream(held) if held else None
+
+    def write_file(self, runs: Iterable[pa.RecordBatch]) -> ChangeFile:
+        """Write runs as a file, however few they are."""
+        name = f"{self._epoch}-{uuid.uuid4().hex}.arrow"
+        slots: list[tuple[int, int, int]] = []
+        with self._filesystem.open_new(f"{self._folder}/{name}") as file:
+            summed = _Summed(file)
+            with pa.ipc.new_file(pa.PythonFile(summed, mode="w"), SCHEMA) as writer:
+                for run in runs:
+                    writer.write_batch(run)
+                    slots.append(slots_of_run(run))
+        rows = sum(run_rows for _, _, run_rows in slots)
+        return ChangeFile(name, summed.size, summed.checksum, rows, tuple(slots))
+
+
+class LogWriter:
+    """The one writer of a job. Runs in the driver; opening it fences the writer before.
+
+    Raises LogUnavailableError if the log cannot be written, DescriptorError if the states do not fit those that the
+    log holds. Not to be shared between threads, but for `beat`.
+    """
+
+    def __init__(
+        self,
+        root: str | Path | Filesystem,
+        job: str,
+        states: Sequence[StateDescriptor],
+        query_id: str | None = None,
+        on_rewind: OnRewind = "refuse",
+    ) -> None:
+        check_name("job", job)
+        check_states(job, states)
+        self.log = ChangeLog(root).job(job)
+        self._filesystem = self.log.filesystem
+        self._on_rewind = on_rewind
+        before = self.log.current()
+        generation = query_id or (before.generation if before else uuid.uuid4().hex)
+        self.generation = generation_name(generation)
+        for folder in ("changes", "epochs"):
+            self._filesystem.make_folder(f"{job}/{generation}/{folder}")
+        self.states = tuple(state.for_job(job) for state in states)
+        self._description = self._describe()
+        kept = before.rewinds if before and before.generation == generation else ()
+        self.current = Current(generation, self._last_term(before) + 1, uuid.uuid4().hex, kept)
+        self._put_current()
+        self._check_in_charge()
+        self.last = self.log.newest(self.current)
+        self._beats = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Tell readers that no more epochs will come from this writer."""
+        self.beat(is_running=False)
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self.log.job
+
+    @property
+    def folder(self) -> str:
+        """Where this generation's change files belong, relative to the log root."""
+        return f"{self.job}/{self.generation}/changes"
+
+    def change_files(self, epoch: int) -> ChangeFileWriter:
+        """Return a writer of change files for an epoch, to be used on any machine that reaches the log."""
+        return ChangeFileWriter(self._filesystem, self.folder, epoch)
+
+    def publish(
+        self,
+        changes: Iterable[Change],
+        epoch: int | None = None,
+        *,
+        replaces: Iterable[str] = (),
+        clock_ms: int | None = None,
+    ) -> int:
+        """Write changes and commit them as one epoch; return its number.
+
+        The way to publish without Spark. epoch is the one after the last unless given. replaces names states whose
+        whole content these changes are.
+        """
+        number = epoch if epoch is not None else self.last.epoch + 1 if self.last else 0
+        known = [state.name for state in self.states]
+        replaces = tuple(replaces)
+        try:
+            runs = list(runs_of(changes, known))
+        except KeyError as error:
+            raise DescriptorError(f"job {self.job!r} has no state {error}; it has {known}") from None
+        if unknown := set(replaces) - set(known):
+            raise DescriptorError(f"job {self.job!r} has no state {sorted(unknown)}; it has {known}")
+        file, inline = self.change_files(number).write(runs)
+        self.commit(
+            number,
+            clock_ms=now_ms() if clock_ms is None else clock_ms,
+            files=[file] if file else [],
+            inline=[inline] if inline else [],
+            rows=sum(run.num_rows for run in runs),
+            digest=sum(_digest(run) for run in runs) & 0xFFFF_FFFF_FFFF_FFFF,
+            replaces=replaces,
+        )
+        return number
+
+    def commit(
+        self,
+        number: int,
+        *,
+        clock_ms: int,
+        files: Sequence[ChangeFile] = (),
+        inline: Sequence[bytes] = (),
+        rows: int = 0,
+        digest: int = 0,
+        replaces: tuple[str, ...] = (),
+    ) -> bool:
+        """Make an epoch visible; False if it was committed before.
+
+        Runs on the driver once per micro-batch, after every task succeeded. Spark calls it again for the same batch
+        after a restart, so the last committed epoch is left as it is; a warning tells if the replay differed.
+        """
+        self._check_in_charge()
+        if self.last is not None and number <= self.last.epoch:
+            if number == self.last.epoch:
+                self._compare_replay(self.last, rows, digest)
+                return False
+            self._rewind(number)
+        previous = self.last.ref if self.last else None
+        if previous is not None and number != previous.epoch + 1:
+            raise EpochHoleError(
+                f"job {self.job!r}: epoch {number} does not follow {previous.epoch}, the last one in the log "
+                f"{self._filesystem.root}; every micro-batch must be published. To begin anew, remove the job's "
+                f"folder from the log or give the query another log"
+            )
+        epoch = Epoch(
+            epoch=number,
+            term=self.current.term,
+            previous=previous,
+            clock_ms=clock_ms,
+            rows=rows,
+            digest=digest,
+            replaces=(*replaces, *self._to_empty()),
+            description=self._description.version,
+            origin=number if self.last is None else self.last.origin,
+            files=tuple(files),
+            inline=tuple(inline),
+        )
+        self._create(self._fold(epoch))
+        self.last = replace(epoch, inline=())
+        return True
+
+    def beat(self, *, is_running: bool = True) -> None:
+        """Show a sign of life, once a second while the query runs; from any thread. Readers watch the counter move."""
+        self._beats += 1
+        sign = {"writer": self.current.writer, "beat": self._beats, "is_running": is_running}
+        self._filesystem.replace(f"{self.job}/alive.json", json.dumps(sign).encode(), is_durable=False)
+
+    def _describe(self) -> Description:
+        """Write `job.json`, or a new version of it if the states have changed; return it."""
+        mine = Description(self.job, self.generation, self.states)
+        path = f"{self.job}/{self.generation}/job.json"
+        if self._filesystem.read(path) is not None:
+            theirs = self.log.description(self.generation)
+            if theirs.states == mine.states:
+                return theirs
+            _check_compatible(theirs, mine)
+            names = {state.name for state in mine.states}
+            dropped = tuple(state for state in theirs.known if state.name not in names)
+            mine = replace(mine, version=theirs.version + 1, dropped=dropped)
+        self._filesystem.replace(path, mine.to_bytes())
+        return mine
+
+    def _to_empty(self) -> tuple[str, ...]:
+        """Return the dropped states, for the first epoch without them: then other states may make their keys."""
+        if self.last is None or self.last.description < self._description.version:
+            return tuple(state.name for state in self._description.dropped)
+        return ()
+
+    def _last_term(self, before: Current | None) -> int:
+        """Return the last writer's term, by the log's epochs if `current.json` was lost."""
+        if before is not None:
+            return before.term
+        newest = self.log.newest(Current(self.generation, 0, ""))
+        return newest.term if newest else 0
+
+    def _put_current(self) -> None:
+        content = asdict(self.current) | {"format": 1}
+        self._filesystem.replace(f"{self.job}/current.json", json.dumps(content).encode() + b"\n")
+
+    def _check_in_charge(self) -> None:
+        now = self.log.current()
+        if now is None:
+            raise LogUnavailableError(
+                f"job {self.job!r} is gone from the log {self._filesystem.root}: was it moved, or its storage taken "
+                f"away? Put it back and start the query again; to begin anew, start with a new checkpoint"
+            )
+        if now.writer != self.current.writer:
+            raise FencedWriterError(
+                f"job {self.job!r} in the log {self._filesystem.root} is now written by "
+                f"query {now.generation}, term {now.term}; this writer (query "
+                f"{self.generation}, term {self.current.term}) stops. Two queries with one name, or two drivers on "
+                f"one checkpoint, cannot share a log: stop one, rename one (queryName or job=), or give it another log"
+            )
+
+    def _compare_replay(self, first: Epoch, rows: int, digest: int) -> None:
+        if (first.rows, first.digest) != (rows, digest):
+            logger.warning(
+                "job %s: the replay of epoch %d gave other changes (%d rows instead of %d); the first ones stand. "
+                "The query is not deterministic: look for current_timestamp, rand, or unordered duplicates",
+                self.job,
+                first.epoch,
+                rows,
+                first.rows,
+            )
+
+    def _rewind(self, number: int) -> None:
+        """End the chain before `number`, if that was asked for."""
+        last = self.last.epoch if self.last else -1
+        if self._on_rewind != "truncate":
+            raise RewoundCheckpointError(
+                f"job {self.job!r}: epoch {number} was published again, but the log {self._filesystem.root} already "
+                f"ends at epoch {last}: the query's checkpoint was set back. Restore the newer checkpoint, or pass "
+                f"on_rewind='truncate' to drop the epochs from {number} on and go on from there"
+            )
+        origin = self.last.origin if self.last else 0
+        if number > origin and not self._reaches(number - 1):
+            raise RewoundCheckpointError(
+                f"job {self.job!r}: the checkpoint was set back to epoch {number}, and the log "
+                f"{self._filesystem.root} keeps nothing of the epoch before it any more; restore a newer checkpoint, "
+                f"or start the query with a new one"
+            )
+        logger.warning("job %s: the checkpoint was set back; epochs %d to %d are dropped", self.job, number, last)
+        rewind = Rewind(self.current.term + 1, number)
+        self.current = replace(self.current, term=rewind.term, rewinds=(*self.current.rewinds, rewind))
+        self._put_current()
+        for void in reversed(self.log.numbers(self.generation)):
+            if void >= number:
+                self._filesystem.remove(f"{self.job}/{self.generation}/epochs/{void}.json")
+        self.last = self.log.newest(self.current)
+
+    def _reaches(self, number: int) -> bool:
+        """Tell whether a reader can come to an epoch: from the first one on, or from a snapshot."""
+        kept = self.log.first(self.current)
+        has_all = kept is not None and kept.epoch <= number and kept.previous is None
+        return has_all or any(manifest.epoch <= number for manifest in self.log.snapshots(self.current))
+
+    def _fold(self, epoch: Epoch) -> Epoch:
+        """Move what many small tasks sent into one change file, if together it is too much for the epoch's own."""
+        if sum(map(len, epoch.inline)) <= EPOCH_INLINE_BYTES_MAX:
+            return epoch
+        runs = pa.Table.from_batches((run for stream in epoch.inline for run in runs_in(stream)), SCHEMA)
+        # A file has one dictionary of states, and each task's stream its own.
+        file, inline = self.change_files(epoch.epoch).write(runs.unify_dictionaries().to_batches())
+        return replace(epoch, files=(*epoch.files, file) if file else epoch.files, inline=(inline,) if inline else ())
+
+    def _create(self, epoch: Epoch) -> None:
+        path = f"{self.job}/{self.generation}/epochs/{epoch.epoch}.json"
+        if self._filesystem.create(path, epoch.to_bytes()):
+            return
+        if self.log.epoch(self.current, epoch.epoch) is None:  # void by a rewind that did not finish its clean-up
+            self._filesystem.remove(path)
+            if self._filesystem.create(path, epoch.to_bytes()):
+                return
+        self._check_in_charge()
+        raise LogUnavailableError(
+            f"job {self.job!r}: epoch {epoch.epoch} appeared in the log {self._filesystem.root} while it was being "
+            f"committed; start the query again"
+        )
+
+
+def _check_compatible(theirs: Description, mine: Description) -> None:
+    """Refuse a change that would make the log's earlier epochs wrong under the new states."""
+    old = {state.name: state for state in theirs.known}
+    for state in mine.states:
+        before = old.get(state.name)
+        if before is not None and (before.kind, before.key_format) != (state.kind, state.key_format):
+            raise DescriptorError(
+                f"job {mine.job!r}: the state {state.name!r} was a {before.kind} with keys {before.key_format!r} in "
+                f"this log and is now a {state.kind} with keys {state.key_format!r}; give the state another name, "
+                f"or start the query with a new checkpoint"
+            )
+
+
+def _digest(run: pa.RecordBatch) -> int:
+    """Return a sum over a run's rows that does not depend on their order. Expiry is left out: it follows the clock."""
+    columns = [run.column(name).to_pylist() for name in ("state", "op", "key", "field", "value")]
+    return sum(crc32(repr(row).encode()) for row in zip(*columns, strict=True))
