@@ -40,7 +40,7 @@ def put_field(name: bytes, expire_at_ms: int | None = None, key: bytes = b"map")
 
 def lines_of_expiry(store: LmdbStore) -> int:
     with store.begin() as txn:
-        return int(txn.stat(store.expiry)["entries"])
+        return int(txn.stat(store.tables.expiry)["entries"])
 
 
 def in_another_process(code: str, *arguments: object) -> str:

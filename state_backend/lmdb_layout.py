@@ -1,0 +1,172 @@
+"""How a store lies in LMDB: tables, records, and how a record is found. What is done with them is done elsewhere.
+
+Tables (LMDB databases) of an environment; all numbers in names are big endian, so that byte order is their order:
+
+    keys    position (6)                      -> record of a key
+            position (6), ordinal (2)         -> records of further keys with the same position, from ordinal 1 up
+    fields  map id (8), field position (6)    -> record of a large map's field; ordinals as above
+    maps    map id (8)                        -> the map's key
+    blocks  elements of long lists (see `lmdb_lists`)
+    expiry  expire_at_ms (8), b"k" or b"f", name of the record's position in `keys` or `fields` -> nothing
+    meta    b"applied"                        -> JSON: what the store holds (see `store.Applied`), states, counters
+            b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
+
+    record  name length u32 | expire_at_ms i64, 0 for never | state number u16 | form u8 | name | payload
+            name is the key or the field; little endian; the form tells what the payload is:
+    VALUE   the value's bytes
+    PACKED  a small map (see `packed_map`)
+    LARGE   map id u64 | number of fields u64 | 1 if a field may expire; its fields are records in `fields`
+    SHORT   a short list (see `packed_list`)
+    LONG    list id u64 | start u64 | end u64; its elements are in `blocks`
+
+A small map becomes large when it outgrows `packed_map.FIELDS_MAX` or `BYTES_MAX`, or when a field gets an expiry.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import lmdb
+
+from state_backend.descriptor import Kind
+from state_backend.slots import field_position_of
+from state_backend.store import Applied
+
+# Of the layout: a store of another one is made anew.
+FORMAT = 2
+
+HEADER = struct.Struct("<IqHB")
+read_header = HEADER.unpack_from
+LARGE_MAP = struct.Struct("<QQB")
+LONG_LIST = struct.Struct("<QQQ")
+VALUE, PACKED, LARGE, SHORT, LONG = range(5)
+KINDS = (Kind.VALUE, Kind.MAP, Kind.MAP, Kind.LIST, Kind.LIST)
+NEVER = bytes(8)  # expire_at_ms as it lies in a record
+NAME_AT = HEADER.size
+FIELD_POSITION_BYTES = 6
+MAP_ID_BYTES = 8
+
+TABLES = (b"keys", b"fields", b"maps", b"blocks", b"expiry", b"meta")
+
+
+class Tables(NamedTuple):
+    """The open tables of an environment, in the order of `TABLES`."""
+
+    keys: Any
+    fields: Any
+    maps: Any
+    blocks: Any
+    expiry: Any
+    meta: Any
+
+
+@dataclass
+class Meta:
+    """The `applied` record: what the store holds and the numbers its records use."""
+
+    applied: Applied
+    state_numbers: dict[str, int] = field(default_factory=dict)
+    next_map_id: int = 1
+
+    def to_bytes(self) -> bytes:
+        content = asdict(self.applied) | {
+            "state_numbers": self.state_numbers,
+            "next_map_id": self.next_map_id,
+        }
+        return json.dumps(content).encode()
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> Meta:
+        content = json.loads(stored)
+        numbers, next_map_id = content.pop("state_numbers"), content.pop("next_map_id")
+        return cls(Applied(**content), numbers, next_map_id)
+
+    def number_of(self, state: str) -> int:
+        return self.state_numbers.setdefault(state, len(self.state_numbers))
+
+    def names(self) -> list[str]:
+        """Return the states' names by their numbers."""
+        return list(self.state_numbers)
+
+
+def read_meta(txn: lmdb.Transaction[bytes], tables: Tables, generation: str) -> Meta:
+    """Return the `applied` record that a transaction sees."""
+    stored = txn.get(b"applied", db=tables.meta)
+    return Meta(Applied(generation)) if stored is None else Meta.from_bytes(stored)
+
+
+# A table of records is found by a position and a name. The first record stands at the position itself, further names
+# that share it at position + ordinal without a gap: one look-up tells that a position is free, and nearly every look-up
+# is one.
+
+
+def find(get: Callable[[bytes], bytes | None], position: bytes, name: bytes) -> tuple[bytes, bytes | None]:
+    """Return the place of a name and its record; for a missing name the next free place and None."""
+    at = position
+    ordinal = 0
+    while (record := get(at)) is not None:
+        if record.startswith(name, NAME_AT) and read_header(record)[0] == len(name):
+            return at, record
+        ordinal += 1
+        at = position + ordinal.to_bytes(2, "big")
+    return at, None
+
+
+class Table:
+    """A table of records in a write transaction: one cursor, which finds the next row of sorted ones on its page."""
+
+    def __init__(self, txn: lmdb.Transaction[bytes], table: Any, position_bytes: int) -> None:
+        self._cursor = txn.cursor(db=table)
+        self._position_bytes = position_bytes
+        self.get: Callable[[bytes], bytes | None] = self._cursor.get
+        self.put = self._cursor.put
+
+    def delete(self, at: bytes) -> None:
+        """Take a record out and close the gap with the last one of its position."""
+        position, ordinal = at[: self._position_bytes], int.from_bytes(at[self._position_bytes :], "big")
+        last_at, last = at, None
+        while (record := self.get(position + (ordinal + 1).to_bytes(2, "big"))) is not None:
+            ordinal += 1
+            last_at, last = position + ordinal.to_bytes(2, "big"), record
+        if last is not None:
+            self.put(at, last)
+        if self._cursor.set_key(last_at):
+            self._cursor.delete()
+
+    def is_shared(self, position: bytes) -> bool:
+        """Tell whether more than one name stands at a position."""
+        return self.get(position + b"\0\1") is not None
+
+
+def make_record(name: bytes, payload: bytes, expire_at_ms: int | None, state: int, form: int) -> bytes:
+    # 0 stands for never, so a time at or before 1970 becomes the first millisecond after.
+    at_ms = 0 if expire_at_ms is None else max(expire_at_ms, 1)
+    return HEADER.pack(len(name), at_ms, state, form) + name + payload
+
+
+def expiry_of(record: bytes) -> int:
+    return int.from_bytes(record[4:12], "little")
+
+
+def state_number_of(record: bytes) -> int:
+    return record[12] | record[13] << 8
+
+
+def payload_of(record: bytes) -> bytes:
+    return record[NAME_AT + int.from_bytes(record[:4], "little") :]
+
+
+def name_of(record: bytes) -> bytes:
+    return record[NAME_AT : NAME_AT + int.from_bytes(record[:4], "little")]
+
+
+def field_place(map_id: int, name: bytes) -> bytes:
+    return map_id.to_bytes(MAP_ID_BYTES, "big") + field_position_of(name).to_bytes(FIELD_POSITION_BYTES, "big")
+
+
+def changed_name(epoch: int) -> bytes:
+    return b"changed" + epoch.to_bytes(8, "big")
