@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from resp_server.errors import PlainError, QueryBufferError
 from resp_server.instance import Call
-from resp_server.protocol.replies import Sliced, SlicedEncoder
+from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
 from resp_server.protocol.requests import Column, Request, RequestParser
 from resp_server.protocol.session import Session
 
@@ -44,8 +44,9 @@ class Connection(asyncio.Protocol):
     _transport: asyncio.Transport
     session: Session
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, session_id: int | None = None) -> None:
         self._server = server
+        self._given_id = session_id
         self._instance = server.instance
         self._dispatcher = server.dispatcher
         self._loop = asyncio.get_running_loop()
@@ -53,6 +54,7 @@ class Connection(asyncio.Protocol):
         self._requests: Iterator[Request] = iter(())
         self._sliced: SlicedEncoder | None = None
         self._sliced_since_ms = 0
+        self._pending: Pending | None = None
         self._is_writable = True
         self._is_reading = True
         self._is_ending = False
@@ -69,7 +71,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"-%b\r\n" % refusal.line)
             self._transport.close()
             return
-        self.session = self._server.session_of(self._transport)
+        self.session = self._server.session_of(self._transport, self._given_id)
         self._call = Call(self.session, self._instance)
         self._parser = RequestParser(config.request_limits, not self.session.is_authenticated, takes_columns=True)
         self._server.add(self)
@@ -109,6 +111,8 @@ class Connection(asyncio.Protocol):
         if self._next_turn is not None:
             self._next_turn.cancel()
         self._end_sliced()
+        if self._pending is not None:
+            self._pending.when_resolved(None)
         self._column, self._requests = None, iter(())
         self._server.remove(self.session.id)
 
@@ -168,10 +172,11 @@ class Connection(asyncio.Protocol):
         """Decide what comes after a turn: the next one, more input, or the end."""
         if self._transport.is_closing():
             return
-        if self.session.is_closing or (self._is_ending and not has_more and self._is_writable):
+        is_waiting = self._pending is not None
+        if self.session.is_closing or (self._is_ending and not has_more and not is_waiting and self._is_writable):
             self._transport.close()
             return
-        self._set_reading(self._is_writable and not has_more and not self._is_ending)
+        self._set_reading(self._is_writable and not has_more and not is_waiting and not self._is_ending)
         if has_more and self._is_writable:
             self._next_turn = self._loop.call_soon(self._turn)
 
@@ -180,12 +185,20 @@ class Connection(asyncio.Protocol):
         if self._sliced is not None:
             self._step(self._sliced, out)
             return not self.session.is_closing
+        if self._pending is not None:
+            self._pending.when_resolved(None)
+            out.append(self._dispatcher.pending_reply(self._call, self._pending))
+            self._pending = None
+            return not self.session.is_closing
         if self._column is not None and self._answer_column(self._column, out):
             return self._column is not None or length_hint(self._requests) > 0 or self._parse_on(out)
-        sliced = self._dispatcher.answer(self._call, islice(self._requests, BATCH_REQUESTS), out)
-        if sliced is not None:
-            self._begin_sliced(sliced)
+        later = self._dispatcher.answer(self._call, islice(self._requests, BATCH_REQUESTS), out)
+        if isinstance(later, Sliced):
+            self._begin_sliced(later)
             return True
+        if later is not None:
+            self._wait_for(later)
+            return False
         if self.session.is_closing:
             return False
         return length_hint(self._requests) > 0 or self._parse_on(out)
@@ -216,6 +229,21 @@ class Connection(asyncio.Protocol):
                 out.append(b"-%b\r\n" % parser.error.line)
             self.session.close()
         return False
+
+    def _wait_for(self, pending: Pending) -> None:
+        """Let the next turn come when a reply is there, or its time is up; until then no input is read."""
+        self._pending = pending
+        self._set_reading(False)
+        if pending.is_resolved:
+            self._next_turn = self._loop.call_soon(self._turn)
+        else:
+            self._next_turn = self._loop.call_later(pending.seconds_max, self._turn)
+            pending.when_resolved(self._go_on_soon)
+
+    def _go_on_soon(self) -> None:
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        self._next_turn = self._loop.call_soon(self._turn)
 
     def _begin_sliced(self, sliced: Sliced) -> None:
         self._sliced = SlicedEncoder(sliced, self.session.protocol)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from resp_server.commands.table import Command
 from resp_server.errors import LoadingError, NoAuthError, PlainError, ReplyError, reply_error_of
 from resp_server.instance import Call, Instance
-from resp_server.protocol.replies import Sliced, encode
+from resp_server.protocol.replies import Pending, Sliced, encode
 from resp_server.protocol.requests import Column, Request
 from resp_server.short_cuts import COLUMN_CUTS, REQUEST_CUTS, ColumnCut
 from resp_server.stats import Tally
@@ -38,8 +38,11 @@ LARGE_REPLY_BYTES = 16_384
 # What a browser sends first when a web page makes it talk to us; closed in silence, as Redis does.
 HTTP_WORDS = (b"post", b"host:")
 
-# Answers a run of requests of one command, adding to the replies; stops at one in steps and after a large one.
-AnswerRun = Callable[[Call, Iterator[Request], list[bytes]], "Sliced | None"]
+# A reply that is not sent at once: one in steps, or one that has to be waited for.
+Later = Sliced | Pending
+
+# Answers a run of requests of one command, adding to the replies; stops at one for later and after a large one.
+AnswerRun = Callable[[Call, Iterator[Request], list[bytes]], "Later | None"]
 
 
 class Short(NamedTuple):
@@ -60,8 +63,8 @@ class Dispatcher:
         self._stats = instance.stats
         self._shorts: dict[bytes, Short | None] = {}
 
-    def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Sliced | None:
-        """Answer requests in order until none is left, a reply is large or to be made in steps, or the session closes.
+    def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Later | None:
+        """Answer requests in order until none is left, a reply is large or for later, or the session closes.
 
         Replies are added to `out`; what was not answered is still in `requests`.
         """
@@ -69,11 +72,11 @@ class Dispatcher:
         for name, run in groupby(requests, itemgetter(0)):
             short = self._short(name) if session.is_plain and not self._instance.is_loading else None
             if short is not None:
-                sliced = self._answer_run(call, short, run, out)
+                later = self._answer_run(call, short, run, out)
             else:
-                sliced = self._answer_each(call, run, out)
-            if sliced is not None or session.is_closing or (out and len(out[-1]) > LARGE_REPLY_BYTES):
-                return sliced
+                later = self._answer_each(call, run, out)
+            if later is not None or session.is_closing or (out and len(out[-1]) > LARGE_REPLY_BYTES):
+                return later
         return None
 
     def answer_column(self, call: Call, column: Column, out: list[bytes]) -> bool:
@@ -94,20 +97,22 @@ class Dispatcher:
         short.tally.nanoseconds += perf_counter_ns() - started
         return True
 
-    def _answer_run(self, call: Call, short: Short, run: Iterator[Request], out: list[bytes]) -> Sliced | None:
+    def _answer_run(self, call: Call, short: Short, run: Iterator[Request], out: list[bytes]) -> Later | None:
         """Answer requests of one command; counting costs one clock reading at either end."""
         started, before = perf_counter_ns(), len(out)
         call.session.last_command, tally, answer, _ = short
-        sliced = answer(call, run, out)
-        tally.calls += len(out) - before + (sliced is not None)
+        later = answer(call, run, out)
+        tally.calls += len(out) - before + (later is not None)
         tally.nanoseconds += perf_counter_ns() - started
-        return sliced
+        return later
 
-    def _answer_each(self, call: Call, run: Iterator[Request], out: list[bytes]) -> Sliced | None:
+    def _answer_each(self, call: Call, run: Iterator[Request], out: list[bytes]) -> Later | None:
         session = call.session
         for request in run:
             session.begin_command()
             reply = self.reply_to(call, request)
+            if isinstance(reply, Pending):
+                return reply
             if session.is_silent:
                 if isinstance(reply, Sliced):
                     reply.release()
@@ -142,9 +147,9 @@ class Dispatcher:
     def _each(self, command: Command, tally: Tally) -> AnswerRun:
         short_cut = REQUEST_CUTS.get(command.name)
 
-        def answer(call: Call, run: Iterator[Request], out: list[bytes]) -> Sliced | None:
+        def answer(call: Call, run: Iterator[Request], out: list[bytes]) -> Later | None:
             for request in run:
-                reply: bytes | Sliced | None = None
+                reply: bytes | Later | None = None
                 if short_cut is not None:
                     try:
                         reply = short_cut(call, request)
@@ -152,7 +157,7 @@ class Dispatcher:
                         reply = None  # the general way meets it again, and answers it
                 if reply is None:
                     reply = self._checked(call, command, tally, request)
-                if isinstance(reply, Sliced):
+                if not isinstance(reply, bytes):
                     return reply
                 out.append(reply)
                 if len(reply) > LARGE_REPLY_BYTES:
@@ -161,7 +166,7 @@ class Dispatcher:
 
         return answer
 
-    def _checked(self, call: Call, command: Command, tally: Tally, request: Request) -> bytes | Sliced:
+    def _checked(self, call: Call, command: Command, tally: Tally, request: Request) -> bytes | Later:
         try:
             command.check_arity(request)
         except ReplyError as error:
@@ -170,7 +175,7 @@ class Dispatcher:
             return self.error_reply(error)
         return self._run(call, command, tally, request)
 
-    def reply_to(self, call: Call, request: Request) -> bytes | Sliced:
+    def reply_to(self, call: Call, request: Request) -> bytes | Later:
         """Answer one request, the general way."""
         command = None
         started = perf_counter_ns()
@@ -201,13 +206,22 @@ class Dispatcher:
             return b""
         return self.error_reply(error)
 
-    def _run(self, call: Call, command: Command, tally: Tally, request: Request) -> bytes | Sliced:
+    def _run(self, call: Call, command: Command, tally: Tally, request: Request) -> bytes | Later:
         try:
             reply = command.execute(call, request)
-            return reply if type(reply) is Sliced else encode(reply, call.session.protocol)
+            kind = type(reply)
+            return reply if kind is Sliced or kind is Pending else encode(reply, call.session.protocol)
         except Exception as error:
             tally.failed += 1
             return self.error_reply(error)
+
+    def pending_reply(self, call: Call, pending: Pending) -> bytes:
+        """Return what was waited for as it is sent, or why it cannot be; nothing if replies are kept back."""
+        try:
+            reply = encode(pending.make(), call.session.protocol)
+        except Exception as error:
+            reply = self.error_reply(error)
+        return b"" if call.session.is_silent else reply
 
     def error_reply(self, error: Exception) -> bytes:
         """Return an error as it is sent, and count it. One that nobody expected is logged under an id."""

@@ -98,11 +98,12 @@ class Server:
             return DeniedError()
         return None
 
-    def session_of(self, transport: asyncio.Transport) -> Session:
-        """Make the session of a new client."""
+    def session_of(self, transport: asyncio.Transport, session_id: int | None = None) -> Session:
+        """Make the session of a new client, with the next id unless it has one already."""
         config = self.instance.config
         _keep_alive(transport, config.tcp_keepalive_seconds)
-        session_id, self._next_id = self._next_id, self._next_id + 1
+        if session_id is None:
+            session_id, self._next_id = self._next_id, self._next_id + 1
         address, local = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         return Session(session_id, address, local, config.password is not None, self.instance.clock())
 

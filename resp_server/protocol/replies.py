@@ -81,6 +81,33 @@ class Sliced:
     count: int | None = None
 
 
+class Pending:
+    """A reply that is not known yet: others have to be asked first. The client's next requests wait for it.
+
+    Whoever finds the reply calls `resolve`, at once or later; what comes after that, or after `seconds_max`, is not
+    looked at. `at_last` makes the reply then; it may raise.
+    """
+
+    def __init__(self, seconds_max: float, at_last: Callable[[], Reply]) -> None:
+        self.seconds_max = seconds_max
+        self.make = at_last
+        self.is_resolved = False
+        self._wake: Callable[[], object] | None = None
+
+    def resolve(self, make: Callable[[], Reply]) -> None:
+        """Say how the reply is made; it may raise. Only the first time counts."""
+        if self.is_resolved:
+            return
+        self.is_resolved = True
+        self.make = make
+        if self._wake is not None:
+            self._wake()
+
+    def when_resolved(self, wake: Callable[[], object] | None) -> None:
+        """Have this called by `resolve`; None: nobody waits any more."""
+        self._wake = wake
+
+
 def encode(reply: Reply, protocol: int) -> bytes:
     """Return a reply as it is sent; `protocol` is 2 or 3."""
     if type(reply) is bytes:
