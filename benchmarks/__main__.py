@@ -1,53 +1,129 @@
-"""`make bench`: run the benchmarks, print the ratios, write benchmarks/results.json."""
+"""`make bench`: run the benchmarks, print what they find, write results.json, and draw the page and plots from it."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import sys
-from dataclasses import asdict
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
 
-from benchmarks.reads import Row, read_rows
+from benchmarks import page
+from benchmarks.options import Options
+from benchmarks.results import Row, machine, merge
 
-RESULTS = Path(__file__).with_name("results.json")
+PARTS = {
+    "reads": "GET, MGET, HGETALL, LRANGE beside redis-server, 50 connections, pipelines of 1, 16, 100",
+    "updates": "rows of a Spark stream until they can be read, beside the same job that writes to redis-server",
+    "delay": "from the end of a micro-batch's last task to the first read, step by step",
+    "memory": "memory and disk per key after 100 epochs of 1 % and a rewrite, beside redis-server",
+    "scaling": "GET rate and memory by the number of keys, apply time by the number of changes",
+    "startup": "from the start of a process to its first answer: from store, from snapshot, from log",
+    "split": "the time of a request in the serving process: parse, look up, encode, write",
+}
+DESCRIPTION = """\
+Measure sparkis, mostly as ratios beside redis-server: same machine, same run, rounds in turns. Rows are merged by name
+into benchmarks/results.json; docs/performance.md and docs/plots/ are drawn anew from that file. A wrong reply, or a
+count of commands that differs from what was sent, makes a part void: it is said, the others go on, the exit code is 1.
+"""
+EXAMPLES = """\
+parts:
+{parts}
+  all       everything above (the default)
+  page      measure nothing, only draw docs/performance.md and docs/plots/ from results.json
+
+examples:
+  make bench                                  everything but the largest cases: about 25 minutes on a quiet machine
+  make bench ARGS="all --full"                and 10 million keys, batches and epochs of millions: an hour, 8 GiB, 10 GB
+  make bench ARGS="reads split --rounds 9"    two parts, more rounds
+  make bench ARGS="reads --keys 10000 --rounds 1 --scale 0.05 --no-write"      see that it works
+"""
 
 
 def main() -> int:
     """Run what was asked for; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--keys", type=int, default=100_000, help="keys in the state (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds against each server (default %(default)s)")
-    parser.add_argument("--scale", type=float, default=1.0, help="times the usual number of requests (default 1)")
-    parser.add_argument("--no-write", action="store_true", help="leave benchmarks/results.json as it is")
-    options = parser.parse_args()
-    print(f"{os.cpu_count()} cores, Python {platform.python_version()}, {options.keys:,} keys, "
-          f"{options.rounds} rounds in turns; medians")  # fmt: skip
-    print(f"{'':34}{'sparkis':>12}{'redis':>12}{'ratio':>8}  {'spread':13}{'CPU us/request':>16}")
-    rows = []
-    for row in read_rows(options.keys, options.rounds, options.scale, report):
-        report("")
-        print(line(row), flush=True)
-        rows.append(asdict(row))
-    if not options.no_write:
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
-        print(f"written to {RESULTS.parent.name}/{RESULTS.name}")
-    return 0
+    options, parts, is_written = _parse()
+    if not parts:
+        page.draw()
+        return 0
+    print(f"{machine()}\n{options.keys:,} keys, {options.rounds} rounds in turns; medians\n")
+    print(HEADLINE)
+    failed = [part for part in parts if not _run(part, options, is_written)]
+    if is_written:
+        page.draw()
+        print("\nwritten: benchmarks/results.json, docs/performance.md, docs/plots/")
+    if failed:
+        print(f"python -m benchmarks: no whole result of {', '.join(failed)}; the errors stand above", file=sys.stderr)
+    return 1 if failed else 0
 
 
-def report(text: str) -> None:
-    """Show what is going on, on a terminal only."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+def _parse() -> tuple[Options, list[str], bool]:
+    listed = "\n".join(f"  {name:9} {text}" for name, text in PARTS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=DESCRIPTION,
+        epilog=EXAMPLES.format(parts=listed),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help="what to measure, see below (default: all)")
+    parser.add_argument("--rounds", type=_positive(int), default=5, help="rounds against each (default %(default)s)")
+    parser.add_argument("--keys", type=_positive(int), default=100_000, help="keys of the reads (default %(default)s)")
+    parser.add_argument(
+        "--scale", type=_positive(float), default=1.0, help="times the usual requests, rows and keys (default 1)"
+    )
+    parser.add_argument("--full", action="store_true", help="the cases that take long or need much memory, too")
+    parser.add_argument("--no-write", action="store_true", help="leave results.json, page and plots as they are")
+    given = parser.parse_args()
+    asked = list(dict.fromkeys(given.parts)) or ["all"]
+    unknown = [part for part in asked if part not in (*PARTS, "all", "page")]
+    if unknown:
+        parser.error(f"there is no part {', '.join(unknown)}; choose from {', '.join((*PARTS, 'all', 'page'))}")
+    parts = list(PARTS) if "all" in asked else [part for part in asked if part != "page"]
+    return Options(given.rounds, given.keys, given.scale, given.full), parts, not given.no_write
+
+
+def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        number = kind(text)
+        if number <= 0:
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return number
+
+    parse.__name__ = f"positive {kind.__name__}"  # argparse shows it
+    return parse
+
+
+def _run(part: str, options: Options, is_written: bool) -> bool:
+    """Run one part, and keep each row as soon as it is there; False if it broke off."""
+    started_s = time.monotonic()
+    rows: Iterator[Row] = import_module(f"benchmarks.{part}").run(options)
+    try:
+        for row in rows:
+            options.report("")
+            print(line(row), flush=True)
+            if is_written:
+                merge([row])
+    except Exception as error:  # a part must not take the others' results with it
+        options.report("")
+        print(f"python -m benchmarks: {part}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return False
+    finally:
+        rows.close()  # type: ignore[attr-defined]  # a generator; its servers end now
+        options.report("")
+    print(f"  {part} took {time.monotonic() - started_s:.0f} s", flush=True)
+    return True
+
+
+HEADLINE = f"{'':46}{'sparkis':>12}{'peer':>12} {'unit':12}{'ratio':>7}  {'low-high':15}{'budget':8}CPU us/request"
 
 
 def line(row: Row) -> str:
     """Return a row as a line of the table."""
-    spread = f"{row.ratio_low:.2f}-{row.ratio_high:.2f}"
-    cpu = f"{row.ours_cpu_us:.2f} / {row.peer_cpu_us:.2f}"
-    return f"{row.name:34}{row.ours:12,.0f}{row.peer:12,.0f}{row.ratio:8.2f}  {spread:13}{cpu:>16}"
+    cells = page.cells(row)
+    return (
+        f"{row.name:46}{cells.ours:>12}{cells.peer:>12} {row.unit:12}{cells.ratio:>7}  {cells.spread:15}"
+        f"{cells.budget:8}{cells.cpu}"
+    ).rstrip()
 
 
 if __name__ == "__main__":

@@ -1,22 +1,42 @@
 """Reads beside redis-server: redis-benchmark (50 connections) against both in turns, while one key in a hundred changes
 every second. GET: uniform (every key alike), hot (one key in a thousand), and uniform with one request in ten a miss;
-MGET of 100 keys; HGETALL of maps of 10 fields.
+MGET of 100 keys; HGETALL of maps of 10 fields; LRANGE of lists of 100 elements. Then GET with one and two serving
+processes, and, if all is asked for, of 10 million keys.
 """
 
 from __future__ import annotations
 
+import csv
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from statistics import median
 
-from benchmarks.servers import JOB, MAP_STATE, MAPS, STATE, Served, start_both
+from benchmarks.options import Options
+from benchmarks.results import Row, compared
+from benchmarks.servers import (
+    JOB,
+    LIST_STATE,
+    LISTS,
+    MAP_STATE,
+    MAPS,
+    STATE,
+    RedisServer,
+    Served,
+    Sparkis,
+    VoidError,
+    both,
+    takes_workers,
+)
 
 CLIENTS = 50
 PIPELINES = (1, 16, 100)
-# So many requests that a round takes about two seconds (guess; on two cores of 2024).
-REQUESTS = {1: 100_000, 16: 400_000, 100: 1_000_000}
+# So many requests that a round takes about a second and a half (guess; on two cores of 2024).
+REQUESTS = {1: 100_000, 16: 600_000, 100: 1_000_000}
+BUDGET = 1.0
+MANY_KEYS = 10_000_000
+WORKERS = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -29,18 +49,6 @@ class Case:
     cost: int = 1
 
 
-def cases(keys: int) -> list[Case]:
-    """Return the cases for a state of so many keys."""
-    value, packed = f"{JOB}:{STATE}:__rand_int__", f"{JOB}:{MAP_STATE}:__rand_int__"
-    return [
-        Case("GET uniform", ("GET", value), keys),
-        Case("GET hot", ("GET", value), max(1, keys // 1000)),
-        Case("GET 10% miss", ("GET", value), keys * 10 // 9),
-        Case("MGET 100 uniform", ("MGET", *[value] * 100), keys, cost=40),
-        Case("HGETALL 10 fields", ("HGETALL", packed), MAPS, cost=4),
-    ]
-
-
 @dataclass(frozen=True)
 class Round:
     """One server, one round: requests per second, and microseconds of the server's processor time per request."""
@@ -49,76 +57,107 @@ class Round:
     cpu_us: float
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of the results: medians over the rounds, and the lowest and highest ratio of a pair of rounds."""
-
-    name: str
-    ours: float
-    peer: float
-    ratio: float
-    unit: str
-    ratio_low: float
-    ratio_high: float
-    ours_cpu_us: float
-    peer_cpu_us: float
+def uniform(keys: int) -> Case:
+    """GET, every key alike."""
+    return Case("GET uniform", ("GET", f"{JOB}:{STATE}:__rand_int__"), keys)
 
 
-def run_round(server: Served, case: Case, pipeline: int, requests: int) -> Round:
-    """Send the requests and check that the server counted as many."""
+def cases(keys: int) -> list[Case]:
+    """Return the cases for a state of so many keys."""
+    value, packed, items = (f"{JOB}:{state}:__rand_int__" for state in (STATE, MAP_STATE, LIST_STATE))
+    return [
+        uniform(keys),
+        Case("GET hot", ("GET", value), max(1, keys // 1000)),
+        Case("GET 10% miss", ("GET", value), keys * 10 // 9),
+        Case("MGET 100 uniform", ("MGET", *[value] * 100), keys, cost=40),
+        Case("HGETALL 10 fields", ("HGETALL", packed), MAPS, cost=4),
+        Case("LRANGE 100 elements", ("LRANGE", items, "0", "99"), LISTS, cost=10),
+    ]
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield a row per case and pipeline depth."""
+    keys = f"{options.keys:,} keys"
+    with both(options.keys) as servers:
+        for case in cases(options.keys):
+            for pipeline in PIPELINES:
+                yield measured(f"{case.name}, pipeline {pipeline}", servers, case, pipeline, options, note=keys)
+    if takes_workers():
+        yield from _workers(options)
+    if options.is_full:
+        with both(MANY_KEYS, has_maps_and_lists=False) as servers:
+            for pipeline in PIPELINES:
+                name = f"GET uniform of 10 M keys, pipeline {pipeline}"
+                yield measured(name, servers, uniform(MANY_KEYS), pipeline, options, note=f"{MANY_KEYS:,} keys")
+
+
+def _workers(options: Options) -> Iterator[Row]:
+    """Yield rows of one and two serving processes; redis-benchmark itself needs a core, and redis-server has one."""
+    for workers in WORKERS:
+        with both(options.keys, workers=workers, has_maps_and_lists=False) as servers:
+            for pipeline in PIPELINES:
+                name = f"GET uniform, {workers} worker{'s' * (workers > 1)}, pipeline {pipeline}"
+                note = f"{options.keys:,} keys; redis-server has one"
+                case = uniform(options.keys)
+                yield measured(name, servers, case, pipeline, options, note=note, has_budget=False)
+
+
+def measured(
+    name: str,
+    servers: tuple[Sparkis, RedisServer],
+    case: Case,
+    pipeline: int,
+    options: Options,
+    *,
+    note: str,
+    has_budget: bool = True,
+    series: str = "",
+    x: float | None = None,
+    part: str = "reads",
+) -> Row:
+    """Measure one case in rounds, the servers in turns."""
+    requests = max(CLIENTS * pipeline, int(REQUESTS[pipeline] * options.scale / case.cost))
+    random = Random(2)
+    rounds: list[tuple[Round, ...]] = []
+    for number in range(options.rounds):
+        options.report(f"{name}: round {number + 1} of {options.rounds}")
+        order = servers if number % 2 == 0 else servers[::-1]  # who comes second is not always the same
+        found = {server.name: round_of(server, case, pipeline, requests, random) for server in order}
+        rounds.append(tuple(found[server.name] for server in servers))
+    return compared(
+        name,
+        part,
+        [(ours.rate, peer.rate) for ours, peer in rounds],
+        unit="requests/s",
+        better="more",
+        budget=BUDGET if has_budget else None,
+        ours_cpu_us=median(ours.cpu_us for ours, _ in rounds),
+        peer_cpu_us=median(peer.cpu_us for _, peer in rounds),
+        note=note,
+        series=series,
+        x=x,
+    )
+
+
+def round_of(server: Served, case: Case, pipeline: int, requests: int, random: Random) -> Round:
+    """Send the requests while keys change; check that the server counted as many, and what it answers afterwards."""
     name = case.words[0].lower()
-    calls, cpu_s = server.calls(name), server.cpu_s()
-    command = ["redis-benchmark", "-p", str(server.port), "-c", str(CLIENTS), "-P", str(pipeline), "-n", str(requests)]
-    command += ["-r", str(case.key_range), "--csv", *case.words]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rate = float(printed.splitlines()[-1].split(",")[1].strip('"'))
-    used_s = server.cpu_s() - cpu_s
-    counted = server.calls(name) - calls
-    if not requests <= counted <= requests + CLIENTS * pipeline:
-        raise SystemExit(f"{server.name} counted {counted} {name} of {requests} sent: the benchmark is void")
+    with server.changing():
+        calls, cpu_s = server.calls(name), server.cpu_s()
+        rate = benchmark(server.port, case, pipeline, requests)
+        used_s, counted = server.cpu_s() - cpu_s, server.calls(name) - calls
+    if not requests <= counted <= requests + CLIENTS * pipeline:  # it sends the last pipeline of each client whole
+        raise VoidError(f"{server.name} counted {counted} {name} of {requests} sent: the benchmark is void")
+    server.check_sample(random)
     return Round(rate, used_s / counted * 1e6)
 
 
-def read_rows(keys: int, rounds: int, scale: float, report: Callable[[str], None]) -> Iterator[Row]:
-    """Yield a row per case and pipeline depth."""
-    ours, peer, folder = start_both(keys)
-    random = Random(2)
+def benchmark(port: int, case: Case, pipeline: int, requests: int) -> float:
+    """Run redis-benchmark and return its requests per second."""
+    command = ["redis-benchmark", "-p", str(port), "-c", str(CLIENTS), "-P", str(pipeline), "-n", str(requests)]
+    command += ["-r", str(case.key_range), "--csv", *case.words]
+    done = subprocess.run(command, capture_output=True, text=True)
     try:
-        for server in (ours, peer):
-            server.start_changes()
-        for case in cases(keys):
-            for pipeline in PIPELINES:
-                requests = max(CLIENTS * pipeline, int(REQUESTS[pipeline] * scale / case.cost))
-                pairs: list[tuple[Round, Round]] = []
-                for number in range(rounds):
-                    report(f"{case.name}, pipeline {pipeline}: round {number + 1} of {rounds}")
-                    pairs.append((_measured(ours, case, pipeline, requests, random),
-                                  _measured(peer, case, pipeline, requests, random)))  # fmt: skip
-                yield _row(f"{case.name}, pipeline {pipeline}", pairs)
-    finally:
-        ours.stop()
-        peer.stop()
-        folder.cleanup()
-
-
-def _measured(server: Served, case: Case, pipeline: int, requests: int, random: Random) -> Round:
-    server.pause(False)
-    measured = run_round(server, case, pipeline, requests)
-    server.check_sample(random)
-    server.pause(True)
-    return measured
-
-
-def _row(name: str, pairs: list[tuple[Round, Round]]) -> Row:
-    ratios = [ours.rate / peer.rate for ours, peer in pairs]
-    return Row(
-        name=name,
-        ours=round(median(ours.rate for ours, _ in pairs)),
-        peer=round(median(peer.rate for _, peer in pairs)),
-        ratio=round(median(ratios), 3),
-        unit="requests/s",
-        ratio_low=round(min(ratios), 3),
-        ratio_high=round(max(ratios), 3),
-        ours_cpu_us=round(median(ours.cpu_us for ours, _ in pairs), 2),
-        peer_cpu_us=round(median(peer.cpu_us for _, peer in pairs), 2),
-    )
+        return float(list(csv.DictReader(done.stdout.splitlines()))[-1]["rps"])
+    except (IndexError, KeyError, ValueError):
+        raise VoidError(f"redis-benchmark did not measure: {(done.stderr or done.stdout)[:500]}") from None

@@ -1,4 +1,9 @@
-"""The two servers of a read benchmark, with the same data and the same changes: ours from a log, and a redis-server."""
+"""The two servers of a benchmark, with the same data and the same changes: ours from a log, and a redis-server.
+
+bench:value:<number>   a value that tells its key and its last change, so that a wrong reply shows
+bench:map:<number>     a map of 10 fields
+bench:list:<number>    a list of 100 elements
+"""
 
 from __future__ import annotations
 
@@ -11,21 +16,44 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from benchmarks import processes
+from resp_server import children
 from resp_server.client import Client
-from state_backend import packed_map
+from spark_hooks.encoding import positions_of
+from state_backend import packed_list, packed_map
+from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.records import SCHEMA, Change, Op, runs_of
 
-JOB, STATE, MAP_STATE = "bench", "value", "map"
-MAPS = 10_000
-FIELDS = 10
+Numbers = npt.NDArray[np.int64]
+
+JOB, STATE, MAP_STATE, LIST_STATE = "bench", "value", "map", "list"
+MAPS, FIELDS = 10_000, 10
+LISTS, ELEMENTS = 1_000, 100
 START_TIMEOUT_S = 60.0
+# Loading 10 million keys takes about a minute; a machine in trouble takes longer (guess).
+LOAD_TIMEOUT_S = 900.0
+SETTLE_TIMEOUT_S = 120.0
 CHANGED_SHARE = 0.01
-CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+LOAD_KEYS = 500_000
+RUN_KEYS = 65_536
+MSET_KEYS = 1_000
+CHECKED_KEYS = 200
+
+
+class VoidError(Exception):
+    """A measurement that must not be believed: a wrong reply, a wrong count, a server that did not get ready."""
 
 
 def key(number: int, state: str = STATE) -> str:
@@ -34,7 +62,7 @@ def key(number: int, state: str = STATE) -> str:
 
 
 def value(number: int, turn: int) -> str:
-    """Return a key's value after its last change: it tells the key, so that a wrong reply shows."""
+    """Return a key's value after the change of a turn."""
     return f"{number}:{turn:010d}"
 
 
@@ -43,8 +71,85 @@ def fields(number: int) -> dict[str, str]:
     return {f"field{each}": value(number, each) for each in range(FIELDS)}
 
 
+def elements(number: int) -> list[str]:
+    """Return the elements of a list."""
+    return [value(number, each) for each in range(ELEMENTS)]
+
+
+def states() -> list[StateDescriptor]:
+    """Return the states of the data above."""
+    return [
+        StateDescriptor(STATE, key="key", value="value"),
+        StateDescriptor(MAP_STATE, key="key", value=tuple(fields(0))),
+        StateDescriptor(LIST_STATE, key="key", value="value", kind="list", duplicates="any"),
+    ]
+
+
+def runs_of_values(numbers: Numbers, turn: int) -> Iterator[pa.RecordBatch]:
+    """Make sorted runs that put these keys, a column at a time: the load must not cost more than the server does."""
+    for start in range(0, len(numbers), RUN_KEYS):
+        some = pa.array(numbers[start : start + RUN_KEYS])
+        digits = some.cast(pa.string())
+        keys = pc.binary_join_element_wise(f"{JOB}:{STATE}", pc.utf8_lpad(digits, 12, "0"), ":").cast(pa.binary())
+        values = pc.binary_join_element_wise(digits, f"{turn:010d}", ":").cast(pa.binary())
+        n = len(some)
+        run = pa.RecordBatch.from_arrays(
+            [
+                pa.array(positions_of(keys)),
+                pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int16)), pa.array([STATE], pa.string())),
+                pa.array(np.full(n, int(Op.PUT), np.uint8)),
+                keys,
+                pa.nulls(n, pa.binary()),
+                values,
+                pa.nulls(n, pa.int64()),
+            ],
+            schema=SCHEMA,
+        )
+        yield run.take(pc.sort_indices(run.column("position")))
+
+
+def publish(writer: LogWriter, runs: Iterable[pa.RecordBatch]) -> int:
+    """Commit runs as the next epoch and return its number."""
+    number = writer.last.epoch + 1 if writer.last else 0
+    file, inline = writer.change_files(number).write(runs)
+    writer.commit(
+        number, clock_ms=now_ms(), files=[file] if file else [], inline=[inline] if inline else [], rows=0, digest=0
+    )
+    return number
+
+
+def load_log(log: Path, keys: int, *, has_maps_and_lists: bool = True) -> LogWriter:
+    """Write a log of so many values, in epochs of bounded size."""
+    writer = LogWriter(log, JOB, states())
+    for start in range(0, keys, LOAD_KEYS):
+        publish(writer, runs_of_values(np.arange(start, min(keys, start + LOAD_KEYS), dtype=np.int64), 0))
+    if has_maps_and_lists:
+        changes = [*map(_map_change, range(MAPS)), *map(_list_change, range(LISTS))]
+        publish(writer, runs_of(changes, [STATE, MAP_STATE, LIST_STATE]))
+    return writer
+
+
+def _map_change(number: int) -> Change:
+    packed = packed_map.pack((name.encode(), text.encode()) for name, text in fields(number).items())
+    return Change(MAP_STATE, Op.PUT, key(number, MAP_STATE).encode(), value=packed)
+
+
+def _list_change(number: int) -> Change:
+    packed = packed_list.pack(element.encode() for element in elements(number))
+    return Change(LIST_STATE, Op.PUT, key(number, LIST_STATE).encode(), value=packed)
+
+
+def until(is_done: Callable[[], bool], timeout_s: float, what: str, interval_s: float = 0.05) -> None:
+    """Wait for something; VoidError if it takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while not is_done():
+        if time.monotonic() > deadline:
+            raise VoidError(f"{what} did not happen within {timeout_s:.0f} s")
+        time.sleep(interval_s)
+
+
 class Served(ABC):
-    """A server with `keys` keys, of which one in a hundred changes every second while `changes` runs."""
+    """A server with `keys` values, of which one in a hundred changes every second while it is not paused."""
 
     name: str
     port: int
@@ -52,37 +157,66 @@ class Served(ABC):
 
     def __init__(self, keys: int) -> None:
         self.keys = keys
-        self._turn = 0
+        self._turn = 1
+        self._turns = np.zeros(keys, np.int64)
         self._is_changing = threading.Event()
         self._ends = threading.Event()
+        self._in_change = threading.Lock()
+        self._failure: Exception | None = None
 
     @abstractmethod
-    def put(self, numbers: list[int]) -> None:
-        """Give these keys the value of the next turn."""
+    def put(self, numbers: Numbers, turn: int) -> None:
+        """Give these keys the value of a turn."""
+
+    def change(self, numbers: Numbers) -> None:
+        """Change these keys, and remember it."""
+        with self._in_change:
+            self.put(numbers, self._turn)
+            self._turns[numbers] = self._turn
+            self._turn += 1
 
     def start_changes(self) -> None:
         """Change one key in a hundred, once a second, in a thread of this process, until `stop`; paused at first."""
-        threading.Thread(target=self._change, daemon=True).start()
+        threading.Thread(target=self._keep_changing, daemon=True).start()
 
-    def _change(self) -> None:
-        random = Random(1)
+    def _keep_changing(self) -> None:
+        random = np.random.default_rng(1)
+        count = max(1, int(self.keys * CHANGED_SHARE))
         while not self._ends.is_set():
             self._is_changing.wait()
             started_s = time.monotonic()
-            self.put(random.sample(range(self.keys), max(1, int(self.keys * CHANGED_SHARE))))
+            try:
+                if not self._ends.is_set():
+                    self.change(np.unique(random.integers(0, self.keys, count)))
+            except Exception as error:
+                self._failure = error
+                return
             self._ends.wait(max(0.0, 1.0 - (time.monotonic() - started_s)))
 
-    def pause(self, is_paused: bool) -> None:
-        """Stop, or go on with, the changes: a server is not changed while the other one is measured."""
-        if is_paused:
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Let the changes happen within the block; after it they have happened, and all can be read."""
+        self._is_changing.set()
+        try:
+            yield
+        finally:
             self._is_changing.clear()
-        else:
-            self._is_changing.set()
+        with self._in_change:  # a change under way is over then
+            self.settle()
+        if self._failure is not None:
+            raise VoidError(f"{self.name} could not be changed: {self._failure}")
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Wait until everything that was written can be read."""
+
+    def pids(self) -> list[int]:
+        """Return the processes that answer clients."""
+        return [self.process.pid]
 
     def cpu_s(self) -> float:
-        """Return the processor time that the server process has used."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
+        """Return the processor time that those processes have used."""
+        return sum(map(processes.cpu_s, self.pids()))
 
     def calls(self, command: str) -> int:
         """Return how many calls of a command the server has counted."""
@@ -93,22 +227,54 @@ class Served(ABC):
         return int(found.partition("calls=")[2].partition(",")[0])
 
     def check_sample(self, random: Random) -> None:
-        """Read some keys and refuse a reply that is not a value of its key."""
-        with Client("127.0.0.1", self.port) as client:
-            for number in random.sample(range(self.keys), 200):
-                found = client.call("GET", key(number))
-                if not str(found).startswith(f"{number}:"):
-                    raise SystemExit(f"{self.name} answered {found!r} for {key(number)}: the benchmark is void")
+        """Read some keys, and refuse a reply that is not what was written last. For a settled server."""
+        with Client("127.0.0.1", self.port, timeout_s=30) as client:
+            for number in random.choices(range(self.keys), k=CHECKED_KEYS):
+                self._check(client.call("GET", key(number)), value(number, int(self._turns[number])), key(number))
             number = random.randrange(MAPS)
-            if client.call("HGETALL", key(number, MAP_STATE)) != [w for pair in fields(number).items() for w in pair]:
-                raise SystemExit(f"{self.name} holds another map at {key(number, MAP_STATE)}: the benchmark is void")
+            name = key(number, MAP_STATE)
+            if client.call("EXISTS", name):
+                self._check(client.call("HGETALL", name), [w for pair in fields(number).items() for w in pair], name)
+            number = random.randrange(LISTS)
+            name = key(number, LIST_STATE)
+            if client.call("EXISTS", name):
+                self._check(client.call("LRANGE", name, "0", "-1"), elements(number), name)
+
+    def _check(self, found: object, expected: object, name: str) -> None:
+        if found != expected:
+            raise VoidError(f"{self.name} answered {found!r} for {name}, and not {expected!r}: the benchmark is void")
 
     def stop(self) -> None:
         """End the server."""
         self._ends.set()
         self._is_changing.set()
         self.process.terminate()
-        self.process.wait(10)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def start_sparkis(log: Path, store: Path, *, workers: int = 1, options: Iterable[str] = ()) -> tuple[
+    subprocess.Popen[bytes], int
+]:  # fmt: skip
+    """Start a server of a log; return it and its port. It listens when its jobs can be read."""
+    command = [sys.executable, "-m", "resp_server.process", "--child", "--log", str(log), "--port", "0"]
+    command += ["--store", str(store), "--loglevel", "error", *options]
+    command += ["--workers", str(workers)] if workers > 1 else []
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=children.environment())
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise VoidError("the sparkis server did not start; the line above tells why")
+    return process, json.loads(line)["port"]
+
+
+def takes_workers() -> bool:
+    """Tell whether the server has an option for several serving processes."""
+    command = [sys.executable, "-m", "resp_server.process", "--help"]
+    return "--workers" in subprocess.run(command, capture_output=True, text=True, env=children.environment()).stdout
 
 
 class Sparkis(Served):
@@ -116,76 +282,124 @@ class Sparkis(Served):
 
     name = "sparkis"
 
-    def __init__(self, keys: int, folder: Path) -> None:
+    def __init__(self, keys: int, folder: Path, *, workers: int = 1, has_maps_and_lists: bool = True) -> None:
         super().__init__(keys)
-        log = folder / "log"
-        states = [
-            StateDescriptor(STATE, key="key", value="value"),
-            StateDescriptor(MAP_STATE, key="key", value=tuple(fields(0))),
-        ]
-        self._writer = LogWriter(log, JOB, states)
-        self.put(list(range(keys)))
-        self._writer.publish([self._map_change(number) for number in range(MAPS)])
-        command = [sys.executable, "-m", "resp_server.process", "--child", "--log", str(log), "--port", "0"]
-        command += ["--store", str(folder / "store"), "--loglevel", "error"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self.process.stdout is not None
-        self.port = json.loads(self.process.stdout.readline())["port"]
-        self._wait_until_loaded()
+        self.log, self.store = folder / "log", folder / "store"
+        self.writer = load_log(self.log, keys, has_maps_and_lists=has_maps_and_lists)
+        self.process, self.port = start_sparkis(self.log, self.store, workers=workers)
+        until(self._is_loaded, LOAD_TIMEOUT_S, "loading the server's data")
 
-    @staticmethod
-    def _map_change(number: int) -> Change:
-        packed = packed_map.pack((name.encode(), text.encode()) for name, text in fields(number).items())
-        return Change(MAP_STATE, Op.PUT, key(number, MAP_STATE).encode(), value=packed)
+    def _is_loaded(self) -> bool:
+        return self._applied() == self._committed()
 
-    def _wait_until_loaded(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+    def _committed(self) -> int:
+        assert self.writer.last is not None
+        return self.writer.last.epoch
+
+    def _applied(self) -> int:
+        """Return the epoch that is read, -1 while there is none."""
         with Client("127.0.0.1", self.port) as client:
-            while client.call("DBSIZE") < self.keys + MAPS:
-                if time.monotonic() > deadline:
-                    raise SystemExit("the server did not load its data in time")
-                time.sleep(0.1)
+            lines = str(client.call("INFO", "sparkis")).splitlines()
+        found = next((line for line in lines if line.startswith(f"job_{JOB}:")), "")
+        return int(found.partition("epoch=")[2].partition(",")[0]) if found else -1
 
-    def put(self, numbers: list[int]) -> None:
-        changes = [
-            Change(STATE, Op.PUT, key(number).encode(), value=value(number, self._turn).encode()) for number in numbers
-        ]
-        self._writer.publish(changes)
-        self._writer.beat()
-        self._turn += 1
+    def put(self, numbers: Numbers, turn: int) -> None:
+        publish(self.writer, runs_of_values(numbers, turn))
+        self.writer.beat()
+
+    def settle(self) -> None:
+        until(self._is_loaded, SETTLE_TIMEOUT_S, "applying the last epoch")
+
+    def pids(self) -> list[int]:
+        """Return the server and its workers; what applies epochs and writes snapshots is not among them."""
+        parts = ("state_backend.applier", "state_backend.compactor")
+        found = [pid for pid in processes.below(self.process.pid) if (command := processes.command_of(pid))
+                 and not any(part in command for part in parts)]  # fmt: skip
+        return [self.process.pid, *found]
+
+    def applier_pid(self) -> int:
+        """Return the process that applies epochs."""
+        return next(filter(processes.is_applier, processes.below(self.process.pid)))
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def start_redis(folder: Path, *options: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a redis-server without persistence, unless options say otherwise; return it and its port."""
+    port = free_port()
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    process = subprocess.Popen([*command, "--daemonize", "no", *options], stdout=subprocess.DEVNULL)
+
+    def is_listening() -> bool:
+        if process.poll() is not None:
+            raise VoidError("redis-server did not start")
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    until(is_listening, START_TIMEOUT_S, "the start of redis-server", 0.01)
+    return process, port
 
 
 class RedisServer(Served):
-    """Debian's redis-server with nothing but memory."""
+    """The system's redis-server with nothing but memory."""
 
     name = "redis-server"
 
-    def __init__(self, keys: int, folder: Path) -> None:
+    def __init__(self, keys: int, folder: Path, *, has_maps_and_lists: bool = True) -> None:
         super().__init__(keys)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-        self.process = subprocess.Popen([*command, "--daemonize", "no"], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while socket.socket().connect_ex(("127.0.0.1", self.port)):
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise SystemExit("redis-server did not start")
-            time.sleep(0.05)
-        self.put(list(range(keys)))
+        self.process, self.port = start_redis(folder)
+        for start in range(0, keys, LOAD_KEYS):
+            self.put(np.arange(start, min(keys, start + LOAD_KEYS), dtype=np.int64), 0)
+        if not has_maps_and_lists:
+            return
         with Client("127.0.0.1", self.port) as client:
             for number in range(MAPS):
                 client.call("HSET", key(number, MAP_STATE), *(w for pair in fields(number).items() for w in pair))
+            for number in range(LISTS):
+                client.call("RPUSH", key(number, LIST_STATE), *elements(number))
 
-    def put(self, numbers: list[int]) -> None:
+    def put(self, numbers: Numbers, turn: int) -> None:
+        with Client("127.0.0.1", self.port, timeout_s=30) as client:
+            plain = numbers.tolist()
+            for start in range(0, len(plain), MSET_KEYS):
+                words = [word for each in plain[start : start + MSET_KEYS] for word in (key(each), value(each, turn))]
+                client.call("MSET", *words)
+
+    def settle(self) -> None:
+        """Nothing to wait for: what is answered is there."""
+
+    def used_memory(self) -> int:
+        """Return what redis-server says that its data and its books take."""
         with Client("127.0.0.1", self.port) as client:
-            for start in range(0, len(numbers), 1000):
-                pairs = [(key(number), value(number, self._turn)) for number in numbers[start : start + 1000]]
-                client.call("MSET", *(word for pair in pairs for word in pair))
-        self._turn += 1
+            lines = str(client.call("INFO", "memory")).splitlines()
+        return int(next(line for line in lines if line.startswith("used_memory:")).partition(":")[2])
 
 
-def start_both(keys: int) -> tuple[Sparkis, RedisServer, tempfile.TemporaryDirectory[str]]:
-    """Start both servers with the same keys; the folder goes when it is cleaned up."""
-    folder = tempfile.TemporaryDirectory(prefix="sparkis-bench-")
-    path = Path(folder.name)
-    return Sparkis(keys, path), RedisServer(keys, path), folder
+@contextmanager
+def both(keys: int, *, workers: int = 1, has_maps_and_lists: bool = True) -> Iterator[tuple[Sparkis, RedisServer]]:
+    """Run both servers with the same data; they and their files are gone after the block."""
+    with temporary_folder() as folder:
+        started: list[Served] = []
+        try:
+            ours = Sparkis(keys, folder, workers=workers, has_maps_and_lists=has_maps_and_lists)
+            started.append(ours)
+            peer = RedisServer(keys, folder, has_maps_and_lists=has_maps_and_lists)
+            started.append(peer)
+            for server in started:
+                server.start_changes()
+            yield ours, peer
+        finally:
+            for server in started:
+                server.stop()
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder for logs and stores, in the usual place for such (TMPDIR); it goes with the block."""
+    with tempfile.TemporaryDirectory(prefix="sparkis-bench-", ignore_cleanup_errors=True) as folder:
+        yield Path(os.path.realpath(folder))

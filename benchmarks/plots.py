@@ -1,0 +1,151 @@
+"""Plots of results as SVG, made with nothing but the standard library.
+
+Two forms are all that is needed, and a picture of text and lines that is written here is the same for the same numbers,
+so that a test can hold it equal to results.json; it follows the reader's light or dark mode by itself. A plotting
+library would do neither, and would bring ten packages.
+
+    dots     a line per row: the median, a whisker from the lowest to the highest, the budget
+    curves   lines through points over logarithmic axes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape
+
+from benchmarks.results import Row
+
+WIDTH = 760
+ROW_HEIGHT = 24
+LABEL_WIDTH = 300
+MARGIN = 24
+CURVE_HEIGHT = 330
+# Colours that the colour-blind tell apart, one set per background.
+STYLE = """
+svg { --back: #ffffff; --ink: #1f2328; --faint: #d1d9e0; --a: #0969da; --b: #bc4c00; --c: #1a7f37; --good: #1a7f37; --bad: #cf222e }
+@media (prefers-color-scheme: dark) {
+svg { --back: #0d1117; --ink: #e6edf3; --faint: #3d444d; --a: #58a6ff; --b: #f0883e; --c: #3fb950; --good: #3fb950; --bad: #ff7b72 }
+}
+rect { fill: var(--back) }
+text { fill: var(--ink); font: 12px system-ui, sans-serif }
+.title { font-weight: 600; font-size: 14px }
+.grid { stroke: var(--faint) }
+.budget { stroke: var(--ink); stroke-width: 2; stroke-dasharray: 4 3 }
+.good { stroke: var(--good); fill: var(--good) } .bad { stroke: var(--bad); fill: var(--bad) }
+.none { stroke: var(--a); fill: var(--a) }
+.s0 { stroke: var(--a); fill: var(--a) } .s1 { stroke: var(--b); fill: var(--b) } .s2 { stroke: var(--c); fill: var(--c) }
+line { stroke-width: 1 } .whisker { stroke-width: 3; stroke-linecap: round; opacity: .55 }
+polyline { fill: none; stroke-width: 2 }
+"""  # noqa: E501  # a line per rule reads best
+
+
+@dataclass
+class Curve:
+    """Points of one line, by rising x."""
+
+    name: str
+    points: list[tuple[float, float]] = field(default_factory=list)
+
+
+def number(value: float) -> str:
+    """Return a number as short as it can be read: 1.25, 12.5, 125, 12,500, 1.25 M."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.4g} M"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def dots(title: str, rows: Sequence[Row], unit: str) -> str:
+    """Draw what the budget is for (the ratio, or without a peer the number itself) of each row."""
+    ends = [max(row.judged, row.high or 0.0, row.budget or 0.0) for row in rows]
+    scale = _linear_scale(max(ends, default=1.0))
+    left, right = LABEL_WIDTH, WIDTH - MARGIN
+    top = 44
+    bottom = top + ROW_HEIGHT * len(rows)
+
+    def x(value: float) -> float:
+        return left + (right - left) * value / scale[-1]
+
+    out = [_text(MARGIN / 2, 22, title, "title")]
+    for tick in scale:
+        out.append(_line(x(tick), top, x(tick), bottom, "grid"))
+        out.append(_text(x(tick), bottom + 16, number(tick), anchor="middle"))
+    out.append(_text(right, bottom + 34, unit, anchor="end"))
+    for i, row in enumerate(rows):
+        y = top + ROW_HEIGHT * (i + 0.5)
+        kind = {True: "good", False: "bad", None: "none"}[row.is_within_budget]
+        out.append(_text(left - 10, y + 4, row.name, anchor="end"))
+        if row.low is not None and row.high is not None:
+            out.append(_line(x(row.low), y, x(row.high), y, f"whisker {kind}"))
+        out.append(f'<circle cx="{x(row.judged):.1f}" cy="{y:.1f}" r="5" class="{kind}"/>')
+        if row.budget is not None:
+            out.append(_line(x(row.budget), y - ROW_HEIGHT / 2, x(row.budget), y + ROW_HEIGHT / 2, "budget"))
+    return _svg(bottom + 46, out, f"{title}: " + "; ".join(f"{row.name} {number(row.judged)}" for row in rows))
+
+
+def curves(title: str, lines: Sequence[Curve], x_title: str, y_title: str) -> str:
+    """Draw lines over logarithmic axes."""
+    points = [point for each in lines for point in each.points]
+    x_ticks, y_ticks = _decades([x for x, _ in points]), _decades([y for _, y in points])
+    left, right, top, bottom = 90.0, float(WIDTH - MARGIN), 66.0, CURVE_HEIGHT - 50.0
+
+    def place(value: float, ticks: Sequence[float], start: float, end: float) -> float:
+        share = (math.log10(value) - math.log10(ticks[0])) / (math.log10(ticks[-1]) - math.log10(ticks[0]))
+        return start + (end - start) * share
+
+    out = [_text(MARGIN / 2, 22, title, "title")]
+    for tick in x_ticks:
+        x = place(tick, x_ticks, left, right)
+        out += [_line(x, top, x, bottom, "grid"), _text(x, bottom + 16, number(tick), anchor="middle")]
+    for tick in y_ticks:
+        y = place(tick, y_ticks, bottom, top)
+        out += [_line(left, y, right, y, "grid"), _text(left - 8, y + 4, number(tick), anchor="end")]
+    out += [_text(right, bottom + 36, x_title, anchor="end"), _text(MARGIN / 2, 44, y_title)]
+    at = left + 130.0
+    for i, each in enumerate(lines):
+        placed = [(place(x, x_ticks, left, right), place(y, y_ticks, bottom, top)) for x, y in each.points]
+        out.append(f'<polyline class="s{i % 3}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in placed)}"/>')
+        out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="s{i % 3}"/>' for x, y in placed]
+        out += [f'<circle cx="{at:.1f}" cy="40" r="5" class="s{i % 3}"/>', _text(at + 10, 44, each.name)]
+        at += 36 + 7.0 * len(each.name)
+    told = "; ".join(
+        f"{each.name} {', '.join(f'{number(y)} at {number(x)}' for x, y in each.points)}" for each in lines
+    )
+    return _svg(CURVE_HEIGHT, out, f"{title}: {told}")
+
+
+def _told(points: Sequence[tuple[float, float]]) -> str:
+    return ", ".join(f"{number(y)} at {number(x)}" for x, y in points)
+
+
+def _linear_scale(end: float) -> list[float]:
+    """Return round numbers from 0 to at least `end`, about six of them."""
+    rough = max(end, 1e-9) / 5
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)
+    return [step * i for i in range(math.ceil(end / step - 1e-9) + 1)]
+
+
+def _decades(values: Sequence[float]) -> list[float]:
+    low = math.floor(math.log10(min(values)) + 1e-9)
+    high = math.ceil(math.log10(max(values)) - 1e-9)
+    return [10.0**power for power in range(low, max(high, low + 1) + 1)]
+
+
+def _svg(height: float, parts: Sequence[str], told: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
+        f'height="{height:.0f}" role="img">\n<title>{escape(told)}</title>\n<style>{STYLE}</style>\n'
+        f'<rect width="100%" height="100%"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
