@@ -1,4 +1,4 @@
-"""Keeps a server's keyspace in step with change logs: finds the jobs, runs an applier process for each, opens stores.
+"""Keeps readers in step with change logs: finds the jobs, runs an applier process for each, passes on what these tell.
 
 One applier process per job, so that a heavy job delays nobody else's epochs. All of this runs on the server's event
 loop; reading a log (to find jobs) happens in a thread, as its storage may be slow.
@@ -12,16 +12,12 @@ import logging
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from resp_server import children
+from resp_server.shown import Event, Readers
 from state_backend.change_log import ChangeLog
-from state_backend.descriptor import StateDescriptor
 from state_backend.errors import SparkisError, StoreError
-from state_backend.keyspace import Job, Keyspace
-from state_backend.lmdb_store import LmdbStore
 
 logger = logging.getLogger("sparkis.server")
 
@@ -35,19 +31,20 @@ EVENT_BYTES_MAX = 16 << 20
 
 
 class JobFollower:
-    """One job: its applier process, and the store that readers see."""
+    """One job: its applier process, and what readers see of it."""
 
-    def __init__(self, keyspace: Keyspace, log: str, job: str, folder: Path, *, compacts: bool) -> None:
+    def __init__(self, readers: Readers, log: str, job: str, folder: Path, *, compacts: bool) -> None:
         self.log = log
         self.name = job
-        self._keyspace = keyspace
+        self._readers = readers
         self._folder = folder
         self._compacts = compacts
         self._process: asyncio.subprocess.Process | None = None
-        self._store: LmdbStore | None = None
+        self._is_shown = False
+        self._readable = -1
         self.opened = asyncio.Event()
         self._waiting: set[tuple[int, asyncio.Future[bool]]] = set()
-        keyspace.refuse(job, None)
+        readers.found(job)
         self._task = asyncio.create_task(self._keep_running())
 
     def notice(self) -> None:
@@ -57,8 +54,8 @@ class JobFollower:
                 self._process.stdin.write(b"\n")
 
     async def wait(self, epoch: int, timeout_s: float) -> bool:
-        """Return whether an epoch, or a later one, can be read; wait for it that long."""
-        if self._is_readable(epoch):
+        """Return whether an epoch, or a later one, can be read by all readers; wait for it that long."""
+        if self._readable >= epoch:
             return True
         reached = asyncio.get_running_loop().create_future()
         waiting = (epoch, reached)
@@ -71,12 +68,11 @@ class JobFollower:
             self._waiting.discard(waiting)
 
     async def stop(self) -> None:
-        """End the applier; the job leaves the keyspace."""
+        """End the applier."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task
         await self._end_process()
-        self._keyspace.remove(self.name)
 
     async def _keep_running(self) -> None:
         pause_s = RESTART_PAUSE_S
@@ -86,7 +82,7 @@ class JobFollower:
                 await self._run()
             except OSError as error:
                 logger.error("job %s: cannot start its applier: %s", self.name, error)
-            self._settle(is_stale=True)
+            self._readers.tell(self.name, {"is_stale": True})
             if time.monotonic() - started_s > RESTART_PAUSE_S_MAX:
                 pause_s = RESTART_PAUSE_S
             logger.warning("job %s: its applier ended; starting another in %s s", self.name, pause_s)
@@ -107,7 +103,7 @@ class JobFollower:
         )
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            self._take(json.loads(line))
+            await self._take(json.loads(line))
         await self._process.wait()
 
     async def _end_process(self) -> None:
@@ -122,65 +118,57 @@ class JobFollower:
             process.kill()
             await process.wait()
 
-    def _take(self, event: dict[str, Any]) -> None:
+    async def _take(self, event: Event) -> None:
         if event["event"] == "open":
-            self._open(event)
+            await self._open(event)
         else:
+            told = {
+                "committed_epoch": event.get("committed", -1),
+                "committed_clock_ms": event.get("committed_clock_ms", 0),
+                "is_stale": event["is_stale"],
+                "error": event["error"],
+            }
+            self._readers.tell(self.name, told)
             if event["error"]:
-                self._keyspace.refuse(self.name, event["error"])
-            self._settle(
-                committed_epoch=event.get("committed", -1),
-                committed_clock_ms=event.get("committed_clock_ms", 0),
-                is_stale=event["is_stale"],
-                error=event["error"],
-            )
-        if self.name in self._keyspace.jobs or self._keyspace.unreadable.get(self.name) is not None:
-            self.opened.set()
-        for epoch, reached in self._waiting:
-            if self._is_readable(epoch) and not reached.done():
+                self.opened.set()
+            if self._is_shown:
+                self._reach(event["applied"])
+
+    def _reach(self, epoch: int) -> None:
+        """Tell those who wait for it that an epoch can be read."""
+        self._readable = epoch
+        for wanted, reached in self._waiting:
+            if epoch >= wanted and not reached.done():
                 reached.set_result(True)
 
-    def _open(self, event: dict[str, Any]) -> None:
-        """Show a store. The one before is dropped: LMDB closes it when the last snapshot of it is gone."""
-        path = Path(event["path"])
-        states = [StateDescriptor.from_json(stored) for stored in event["states"]]
+    async def _open(self, event: Event) -> None:
+        """Have a store shown; what is told next is about this store."""
+        self._is_shown = False
         try:
-            if self._store is None or self._store.path != path:
-                self._store = LmdbStore(path, event["generation"], is_reader=True)
-            job = Job(self.name, event["generation"], states, self._store, is_incomplete=event["is_incomplete"])
-            self._keyspace.put(job)
+            await self._readers.open(self.name, event)
         except SparkisError as error:
             logger.error("%s", error)
-            self._keyspace.refuse(self.name, str(error))
+            self.opened.set()
             if isinstance(error, StoreError) and self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()  # a store is announced once: the next applier announces it again
             return
+        self._is_shown = True
+        self.opened.set()
         if event["is_incomplete"]:
             logger.warning(
                 "job %s: its log begins after the query did, so keys that have not changed since are missing; "
                 "start the query with a new checkpoint to have them all",
                 self.name,
             )
-        logger.info(
-            "job %s: serving generation %s, states %s", self.name, event["generation"], [s.name for s in states]
-        )
-
-    def _settle(self, **known: Any) -> None:
-        """Write down what is known of the job."""
-        job = self._keyspace.jobs.get(self.name)
-        if job is not None:
-            self._keyspace.jobs[self.name] = replace(job, **known)
-
-    def _is_readable(self, epoch: int) -> bool:
-        job = self._keyspace.jobs.get(self.name)
-        return job is not None and job.store.applied.epoch >= epoch
+        states = [state["name"] for state in event["states"]]
+        logger.info("job %s: serving generation %s, states %s", self.name, event["generation"], states)
 
 
 class Followers:
     """All jobs of some log roots. With `compacts`, their appliers write snapshots into the logs and sweep these."""
 
-    def __init__(self, keyspace: Keyspace, logs: list[str], folder: Path, *, compacts: bool = False) -> None:
-        self._keyspace = keyspace
+    def __init__(self, readers: Readers, logs: list[str], folder: Path, *, compacts: bool = False) -> None:
+        self._readers = readers
         self._compacts = compacts
         self._logs = {log: ChangeLog(log) for log in logs}
         self._folder = folder
@@ -245,7 +233,7 @@ class Followers:
     def _follow(self, root: str, job: str) -> None:
         known = self._followers.get(job)
         if known is None:
-            self._followers[job] = JobFollower(self._keyspace, root, job, self._folder, compacts=self._compacts)
+            self._followers[job] = JobFollower(self._readers, root, job, self._folder, compacts=self._compacts)
         elif known.log != root and (root, job) not in self._refused:
             self._refused.add((root, job))
             logger.error("job %s is in the logs %s and %s; only the first is served: rename one", job, known.log, root)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from resp_server.config import ServerConfig
+from resp_server.protocol.replies import Pending, Reply
 from resp_server.protocol.session import Session
 from resp_server.reply_cache import ReplyCache
 from resp_server.stats import Stats
@@ -16,9 +18,14 @@ from state_backend.keyspace import Keyspace, KeyspaceView
 from state_backend.store import Entry, Snapshot
 
 if TYPE_CHECKING:
+    from resp_server.commands.spec import Question
     from resp_server.commands.table import CommandTable
 
 Found = TypeVar("Found")
+
+# How long a command waits for the other processes of its server. These are asked for less, so that it is exceeded only
+# when the master is stuck.
+GATHER_S_MAX = 2.0
 
 
 @dataclass
@@ -35,8 +42,14 @@ class Instance:
     port: int = 0
     # While jobs of the logs are still to be opened: commands about keys are answered with LOADING.
     is_loading: bool = False
+    # The process that the outside sees: the master's, where workers serve.
+    process_id: int = field(default_factory=os.getpid)
     # Bytes waiting to be sent to a session, for CLIENT LIST; the server, which has the sockets, fills it in.
     output_bytes: Callable[[int], int] = lambda session_id: 0
+    # Cuts a client's connection, for CLIENT KILL; filled in as well.
+    cut: Callable[[int], None] = lambda session_id: None
+    # Asks the other processes that serve this port, and calls back with their answers; None: there are no others.
+    ask_others: Callable[[str, Any, Callable[[list[Any]], None]], None] | None = None
 
     def __post_init__(self) -> None:
         self.started_ms = self.clock()
@@ -47,6 +60,18 @@ class Instance:
     def renew(self) -> None:
         """Move to the newest epochs: once per input buffer, so that its requests see one epoch and one time."""
         self.view.renew(self.clock())
+
+    def gather(self, question: Question, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
+        """Ask every process that serves this port, this one at once, and join the answers, its own first, to a reply.
+
+        A process that does not answer in time is left out. `join` may raise ReplyError.
+        """
+        own = question.answer(self, argument)
+        if self.ask_others is None:
+            return join([own])
+        pending = Pending(GATHER_S_MAX, lambda: join([own]))
+        self.ask_others(question.name, argument, lambda others: pending.resolve(lambda: join([own, *others])))
+        return pending
 
     def close(self) -> None:
         """Let go of all snapshots."""

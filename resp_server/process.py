@@ -25,6 +25,7 @@ from resp_server.config import LOOPBACK, ServerConfig
 from resp_server.control import TOKEN_VARIABLE, ControlListener
 from resp_server.followers import Followers
 from resp_server.server import Server
+from resp_server.shown import ShownJobs
 from state_backend.errors import SparkisError, StoreError
 from state_backend.filesystems import open_filesystem
 from state_backend.keyspace import Keyspace
@@ -144,7 +145,7 @@ def _lock(lock: BinaryIO, folder: Path) -> None:
 
 async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Sequence[str], folder: Path) -> None:
     keyspace = Keyspace()
-    followers = Followers(keyspace, list(roots), folder, compacts=options.compact)
+    followers = Followers(ShownJobs(keyspace), list(roots), folder, compacts=options.compact)
     server = Server(keyspace, config)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     control = ControlListener(followers, token) if token else None

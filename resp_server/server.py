@@ -31,6 +31,7 @@ class Server:
     def __init__(self, keyspace: Keyspace, config: ServerConfig, clock: Clock = now_ms) -> None:
         self.instance = Instance(config, keyspace, command_table(), clock)
         self.instance.output_bytes = self._output_bytes
+        self.instance.cut = self._cut
         self.dispatcher = Dispatcher(self.instance)
         self._connections: dict[int, Connection] = {}
         self._next_id = 1
@@ -116,6 +117,12 @@ class Server:
         """Forget a client that has gone."""
         self._connections.pop(session_id, None)
         self.instance.sessions.pop(session_id, None)
+
+    def _cut(self, session_id: int) -> None:
+        """Cut a client's connection for another client, which does not see it any more."""
+        connection = self._connections[session_id]
+        self.remove(session_id)
+        connection.abort("CLIENT KILL")
 
     def _output_bytes(self, session_id: int) -> int:
         connection = self._connections.get(session_id)

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
 
 # Error codes are our own, so this is a guard against a bug, not against clients. Redis' limit.
 ERROR_CODES_MAX = 128
+
+
+# What of Stats is a number by itself.
+SUMS = (
+    "connections_received",
+    "connections_rejected",
+    "input_bytes",
+    "output_bytes",
+    "hits",
+    "misses",
+    "commands_per_second",
+    "input_bytes_per_second",
+    "output_bytes_per_second",
+)
 
 
 @dataclass(slots=True)
@@ -52,6 +68,32 @@ class Stats:
     def calls(self) -> int:
         """How many commands were executed."""
         return sum(tally.calls for tally in self.commands.values())
+
+    def add(self, other: Stats) -> None:
+        """Add what another process counted."""
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for command, theirs in other.commands.items():
+            tally = self.tally(command)
+            tally.calls += theirs.calls
+            tally.nanoseconds += theirs.nanoseconds
+            tally.rejected += theirs.rejected
+            tally.failed += theirs.failed
+        self.errors.update(other.errors)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers as another process of the server is told them."""
+        commands = {name: asdict(tally) for name, tally in self.commands.items()}
+        return {name: getattr(self, name) for name in SUMS} | {"commands": commands, "errors": dict(self.errors)}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """Return what `to_json` made."""
+        commands = {name: Tally(**tally) for name, tally in told["commands"].items()}
+        made = cls(commands=commands, errors=Counter(told["errors"]))
+        for name in SUMS:
+            setattr(made, name, told[name])
+        return made
 
     def sample(self, seconds: float) -> None:
         """Take the rates since the last sample; called about once a second."""

@@ -60,12 +60,16 @@ class Keyspace:
 
     def put(self, job: Job) -> None:
         """Add a job, or replace it by its new generation; DescriptorError if its keys could be another job's."""
-        for other in self.jobs.values():
-            if other.name != job.name:
-                self._check_apart(job, other)
+        self.check(job)
         self.jobs[job.name] = job
         self.unreadable.pop(job.name, None)
         self.version += 1
+
+    def check(self, job: Job) -> None:
+        """Raise DescriptorError if a job's keys could be another job's."""
+        for other in self.jobs.values():
+            if other.name != job.name:
+                self._check_apart(job, other)
 
     def refuse(self, name: str, reason: str | None) -> None:
         """Have reads of a job's own name space, `name:...`, answered with an error; a job that is shown stays."""
@@ -254,13 +258,13 @@ class KeyspaceView:
             found = [entry for entry in found if position_of(entry.key) < end]
         return end, found
 
-    def random_entry(self) -> Entry | None:
-        """Return some key of some job, or None; jobs are tried in turn from a random one, weighted by their keys."""
+    def random_entries(self) -> Iterator[Entry | None]:
+        """Iterate over short steps towards some key of some job: the first that is not None.
+
+        Jobs are tried in turn from a random one, weighted by their keys.
+        """
         jobs = [(job, snapshot) for job, snapshot in self.snapshots() if snapshot.applied.key_count]
         while jobs:
             weights = [snapshot.applied.key_count for _, snapshot in jobs]
             chosen = choices(range(len(jobs)), weights)[0]
-            entry = jobs.pop(chosen)[1].random_entry()
-            if entry is not None:
-                return entry
-        return None
+            yield from jobs.pop(chosen)[1].random_entries()

@@ -143,8 +143,27 @@ hello_options = joined(
     st.one_of(words_of(), words_of(cased(b"setname"), names), words_of(cased(b"auth", b"setname", b"nope"))),
 )
 
+client_types = cased(b"normal", b"master", b"replica", b"slave", b"pubsub", b"nope", b"")
+
 # Ids of connections are small numbers, and each server's own.
 LIKELY_IDS = frozenset(b"%d" % number for number in range(100_000))
+
+UNKNOWN_ID = b"999999999"
+# Filters of CLIENT KILL; the last one, of an id that nobody has, keeps who is connected out of the answer.
+kill_filters = joined(
+    st.lists(
+        st.one_of(
+            words_of(cased(b"id"), numbers),
+            words_of(cased(b"type"), client_types),
+            words_of(cased(b"addr", b"laddr"), st.one_of(st.just(b"127.0.0.1:1"), names)),
+            words_of(cased(b"user"), st.one_of(st.just(b"default"), st.just(b"nobody"), names)),
+            words_of(cased(b"skipme"), cased(b"yes", b"no", b"maybe", b"")),
+            words_of(cased(b"id", b"type", b"addr", b"skipme", b"nope")),
+        ),
+        max_size=3,
+    ).map(lambda filters: [word for each in filters for word in each]),
+    words_of(cased(b"id"), st.just(UNKNOWN_ID)),
+)
 
 # How the arguments of each command are made. A test holds the list complete.
 ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
@@ -161,13 +180,14 @@ ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
     "client|info": words_of(),
     "client|list": st.one_of(
         words_of(),
-        words_of(cased(b"type"), cased(b"normal", b"master", b"replica", b"slave", b"pubsub", b"nope", b"")),
+        words_of(cased(b"type"), client_types),
         joined(
             words_of(cased(b"id")),
-            several(st.one_of(st.just(b"999999999"), numbers.filter(lambda n: n not in LIKELY_IDS))),
+            several(st.one_of(st.just(UNKNOWN_ID), numbers.filter(lambda n: n not in LIKELY_IDS))),
         ),
         several(names, 2),
     ),
+    "client|kill": st.one_of(kill_filters, kill_filters, several(st.one_of(st.just(b"127.0.0.1:1"), names), 1)),
     "client|no-evict": words_of(cased(b"on", b"off", b"maybe", b"")),
     "command": words_of(),
     "command|count": words_of(),

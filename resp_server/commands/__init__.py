@@ -17,7 +17,7 @@ from resp_server.commands import (
 )
 from resp_server.commands.facts import redis_facts
 from resp_server.commands.refusals import REFUSALS
-from resp_server.commands.spec import declared_in
+from resp_server.commands.spec import declared_in, questions_in
 from resp_server.commands.table import CommandTable
 
 GROUPS = (connection, client, server, info, command, generic, string, hash, list, other_types, state)
@@ -25,4 +25,9 @@ GROUPS = (connection, client, server, info, command, generic, string, hash, list
 
 def command_table() -> CommandTable:
     """Build the table of all commands; DeclarationError if a row is bad."""
-    return CommandTable(redis_facts(), [each for group in GROUPS for each in declared_in(group)], REFUSALS)
+    return CommandTable(
+        redis_facts(),
+        [each for group in GROUPS for each in declared_in(group)],
+        REFUSALS,
+        [each for group in GROUPS for each in questions_in(group)],
+    )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Annotated, Any
 
-from resp_server.commands.connection import client_name, library_text
-from resp_server.commands.spec import command, integer
+from resp_server.commands.connection import DEFAULT_USER, client_name, library_text
+from resp_server.commands.spec import OneOrMore, command, integer, question
 from resp_server.errors import PlainError, ReplyError, syntax_error, typed
-from resp_server.instance import Call
+from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from resp_server.protocol.session import ReplyMode, Session
 
@@ -83,30 +85,43 @@ def client_reply(call: Call, mode: bytes) -> Reply:
 @command("client|info")
 def client_info(call: Call) -> Reply:
     """Returns information about the connection."""
-    return Verbatim(client_line(call, call.session))
+    return Verbatim(client_line(call.instance, call.session, call.now_ms).encode("utf-8", "surrogateescape"))
 
 
 @command("client|list")
 def client_list(call: Call, *options: bytes) -> Reply:
     """Lists open connections."""
-    sessions = call.instance.sessions
-    chosen = list(sessions.values())
-    if options:
-        option = options[0].upper()
-        if option == b"TYPE" and len(options) == 2:
-            chosen = _of_type(options[1], chosen)
-        elif option == b"ID" and len(options) > 1:
-            wanted = [_session_id(word) for word in options[1:]]
-            chosen = [sessions[each] for each in wanted if each in sessions]
-        else:
-            raise syntax_error()
-    return Verbatim(b"".join(client_line(call, each) for each in chosen))
+    option = options[0].upper() if options else None
+    ids: list[int] | None = None
+    if option == b"TYPE" and len(options) == 2:
+        if _client_type(options[1]) != b"normal":
+            ids = []
+    elif option == b"ID" and len(options) > 1:
+        ids = [_session_id(word) for word in options[1:]]
+    elif options:
+        raise syntax_error()
+
+    def join(answers: Sequence[list[tuple[int, str]]]) -> Reply:
+        lines = dict(sorted((session_id, line) for answer in answers for session_id, line in answer))
+        chosen = lines.values() if ids is None else [lines[each] for each in ids if each in lines]
+        return Verbatim("".join(chosen).encode("utf-8", "surrogateescape"))
+
+    return call.instance.gather(client_lines, ids, join)
 
 
-def _of_type(word: bytes, sessions: list[Session]) -> list[Session]:
+@question("client lines")
+def client_lines(instance: Instance, ids: list[int] | None) -> list[tuple[int, str]]:
+    """Return (id, line of CLIENT LIST) of these clients, as far as they are here; None: of all."""
+    sessions = instance.sessions
+    chosen = sessions.values() if ids is None else [sessions[each] for each in ids if each in sessions]
+    now_ms = instance.clock()
+    return [(each.id, client_line(instance, each, now_ms)) for each in chosen]
+
+
+def _client_type(word: bytes) -> bytes:
     if word.lower() not in CLIENT_TYPES:
         raise PlainError(f"Unknown client type '{typed(word)}'")
-    return sessions if word.lower() == b"normal" else []
+    return word.lower()
 
 
 def _session_id(word: bytes) -> int:
@@ -116,11 +131,10 @@ def _session_id(word: bytes) -> int:
         raise PlainError("Invalid client ID") from None
 
 
-def client_line(call: Call, session: Session) -> bytes:
+def client_line(instance: Instance, session: Session, now_ms: int) -> str:
     """Return a connection in the words of CLIENT LIST. What does not exist here (Redis' own buffers) is 0."""
-    now_ms = call.now_ms
     flags = "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
-    output_bytes = call.instance.output_bytes(session.id)
+    output_bytes = instance.output_bytes(session.id)
     return (
         f"id={session.id} addr={session.address} laddr={session.local_address} fd=-1 "
         f"name={typed(session.name)} age={(now_ms - session.created_ms) // 1000} "
@@ -129,7 +143,103 @@ def client_line(call: Call, session: Session) -> bytes:
         f"tot-mem={output_bytes} events=r cmd={session.last_command or 'NULL'} "
         f"user=default redir=-1 resp={session.protocol} "
         f"lib-name={typed(session.lib_name)} lib-ver={typed(session.lib_ver)}\n"
-    ).encode("utf-8", "surrogateescape")
+    )
+
+
+@command("client|kill")
+def client_kill(call: Call, *words: OneOrMore) -> Reply:
+    """Terminates open connections."""
+    is_old_form = len(words) == 1
+    # With the old form, clients may kill themselves.
+    wanted = {"skipme": False, "addr": typed(words[0])} if is_old_form else _kill_options(words)
+
+    def join(answers: Sequence[list[int]]) -> Reply:
+        killed = [each for answer in answers for each in answer]
+        if call.session.id in killed:
+            call.session.close()  # it still gets the reply
+        if not is_old_form:
+            return len(killed)
+        if not killed:
+            raise PlainError("No such client")
+        return OK
+
+    return call.instance.gather(kill_clients, wanted | {"caller": call.session.id}, join)
+
+
+def _kill_options(words: Sequence[bytes]) -> dict[str, Any]:
+    """Read filters; all have to apply. Of a filter that is given twice the last one counts."""
+    wanted: dict[str, Any] = {"skipme": True}
+    for option, word in zip_longest(words[::2], words[1::2]):
+        name = option.decode("latin-1").lower()
+        if word is None or name not in KILL_FILTERS:
+            raise syntax_error()
+        wanted[name] = KILL_FILTERS[name](word)
+    return wanted
+
+
+def _kill_id(word: bytes) -> int:
+    try:
+        number = integer(word)
+    except ReplyError:
+        number = 0
+    if number < 1:
+        raise PlainError("client-id should be greater than 0")
+    return number
+
+
+def _kill_age_s(word: bytes) -> int:
+    try:
+        number = integer(word)
+    except ReplyError:
+        raise PlainError("maxage is not an integer or out of range") from None
+    if number < 1:
+        raise PlainError("maxage should be greater than 0")
+    return number
+
+
+def _kill_user(word: bytes) -> str:
+    if word != DEFAULT_USER:
+        raise PlainError(f"No such user '{typed(word)}'")
+    return typed(word)
+
+
+def _kill_skipme(word: bytes) -> bool:
+    if word.upper() not in (b"YES", b"NO"):
+        raise syntax_error()
+    return word.upper() == b"YES"
+
+
+KILL_FILTERS: Mapping[str, Callable[[bytes], Any]] = {
+    "id": _kill_id,
+    "maxage": _kill_age_s,
+    "type": lambda word: _client_type(word).decode(),
+    "addr": typed,
+    "laddr": typed,
+    "user": _kill_user,
+    "skipme": _kill_skipme,
+}
+
+
+@question("kill clients")
+def kill_clients(instance: Instance, wanted: Mapping[str, Any]) -> list[int]:
+    """Cut the connections that all filters apply to, and return their ids; the caller's own is not cut."""
+    now_ms = instance.clock()
+    killed = [each.id for each in instance.sessions.values() if _is_to_be_killed(each, wanted, now_ms)]
+    for session_id in killed:
+        if session_id != wanted["caller"]:
+            instance.cut(session_id)
+    return killed
+
+
+def _is_to_be_killed(session: Session, wanted: Mapping[str, Any], now_ms: int) -> bool:
+    return (
+        wanted.get("addr", session.address) == session.address
+        and wanted.get("laddr", session.local_address) == session.local_address
+        and wanted.get("type", "normal") == "normal"
+        and wanted.get("id", session.id) == session.id
+        and (now_ms - session.created_ms) // 1000 >= wanted.get("maxage", 0)
+        and not (wanted["skipme"] and session.id == wanted["caller"])
+    )
 
 
 @command("client|help")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from resp_server.commands.spec import command
+from resp_server.commands.spec import command, question
 from resp_server.commands.state import lag_ms
 from resp_server.config import REDIS_VERSION
-from resp_server.instance import Call
+from resp_server.instance import Call, Instance
+from resp_server.numbers import Numbers
 from resp_server.protocol.replies import Reply, Verbatim
 
 Section = Mapping[str, object]
@@ -21,8 +21,19 @@ Section = Mapping[str, object]
 def info(call: Call, *names: bytes) -> Reply:
     """Returns information and statistics about the server."""
     wanted = _wanted([name.decode("utf-8", "replace").lower() for name in names])
-    texts = [_section_text(title, make(call)) for name, (title, make) in SECTIONS.items() if name in wanted]
-    return Verbatim("\r\n".join(texts).encode())
+
+    def join(answers: Sequence[Mapping[str, Any]]) -> Reply:
+        total = Numbers.total(map(Numbers.from_json, answers))
+        texts = [_section_text(title, make(call, total)) for name, (title, make) in SECTIONS.items() if name in wanted]
+        return Verbatim("\r\n".join(texts).encode())
+
+    return call.instance.gather(numbers, None, join)
+
+
+@question("numbers")
+def numbers(instance: Instance, nothing: None) -> Mapping[str, Any]:
+    """Return the numbers of this process."""
+    return Numbers.of_this_process(instance.stats, len(instance.sessions)).to_json()
 
 
 def _wanted(names: list[str]) -> set[str]:
@@ -38,7 +49,7 @@ def _section_text(title: str, section: Section) -> str:
     return f"# {title}\r\n" + "".join(f"{name}:{value}\r\n" for name, value in section.items())
 
 
-def _server(call: Call) -> Section:
+def _server(call: Call, total: Numbers) -> Section:
     instance = call.instance
     uptime_seconds = max(0, call.now_ms - instance.started_ms) // 1000
     return {
@@ -52,7 +63,7 @@ def _server(call: Call) -> Section:
         "monotonic_clock": "POSIX clock_gettime",
         "multiplexing_api": "uvloop",
         "gcc_version": "0.0.0",
-        "process_id": os.getpid(),
+        "process_id": instance.process_id,
         "process_supervised": "no",
         "run_id": instance.run_id,
         "tcp_port": instance.port,
@@ -67,9 +78,9 @@ def _server(call: Call) -> Section:
     }
 
 
-def _clients(call: Call) -> Section:
+def _clients(call: Call, total: Numbers) -> Section:
     return {
-        "connected_clients": len(call.instance.sessions),
+        "connected_clients": total.clients,
         "cluster_connections": 0,
         "maxclients": call.instance.config.clients_max,
         "client_recent_max_input_buffer": 0,
@@ -85,10 +96,9 @@ def _clients(call: Call) -> Section:
     }
 
 
-def _memory(call: Call) -> Section:
-    """Return this process's memory. It is all that is known: the state itself may lie in a file's cached pages."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    used = _resident_bytes() or peak
+def _memory(call: Call, total: Numbers) -> Section:
+    """Return the memory of the processes. It is all that is known: the state itself lies in a file's cached pages."""
+    used, peak = total.resident_bytes, total.resident_bytes_peak
     return {
         "used_memory": used,
         "used_memory_human": _human(used),
@@ -107,14 +117,6 @@ def _memory(call: Call) -> Section:
     }
 
 
-def _resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
 def _human(size: float) -> str:
     for unit in "BKMG":
         if size < 1024:
@@ -123,7 +125,7 @@ def _human(size: float) -> str:
     return f"{size:.2f}T"
 
 
-def _persistence(call: Call) -> Section:
+def _persistence(call: Call, total: Numbers) -> Section:
     return {
         "loading": int(call.instance.is_loading),
         "async_loading": 0,
@@ -138,8 +140,8 @@ def _persistence(call: Call) -> Section:
     }
 
 
-def _stats(call: Call) -> Section:
-    stats = call.instance.stats
+def _stats(call: Call, total: Numbers) -> Section:
+    stats = total.stats
     return {
         "total_connections_received": stats.connections_received,
         "total_commands_processed": stats.calls,
@@ -166,7 +168,7 @@ def _stats(call: Call) -> Section:
     }
 
 
-def _replication(call: Call) -> Section:
+def _replication(call: Call, total: Numbers) -> Section:
     head: dict[str, object] = {"role": "master"}
     if call.instance.config.is_slave:
         is_stale = any(job.is_stale for job in call.instance.keyspace.jobs.values())
@@ -194,14 +196,13 @@ def _replication(call: Call) -> Section:
     }
 
 
-def _cpu(call: Call) -> Section:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return {"used_cpu_sys": f"{used.ru_stime:.6f}", "used_cpu_user": f"{used.ru_utime:.6f}"}
+def _cpu(call: Call, total: Numbers) -> Section:
+    return {"used_cpu_sys": f"{total.system_s:.6f}", "used_cpu_user": f"{total.user_s:.6f}"}
 
 
-def _commandstats(call: Call) -> Section:
+def _commandstats(call: Call, total: Numbers) -> Section:
     rows = {}
-    for name, tally in call.instance.stats.commands.items():
+    for name, tally in total.stats.commands.items():
         microseconds = tally.nanoseconds // 1000
         per_call = microseconds / tally.calls if tally.calls else 0.0
         rows[f"cmdstat_{name}"] = (
@@ -211,18 +212,18 @@ def _commandstats(call: Call) -> Section:
     return rows
 
 
-def _errorstats(call: Call) -> Section:
-    return {f"errorstat_{code}": f"count={count}" for code, count in call.instance.stats.errors.items()}
+def _errorstats(call: Call, total: Numbers) -> Section:
+    return {f"errorstat_{code}": f"count={count}" for code, count in total.stats.errors.items()}
 
 
-def _keyspace(call: Call) -> Section:
+def _keyspace(call: Call, total: Numbers) -> Section:
     view = call.instance.view
     keys = view.key_count()
     expiring = sum(snapshot.applied.expiring for _, snapshot in view.snapshots())
     return {"db0": f"keys={keys},expires={expiring},avg_ttl=0"} if keys else {}
 
 
-def _sparkis(call: Call) -> Section:
+def _sparkis(call: Call, total: Numbers) -> Section:
     """Return a line per job: what is readable, what is committed, and how far that is apart."""
     rows: dict[str, object] = {"sparkis_jobs": len(call.instance.keyspace.jobs)}
     for job, snapshot in call.instance.view.snapshots():
@@ -237,7 +238,7 @@ def _sparkis(call: Call) -> Section:
 
 
 # In Redis' order. A name that is not here asks for nothing, which is no error.
-SECTIONS: dict[str, tuple[str, Callable[[Call], Section]]] = {
+SECTIONS: dict[str, tuple[str, Callable[[Call, Numbers], Section]]] = {
     "server": ("Server", _server),
     "clients": ("Clients", _clients),
     "memory": ("Memory", _memory),
@@ -245,10 +246,10 @@ SECTIONS: dict[str, tuple[str, Callable[[Call], Section]]] = {
     "stats": ("Stats", _stats),
     "replication": ("Replication", _replication),
     "cpu": ("CPU", _cpu),
-    "modules": ("Modules", lambda call: {}),
+    "modules": ("Modules", lambda call, total: {}),
     "commandstats": ("Commandstats", _commandstats),
     "errorstats": ("Errorstats", _errorstats),
-    "cluster": ("Cluster", lambda call: {"cluster_enabled": 0}),
+    "cluster": ("Cluster", lambda call, total: {"cluster_enabled": 0}),
     "keyspace": ("Keyspace", _keyspace),
     "sparkis": ("Sparkis", _sparkis),
 }

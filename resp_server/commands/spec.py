@@ -10,7 +10,8 @@ takes any number, `*rest: OneOrMore` at least one. Arity, conversion and the err
 docstring line is the summary in COMMAND DOCS. Everything else about a command of Redis is in the reference table; a
 command of ours gives it to the decorator.
 
-The function returns plain Python (see `protocol.replies`) or raises ReplyError.
+The function returns plain Python (see `protocol.replies`) or raises ReplyError. What it needs from the other processes
+that serve the same port it asks with `Instance.gather`, by a `@question("...")` that each of them answers.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import ModuleType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from resp_server.commands.facts import Facts
 from resp_server.errors import not_an_integer, wrong_arity
 from resp_server.protocol.replies import Reply
+
+if TYPE_CHECKING:
+    from resp_server.instance import Instance
 
 Body = Callable[..., Reply]
 Convert = Callable[[bytes], Any]
@@ -153,6 +157,24 @@ def command(name: str, own: Facts | None = None) -> Callable[[Body], Declaration
         return Declaration(name, body, Parameters.of(body), summary, own)
 
     return declare
+
+
+@dataclass(frozen=True)
+class Question:
+    """What every process of a server can be asked on behalf of a command; argument and answer are JSON."""
+
+    name: str
+    answer: Callable[[Instance, Any], Any]
+
+
+def question(name: str) -> Callable[[Callable[[Instance, Any], Any]], Question]:
+    """Declare a function to be what a process answers when it is asked this."""
+    return partial(Question, name)
+
+
+def questions_in(module: ModuleType) -> list[Question]:
+    """Return the questions that a module declares."""
+    return [each for each in vars(module).values() if isinstance(each, Question)]
 
 
 def declared_in(module: ModuleType) -> list[Declaration]:

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from resp_server.commands.facts import Facts
-from resp_server.commands.spec import Declaration, DeclarationError, check_count
+from resp_server.commands.spec import Declaration, DeclarationError, Question, check_count
 from resp_server.errors import (
     ReadOnlyError,
     ReplyError,
@@ -67,11 +67,14 @@ class CommandTable:
         redis: Mapping[str, Facts],
         declarations: Iterable[Declaration],
         refusals: Mapping[str, Refusal] | None = None,
+        questions: Iterable[Question] = (),
     ) -> None:
         """Join the reference table with what is declared; DeclarationError for a bad row.
 
-        redis: the reference. refusals: exact answers of commands, or containers, that are not served.
+        redis: the reference. refusals: exact answers of commands, or containers, that are not served. questions: what
+        commands ask the other processes of the server.
         """
+        self.questions = {each.name: each for each in questions}
         declared = _by_name(declarations)
         facts = _with_own(redis, declared)
         refusals = refusals or {}
