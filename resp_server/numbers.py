@@ -28,7 +28,8 @@ class Numbers:
         """Return the numbers of the process that calls."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        return cls(clients, _resident_bytes() or peak, peak, used.ru_utime, used.ru_stime, stats)
+        resident = _resident_bytes() or peak
+        return cls(clients, resident, max(peak, resident), used.ru_utime, used.ru_stime, stats)
 
     @classmethod
     def total(cls, parts: Iterable[Self]) -> Self:

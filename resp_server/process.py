@@ -25,7 +25,8 @@ from resp_server.config import LOOPBACK, ServerConfig
 from resp_server.control import TOKEN_VARIABLE, ControlListener
 from resp_server.followers import Followers
 from resp_server.server import Server
-from resp_server.shown import ShownJobs
+from resp_server.shown import Readers, ShownJobs
+from resp_server.workers import Workers
 from state_backend.errors import SparkisError, StoreError
 from state_backend.filesystems import open_filesystem
 from state_backend.keyspace import Keyspace
@@ -34,6 +35,8 @@ logger = logging.getLogger("sparkis.server")
 
 DEFAULT_PORT = 7379
 PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
+# More than any machine has cores to spare for (guess); each takes some 50 MB.
+WORKERS_MAX = 64
 # A start that takes no longer than this is over before anybody can ask; after it, clients are told LOADING (guess).
 LOADING_UNHEARD_S = 5.0
 
@@ -66,6 +69,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--role", choices=("master", "slave"), default="master", help="what clients are told to talk to"
     )
+    parser.add_argument(
+        "--workers",
+        type=_worker_count,
+        default=1,
+        metavar="N",
+        help="processes that serve the port (default %(default)s)",
+    )
     parser.add_argument("--maxclients", type=int, default=10_000, help="connections at a time (default %(default)s)")
     parser.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="close idle clients (default: never)")
     parser.add_argument("--loglevel", choices=("debug", "info", "warning", "error"), default="info")
@@ -73,6 +83,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--compact", action="store_true", help="write snapshots into the log and remove what they supersede"
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+
+
+def _worker_count(text: str) -> int:
+    count = int(text) if text.isdecimal() else 0
+    if not 1 <= count <= WORKERS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes from 1 to {WORKERS_MAX}")
+    return count
 
 
 def config_of(options: argparse.Namespace) -> ServerConfig:
@@ -144,17 +161,24 @@ def _lock(lock: BinaryIO, folder: Path) -> None:
 
 
 async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Sequence[str], folder: Path) -> None:
-    keyspace = Keyspace()
-    followers = Followers(ShownJobs(keyspace), list(roots), folder, compacts=options.compact)
-    server = Server(keyspace, config)
+    readers: Readers
+    server: Server | Workers
+    if options.workers > 1:
+        readers = server = Workers(config, options.workers)
+        await server.start_processes()
+    else:
+        keyspace = Keyspace()
+        readers, server = ShownJobs(keyspace), Server(keyspace, config)
+    followers = Followers(readers, list(roots), folder, compacts=options.compact)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     control = ControlListener(followers, token) if token else None
-    await followers.start()
-    loading = asyncio.create_task(followers.catch_up())
+    loading: asyncio.Task[None] | None = None
     try:
+        await followers.start()
+        loading = asyncio.create_task(followers.catch_up())
         await asyncio.wait([loading], timeout=LOADING_UNHEARD_S)
-        server.instance.is_loading = not loading.done()  # until then an answer could be that a key does not exist
-        loading.add_done_callback(lambda _: server.loaded())
+        server.set_loading(not loading.done())  # until then an answer could be that a key does not exist
+        loading.add_done_callback(lambda _: server.set_loading(False))
         await server.start()
         control_port = await control.start() if control else None
         for host in config.hosts:
@@ -163,7 +187,8 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
             print(json.dumps({"port": server.port, "control_port": control_port}), flush=True)
         await _until_told_to_end(watches_input=options.child)
     finally:
-        loading.cancel()
+        if loading is not None:
+            loading.cancel()
         if control:
             await control.stop()
         await server.stop()

@@ -8,11 +8,12 @@ import socket
 from ipaddress import ip_address
 
 from resp_server.commands import command_table
-from resp_server.config import LOOPBACK, ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.connection import Connection
 from resp_server.dispatcher import Dispatcher
 from resp_server.errors import DeniedError, PlainError, ReplyError
 from resp_server.instance import Instance
+from resp_server.listening import listen
 from resp_server.protocol.session import Session
 from state_backend.clock import Clock, now_ms
 from state_backend.keyspace import Keyspace
@@ -46,23 +47,14 @@ class Server:
     async def start(self) -> None:
         """Listen. OSError if an address cannot be had; a loopback address that the machine lacks is left out."""
         config = self.instance.config
-        self.instance.port = config.port
-        for host in config.hosts:
-            try:
-                await self._listen(host)
-            except OSError:
-                if host not in LOOPBACK or not self._listeners:
-                    await self.stop()
-                    raise
-                log.info("not listening on %s: this machine does not have it", host)
-        self._look_after()
-
-    async def _listen(self, host: str) -> None:
         loop = asyncio.get_running_loop()
-        backlog = self.instance.config.backlog_connections
-        listener = await loop.create_server(lambda: Connection(self), host, self.instance.port, backlog=backlog)
-        self._listeners.append(listener)
-        self.instance.port = listener.sockets[0].getsockname()[1]
+        sockets = listen(config.hosts, config.port, config.backlog_connections)
+        self.instance.port = sockets[0].getsockname()[1]
+        for each in sockets:
+            self._listeners.append(
+                await loop.create_server(lambda: Connection(self), sock=each, backlog=config.backlog_connections)
+            )
+        self.look_after()
 
     async def stop(self) -> None:
         """Stop listening, send what was answered, close all connections; takes at most `stop_ms_max`."""
@@ -81,9 +73,9 @@ class Server:
         await asyncio.sleep(0)
         self.instance.close()
 
-    def loaded(self) -> None:
-        """Answer commands about keys from now on."""
-        self.instance.is_loading = False
+    def set_loading(self, is_loading: bool) -> None:
+        """Answer commands about keys with LOADING, or answer them."""
+        self.instance.is_loading = is_loading
 
     # -- called by connections ----------------------------------------------------------------------------------------
 
@@ -130,9 +122,10 @@ class Server:
 
     # -- once a second ------------------------------------------------------------------------------------------------
 
-    def _look_after(self) -> None:
+    def look_after(self) -> None:
+        """Begin to look after the clients."""
         loop = asyncio.get_running_loop()
-        self._sweep = loop.call_later(SWEEP_SECONDS, self._look_after)
+        self._sweep = loop.call_later(SWEEP_SECONDS, self.look_after)
         self.instance.stats.sample(loop.time())
         self.sweep(self.instance.clock())
 

@@ -1,0 +1,45 @@
+"""Listening sockets: all addresses of a server at one port."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Sequence
+
+from resp_server.config import LOOPBACK
+
+log = logging.getLogger(__name__)
+
+
+def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[socket.socket]:
+    """Return listening sockets for these hosts, at one port; port 0 takes a free one.
+
+    OSError if an address cannot be had; a loopback address that the machine lacks is left out. A name may be resolved.
+    """
+    made: list[socket.socket] = []
+    for host in hosts:
+        try:
+            for address in _addresses(host, port):
+                made.append(_listener(address, port, backlog_connections))
+                port = made[-1].getsockname()[1]
+        except OSError as error:
+            if host in LOOPBACK and made:
+                log.info("not listening on %s: this machine does not have it", host)
+                continue
+            for each in made:
+                each.close()
+            raise OSError(error.errno, f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
+    return made
+
+
+def _addresses(host: str, port: int) -> list[tuple[int, str]]:
+    """Return (family, address) of a host; an empty one stands for all addresses of this machine."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
+
+
+def _listener(address: tuple[int, str], port: int, backlog_connections: int) -> socket.socket:
+    family, host = address
+    made = socket.create_server((host, port), family=family, backlog=backlog_connections)
+    made.setblocking(False)
+    return made

@@ -1,0 +1,380 @@
+"""The master of several serving processes: it takes connections, hands each to a worker, and tells all what to show.
+
+One listening socket, and the worker with the fewest clients gets the next one: connections are spread evenly however
+few there are, port 0 works, and so does every system with Unix sockets; SO_REUSEPORT and a shared listener do neither
+(measured: 50 connections over two processes went 25:25, 22:28 and 0:50). The master gives clients their ids.
+
+All workers read the same stores, so that an epoch can be read by all as soon as it is committed. Another store is shown
+by all at one moment: each opens it, then all stand still, and go on when the last one does. So a client that comes back
+to another worker never sees an older epoch.
+
+    master to worker    {"event": "start", ...}        once, with everything a server has to know
+                        {"event": "found", "job"}, "refused", "told"      what appliers tell (see `shown`)
+                        {"event": "open", "job", "of"}, then "hold", then "show"; or "drop" if one could not open it
+                        {"event": "loaded"}            every job can be read
+                        {"event": "client", "id"}      with a client's socket
+                        {"event": "ask", "question", "argument"}, "answers"
+    worker to master    {"event": "left", "id"}        a client has gone
+                        {"event": "ask", "id", "question", "argument"}    to be asked of all others
+                        {"event": "answer", "id", "answer"}               of a line with an id
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from resp_server import children
+from resp_server.config import ServerConfig
+from resp_server.errors import PlainError
+from resp_server.instance import GATHER_S_MAX
+from resp_server.listening import listen
+from resp_server.numbers import Numbers
+from resp_server.shown import Event, Readers
+from resp_server.stats import Stats
+from resp_server.workers_channel import Channel, Line
+from state_backend.clock import now_ms
+from state_backend.errors import DescriptorError, SparkisError, StoreError
+
+logger = logging.getLogger("sparkis.server")
+
+# Python and its modules take half a second on an idle machine.
+START_S_MAX = 60.0
+# A worker that ends is started again after a pause that doubles up to the longest.
+RESTART_PAUSE_S = 0.1
+RESTART_PAUSE_S_MAX = 5.0
+# Opening a store, and coming to a halt, take milliseconds; a worker that takes longer than this is given up.
+SHOW_S_MAX = 10.0
+# Shorter than a command waits for the master.
+ANSWER_S_MAX = GATHER_S_MAX / 2
+STOP_S_MAX = 5.0
+# So that a flood of connections does not hold up what appliers tell.
+ACCEPTS_AT_ONCE = 64
+# After an error of the system, such as no file descriptor being left.
+ACCEPT_PAUSE_S = 0.5
+
+
+class WorkerError(SparkisError):
+    """A worker ended, or did not answer in time."""
+
+
+class _Worker:
+    """One worker process and the line to it."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, workers: Workers, end: socket.socket) -> None:
+        self.number = number
+        self.process = process
+        self.clients: set[int] = set()
+        self.ended = asyncio.Event()
+        self._workers = workers
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._next_id = 1
+        self._channel = Channel(end, self._take, self._lost)
+
+    def send(self, line: Line, handed: socket.socket | None = None) -> None:
+        self._channel.send(line, handed)
+
+    async def ask(self, line: Line, seconds_max: float) -> Any:
+        """Send a line and return the answer; WorkerError if none comes in time."""
+        line_id, self._next_id = self._next_id, self._next_id + 1
+        answer = self._asked[line_id] = asyncio.get_running_loop().create_future()
+        if self.ended.is_set():
+            answer.cancel()
+        self.send({**line, "id": line_id})
+        try:
+            return await asyncio.wait_for(answer, seconds_max)
+        except TimeoutError:
+            raise WorkerError(f"worker {self.number} did not answer {line['event']!r} in {seconds_max} s") from None
+        except asyncio.CancelledError:
+            if not self.ended.is_set():
+                raise
+            raise WorkerError(f"worker {self.number} ended") from None
+        finally:
+            del self._asked[line_id]
+
+    def give_up(self, reason: object) -> None:
+        """End a worker that is of no use."""
+        logger.error("%s; it is ended", reason)
+        with suppress(ProcessLookupError):
+            self.process.kill()
+
+    async def stop(self, seconds_max: float) -> None:
+        """Have the worker end: it sends what it has answered."""
+        self._channel.close()
+        try:
+            await asyncio.wait_for(self.process.wait(), seconds_max)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self.process.kill()
+            await self.process.wait()
+
+    def _take(self, line: dict[str, Any], handed: int | None) -> None:
+        match line["event"]:
+            case "left":
+                self.clients.discard(line["id"])
+            case "answer":
+                answer = self._asked.get(line["id"])
+                if answer is not None and not answer.done():
+                    answer.set_result(line["answer"])
+            case "ask":
+                self._workers.ask_others(self, line)
+
+    def _lost(self) -> None:
+        self.ended.set()
+        for answer in self._asked.values():
+            answer.cancel()
+        self._workers.leave(self)
+
+
+class Workers(Readers):
+    """Several processes that serve one port. Runs on the event loop's thread."""
+
+    def __init__(self, config: ServerConfig, count: int) -> None:
+        self._config = config
+        self._count = count
+        self._serving: list[_Worker] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._asking: set[asyncio.Task[None]] = set()
+        self._listeners: list[socket.socket] = []
+        self._is_accepting = False
+        self._all_up = asyncio.Event()
+        # Held while a store is being shown, and while a worker learns what is shown.
+        self._showing = asyncio.Lock()
+        self._found: dict[str, str | None] = {}  # jobs that are not shown, and why
+        self._shown: dict[str, Event] = {}
+        self._told: dict[str, dict[str, Any]] = {}
+        self._next_id = 1
+        self._stats = Stats()
+        self._is_loading = True
+        self._run_id = secrets.token_hex(20)
+        self._started_ms = now_ms()
+        self.port = config.port
+
+    # -- the server as a whole ----------------------------------------------------------------------------------------
+
+    async def start_processes(self) -> None:
+        """Start the workers; SparkisError if they do not come up."""
+        self._tasks = [asyncio.create_task(self._keep_running(number)) for number in range(1, self._count + 1)]
+        try:
+            await asyncio.wait_for(self._all_up.wait(), START_S_MAX)
+        except TimeoutError:
+            await self.stop()
+            raise SparkisError(f"the {self._count} workers did not start within {START_S_MAX} s") from None
+
+    def set_loading(self, is_loading: bool) -> None:
+        """Have commands about keys answered with LOADING, or answered."""
+        self._is_loading = is_loading
+        self._send_all({"event": "loading", "is_loading": is_loading})
+
+    async def start(self) -> None:
+        """Listen. OSError if an address cannot be had."""
+        self._listeners = listen(self._config.hosts, self._config.port, self._config.backlog_connections)
+        self.port = self._listeners[0].getsockname()[1]
+        self._send_all({"event": "port", "port": self.port})
+        self._set_accepting(bool(self._serving))
+
+    async def stop(self) -> None:
+        """Stop listening; workers send what was answered and end."""
+        self._set_accepting(False)
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for task in (*self._tasks, *self._asking):
+            task.cancel()
+        for task in self._tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        self._tasks.clear()
+
+    # -- what appliers tell -------------------------------------------------------------------------------------------
+
+    def found(self, job: str) -> None:
+        self._found[job] = None
+        self._send_all({"event": "found", "job": job})
+
+    async def open(self, job: str, event: Event) -> None:
+        async with self._showing:
+            serving = list(self._serving)
+            errors = await self._ask_all(serving, {"event": "open", "job": job, "of": event})
+            error = next(filter(None, errors), None)
+            if error is not None:
+                self._send_all({"event": "drop", "reason": error["text"], "job": job})
+                if job not in self._shown:
+                    self._found[job] = error["text"]
+                raise (StoreError if error["is_of_store"] else DescriptorError)(error["text"])
+            await self._ask_all(serving, {"event": "hold"})
+            self._send_all({"event": "show"})
+            self._shown[job] = event
+            self._found.pop(job, None)
+
+    def tell(self, job: str, known: Event) -> None:
+        if known.get("error") and job not in self._shown:
+            self._found[job] = known["error"]
+        self._told.setdefault(job, {}).update(known)
+        self._send_all({"event": "told", "job": job, "known": known})
+
+    async def _ask_all(self, workers: Sequence[_Worker], line: Line) -> list[Any]:
+        """Return the answers of those that answer; the others are ended."""
+
+        async def ask(worker: _Worker) -> Any:
+            try:
+                return await worker.ask(line, SHOW_S_MAX)
+            except WorkerError as error:
+                if not worker.ended.is_set():
+                    worker.give_up(error)
+                self.leave(worker)
+                return None
+
+        return await asyncio.gather(*map(ask, workers))
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def _send_all(self, line: Line) -> None:
+        for worker in self._serving:
+            worker.send(line)
+
+    async def _keep_running(self, number: int) -> None:
+        pause_s = RESTART_PAUSE_S
+        while True:
+            started_s = time.monotonic()
+            try:
+                await self._run(number)
+            except (SparkisError, OSError) as error:
+                logger.error("%s", error)
+            if time.monotonic() - started_s > RESTART_PAUSE_S_MAX:
+                pause_s = RESTART_PAUSE_S
+            logger.warning("worker %d ended, its clients were disconnected; starting another in %s s", number, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RESTART_PAUSE_S_MAX)
+
+    async def _run(self, number: int) -> None:
+        """Run one worker to its end."""
+        worker = await self._start_worker(number)
+        try:
+            await worker.ask(self._start_line(number), START_S_MAX)
+            async with self._showing:
+                await self._join(worker)
+            await worker.ended.wait()
+        finally:
+            self.leave(worker)
+            await worker.stop(STOP_S_MAX)
+
+    async def _start_worker(self, number: int) -> _Worker:
+        here, there = socket.socketpair()
+        with there:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "resp_server.workers_process", str(there.fileno())),
+                pass_fds=(there.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                env=children.environment(),
+            )
+        return _Worker(number, process, self, here)
+
+    def _start_line(self, number: int) -> Line:
+        return {
+            "event": "start",
+            "number": number,
+            "config": asdict(self._config),
+            "run_id": self._run_id,
+            "started_ms": self._started_ms,
+            "level": logging.getLogger().level,
+        }
+
+    async def _join(self, worker: _Worker) -> None:
+        """Tell a new worker what the others know; from then on it is told with them, and gets clients."""
+        for job, event in self._shown.items():
+            error = await worker.ask({"event": "open", "job": job, "of": event}, SHOW_S_MAX)
+            if error and error["is_of_store"]:
+                raise StoreError(f"worker {worker.number}: {error['text']}")  # the next one will be told of another
+            worker.send({"event": "drop", "reason": error["text"], "job": job} if error else {"event": "show"})
+        for job, reason in self._found.items():
+            worker.send({"event": "found", "job": job, "reason": reason})
+        for job, known in self._told.items():
+            worker.send({"event": "told", "job": job, "known": known})
+        worker.send({"event": "port", "port": self.port})
+        worker.send({"event": "loading", "is_loading": self._is_loading})
+        self._serving.append(worker)
+        if len(self._serving) == self._count:
+            self._all_up.set()
+        self._set_accepting(bool(self._listeners))
+
+    def leave(self, worker: _Worker) -> None:
+        """Give a worker no more clients, and tell it nothing more."""
+        if worker in self._serving:
+            self._serving.remove(worker)
+            self._set_accepting(bool(self._serving) and self._is_accepting)
+
+    # -- clients ------------------------------------------------------------------------------------------------------
+
+    def _set_accepting(self, is_accepting: bool) -> None:
+        """Take connections, or let them wait in the system's queue: while no worker is there."""
+        loop = asyncio.get_running_loop()
+        self._is_accepting = is_accepting
+        for listener in self._listeners:
+            if is_accepting:
+                loop.add_reader(listener, self._accept, listener)
+            else:
+                loop.remove_reader(listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTS_AT_ONCE):
+            try:
+                client, _ = listener.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:
+                logger.error("cannot take a connection: %s; trying again in %s s", error.strerror, ACCEPT_PAUSE_S)
+                self._set_accepting(False)
+                later = asyncio.get_running_loop()
+                later.call_later(ACCEPT_PAUSE_S, lambda: self._set_accepting(bool(self._serving)))
+                return
+            self._hand_over(client)
+
+    def _hand_over(self, client: socket.socket) -> None:
+        if sum(len(worker.clients) for worker in self._serving) >= self._config.clients_max:
+            self._stats.connections_received += 1
+            self._stats.connections_rejected += 1
+            client.setblocking(False)
+            with client, suppress(OSError):
+                client.send(b"-%b\r\n" % PlainError("max number of clients reached").line)
+            return
+        if not self._serving:
+            client.close()
+            return
+        worker = min(self._serving, key=lambda each: len(each.clients))
+        client_id, self._next_id = self._next_id, self._next_id + 1
+        worker.clients.add(client_id)
+        worker.send({"event": "client", "id": client_id}, client)
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def ask_others(self, asking: _Worker, line: Line) -> None:
+        """Ask all workers but one, and send it their answers; who does not answer in time is left out."""
+        task = asyncio.create_task(self._ask_others(asking, line))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ask_others(self, asking: _Worker, line: Line) -> None:
+        question = {"event": "ask", "question": line["question"], "argument": line["argument"]}
+
+        async def ask(worker: _Worker) -> list[Any]:
+            try:
+                return [await worker.ask(question, ANSWER_S_MAX)]
+            except WorkerError as error:
+                logger.warning("%s; %s is answered without it", error, line["question"])
+                return []
+
+        others = [worker for worker in self._serving if worker is not asking]
+        answers = [each for some in await asyncio.gather(*map(ask, others)) for each in some]
+        if line["question"] == "numbers":
+            answers.append(Numbers.of_this_process(self._stats).to_json())
+        asking.send({"event": "answers", "id": line["id"], "answers": answers})

@@ -1,0 +1,185 @@
+"""A worker: a process that serves clients which its master hands over. The master starts it.
+
+    python -m resp_server.workers_process DESCRIPTOR      of the line to the master (see `workers`)
+
+It shows what the master tells it to show, and ends with the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import uvloop
+
+from resp_server.config import ServerConfig
+from resp_server.connection import Connection
+from resp_server.server import Server
+from resp_server.shown import ShownJobs
+from resp_server.workers_channel import Channel
+from state_backend.errors import SparkisError, StoreError
+from state_backend.keyspace import Job, Keyspace
+
+logger = logging.getLogger("sparkis.server")
+
+# The master waits shorter than this for a worker before it goes on without it.
+STILL_S_MAX = 30.0
+
+
+class Worker:
+    """What a worker does with the lines of its master."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._keyspace = Keyspace()
+        self._jobs = ShownJobs(self._keyspace)
+        self._server: Server | None = None
+        self._prepared: Job | None = None
+        self._is_still = False
+        self._asked: dict[int, Callable[[list[Any]], None]] = {}
+        self._next_id = 1
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._is_over = asyncio.Event()
+        self._channel = Channel(end, self._take, self._is_over.set)
+
+    async def run(self) -> None:
+        """Serve until the line to the master ends, or SIGTERM comes."""
+        self._loop.add_signal_handler(signal.SIGTERM, self._is_over.set)
+        await self._is_over.wait()
+        if self._server is not None:
+            await self._server.stop()
+
+    @property
+    def server(self) -> Server:
+        """The server, which the first line makes."""
+        assert self._server is not None
+        return self._server
+
+    def _take(self, line: dict[str, Any], handed: int | None) -> None:
+        match line["event"]:
+            case "start":
+                self._start(line)
+                self._answer(line, None)
+            case "client":
+                assert handed is not None
+                self._welcome(line["id"], handed)
+            case "ask":
+                question = self.server.instance.table.questions[line["question"]]
+                self._answer(line, question.answer(self.server.instance, line["argument"]))
+            case "answers":
+                self._asked.pop(line["id"])(line["answers"])
+            case "loading":
+                self.server.set_loading(line["is_loading"])
+            case "port":
+                self.server.instance.port = line["port"]
+            case _:
+                self._take_of_job(line)
+
+    def _take_of_job(self, line: dict[str, Any]) -> None:
+        match line["event"]:
+            case "found":
+                self._keyspace.refuse(line["job"], line.get("reason"))
+            case "told":
+                self._jobs.tell(line["job"], line["known"])
+            case "open":
+                self._answer(line, self._open(line))
+            case "hold":
+                self._answer(line, None)
+                self._hold()
+            case "show":
+                assert self._prepared is not None
+                self._jobs.show(self._prepared)
+                self._prepared, self._is_still = None, False
+            case "drop":
+                if self._prepared is not None:
+                    self._jobs.drop(self._prepared)
+                self._jobs.refuse(line["job"], line["reason"])
+                self._prepared = None
+
+    def _answer(self, line: dict[str, Any], answer: Any) -> None:
+        self._channel.send({"event": "answer", "id": line["id"], "answer": answer})
+
+    def _start(self, line: dict[str, Any]) -> None:
+        name = f"sparkis.worker.{line['number']}"
+        logging.basicConfig(
+            level=line["level"], format=f"%(asctime)s %(levelname)s {name}: %(message)s", stream=sys.stderr
+        )
+        config = ServerConfig(**{**line["config"], "hosts": tuple(line["config"]["hosts"])})
+        server = self._server = Server(self._keyspace, config)
+        server.instance.run_id = line["run_id"]
+        server.instance.started_ms = line["started_ms"]
+        server.instance.process_id = os.getppid()
+        server.instance.ask_others = self._ask_others
+        server.look_after()
+
+    def _open(self, line: dict[str, Any]) -> dict[str, Any] | None:
+        """Open a store without showing it; return why that is not possible."""
+        try:
+            self._prepared = self._jobs.prepare(line["job"], line["of"])
+        except SparkisError as error:
+            return {"text": str(error), "is_of_store": isinstance(error, StoreError)}
+        return None
+
+    def _hold(self) -> None:
+        """Answer nobody until all workers can show what was opened: nobody is to see the store before after it."""
+        self._is_still = True
+        if not self._channel.stand_still(lambda: not self._is_still, STILL_S_MAX):
+            logger.error("the master said nothing for %s s; this worker ends", STILL_S_MAX)
+            self._channel.close()
+
+    # -- clients ------------------------------------------------------------------------------------------------------
+
+    def _welcome(self, client_id: int, descriptor: int) -> None:
+        task = self._loop.create_task(self._connect(client_id, socket.socket(fileno=descriptor)))
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
+
+    async def _connect(self, client_id: int, client: socket.socket) -> None:
+        client.setblocking(False)
+        try:
+            await self._loop.connect_accepted_socket(lambda: _Handed(self.server, client_id, self._left), client)
+        except OSError as error:
+            logger.debug("client %d went before it was taken in: %s", client_id, error)
+            client.close()
+            self._left(client_id)
+
+    def _left(self, client_id: int) -> None:
+        self._channel.send({"event": "left", "id": client_id})
+
+    def _ask_others(self, question: str, argument: Any, answered: Callable[[list[Any]], None]) -> None:
+        ask_id, self._next_id = self._next_id, self._next_id + 1
+        self._asked[ask_id] = answered
+        self._channel.send({"event": "ask", "id": ask_id, "question": question, "argument": argument})
+
+
+class _Handed(Connection):
+    """A connection that the master handed over, and is told the end of."""
+
+    def __init__(self, server: Server, client_id: int, left: Callable[[int], None]) -> None:
+        super().__init__(server, client_id)
+        self._client_id = client_id
+        self._left = left
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._left(self._client_id)
+
+
+async def _run(descriptor: int) -> None:
+    await Worker(socket.socket(fileno=descriptor)).run()
+
+
+def main() -> None:
+    """Run a worker until its line ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a shell is the master's to handle
+    uvloop.run(_run(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
