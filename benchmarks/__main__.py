@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from importlib import import_module
 
 from benchmarks import page
@@ -96,20 +97,19 @@ def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
 def _run(part: str, options: Options, is_written: bool) -> bool:
     """Run one part, and keep each row as soon as it is there; False if it broke off."""
     started_s = time.monotonic()
-    rows: Iterator[Row] = import_module(f"benchmarks.{part}").run(options)
     try:
-        for row in rows:
-            options.report("")
-            print(line(row), flush=True)
-            if is_written:
-                merge([row])
+        rows: Generator[Row, None, None] = import_module(f"benchmarks.{part}").run(options)
+        with closing(rows):  # however it ends: the servers that it started end now
+            for row in rows:
+                options.report("")
+                print(line(row), flush=True)
+                if is_written:
+                    merge([row])
     except Exception as error:  # a part must not take the others' results with it
         options.report("")
         print(f"python -m benchmarks: {part}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return False
-    finally:
-        rows.close()  # type: ignore[attr-defined]  # a generator; its servers end now
-        options.report("")
+    options.report("")
     print(f"  {part} took {time.monotonic() - started_s:.0f} s", flush=True)
     return True
 

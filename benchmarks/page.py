@@ -124,6 +124,8 @@ def drawings(rows: Sequence[Row]) -> dict[str, str]:
     drawn = {}
     for part, (title, unit) in DOTS.items():
         of_part = [row for row in rows if row.part == part and not row.series]
+        # Numbers of different units have no common axis; ratios have.
+        of_part = [row for row in of_part if row.ratio is not None] or of_part
         if of_part:
             drawn[part] = dots(title, of_part, unit)
     for name, title, x_title, y_title in CURVES:

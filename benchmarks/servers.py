@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +31,16 @@ import pyarrow.compute as pc
 from benchmarks import processes
 from resp_server import children
 from resp_server.client import Client
+from resp_server.control import TOKEN_VARIABLE
 from spark_hooks.encoding import positions_of
 from state_backend import packed_list, packed_map
 from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
 from state_backend.records import SCHEMA, Change, Op, runs_of
+
+# The password of the listener for our own processes.
+TOKEN = secrets.token_hex(16)
 
 Numbers = npt.NDArray[np.int64]
 
@@ -256,19 +262,27 @@ class Served(ABC):
             self.process.wait()
 
 
-def start_sparkis(log: Path, store: Path, *, workers: int = 1, options: Iterable[str] = ()) -> tuple[
-    subprocess.Popen[bytes], int
-]:  # fmt: skip
-    """Start a server of a log; return it and its port. It listens when its jobs can be read."""
+class Started(NamedTuple):
+    """A server process: its port, and for ours the one where it is told of epochs."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    control_port: int = 0
+
+
+def start_sparkis(log: Path, store: Path, *, workers: int = 1, options: Iterable[str] = ()) -> Started:
+    """Start a server of a log. It listens when its jobs can be read, or when that takes seconds."""
     command = [sys.executable, "-m", "resp_server.process", "--child", "--log", str(log), "--port", "0"]
     command += ["--store", str(store), "--loglevel", "error", *options]
     command += ["--workers", str(workers)] if workers > 1 else []
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=children.environment())
+    environment = children.environment() | {TOKEN_VARIABLE: TOKEN}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         raise VoidError("the sparkis server did not start; the line above tells why")
-    return process, json.loads(line)["port"]
+    ports = json.loads(line)
+    return Started(process, ports["port"], ports["control_port"])
 
 
 def takes_workers() -> bool:
@@ -286,7 +300,8 @@ class Sparkis(Served):
         super().__init__(keys)
         self.log, self.store = folder / "log", folder / "store"
         self.writer = load_log(self.log, keys, has_maps_and_lists=has_maps_and_lists)
-        self.process, self.port = start_sparkis(self.log, self.store, workers=workers)
+        self.process, self.port, control_port = start_sparkis(self.log, self.store, workers=workers)
+        self._control = Client("127.0.0.1", control_port, password=TOKEN, timeout_s=30)
         until(self._is_loaded, LOAD_TIMEOUT_S, "loading the server's data")
 
     def _is_loaded(self) -> bool:
@@ -304,11 +319,17 @@ class Sparkis(Served):
         return int(found.partition("epoch=")[2].partition(",")[0]) if found else -1
 
     def put(self, numbers: Numbers, turn: int) -> None:
-        publish(self.writer, runs_of_values(numbers, turn))
+        epoch = publish(self.writer, runs_of_values(numbers, turn))
+        self._control.call("NOTICE", JOB, str(epoch))  # as the sink does
         self.writer.beat()
 
     def settle(self) -> None:
         until(self._is_loaded, SETTLE_TIMEOUT_S, "applying the last epoch")
+
+    def stop(self) -> None:
+        """End the server."""
+        self._control.close()
+        super().stop()
 
     def pids(self) -> list[int]:
         """Return the server and its workers; what applies epochs and writes snapshots is not among them."""
@@ -329,7 +350,7 @@ def free_port() -> int:
         return port
 
 
-def start_redis(folder: Path, *options: str) -> tuple[subprocess.Popen[bytes], int]:
+def start_redis(folder: Path, *options: str) -> Started:
     """Start a redis-server without persistence, unless options say otherwise; return it and its port."""
     port = free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
@@ -342,7 +363,7 @@ def start_redis(folder: Path, *options: str) -> tuple[subprocess.Popen[bytes], i
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
     until(is_listening, START_TIMEOUT_S, "the start of redis-server", 0.01)
-    return process, port
+    return Started(process, port)
 
 
 class RedisServer(Served):
@@ -352,7 +373,7 @@ class RedisServer(Served):
 
     def __init__(self, keys: int, folder: Path, *, has_maps_and_lists: bool = True) -> None:
         super().__init__(keys)
-        self.process, self.port = start_redis(folder)
+        self.process, self.port, _ = start_redis(folder)
         for start in range(0, keys, LOAD_KEYS):
             self.put(np.arange(start, min(keys, start + LOAD_KEYS), dtype=np.int64), 0)
         if not has_maps_and_lists:

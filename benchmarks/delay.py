@@ -1,0 +1,164 @@
+"""How long after a micro-batch's last task a client reads it, and where that time goes.
+
+The start is what Spark's event log says of the tasks; the epoch's file and an endpoint of our own, which the sink tells
+like any server, give the steps that happen in the driver; a process beside it (`watcher`) asks the store and the server
+all the time. All clocks are this machine's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+import sparkis
+from benchmarks import spark as local_spark
+from benchmarks.options import Options
+from benchmarks.results import Row, alone
+from benchmarks.servers import VoidError, temporary_folder, until
+from resp_server import children
+from spark_hooks import endpoints
+
+JOB, STATE = "delay", "last"
+ROWS = 1_000
+BATCHES = 120
+# The JVM compiles what runs often: the first batches are not like those of a job that has run for a while.
+WARM_UP_BATCHES = 30
+INTERVAL_MS = 250
+TIMEOUT_S = 300.0
+BUDGET_P50_MS, BUDGET_P99_MS = 50.0, 200.0
+STEPS = ("task end", "committed", "noticed", "applied", "read")
+
+
+@dataclass
+class Recorder(endpoints.Endpoint):
+    """Writes down when the sink tells servers of an epoch."""
+
+    at_ms: dict[int, float] = field(default_factory=dict)
+
+    def notice(self, job: str, epoch: int) -> None:
+        """Keep the time of the first notice."""
+        self.at_ms.setdefault(epoch, time.time_ns() / 1e6)
+
+    def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
+        """Nothing is read here."""
+        return True
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield the delay and its steps."""
+    batches = WARM_UP_BATCHES + max(2, int(BATCHES * options.scale))
+    with temporary_folder() as folder:
+        events = folder / "events"
+        events.mkdir()
+        logged = {
+            "spark__eventLog__enabled": "true",
+            "spark__eventLog__dir": events.as_uri(),
+            "spark__eventLog__compress": "false",
+            "spark__eventLog__rolling__enabled": "false",
+        }
+        with local_spark.session(**logged) as spark:
+            times = _times(spark, folder, batches, options)
+        times["task end"] = _task_ends(events)
+    whole = [batch for batch in range(WARM_UP_BATCHES, batches) if all(batch in times[step] for step in STEPS)]
+    if len(whole) < (batches - WARM_UP_BATCHES) * 0.9:  # a reader that looks every millisecond may miss few at most
+        raise VoidError(f"only {len(whole)} of {batches - WARM_UP_BATCHES} batches were seen at every step")
+    yield from _rows(times, whole)
+
+
+def _times(spark: SparkSession, folder: Path, batches: int, options: Options) -> dict[str, Mapping[int, float]]:
+    """Run the query; return by step when each batch reached it."""
+    log, store = folder / "log", folder / "store"
+    log.mkdir()
+    recorder = Recorder()
+    endpoints.add(str(log), recorder)
+    endpoint = sparkis.serve(spark, log=log, store=store)
+    words = [str(endpoint.port), str(store / JOB), f"{JOB}:{STATE}:0", str(ROWS)]
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.watcher", *words],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        env=children.environment(),
+    )
+    try:
+        stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", 2)
+        rows = stream.load().selectExpr(f"value % {ROWS} AS key", "value")
+        writer = sparkis.queryable(rows, STATE, key="key", value="value", mode="update")
+        query = (
+            writer.queryName(JOB)
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .trigger(processingTime=f"{INTERVAL_MS} milliseconds")
+            .start()
+        )
+
+        def has_run() -> bool:
+            failure = query.exception()
+            if failure is not None:
+                raise VoidError(f"the query failed: {failure}")
+            options.report(f"delay: batch {len(recorder.at_ms)} of {batches}")
+            return len(recorder.at_ms) >= batches + 1
+
+        until(has_run, TIMEOUT_S + batches, "running the batches")
+        query.stop()
+        seen, _ = watcher.communicate(timeout=30)  # it ends with its input
+    finally:
+        if watcher.poll() is None:
+            watcher.kill()
+            watcher.wait()
+        endpoints.remove(str(log), recorder)
+        endpoint.stop()
+    times: dict[str, dict[int, float]] = {"applied": {}, "read": {}}
+    for text in seen.splitlines():
+        step, batch, at_ms = json.loads(text)
+        times[step][batch] = at_ms
+    committed = {int(path.stem): path.stat().st_ctime_ns / 1e6 for path in log.glob(f"{JOB}/*/epochs/[0-9]*.json")}
+    return {"committed": committed, "noticed": recorder.at_ms, **times}
+
+
+def _task_ends(events: Path) -> dict[int, float]:
+    """Return when each batch's last task ended, from Spark's event log."""
+    batch_of_stage: dict[int, int] = {}
+    ends: dict[int, float] = {}
+    for path in events.iterdir():
+        for text in path.read_text().splitlines():
+            event: dict[str, Any] = json.loads(text)
+            if event["Event"] == "SparkListenerJobStart":
+                batch = event.get("Properties", {}).get("streaming.sql.batchId")
+                if batch is not None:
+                    batch_of_stage.update(dict.fromkeys(event["Stage IDs"], int(batch)))
+            elif event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in batch_of_stage:
+                batch = batch_of_stage[event["Stage ID"]]
+                ends[batch] = max(ends.get(batch, 0.0), float(event["Task Info"]["Finish Time"]))
+    return ends
+
+
+def _rows(times: Mapping[str, Mapping[int, float]], batches: Sequence[int]) -> Iterator[Row]:
+    note = f"{len(batches)} batches of {ROWS:,} rows"
+    whole = [times["read"][batch] - times["task end"][batch] for batch in batches]
+    yield alone("task end to read, p50", "delay", _around(whole, 0.5), unit="ms", budget=BUDGET_P50_MS, note=note)
+    yield alone(
+        "task end to read, p99", "delay", [_percentile(whole, 0.99)], unit="ms", budget=BUDGET_P99_MS, note=note
+    )
+    for before, after in pairwise(STEPS):
+        step = [times[after][batch] - times[before][batch] for batch in batches]
+        yield alone(f"{before} to {after}, p50", "delay", _around(step, 0.5), unit="ms")
+        yield alone(f"{before} to {after}, p99", "delay", [_percentile(step, 0.99)], unit="ms")
+
+
+def _percentile(found: Sequence[float], share: float) -> float:
+    """Return the smallest number that so many of the others do not exceed."""
+    return sorted(found)[max(0, ceil(share * len(found)) - 1)]
+
+
+def _around(found: Sequence[float], share: float) -> list[float]:
+    """Return the lowest, the percentile and the highest, as a row shows them."""
+    return [min(found), _percentile(found, share), max(found)]

@@ -1,0 +1,146 @@
+"""Memory and disk per key beside redis-server's used_memory: after 100 epochs that change 1 % of the keys each and one
+that rewrites all, while clients read.
+
+LMDB keeps what is read, so its file grows with each epoch that a reader outlives, and every page that an epoch touches
+is written anew: what counts is the state after a life like a job's, not after loading.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from benchmarks import processes
+from benchmarks.options import Options
+from benchmarks.reads import uniform
+from benchmarks.results import Row, alone, compared
+from benchmarks.servers import RedisServer, Served, Sparkis, both, until
+
+KEYS = 1_000_000
+EPOCHS = 100
+READERS = 4
+BUDGET = 1.5
+# The file shrinks some seconds after a rewrite, when its free pages outweigh the others.
+QUIET_LOOKS = 10
+LOOK_EVERY_S = 0.5
+QUIET_TIMEOUT_S = 120.0
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield what a key takes, and what the processes take."""
+    keys = max(1000, int(KEYS * options.scale))
+    with both(keys, has_maps_and_lists=False) as (ours, peer):
+        for server in (ours, peer):
+            with _readers(server):
+                _live(server, options)
+                if isinstance(server, Sparkis):
+                    _wait_until_quiet(server)
+                    found = Taken.by(server, peer)
+        yield from found.rows(keys, RedisTaken.by(peer))
+
+
+@contextmanager
+def _readers(server: Served) -> Iterator[None]:
+    """Have clients read all the time, each with one request at a time."""
+    words = uniform(server.keys).words
+    command = ["redis-benchmark", "-p", str(server.port), "-c", str(READERS), "-l", "-q", "-n", "100000"]
+    command += ["-r", str(server.keys), *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _live(server: Served, options: Options) -> None:
+    """Let the epochs happen, one by one, then the rewrite."""
+    random = np.random.default_rng(3)
+    for number in range(EPOCHS):
+        options.report(f"memory: {server.name}, epoch {number + 1} of {EPOCHS}")
+        server.change(np.unique(random.integers(0, server.keys, max(1, server.keys // 100))))
+        server.settle()
+    options.report(f"memory: {server.name}, rewriting every key")
+    server.change(np.arange(server.keys, dtype=np.int64))
+    server.settle()
+
+
+def _wait_until_quiet(server: Sparkis) -> None:
+    sizes: list[int] = []
+
+    def is_quiet() -> bool:
+        sizes.append(processes.disk_bytes(server.store))
+        return len(sizes) > QUIET_LOOKS and len(set(sizes[-QUIET_LOOKS:])) == 1
+
+    until(is_quiet, QUIET_TIMEOUT_S, "the end of what the store does after an epoch", LOOK_EVERY_S)
+
+
+class Taken:
+    """What our server takes: files, and the memory of its processes."""
+
+    def __init__(self, file_bytes: int, log_bytes: int, serving: list[processes.Memory], applier: processes.Memory):
+        self.file_bytes = file_bytes
+        self.log_bytes = log_bytes
+        self.serving = serving
+        self.applier = applier
+
+    @classmethod
+    def by(cls, server: Sparkis, _: RedisServer | None = None) -> Taken:
+        """Look at a server."""
+        return cls(
+            processes.disk_bytes(server.store),
+            processes.disk_bytes(server.log),
+            [processes.memory(pid) for pid in server.pids()],
+            processes.memory(server.applier_pid()),
+        )
+
+    @property
+    def all_bytes(self) -> int:
+        """The file once, and the private memory of all processes."""
+        return self.file_bytes + sum(each.private_bytes for each in (*self.serving, self.applier))
+
+    @property
+    def proportional_bytes(self) -> int:
+        """What the processes hold of the machine's memory now, pages of files divided by who maps them."""
+        return sum(each.proportional_bytes for each in (*self.serving, self.applier))
+
+    def rows(self, keys: int, peer: RedisTaken) -> Iterator[Row]:
+        """Yield the rows."""
+        note = f"{keys:,} keys"
+
+        def beside(name: str, ours: int, theirs: int, budget: float | None, told: str) -> Row:
+            pair = [(ours / keys, theirs / keys)]
+            return compared(
+                name, "memory", pair, unit="bytes/key", better="less", budget=budget, peer_name=told, note=note
+            )
+
+        used = "redis-server's used_memory"
+        yield beside("store file", self.file_bytes, peer.used_bytes, BUDGET, used)
+        yield beside("store file and processes", self.all_bytes, peer.used_bytes, BUDGET, used)
+        held = "redis-server's resident memory"
+        yield beside("resident, shared pages once", self.proportional_bytes, peer.resident_bytes, None, held)
+        sizes = {
+            "serving process, private": sum(each.private_bytes for each in self.serving),
+            "serving process, shared": sum(each.shared_bytes for each in self.serving),
+            "applier, private": self.applier.private_bytes,
+            "applier, shared": self.applier.shared_bytes,
+            "change log on the disk": self.log_bytes,
+        }
+        for name, size in sizes.items():
+            yield alone(name, "memory", [size / (1 << 20)], unit="MiB")
+
+
+class RedisTaken:
+    """What redis-server takes, by its own count and by the system's."""
+
+    def __init__(self, used_bytes: int, resident_bytes: int) -> None:
+        self.used_bytes = used_bytes
+        self.resident_bytes = resident_bytes
+
+    @classmethod
+    def by(cls, server: RedisServer) -> RedisTaken:
+        """Look at a server."""
+        return cls(server.used_memory(), processes.memory(server.process.pid).proportional_bytes)

@@ -1,0 +1,85 @@
+"""Curves: GET per second and memory by the number of keys, the time to apply an epoch by the number of its changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.memory import RedisTaken, Taken
+from benchmarks.options import Options
+from benchmarks.reads import measured, uniform
+from benchmarks.results import Row, alone, compared
+from benchmarks.servers import JOB, VoidError, both, load_log, publish, runs_of_values, temporary_folder
+from state_backend.applier import Applier
+from state_backend.change_log import ChangeLog
+
+KEYS, KEYS_IF_FULL = (100_000, 1_000_000), (10_000_000,)
+CHANGES, CHANGES_IF_FULL = (1_000, 10_000, 100_000, 1_000_000), (5_000_000,)
+STORE_KEYS = 1_000_000
+PIPELINE = 16
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield the points of the curves."""
+    for keys in (*KEYS, *(KEYS_IF_FULL if options.is_full else ())):
+        yield from _keys(max(1000, int(keys * options.scale)), options)
+    sizes = (*CHANGES, *(CHANGES_IF_FULL if options.is_full else ()))
+    yield from _apply([max(1, int(changes * options.scale)) for changes in sizes], options)
+
+
+def _keys(keys: int, options: Options) -> Iterator[Row]:
+    """Yield the rate, and the memory after it, so that ready replies are in it."""
+    options.report(f"scaling: loading {keys:,} keys")
+    with both(keys, has_maps_and_lists=False) as servers:
+        name, x = f"GET uniform, {keys:,} keys", float(keys)
+        yield measured(
+            name, servers, uniform(keys), PIPELINE, options,
+            note=f"pipeline {PIPELINE}", has_budget=False, series="scaling-rate", x=x, part="scaling",
+        )  # fmt: skip
+        ours, peer = servers
+        pair = (Taken.by(ours).all_bytes / keys, RedisTaken.by(peer).used_bytes / keys)
+        name = f"store file and processes, {keys:,} keys"
+        told = "redis-server's used_memory"
+        yield compared(
+            name, "scaling", [pair], unit="bytes/key", better="less", peer_name=told, series="scaling-memory", x=x
+        )
+
+
+def _apply(sizes: list[int], options: Options) -> Iterator[Row]:
+    """Yield the time that an applier takes from looking at the log until readers see the epoch."""
+    told: dict[str, Any] = {}
+
+    def report(event: dict[str, Any]) -> None:
+        if event["event"] == "told":
+            told.update(event, at_s=time.perf_counter())
+
+    keys = max(1000, int(STORE_KEYS * options.scale))
+    random = np.random.default_rng(4)
+    with temporary_folder() as folder:
+        writer = load_log(folder / "log", keys, has_maps_and_lists=False)
+        applier = Applier(ChangeLog(folder / "log"), JOB, folder / "store", report)
+        (folder / "store" / JOB).mkdir(parents=True)
+        try:
+            applier.step()
+            for turn, changes in enumerate(sizes):
+                found = []
+                for number in range(options.rounds):
+                    options.report(f"scaling: applying {changes:,} changes, round {number + 1} of {options.rounds}")
+                    numbers = random.permutation(max(keys, changes))[:changes]
+                    epoch = publish(writer, runs_of_values(numbers, turn * options.rounds + number + 1))
+                    writer.beat()
+                    started_s = time.perf_counter()
+                    applier.step()
+                    if told.get("applied") != epoch or told["error"]:
+                        raise VoidError(f"epoch {epoch} was not applied: {told}")
+                    found.append((told["at_s"] - started_s) * 1000)
+                note = f"{max(keys, changes):,} keys; {min(found) / changes * 1000:.2f} us a change at best"
+                yield alone(
+                    f"apply {changes:,} changes", "scaling", found, unit="ms",
+                    note=note, series="scaling-apply", x=float(changes),
+                )  # fmt: skip
+        finally:
+            applier.close()

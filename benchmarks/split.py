@@ -1,0 +1,217 @@
+"""Where the serving process spends the time of a GET: its own functions, timed from outside, on one connection.
+
+A real `Server` and `Connection` take buffers of requests as the event loop would hand them over, and send their replies
+over a real socket. The clock stands at what ARCHITECTURE.md calls the steps of a request: parsing, looking up (moving
+to the newest epoch included) and writing. What is left is finding the command, encoding and counting. The whole is
+measured without the clocks, in turns with the clocked calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from benchmarks.options import Options
+from benchmarks.results import Row, alone
+from benchmarks.servers import JOB, VoidError, key, load_log, states, temporary_folder, value
+from resp_server.config import ServerConfig
+from resp_server.connection import Connection
+from resp_server.protocol.requests import RequestParser
+from resp_server.reply_cache import ReplyCache
+from resp_server.server import Server
+from state_backend.applier import Applier
+from state_backend.change_log import ChangeLog
+from state_backend.keyspace import Job, Keyspace, KeyspaceView
+from state_backend.lmdb_store import LmdbStore
+
+PIPELINES = (1, 16, 100)
+REQUESTS = 200_000
+# Clocked and not in short turns, so that other work of the machine meets both.
+TURN_BUFFERS = 500
+PARSE, LOOK_UP, WRITE, REST = "parse", "look up", "write", "find, encode, count"
+
+
+class SocketTransport(asyncio.Transport):
+    """What a connection writes to: a TCP socket whose other end is emptied between buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self._near = socket.create_connection(listener.getsockname())
+            self._far = listener.accept()[0]
+        self._near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sent_bytes = 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return what asyncio tells of a socket."""
+        known: dict[str, Callable[[], Any]] = {
+            "socket": lambda: self._near,
+            "peername": self._near.getpeername,
+            "sockname": self._near.getsockname,
+        }
+        return known[name]() if name in known else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing waits here."""
+
+    def get_write_buffer_size(self) -> int:
+        """Nothing waits here."""
+        return 0
+
+    def is_closing(self) -> bool:
+        """Tell that it is open."""
+        return False
+
+    def write(self, data: Any) -> None:
+        """Send."""
+        self._near.sendall(data)
+        self._sent_bytes += len(data)
+
+    def received(self) -> bytes:
+        """Take what was sent since the last call."""
+        parts = []
+        while self._sent_bytes:
+            parts.append(self._far.recv(self._sent_bytes))
+            self._sent_bytes -= len(parts[-1])
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Close both ends."""
+        self._near.close()
+        self._far.close()
+
+
+SEAMS: tuple[tuple[str, type, tuple[str, ...]], ...] = (
+    (PARSE, RequestParser, ("feed",)),
+    (LOOK_UP, KeyspaceView, ("renew", "freshen", "values", "at")),
+    (LOOK_UP, ReplyCache, ("find", "add")),
+    (WRITE, SocketTransport, ("write",)),
+)
+
+
+@contextmanager
+def clocked(spent_ns: Counter[str]) -> Iterator[None]:
+    """Within the block, add the time of each seam to its step; one that another one calls counts as that one's."""
+    is_within = False
+
+    def timed(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal is_within
+            if is_within:
+                return function(*arguments, **named)
+            is_within = True
+            started_ns = perf_counter_ns()
+            try:
+                return function(*arguments, **named)
+            finally:
+                spent_ns[step] += perf_counter_ns() - started_ns
+                is_within = False
+
+        return call
+
+    kept = [(owner, name, getattr(owner, name)) for _, owner, names in SEAMS for name in names]
+    steps = {(owner, name): step for step, owner, names in SEAMS for name in names}
+    for owner, name, function in kept:
+        setattr(owner, name, timed(steps[owner, name], function))
+    try:
+        yield
+    finally:
+        for owner, name, function in kept:
+            setattr(owner, name, function)
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield the steps' times by pipeline depth, and their sum."""
+    with temporary_folder() as folder:
+        store = _store(folder, options.keys)
+        try:
+            for pipeline in PIPELINES:
+                options.report(f"split: pipeline {pipeline}")
+                requests = max(pipeline, int(REQUESTS * options.scale))
+                rounds = asyncio.run(_rounds(store, options, pipeline, requests))
+                for step in (PARSE, LOOK_UP, REST, WRITE, "whole"):
+                    found = [each[step] for each in rounds]
+                    note = f"{options.keys:,} keys" if step == "whole" else ""
+                    yield alone(f"pipeline {pipeline}: {step}", "split", found, unit="us/request", note=note)
+        finally:
+            store.close()
+
+
+def _store(folder: Path, keys: int) -> LmdbStore:
+    """Make a store of a log, and open it as a server does."""
+    load_log(folder / "log", keys, has_maps_and_lists=False).close()
+    opened: list[dict[str, Any]] = []
+    (folder / "store" / JOB).mkdir(parents=True)
+    applier = Applier(ChangeLog(folder / "log"), JOB, folder / "store", opened.append)
+    applier.step()
+    applier.close()
+    event = next(event for event in opened if event["event"] == "open")
+    return LmdbStore(event["path"], event["generation"], is_reader=True)
+
+
+async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: int) -> list[dict[str, float]]:
+    """Return microseconds per request and step, of each round."""
+    keyspace = Keyspace()
+    keyspace.put(Job(JOB, store.generation, states(), store, is_stale=False))
+    server = Server(keyspace, ServerConfig())
+    transport = SocketTransport()
+    connection = Connection(server)
+    connection.connection_made(transport)
+    random = np.random.default_rng(5)
+    numbers = random.integers(0, options.keys, requests // pipeline * pipeline).reshape(-1, pipeline)
+    buffers = [b"".join(map(_request, row)) for row in numbers.tolist()]
+    _check(connection, transport, buffers[0], numbers[0].tolist())
+    _send(connection, transport, buffers)  # ready replies are there, as on a server that has run for a while
+    rounds = []
+    for _ in range(options.rounds):
+        whole_ns = 0
+        spent_ns: Counter[str] = Counter()
+        for start in range(0, len(buffers), TURN_BUFFERS):
+            some = buffers[start : start + TURN_BUFFERS]
+            whole_ns += _send(connection, transport, some)
+            with clocked(spent_ns):
+                _send(connection, transport, some)
+        whole_us = whole_ns / len(buffers) / pipeline / 1000
+        steps = {step: spent_ns[step] / len(buffers) / pipeline / 1000 for step in (PARSE, LOOK_UP, WRITE)}
+        missing = [step for step, spent in steps.items() if not spent]
+        if missing:
+            raise VoidError(
+                f"nothing was spent on {', '.join(missing)}: the seams in {__name__} are not where they were"
+            )
+        rounds.append({**steps, REST: max(0.0, whole_us - sum(steps.values())), "whole": whole_us})
+    transport.close()
+    server.instance.close()
+    return rounds
+
+
+def _request(number: int) -> bytes:
+    name = key(number).encode()
+    return b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name)
+
+
+def _check(connection: Connection, transport: SocketTransport, buffer: bytes, numbers: list[int]) -> None:
+    connection.data_received(buffer)
+    values = [value(number, 0).encode() for number in numbers]
+    if transport.received() != b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in values):
+        raise VoidError("the server's functions gave a wrong reply: the benchmark is void")
+
+
+def _send(connection: Connection, transport: SocketTransport, buffers: list[bytes]) -> int:
+    """Hand all buffers over, one by one; return the nanoseconds that the connection took."""
+    spent_ns = 0
+    for buffer in buffers:
+        started_ns = perf_counter_ns()
+        connection.data_received(buffer)
+        spent_ns += perf_counter_ns() - started_ns
+        transport.received()
+    return spent_ns

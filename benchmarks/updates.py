@@ -1,0 +1,346 @@
+"""State updates per second, from Spark's rows to readable, beside the same job that writes to redis-server.
+
+Two streaming queries of one session read folders that get the same files; a round puts a batch's files into one folder,
+in one rename, and waits until all of its rows can be read. Ours: `sparkis.queryable`. The peer's: a foreachBatch
+function whose partitions write with redis-py (hiredis underneath) in one of several ways; each is tried once, and the
+fastest runs the rounds. Spark makes the keys' text on both sides.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import redis
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparkis
+from benchmarks import processes
+from benchmarks import spark as local_spark
+from benchmarks.options import Options
+from benchmarks.results import Row, compared
+from benchmarks.servers import VoidError, start_redis, temporary_folder, until
+
+STATE = "last"
+FIELDS = ("a", "b", "c", "d")
+KEYS = 1_000_000
+ROWS, MANY_ROWS = 100_000, 1_000_000
+FILES = 2  # as many as cores: Spark reads them at once
+BUDGET = 3.0
+CHECKED_ROWS = 500
+TIMEOUT_S = 300.0
+
+Write = Callable[["redis.Redis", Sequence[Any]], None]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of the peer's to write rows of (key, value ...): so many at a time, from rows or from Arrow batches."""
+
+    name: str
+    rows: int
+    write: Write
+    has_arrow: bool = False
+    is_one_hash: bool = False
+
+    @property
+    def told(self) -> str:
+        """What it is called in a row."""
+        return f"{self.name} of {self.rows:,} in {'mapInArrow' if self.has_arrow else 'foreachPartition'}"
+
+
+def _call(client: redis.Redis) -> Callable[..., Any]:
+    """Return how a command is sent without what redis-py does to its arguments: the fastest way that it has."""
+    call: Callable[..., Any] = client.execute_command
+    return call
+
+
+def _set(client: redis.Redis, rows: Sequence[Any]) -> None:
+    pipeline = client.pipeline(transaction=False)
+    for key, value in rows:
+        pipeline.set(key, value)
+    pipeline.execute()
+
+
+def _mset(client: redis.Redis, rows: Sequence[Any]) -> None:
+    _call(client)("MSET", *chain.from_iterable(rows))
+
+
+def _hset_one_hash(client: redis.Redis, rows: Sequence[Any]) -> None:
+    _call(client)("HSET", STATE, *chain.from_iterable(rows))
+
+
+def _hset(client: redis.Redis, rows: Sequence[Any]) -> None:
+    pipeline = client.pipeline(transaction=False)
+    call = _call(pipeline)
+    for key, a, b, c, d in rows:
+        call("HSET", key, "a", a, "b", b, "c", c, "d", d)
+    pipeline.execute()
+
+
+VALUE_WAYS = (
+    Way("SET pipelined", 1_000, _set),
+    Way("SET pipelined", 10_000, _set),
+    Way("MSET", 1_000, _mset),
+    Way("MSET", 10_000, _mset),
+    Way("HSET into one hash", 1_000, _hset_one_hash, is_one_hash=True),
+)
+MAP_WAYS = (Way("HSET pipelined", 1_000, _hset), Way("HSET pipelined", 10_000, _hset))
+ARROW_WAYS = (Way("MSET", 10_000, _mset, has_arrow=True), Way("MSET", 1_000, _mset, has_arrow=True))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job: what it makes of the rows, and the names of its values' columns."""
+
+    name: str
+    columns: tuple[str, ...]
+    ways: tuple[Way, ...]
+    is_aggregation: bool = False
+
+    def of(self, stream: DataFrame) -> DataFrame:
+        """Return the job's rows."""
+        if not self.is_aggregation:
+            return stream
+        return stream.groupBy("key").agg(*(F.max(column).alias(column) for column in self.columns))
+
+
+VALUES = Case("value state", FIELDS[:1], VALUE_WAYS)
+MAPS = Case(f"map state of {len(FIELDS)} fields", FIELDS, MAP_WAYS)
+MAXIMA = Case("running max", FIELDS[:1], VALUE_WAYS, is_aggregation=True)
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield a row per job and batch size."""
+    small, many = (max(FILES, int(rows * options.scale)) for rows in (ROWS, MANY_ROWS))
+    asked = [(VALUES, (small, many)), (MAPS, (small, many) if options.is_full else (small,)), (MAXIMA, (small,))]
+    with local_spark.session() as spark:
+        for case, sizes in asked:
+            with temporary_folder() as folder:
+                race = Race(spark, folder, case)
+                try:
+                    for rows in sizes:
+                        yield from race.rows(rows, options)
+                finally:
+                    race.close()
+
+
+class Race:
+    """Both jobs of a case, with the servers that they write to."""
+
+    def __init__(self, spark: SparkSession, folder: Path, case: Case) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._case = case
+        self._turn = 0
+        self._random = np.random.default_rng(1)
+        self._checks = Random(1)
+        self._way = case.ways[0]
+        self._peer_done_s = 0.0
+        self._job = f"job{abs(hash(case.name)) % 1000}"
+        self._process, self._port, _ = start_redis(folder)
+        self._endpoint = sparkis.serve(spark, log=folder / "log", store=folder / "store")
+        self._ours = redis.Redis(port=self._endpoint.port, decode_responses=True)
+        self._peer = redis.Redis(port=self._port, decode_responses=True)
+        self._batches = folder / "batches"
+        value = self._case.columns[0] if len(self._case.columns) == 1 else self._case.columns
+        ours = sparkis.queryable(self._stream("ours"), STATE, key="key", value=value, mode="update")
+        peer = self._stream("peer").writeStream.outputMode("update").foreachBatch(self._write_to_peer)
+        self._our_query = ours.queryName(self._job).option("checkpointLocation", str(folder / "c1")).start()
+        self._peer_query = peer.queryName("peer").option("checkpointLocation", str(folder / "c2")).start()
+
+    def _stream(self, name: str) -> DataFrame:
+        folder = self._folder / name
+        folder.mkdir()
+        schema = ", ".join(f"{column} long" for column in ("key", *self._case.columns))
+        return self._case.of(self._spark.readStream.schema(schema).parquet(f"{folder}/*"))
+
+    def rows(self, rows: int, options: Options) -> Iterator[Row]:
+        """Try the peer's ways, then run the rounds against the fastest."""
+        name = f"{self._case.name}, {rows:,} rows a batch"
+        self._round_of_ours(self._files(rows))  # Spark compiles, and all keys are there that will be
+        self._round_of_peer(self._files(rows))
+        yield self._compare(name, rows, self._fastest(self._case.ways, name, rows, options), options, BUDGET)
+        if rows >= MANY_ROWS * options.scale and self._case is VALUES:
+            fastest = self._fastest(ARROW_WAYS, name, rows, options)
+            yield self._compare(f"{name}, peer fed by Arrow", rows, fastest, options, None)
+
+    def _fastest(self, ways: Sequence[Way], name: str, rows: int, options: Options) -> Way:
+        found = {}
+        for way in ways:
+            options.report(f"{name}: trying {way.told}")
+            self._way = way
+            found[way] = self._round_of_peer(self._files(rows))[0]
+        return min(found, key=found.__getitem__)
+
+    def _compare(self, name: str, rows: int, way: Way, options: Options, budget: float | None) -> Row:
+        self._way = way
+        ours, peer = [], []
+        for number in range(options.rounds):
+            options.report(f"{name}: round {number + 1} of {options.rounds}")
+            files = self._files(rows)
+            ours.append(self._round_of_ours(files))
+            peer.append(self._round_of_peer(files))
+        return compared(
+            name,
+            "updates",
+            [(rows / mine, rows / theirs) for (mine, _), (theirs, _) in zip(ours, peer, strict=True)],
+            unit="rows/s",
+            better="more",
+            budget=budget,
+            peer_name=way.told,
+            ours_cpu_us=float(np.median([cpu_s for _, cpu_s in ours])) / rows * 1e6,
+            peer_cpu_us=float(np.median([cpu_s for _, cpu_s in peer])) / rows * 1e6,
+        )
+
+    def _files(self, rows: int) -> Files:
+        """Write a batch's files where no query looks: each key once, and values that no batch had before."""
+        self._turn += 1
+        folder = self._batches / f"{self._turn:06d}"
+        folder.mkdir(parents=True)
+        keys = self._random.permutation(max(KEYS, rows))[:rows]
+        for part, some in enumerate(np.array_split(keys, FILES)):
+            columns = {name: _value(some, self._turn, i) for i, name in enumerate(self._case.columns)}
+            pq.write_table(pa.table({"key": some, **columns}), folder / f"part-{part}.parquet")
+        return Files(folder, self._turn, keys)
+
+    def _round_of_ours(self, files: Files) -> tuple[float, float]:
+        """Let a batch arrive; return how long it took until all could be read, and the servers' processor time."""
+        pids = [self._endpoint.pid, *processes.below(self._endpoint.pid)]
+        cpu_s = sum(map(processes.cpu_s, pids))
+        last = int(files.keys[-1])
+        expected = self._expected(last, files.turn)
+        started_s = self._arrive(files, "ours")
+        # An epoch can be read as a whole or not at all.
+        until(lambda: self._found(last) == expected or self._fail(self._our_query), TIMEOUT_S, "reading", 0.002)
+        took_s = time.monotonic() - started_s
+        cpu_s = sum(map(processes.cpu_s, pids)) - cpu_s
+        self._check(files, self._found, "sparkis")
+        self._our_query.processAllAvailable()  # what Spark does afterwards must not meet the other's round
+        return took_s, cpu_s
+
+    def _round_of_peer(self, files: Files) -> tuple[float, float]:
+        cpu_s = processes.cpu_s(self._process.pid)
+        self._peer_done_s = 0.0
+        started_s = self._arrive(files, "peer")
+        until(lambda: self._peer_done_s > 0 or self._fail(self._peer_query), TIMEOUT_S, "writing", 0.002)
+        took_s = self._peer_done_s - started_s
+        cpu_s = processes.cpu_s(self._process.pid) - cpu_s
+        self._check(files, self._found_at_peer, "redis-server")
+        self._peer_query.processAllAvailable()
+        return took_s, cpu_s
+
+    def _arrive(self, files: Files, name: str) -> float:
+        """Show a batch's files to a query, all at once; return when."""
+        hidden = self._folder / f".{name}-{files.turn}"
+        shutil.copytree(files.folder, hidden)
+        started_s = time.monotonic()
+        hidden.rename(self._folder / name / files.folder.name)
+        return started_s
+
+    @staticmethod
+    def _fail(query: StreamingQuery) -> bool:
+        """Return False; VoidError if a query has failed."""
+        failure = query.exception()
+        if failure is not None:
+            raise VoidError(f"the query failed: {failure}")
+        return False
+
+    def _write_to_peer(self, batch: DataFrame, batch_id: int) -> None:
+        """Write a batch; runs in this process, its partitions in Spark's Python workers."""
+        way, port = self._way, self._port
+        prefix = f"{self._job}:{STATE}:"
+        texts = batch.select(
+            F.concat(F.lit(prefix), F.col("key").cast("string")).alias("key"),
+            *(F.col(column).cast("string").alias(column) for column in self._case.columns),
+        )
+        if way.has_arrow:
+            texts.mapInArrow(_arrow_writer(way, port), "written long").collect()
+        else:
+            texts.foreachPartition(_row_writer(way, port))
+        self._peer_done_s = time.monotonic()
+
+    def _check(self, files: Files, find: Callable[[int], Any], server: str) -> None:
+        """Read some of a batch's rows; VoidError if one is not there as it was written."""
+        for key in self._checks.choices(files.keys.tolist(), k=CHECKED_ROWS):
+            found, expected = find(key), self._expected(key, files.turn)
+            if found != expected:
+                raise VoidError(f"{server} answered {found!r} for key {key}, and not {expected!r}")
+
+    def _expected(self, key: int, turn: int) -> Any:
+        values = [str(_value(np.array([key]), turn, i)[0]) for i in range(len(self._case.columns))]
+        return values[0] if len(values) == 1 else dict(zip(self._case.columns, values, strict=True))
+
+    def _found(self, key: int) -> Any:
+        name = f"{self._job}:{STATE}:{key}"
+        try:
+            return self._ours.get(name) if len(self._case.columns) == 1 else self._ours.hgetall(name)
+        except redis.ResponseError:  # the job is just being opened
+            return None
+
+    def _found_at_peer(self, key: int) -> Any:
+        name = f"{self._job}:{STATE}:{key}"
+        if self._way.is_one_hash:
+            return self._peer.hget(STATE, name)
+        return self._peer.get(name) if len(self._case.columns) == 1 else self._peer.hgetall(name)
+
+    def close(self) -> None:
+        """End both jobs and their servers."""
+        for query in (self._our_query, self._peer_query):
+            query.stop()
+        self._endpoint.stop()
+        self._process.kill()
+        self._process.wait()
+
+
+@dataclass(frozen=True)
+class Files:
+    """A batch that waits to arrive."""
+
+    folder: Path
+    turn: int
+    keys: npt.NDArray[np.int64]
+
+
+def _value(keys: npt.NDArray[np.int64], turn: int, column: int) -> npt.NDArray[np.int64]:
+    """Return values that tell key, turn and column, and that rise from turn to turn."""
+    return turn * 100_000_000 + keys * 10 + column
+
+
+def _row_writer(way: Way, port: int) -> Callable[[Iterable[Any]], None]:
+    count, write = way.rows, way.write
+
+    def write_partition(rows: Iterable[Any]) -> None:
+        client, left = redis.Redis(port=port), iter(rows)
+        while some := list(islice(left, count)):
+            write(client, some)
+        client.close()
+
+    return write_partition
+
+
+def _arrow_writer(way: Way, port: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    count, write = way.rows, way.write
+
+    def write_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        client = redis.Redis(port=port)
+        for batch in batches:
+            for start in range(0, batch.num_rows, count):
+                columns = [column.to_pylist() for column in batch.slice(start, count).columns]
+                write(client, list(zip(*columns, strict=True)))
+            yield pa.RecordBatch.from_pydict({"written": pa.array([batch.num_rows], pa.int64())})
+        client.close()
+
+    return write_partition

@@ -1,0 +1,54 @@
+"""Sees epochs arrive, in a process of its own: asks a store and a server all the time.
+
+    python -m benchmarks.watcher PORT FOLDER KEY ROWS
+
+FOLDER is where a server keeps one job's stores; the value of KEY divided by ROWS is the number of the batch that wrote
+it. Prints `["applied" or "read", batch, milliseconds since 1970]` for each that it sees; ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.servers import until
+from resp_server.client import Client
+from state_backend.clock import now_ms
+from state_backend.lmdb_store import LmdbStore
+
+# Between two looks: much less than what is measured, and enough not to take the processor away from it.
+PAUSE_S = 0.0005
+TIMEOUT_S = 120.0
+
+
+def main(port: int, folder: Path, key: str, rows: int) -> None:
+    """Look until the input ends."""
+    until(lambda: any(folder.glob("*.[0-9]*/boot")), TIMEOUT_S, "the opening of the store")
+    path = next(folder.glob("*.[0-9]*/boot")).parent
+    store = LmdbStore(path, path.name.rpartition(".")[0], is_reader=True)
+    shown = store.snapshot(now_ms())
+    applied, read, version = -1, -1, shown.version
+    with Client("127.0.0.1", port, timeout_s=30) as client:
+        while not select.select([0], [], [], 0)[0] or os.read(0, 4096):
+            shown.renew(0)
+            if shown.version != version:
+                version = shown.version
+                applied = _seen("applied", applied, shown.applied.epoch)
+            found = client.call("GET", key)
+            read = _seen("read", read, -1 if found is None else int(found) // rows)
+            time.sleep(PAUSE_S)
+    shown.close()
+
+
+def _seen(step: str, before: int, now: int) -> int:
+    if now != before:
+        print(json.dumps([step, now, time.time_ns() / 1e6]), flush=True)
+    return now
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
