@@ -6,8 +6,12 @@ Tables (LMDB databases) of an environment; all numbers in names are big endian, 
             position (6), ordinal (2)         -> records of further keys with the same position, from ordinal 1 up
     fields  map id (8), field position (6)    -> record of a large map's field; ordinals as above
     maps    map id (8)                        -> the map's key
-    blocks  elements of long lists (see `lmdb_lists`)
-    expiry  expire_at_ms (8), b"k" or b"f", name of the record's position in `keys` or `fields` -> nothing
+    dues    map id (8), expire_at_ms (8), field position (6) -> nothing; a field at that position expires then
+    blocks  list id (8), ...                  -> elements of a long list (see `lmdb_lists`)
+            text id (8), number of a piece (8) -> a piece of a long text
+    expiry  expire_at_ms (8), b"k", position (6) -> nothing; a key at that position expires then
+            due_ms (8), b"m", map id (8)      -> nothing; the line of a map with fields that expire
+            0 (8), b"d", id (8)               -> nothing; a map, list or text that is no key's any more and is to go
     meta    b"applied"                        -> JSON: what the store holds (see `store.Applied`), states, counters
             b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
 
@@ -15,11 +19,15 @@ Tables (LMDB databases) of an environment; all numbers in names are big endian, 
             name is the key or the field; little endian; the form tells what the payload is:
     VALUE   the value's bytes
     PACKED  a small map (see `packed_map`)
-    LARGE   map id u64 | number of fields u64 | 1 if a field may expire; its fields are records in `fields`
     SHORT   a short list (see `packed_list`)
+    LARGE   map id u64 | fields u64 | how many of them expire u64 | due_ms i64, before which none does (0: none at all)
     LONG    list id u64 | start u64 | end u64; its elements are in `blocks`
+    TEXT    text id u64 | length u64: a value of more than `PIECE_BYTES`; its pieces, all of that size but the last, are
+            in `blocks`, so that nobody who passes by or wants a part copies it, and no file needs so much room in a row
 
-A small map becomes large when it outgrows `packed_map.FIELDS_MAX` or `BYTES_MAX`, or when a field gets an expiry.
+A small map becomes large when it outgrows `packed_map.FIELDS_MAX` or `BYTES_MAX`, or when a field gets an expiry. What
+lies outside of a key's record is not deleted with it: that may be any amount. A line in `expiry` stands for it, and it
+goes in portions as what has expired does; its id is never given again.
 """
 
 from __future__ import annotations
@@ -37,20 +45,24 @@ from state_backend.slots import field_position_of
 from state_backend.store import Applied
 
 # Of the layout: a store of another one is made anew.
-FORMAT = 2
+FORMAT = 3
 
 HEADER = struct.Struct("<IqHB")
 read_header = HEADER.unpack_from
-LARGE_MAP = struct.Struct("<QQB")
+LARGE_MAP = struct.Struct("<QQQq")
 LONG_LIST = struct.Struct("<QQQ")
-VALUE, PACKED, LARGE, SHORT, LONG = range(5)
-KINDS = (Kind.VALUE, Kind.MAP, Kind.MAP, Kind.LIST, Kind.LIST)
+LONG_TEXT = struct.Struct("<QQ")
+# From LARGE on, parts of what stands at a key lie outside of its record, under the id that its payload begins with.
+VALUE, PACKED, SHORT, LARGE, LONG, TEXT = range(6)
+KINDS = (Kind.VALUE, Kind.MAP, Kind.LIST, Kind.MAP, Kind.LIST, Kind.VALUE)
 NEVER = bytes(8)  # expire_at_ms as it lies in a record
 NAME_AT = HEADER.size
 FIELD_POSITION_BYTES = 6
-MAP_ID_BYTES = 8
+ID_BYTES = 8
+# Sixteen of LMDB's pages, less their header. Reading one takes some 10 us (measured).
+PIECE_BYTES = (64 << 10) - 16
 
-TABLES = (b"keys", b"fields", b"maps", b"blocks", b"expiry", b"meta")
+TABLES = (b"keys", b"fields", b"maps", b"dues", b"blocks", b"expiry", b"meta")
 
 
 class Tables(NamedTuple):
@@ -59,6 +71,7 @@ class Tables(NamedTuple):
     keys: Any
     fields: Any
     maps: Any
+    dues: Any
     blocks: Any
     expiry: Any
     meta: Any
@@ -70,20 +83,25 @@ class Meta:
 
     applied: Applied
     state_numbers: dict[str, int] = field(default_factory=dict)
-    next_map_id: int = 1
+    next_id: int = 1
 
     def to_bytes(self) -> bytes:
         content = asdict(self.applied) | {
             "state_numbers": self.state_numbers,
-            "next_map_id": self.next_map_id,
+            "next_id": self.next_id,
         }
         return json.dumps(content).encode()
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Meta:
         content = json.loads(stored)
-        numbers, next_map_id = content.pop("state_numbers"), content.pop("next_map_id")
-        return cls(Applied(**content), numbers, next_map_id)
+        numbers, next_id = content.pop("state_numbers"), content.pop("next_id")
+        return cls(Applied(**content), numbers, next_id)
+
+    def new_id(self) -> int:
+        """Return the id of a new map, list or text."""
+        self.next_id += 1
+        return self.next_id - 1
 
     def number_of(self, state: str) -> int:
         return self.state_numbers.setdefault(state, len(self.state_numbers))
@@ -137,9 +155,15 @@ class Table:
         if self._cursor.set_key(last_at):
             self._cursor.delete()
 
-    def is_shared(self, position: bytes) -> bool:
-        """Tell whether more than one name stands at a position."""
-        return self.get(position + b"\0\1") is not None
+    def expires_at(self, position: bytes, at_ms: int) -> bool:
+        """Tell whether one of the records at a position expires at a time."""
+        at, ordinal = position, 0
+        while (record := self.get(at)) is not None:
+            if expiry_of(record) == at_ms:
+                return True
+            ordinal += 1
+            at = position + ordinal.to_bytes(2, "big")
+        return False
 
 
 def make_record(name: bytes, payload: bytes, expire_at_ms: int | None, state: int, form: int) -> bytes:
@@ -164,8 +188,56 @@ def name_of(record: bytes) -> bytes:
     return record[NAME_AT : NAME_AT + int.from_bytes(record[:4], "little")]
 
 
+class LargeMap(NamedTuple):
+    """The payload of a large map. Its size counts fields that expired and are not yet removed."""
+
+    map_id: int
+    size: int
+    expiring: int
+    due_ms: int
+
+    @classmethod
+    def of(cls, payload: bytes) -> LargeMap:
+        return cls(*LARGE_MAP.unpack(payload))
+
+    def pack(self) -> bytes:
+        return LARGE_MAP.pack(*self)
+
+    @property
+    def prefix(self) -> bytes:
+        """What the names of its fields and dues begin with."""
+        return self.map_id.to_bytes(ID_BYTES, "big")
+
+    def may_have_expired(self, now_ms: int) -> bool:
+        """Tell whether a field may have expired by now; if not, `size` is what a reader sees."""
+        return 0 < self.due_ms <= now_ms
+
+    def is_live(self, dues: lmdb.Cursor[bytes], now_ms: int) -> bool:
+        """Tell whether a field is left: one look at `dues`, whatever has expired."""
+        if self.expiring < self.size or not self.may_have_expired(now_ms):
+            return True
+        return dues.set_range(due_name(self.prefix, now_ms + 1)) and dues.key().startswith(self.prefix)
+
+
+def due_name(prefix: bytes, at_ms: int, position: bytes = b"") -> bytes:
+    return prefix + at_ms.to_bytes(8, "big") + position
+
+
+def expiry_line(at_ms: int, tag: bytes, name: bytes) -> bytes:
+    return at_ms.to_bytes(8, "big") + tag + name
+
+
+def id_of(record: bytes) -> bytes:
+    """Return the id of what lies outside of a record, as names begin with it; empty if nothing does."""
+    return payload_of(record)[:ID_BYTES][::-1] if record[14] >= LARGE else b""
+
+
+def piece_name(text_id: bytes, number: int) -> bytes:
+    return text_id + number.to_bytes(8, "big")
+
+
 def field_place(map_id: int, name: bytes) -> bytes:
-    return map_id.to_bytes(MAP_ID_BYTES, "big") + field_position_of(name).to_bytes(FIELD_POSITION_BYTES, "big")
+    return map_id.to_bytes(ID_BYTES, "big") + field_position_of(name).to_bytes(FIELD_POSITION_BYTES, "big")
 
 
 def changed_name(epoch: int) -> bytes:

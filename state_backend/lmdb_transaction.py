@@ -5,7 +5,7 @@ Keeps the expiry index, the counts and the changed keys in step with the records
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -20,33 +20,42 @@ from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError
 from state_backend.lmdb_layout import (
     FIELD_POSITION_BYTES,
+    ID_BYTES,
     LARGE,
-    LARGE_MAP,
     LONG,
     LONG_LIST,
-    MAP_ID_BYTES,
+    LONG_TEXT,
     NEVER,
     PACKED,
+    PIECE_BYTES,
     SHORT,
+    TEXT,
     VALUE,
+    LargeMap,
     Meta,
     Table,
     Tables,
     changed_name,
+    due_name,
+    expiry_line,
     expiry_of,
     field_place,
     find,
+    id_of,
     make_record,
     name_of,
     payload_of,
+    piece_name,
     read_header,
     state_number_of,
 )
 from state_backend.lmdb_lists import ListBlocks, LongList
-from state_backend.records import Change, Op, rows_in
+from state_backend.records import RUN_ROWS_MAX, Change, Op, rows_in
 from state_backend.slots import POSITION_BYTES, place_of
 
 PUT = int(Op.PUT)
+# What a line of the expiry index stands for (see `lmdb_layout`).
+KEY_LINE, MAP_LINE, DROPPED_LINE = b"k", b"m", b"d"
 STATE_AND_KEY = itemgetter(0, 2)  # of a row (see `records.rows_in`)
 
 
@@ -67,7 +76,8 @@ class LmdbTransaction:
         self._tables = tables
         self._now_ms = now_ms
         self._keys = Table(txn, tables.keys, POSITION_BYTES)
-        self._fields = Table(txn, tables.fields, MAP_ID_BYTES + FIELD_POSITION_BYTES)
+        self._fields = Table(txn, tables.fields, ID_BYTES + FIELD_POSITION_BYTES)
+        self._dues = txn.cursor(db=tables.dues)
         self._lists = ListBlocks(txn, tables.blocks)
         self.meta = meta
         self._counts = {number: self.meta.applied.keys.get(name, 0) for name, number in self.meta.state_numbers.items()}
@@ -144,10 +154,7 @@ class LmdbTransaction:
     def _is_live(self, record: bytes) -> bool:
         if 0 < expiry_of(record) <= self._now_ms:
             return False
-        payload = payload_of(record)
-        if record[14] != LARGE or not payload[16]:
-            return True
-        return any(not 0 < expiry_of(each) <= self._now_ms for each in self._fields_of(payload))
+        return record[14] != LARGE or LargeMap.of(payload_of(record)).is_live(self._dues, self._now_ms)
 
     def _conflict(self, key: bytes, one: int, other: int) -> str:
         names = self.meta.names()
@@ -159,53 +166,91 @@ class LmdbTransaction:
     # Keys ------------------------------------------------------------------------------------------------------
 
     def _put_key(self, at: bytes, old: bytes | None, new: bytes) -> None:
-        """Write a key's record and keep the expiry index and the counts in step."""
+        """Write a key's record and keep the expiry index and the counts in step; let go of what the old one had."""
         self._keys.put(at, new)
         self._changed_keys.add(name_of(new))
         if old is None:
             self._counts[state_number_of(new)] += 1
+        elif old[14] >= LARGE and id_of(old) != id_of(new):
+            self._drop(old)
+            old = old[:14] + b"\0"  # for its expiry; nothing else of it is left
+        if new[14] == LARGE:
+            self._move_due(LargeMap.of(payload_of(old)).due_ms if old is not None and old[14] == LARGE else 0, new)
         if new[4:12] != (old[4:12] if old is not None else NEVER):
             before, after = expiry_of(old) if old is not None else 0, expiry_of(new)
             self._expiring += (after > 0) - (before > 0)
-            self._index_expiry(self._keys, b"k", at[:POSITION_BYTES], before, after)
+            self._move_line(at[:POSITION_BYTES], before, after)
 
     def _delete_key(self, at: bytes, record: bytes) -> None:
         self._changed_keys.add(name_of(record))
-        self._drop_parts(record)
+        self._drop(record)
         self._counts[state_number_of(record)] -= 1
+        self._keys.delete(at)
         expire_at_ms = expiry_of(record)
         if expire_at_ms:
             self._expiring -= 1
-            self._index_expiry(self._keys, b"k", at[:POSITION_BYTES], expire_at_ms, 0)
-        self._keys.delete(at)
+            self._move_line(at[:POSITION_BYTES], expire_at_ms, 0)
 
-    def _drop_parts(self, record: bytes) -> None:
-        """Delete what of a key lies outside of its record."""
-        if record[14] == LARGE:
-            self._drop_fields(payload_of(record))
-        elif record[14] == LONG:
-            self._lists.drop(LONG_LIST.unpack(payload_of(record))[0])
+    def _drop(self, record: bytes) -> None:
+        """Leave what lies outside of a record, and is no key's any more now, to `remove_expired`."""
+        if record[14] < LARGE:
+            return
+        if record[14] == LARGE and (due_ms := LargeMap.of(payload_of(record)).due_ms):
+            self._txn.delete(expiry_line(due_ms, MAP_LINE, id_of(record)), db=self._tables.expiry)
+        self._txn.put(expiry_line(0, DROPPED_LINE, id_of(record)), b"", db=self._tables.expiry)
 
-    def _index_expiry(self, table: Table, tag: bytes, position: bytes, before: int, after: int) -> None:
-        """Move a record's line in the expiry index. A shared position keeps its old line: another name may need it,
-        and a line without an expired record is dropped when it comes due."""
-        if before and not table.is_shared(position):
-            self._txn.delete(before.to_bytes(8, "big") + tag + position, db=self._tables.expiry)
+    def _move_line(self, position: bytes, before: int, after: int) -> None:
+        """Keep a key's line in the expiry index; one that another key of the same position needs stays."""
+        if before and not self._keys.expires_at(position, before):
+            self._txn.delete(expiry_line(before, KEY_LINE, position), db=self._tables.expiry)
         if after:
-            self._txn.put(after.to_bytes(8, "big") + tag + position, b"", db=self._tables.expiry)
+            self._txn.put(expiry_line(after, KEY_LINE, position), b"", db=self._tables.expiry)
+
+    def _move_due(self, before: int, record: bytes) -> None:
+        """Keep a large map's line in the expiry index."""
+        large = LargeMap.of(payload_of(record))
+        if before == large.due_ms:
+            return
+        if before:
+            self._txn.delete(expiry_line(before, MAP_LINE, large.prefix), db=self._tables.expiry)
+        if large.due_ms:
+            self._txn.put(expiry_line(large.due_ms, MAP_LINE, large.prefix), b"", db=self._tables.expiry)
 
     # Values ----------------------------------------------------------------------------------------------------
 
     def _apply_to_value(self, at: bytes, old: bytes | None, row: tuple[Any, ...], number: int) -> None:
         _, op, key, _, value, expire_at_ms = row
         if op == PUT:
-            new = make_record(key, value or b"", expire_at_ms, number, VALUE)
+            new = self._value_record(key, value or b"", expire_at_ms, number, old)
             if new != old:
                 self._put_key(at, old, new)
                 self.changed += 1
         elif old is not None:
             self._delete_key(at, old)
             self.changed += 1
+
+    def _value_record(
+        self, name: bytes, value: bytes, expire_at_ms: int | None, number: int, old: bytes | None
+    ) -> bytes:
+        """Make the record of a value, or of a field; a long value is written, unless it stands there already."""
+        if len(value) <= PIECE_BYTES:
+            return make_record(name, value, expire_at_ms, number, VALUE)
+        payload = payload_of(old) if old is not None and old[14] == TEXT else b""
+        if not payload or not self._holds(payload, value):
+            text_id = self.meta.new_id()
+            payload = LONG_TEXT.pack(text_id, len(value))
+            for number_of_piece, start in enumerate(range(0, len(value), PIECE_BYTES)):
+                name_of_piece = piece_name(text_id.to_bytes(ID_BYTES, "big"), number_of_piece)
+                self._txn.put(name_of_piece, value[start : start + PIECE_BYTES], db=self._tables.blocks)
+        return make_record(name, payload, expire_at_ms, number, TEXT)
+
+    def _holds(self, payload: bytes, value: bytes) -> bool:
+        """Tell whether a long text is this value."""
+        text_id, length = payload[:ID_BYTES][::-1], LONG_TEXT.unpack(payload)[1]
+        return length == len(value) and all(
+            value.startswith(self._txn.get(piece_name(text_id, number), db=self._tables.blocks) or b"-", start)
+            for number, start in enumerate(range(0, length, PIECE_BYTES))
+        )
 
     # Lists -----------------------------------------------------------------------------------------------------
 
@@ -214,7 +259,11 @@ class LmdbTransaction:
     ) -> None:
         """Apply the changes of one key: what they append to what is left of the list after the last whole one."""
         appended: list[bytes] = []
+        is_dead = False
         for change in changes:
+            if is_dead:  # what the change before made had expired when it was made
+                is_kept, appended = False, []
+            is_dead = change.expire_at_ms is not None and change.expire_at_ms <= self._now_ms
             if change.op == Op.APPEND:
                 appended.append(change.value or b"")
             else:
@@ -234,16 +283,11 @@ class LmdbTransaction:
             return
         packed = packed_list.pack(elements)
         if len(elements) > packed_list.ELEMENTS_MAX or len(packed) > packed_list.BYTES_MAX:
-            if old is not None:
-                self._drop_parts(old)
-            list_id = self.meta.next_map_id
-            self.meta.next_map_id += 1
-            self._put_long_list(at, old, last, self._lists.append(LongList(list_id, 0, 0), elements), state)
+            which = self._lists.append(LongList(self.meta.new_id(), 0, 0), elements)
+            self._put_long_list(at, old, last, which, state)
             return
         new = make_record(last.key, packed, last.expire_at_ms, state.number, SHORT)
         if new != old:
-            if old is not None:
-                self._drop_parts(old)
             self._put_key(at, old, new)
             self.changed += 1
 
@@ -263,12 +307,10 @@ class LmdbTransaction:
         key = changes[0].key
         if any(change.field is None for change in changes):
             return at, old, changes
-        if expiry_of(old):
+        if expiry_of(old) or self._is_huge(old):
             self._delete_key(at, old)
             return *find(self._keys.get, place_of(key), key), changes
-        payload = payload_of(old)
-        names = map(name_of, self._fields_of(payload)) if old[14] == LARGE else dict(packed_map.pairs(payload))
-        gone = set(names).difference(change.field for change in changes)
+        gone = set(self._field_names(old)).difference(change.field for change in changes)
         return at, old, [Change("", Op.DELETE, key, name) for name in gone] + changes
 
     def _apply_to_map(self, at: bytes, old: bytes | None, changes: list[Change], number: int) -> None:
@@ -286,7 +328,7 @@ class LmdbTransaction:
             if not changes:
                 return
             at, old = self._find_live(key)
-        if old is not None and expiry_of(old) and len(changes) > 1:
+        if old is not None and expiry_of(old) and any(change.op != PUT for change in changes):
             # A map that becomes empty in between loses its expiry: one change after the other.
             for change in changes:
                 self._change_fields(*self._find_live(key), {change.field or b"": change}, number)
@@ -312,20 +354,41 @@ class LmdbTransaction:
             new = make_record(whole.key, packed, whole.expire_at_ms, number, PACKED)
             if new == old:
                 return
-            if old is not None and old[14] == LARGE:
-                self._drop_fields(payload_of(old))
             self._put_key(at, old, new)
             self.changed += 1
             return
         fields = dict(packed_map.pairs(packed))
         puts = {name: Change("", Op.PUT, whole.key, name, value) for name, value in fields.items()}
-        if old is not None and old[14] == LARGE:
-            gone = set(map(name_of, self._fields_of(payload_of(old)))) - fields.keys()
+        if old is not None and old[14] == LARGE and not self._is_huge(old):
+            gone = self._field_names(old) - fields.keys()
             puts |= {name: Change("", Op.DELETE, whole.key, name) for name in gone}
             self._change_large_map(at, old, puts, whole.expire_at_ms)
         else:
             self._make_large_map(at, old, whole.key, whole.expire_at_ms, number, puts)
             self.changed += 1
+
+    @staticmethod
+    def _is_huge(record: bytes) -> bool:
+        """Tell of a map that is to be replaced whether it had better be left and written anew.
+
+        To find out which fields go, all their names have to be held.
+        """
+        return record[14] == LARGE and LargeMap.of(payload_of(record)).size > RUN_ROWS_MAX
+
+    def _field_names(self, record: bytes) -> set[bytes]:
+        """Return the names of all fields of a map."""
+        payload = payload_of(record)
+        if record[14] != LARGE:
+            return {name for name, _ in packed_map.pairs(payload)}
+        prefix = payload[:ID_BYTES][::-1]
+        names = set()
+        with self._txn.cursor(db=self._tables.fields) as cursor:
+            if cursor.set_range(prefix):
+                for at, field in cursor.iternext():
+                    if not at.startswith(prefix):
+                        break
+                    names.add(name_of(field))
+        return names
 
     def _change_small_map(self, at: bytes, old: bytes | None, changes: dict[bytes, Change], number: int) -> None:
         before = dict(packed_map.pairs(payload_of(old))) if old is not None else {}
@@ -362,78 +425,81 @@ class LmdbTransaction:
         puts: dict[bytes, Change],
     ) -> None:
         """Write a map as a record per field, and its key's record over `old`."""
-        map_id = self.meta.next_map_id
-        self.meta.next_map_id += 1
-        self._txn.put(map_id.to_bytes(MAP_ID_BYTES, "big"), key, db=self._tables.maps)
-        for name, change in puts.items():
-            place, record = self._find_field(map_id, name)
-            self._put_field(place, record, make_record(name, change.value or b"", change.expire_at_ms, 0, VALUE))
-        can_expire = any(change.expire_at_ms is not None for change in puts.values())
-        payload = LARGE_MAP.pack(map_id, len(puts), can_expire)
-        self._put_key(at, old, make_record(key, payload, expire_at_ms, number, LARGE))
+        map_id = self.meta.new_id()
+        self._txn.put(map_id.to_bytes(ID_BYTES, "big"), key, db=self._tables.maps)
+        large, _ = self._with_fields(LargeMap(map_id, 0, 0, 0), puts)
+        self._put_large_map(at, old, key, expire_at_ms, number, large)
 
     def _change_large_map(self, at: bytes, old: bytes, changes: dict[bytes, Change], expire_at_ms: int | None) -> None:
-        map_id, size, can_expire = LARGE_MAP.unpack(payload_of(old))
-        changed_before = self.changed
-        for name, change in changes.items():
-            place, record = self._find_field(map_id, name)
-            if change.op == Op.PUT:
-                new = make_record(name, change.value or b"", change.expire_at_ms, 0, VALUE)
-                if new == record:
-                    continue
-                self._put_field(place, record, new)
-                size += record is None
-                can_expire |= change.expire_at_ms is not None
-            elif record is not None:
-                self._delete_field(place, record)
-                size -= 1
-            else:
-                continue
-            self.changed += 1
-        if not size:
+        large, changed = self._with_fields(LargeMap.of(payload_of(old)), changes)
+        self.changed += changed
+        if not large.size:
             self._delete_key(at, old)
-            return
-        payload = LARGE_MAP.pack(map_id, size, can_expire)
-        new = make_record(name_of(old), payload, expire_at_ms or None, state_number_of(old), LARGE)
-        if new != old:
-            self._put_key(at, old, new)
-        elif self.changed != changed_before:
+        elif (
+            not self._put_large_map(at, old, name_of(old), expire_at_ms or None, state_number_of(old), large)
+            and changed
+        ):
             self._changed_keys.add(name_of(old))
+
+    def _put_large_map(
+        self, at: bytes, old: bytes | None, key: bytes, expire_at_ms: int | None, number: int, large: LargeMap
+    ) -> bool:
+        """Write a large map's record; False if it stands there already."""
+        new = make_record(key, large.pack(), expire_at_ms, number, LARGE)
+        if new == old:
+            return False
+        self._put_key(at, old, new)
+        return True
 
     # Fields of large maps ------------------------------------------------------------------------------------------
 
-    def _find_field(self, map_id: int, name: bytes) -> tuple[bytes, bytes | None]:
-        return find(self._fields.get, field_place(map_id, name), name)
+    def _with_fields(self, large: LargeMap, changes: dict[bytes, Change]) -> tuple[LargeMap, int]:
+        """Change fields of a large map; return what it is then, and how many changes made a difference."""
+        map_id, size, expiring, due_ms = large
+        changed = 0
+        for name, change in changes.items():
+            at, record = find(self._fields.get, field_place(map_id, name), name)
+            if change.op == PUT:
+                new = self._value_record(name, change.value or b"", change.expire_at_ms, 0, record)
+                if new == record:
+                    continue
+                self._put_field(at, record, new)
+                after = expiry_of(new)
+                size += record is None
+                expiring += after > 0
+                if after and not 0 < due_ms <= after:
+                    due_ms = after
+            elif record is not None:
+                self._delete_field(at, record)
+                size -= 1
+            else:
+                continue
+            expiring -= record is not None and expiry_of(record) > 0
+            changed += 1
+        return LargeMap(map_id, size, expiring, due_ms if expiring else 0), changed
 
     def _put_field(self, at: bytes, old: bytes | None, new: bytes) -> None:
         self._fields.put(at, new)
+        if old is not None and old[14] == TEXT and id_of(old) != id_of(new):
+            self._drop(old)
         before, after = expiry_of(old) if old is not None else 0, expiry_of(new)
         if before != after:
-            self._index_expiry(self._fields, b"f", at[: MAP_ID_BYTES + FIELD_POSITION_BYTES], before, after)
+            self._move_field_due(at, before, after)
 
     def _delete_field(self, at: bytes, record: bytes) -> None:
-        if expire_at_ms := expiry_of(record):
-            self._index_expiry(self._fields, b"f", at[: MAP_ID_BYTES + FIELD_POSITION_BYTES], expire_at_ms, 0)
+        self._drop(record)
         self._fields.delete(at)
+        if expire_at_ms := expiry_of(record):
+            self._move_field_due(at, expire_at_ms, 0)
 
-    def _fields_of(self, payload: bytes) -> Iterator[bytes]:
-        """Iterate over the records of a large map's fields."""
-        prefix = payload[:8][::-1]  # little endian in the record, big endian in a place
-        with self._txn.cursor(db=self._tables.fields) as cursor:
-            if cursor.set_range(prefix):
-                for at, record in cursor.iternext():
-                    if not at.startswith(prefix):
-                        return
-                    yield record
-
-    def _drop_fields(self, payload: bytes) -> None:
-        """Delete a large map's fields. Their lines in the expiry index stay until they come due and find nothing."""
-        prefix = payload[:8][::-1]
-        with self._txn.cursor(db=self._tables.fields) as cursor:
-            found = cursor.set_range(prefix)
-            while found and cursor.key().startswith(prefix):
-                found = cursor.delete() and bool(cursor.key())
-        self._txn.delete(prefix, db=self._tables.maps)
+    def _move_field_due(self, at: bytes, before: int, after: int) -> None:
+        """Keep the row that says when a field expires; one that another field of the same position needs stays."""
+        position = at[: ID_BYTES + FIELD_POSITION_BYTES]
+        prefix, position_in_map = position[:ID_BYTES], position[ID_BYTES:]
+        if before and not self._fields.expires_at(position, before):
+            self._txn.delete(due_name(prefix, before, position_in_map), db=self._tables.dues)
+        if after:
+            self._txn.put(due_name(prefix, after, position_in_map), b"", db=self._tables.dues)
 
     # Whole states, expiry ----------------------------------------------------------------------------------------
 
@@ -452,46 +518,94 @@ class LmdbTransaction:
                 self._delete_key(at, found)
                 self.changed += 1
 
-    def remove_expired(self, keys_max: int) -> int:
-        """Work off lines of the expiry index that are due, oldest first: remove what they stand for."""
+    def remove_expired(self, most: int) -> int:
+        """Work off lines of the expiry index that are due, oldest first: remove what they stand for.
+
+        Returns how many keys, fields, elements and pieces went, about `most` if there is more.
+        """
         keys_before = sum(self._counts.values())
         done = 0
-        with self._txn.cursor(db=self._tables.expiry) as cursor:
-            while done < keys_max and cursor.first():
-                line = cursor.key()
+        with self._txn.cursor(db=self._tables.expiry) as lines:
+            while done < most and lines.first():
+                line = lines.key()
                 if int.from_bytes(line[:8], "big") > self._now_ms:
                     break
-                cursor.delete()
-                done += max(1, self._remove_at(line[8:9], line[9:]))
+                tag, name = line[8:9], line[9:]
+                if tag == KEY_LINE:
+                    done += self._remove_keys_at(name)
+                elif tag == MAP_LINE:
+                    done += self._remove_fields(name, most - done)
+                else:
+                    done += self._remove_dropped(line, name, most - done)
         removed_keys = keys_before - sum(self._counts.values())
         applied = self.meta.applied
         self.meta.applied = replace(applied, expired_keys=applied.expired_keys + removed_keys)
         return done
 
-    def _remove_at(self, tag: bytes, position: bytes) -> int:
-        """Remove the expired records at one position; return how many."""
-        table = self._keys if tag == b"k" else self._fields
+    def _remove_keys_at(self, position: bytes) -> int:
+        """Remove the expired keys at one position, and their lines with them; return how many."""
         removed = 0
         ordinal = 0
         at = position
-        while (record := table.get(at)) is not None:
+        while (record := self._keys.get(at)) is not None:
             if 0 < expiry_of(record) <= self._now_ms:
-                if tag == b"k":
-                    self._delete_key(at, record)
-                else:
-                    self._expire_field(position, name_of(record))
+                self._delete_key(at, record)
                 removed += 1  # another record now stands here, if there was one behind
             else:
                 ordinal += 1
                 at = position + ordinal.to_bytes(2, "big")
         return removed
 
-    def _expire_field(self, position: bytes, name: bytes) -> None:
-        """Delete one field, its map's count going down with it."""
-        key = self._txn.get(position[:MAP_ID_BYTES], db=self._tables.maps)
-        if key is None:
-            raise StoreError("a field of an unknown map stands in the store")
-        at, record = find(self._keys.get, place_of(key), key)
+    def _remove_fields(self, prefix: bytes, most: int) -> int:
+        """Remove fields of a large map that have expired, and let its line stand where it has to; return how many."""
+        key = self._txn.get(prefix, db=self._tables.maps)
+        at, record = (b"", None) if key is None else find(self._keys.get, place_of(key), key)
         if record is None:
-            raise StoreError("a field of a missing map stands in the store")
-        self._change_large_map(at, record, {name: Change("", Op.DELETE, key, name)}, expiry_of(record))
+            raise StoreError("an expiring field of a map without a key stands in the store; remove the store's folder")
+        map_id, size, expiring, _ = LargeMap.of(payload_of(record))
+        removed = 0
+        due_ms = 0
+        while self._dues.set_range(prefix) and (name := self._dues.key()).startswith(prefix):
+            due_ms = int.from_bytes(name[ID_BYTES : 2 * ID_BYTES], "big")
+            if due_ms > self._now_ms or removed >= most:
+                break
+            removed_here = self._remove_fields_at(prefix + name[2 * ID_BYTES :], due_ms)
+            if not removed_here:
+                raise StoreError("a field that is not there is to expire in the store; remove the store's folder")
+            removed += removed_here
+        large = LargeMap(map_id, size - removed, expiring - removed, due_ms if expiring > removed else 0)
+        if large.size:
+            self._put_large_map(at, record, name_of(record), expiry_of(record) or None, state_number_of(record), large)
+        else:
+            self._delete_key(at, record)
+        return max(removed, 1)
+
+    def _remove_fields_at(self, position: bytes, due_ms: int) -> int:
+        removed = 0
+        ordinal = 0
+        at = position
+        while (record := self._fields.get(at)) is not None:
+            if expiry_of(record) == due_ms:
+                self._delete_field(at, record)
+                removed += 1
+            else:
+                ordinal += 1
+                at = position + ordinal.to_bytes(2, "big")
+        return removed
+
+    def _remove_dropped(self, line: bytes, prefix: bytes, most: int) -> int:
+        """Remove what is left of a map, list or text that is no key's any more, and its line once nothing is."""
+        removed = 0
+        for table in (self._tables.fields, self._tables.dues, self._tables.blocks):
+            with self._txn.cursor(db=table) as cursor:
+                found = cursor.set_range(prefix)
+                while found and cursor.key().startswith(prefix):
+                    if removed >= most:
+                        return removed
+                    if table is self._tables.fields:
+                        self._drop(cursor.value())
+                    found = cursor.delete() and bool(cursor.key())
+                    removed += 1
+        self._txn.delete(prefix, db=self._tables.maps)
+        self._txn.delete(line, db=self._tables.expiry)
+        return max(removed, 1)

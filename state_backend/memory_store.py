@@ -15,7 +15,7 @@ from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, WrongKindError
 from state_backend.records import Change, Op, changes_in
 from state_backend.slots import field_position_of, position_of
-from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store, Values
+from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store, Text, Values
 
 
 class _Field(NamedTuple):
@@ -202,7 +202,7 @@ class MemorySnapshot(Snapshot):
         held = self._live(key)
         return None if held is None else Entry(key, held.state, held.kind, held.expire_at_ms)
 
-    def value(self, key: bytes) -> bytes | None:
+    def text(self, key: bytes) -> Text | None:
         held = self._live(key)
         if held is None:
             return None
@@ -217,10 +217,7 @@ class MemorySnapshot(Snapshot):
         expiring = {key for key in keys if key in self._held and self._held[key].expire_at_ms is not None}
         return Values(values, expiring, left)
 
-    def field(self, key: bytes, name: bytes) -> bytes | None:
-        return self.fields(key, [name])[0]
-
-    def fields(self, key: bytes, names: Sequence[bytes]) -> list[bytes | None]:
+    def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:
         fields = self._map(key)
         return [fields[name].value if name in fields else None for name in names]
 
@@ -228,10 +225,10 @@ class MemorySnapshot(Snapshot):
         fields = self._map(key)
         return [fields[name].expire_at_ms or 0 if name in fields else None for name in names]
 
-    def map_size(self, key: bytes) -> int:
-        return len(self._map(key))
+    def map_sizes(self, key: bytes) -> Iterator[int]:
+        return iter([len(self._map(key))])
 
-    def map_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def map_texts(self, key: bytes) -> Iterator[tuple[bytes, Text]]:
         return iter([(name, each.value) for name, each in self._map(key).items()])
 
     def packed_map(self, key: bytes) -> bytes | None:
@@ -241,13 +238,13 @@ class MemorySnapshot(Snapshot):
         packed = packed_map.pack((name, each.value) for name, each in fields.items())
         return packed if len(packed) <= packed_map.BYTES_MAX else None
 
-    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, bytes]]]:
+    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, Text]]]:
         fields = self._map(key)
         if len(fields) <= packed_map.FIELDS_MAX:
             return 0, [(name, each.value) for name, each in fields.items()]
         order = sorted((field_position_of(name), name) for name in fields)
         start, end = _step(order, cursor, count)
-        pairs = [(name, fields[name].value) for _, name in order[start:end]]
+        pairs: list[tuple[bytes, Text]] = [(name, fields[name].value) for _, name in order[start:end]]
         return (order[end][0] if end < len(order) else 0), pairs
 
     def _list(self, key: bytes) -> tuple[bytes, ...]:
@@ -289,9 +286,9 @@ class MemorySnapshot(Snapshot):
             for name, each in held.fields.items():
                 yield Change(held.state, Op.PUT, key, name, each.value, each.expire_at_ms)
 
-    def random_entry(self) -> Entry | None:
+    def random_entries(self) -> Iterator[Entry | None]:
         live = [key for key in self._held if self._live(key) is not None]
-        return self.entry(live[randrange(len(live))]) if live else None
+        return iter([self.entry(live[randrange(len(live))])] if live else [])
 
 
 def _step(order: list[tuple[int, bytes]], cursor: int, count: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ answers from one epoch and one clock reading: what has expired by then does not 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -58,6 +58,25 @@ class Values(NamedTuple):
     values: list[bytes | None]
     expiring: set[bytes]
     left: set[bytes]
+
+
+class LongText(NamedTuple):
+    """A value too long to be copied as a whole without need. Good for as long as its snapshot stays where it is.
+
+    parts(start, stop): iterates over its bytes `start` to before `stop`, both within it, some 64 KiB at a time.
+    """
+
+    length: int
+    parts: Callable[[int, int], Iterator[bytes]]
+
+
+# A value of a key or a field.
+Text = bytes | LongText
+
+
+def whole(text: Text) -> bytes:
+    """Return all of a value; of a long one, a copy that takes its time."""
+    return text if isinstance(text, bytes) else b"".join(text.parts(0, text.length))
 
 
 class EpochChanges(NamedTuple):
@@ -115,40 +134,63 @@ class Snapshot(ABC):
         """Describe what stands at a key."""
 
     @abstractmethod
+    def text(self, key: bytes) -> Text | None:
+        """Return the value of a value state's key, of no matter what length. The hot path of GET."""
+
     def value(self, key: bytes) -> bytes | None:
-        """Return the value of a value state's key. The hot path of GET."""
+        """Return the value of a value state's key as a whole."""
+        text = self.text(key)
+        return text if text is None else whole(text)
 
     @abstractmethod
     def values(self, keys: Sequence[bytes], bytes_max: int) -> Values:
         """Return the values of many keys; those of another kind, or of more than `bytes_max` each, are left."""
 
     @abstractmethod
-    def field(self, key: bytes, name: bytes) -> bytes | None:
-        """Return one field of a map."""
+    def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:
+        """Return several fields of a map, of no matter what length, None for a missing one."""
 
-    @abstractmethod
+    def field(self, key: bytes, name: bytes) -> bytes | None:
+        """Return one field of a map as a whole."""
+        return self.fields(key, (name,))[0]
+
     def fields(self, key: bytes, names: Sequence[bytes]) -> list[bytes | None]:
-        """Return several fields of a map, None for a missing one."""
+        """Return several fields of a map as a whole, None for a missing one."""
+        return [text if text is None else whole(text) for text in self.field_texts(key, names)]
 
     @abstractmethod
     def field_expiries(self, key: bytes, names: Sequence[bytes]) -> list[int | None]:
         """Return when fields of a map expire, milliseconds since 1970 UTC: 0 for never, None for a missing field."""
 
     @abstractmethod
+    def map_sizes(self, key: bytes) -> Iterator[int]:
+        """Iterate over numbers that add up to the number of fields of a map; each takes a bounded time.
+
+        There are more than one while fields have expired and are not yet removed.
+        """
+
     def map_size(self, key: bytes) -> int:
         """Return the number of fields of a map; 0 for a missing key."""
+        return sum(self.map_sizes(key))
 
     @abstractmethod
-    def map_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def map_texts(self, key: bytes) -> Iterator[tuple[bytes, Text]]:
         """Iterate over a map's (field, value); the order is the store's own and stays the same within an epoch."""
+
+    def map_pairs(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over a map's (field, value as a whole)."""
+        return ((name, whole(text)) for name, text in self.map_texts(key))
 
     @abstractmethod
     def packed_map(self, key: bytes) -> bytes | None:
         """Return a small map as it lies (see `packed_map`); None for a missing key and for a large map."""
 
     @abstractmethod
-    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Return the next cursor (0 at the end) and about `count` pairs; a small map comes whole, as in Redis."""
+    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, Text]]]:
+        """Return the next cursor (0 at the end) and about `count` pairs; a small map comes whole, as in Redis.
+
+        There may be fewer, even none, where much has expired or is large: a step's time is bounded.
+        """
 
     @abstractmethod
     def list_size(self, key: bytes) -> int:
@@ -167,7 +209,9 @@ class Snapshot(ABC):
 
     @abstractmethod
     def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
-        """Return the next cursor (0 at the end) and at least `count` entries, if there are as many, in slot order.
+        """Return the next cursor (0 at the end) and about `count` entries in slot order.
+
+        There may be fewer, even none, where much has expired or is large: a step's time is bounded.
 
         A cursor is a position: the first one not yet visited. A step never ends inside one position, so that keys that
         stay over the whole scan are returned exactly once, on any server that holds them.
@@ -178,8 +222,9 @@ class Snapshot(ABC):
         """Iterate over changes that make this state out of nothing, in store order. What has expired is left out."""
 
     @abstractmethod
-    def random_entry(self) -> Entry | None:
-        """Return some entry, any with about the same likelihood, or None if there is none."""
+    def random_entries(self) -> Iterator[Entry | None]:
+        """Iterate over steps of bounded time towards some entry, any with about the same likelihood: the first that is
+        not None."""
 
 
 class Store(ABC):

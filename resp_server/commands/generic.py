@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Annotated
 
 from resp_server.commands.spec import OneOrMore, command, integer
 from resp_server.errors import PlainError, syntax_error
 from resp_server.glob import Matches, matcher
 from resp_server.instance import Call
-from resp_server.protocol.replies import Reply, Sliced
+from resp_server.protocol.replies import FirstOf, Reply, Sliced
 from state_backend.descriptor import Kind
 from state_backend.keyspace import KeyspaceView
 from state_backend.store import Entry
@@ -161,10 +162,13 @@ def _seconds(milliseconds: int) -> int:
 
 
 @command("randomkey")
-def randomkey(call: Call) -> bytes | None:
+def randomkey(call: Call) -> Reply:
     """Returns a random key name from the database."""
-    entry = call.view.random_entry()
-    return None if entry is None else entry.key
+    for entry in islice(call.view.random_entries(), 2):
+        if entry is not None:
+            return entry.key
+    view = call.pin()  # much has expired: it may take long
+    return Sliced(([] if entry is None else [entry.key] for entry in view.random_entries()), view.close, FirstOf)
 
 
 @command("scan")

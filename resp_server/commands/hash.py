@@ -12,6 +12,7 @@ from resp_server.instance import Call
 from resp_server.protocol.replies import PackedPairs, Reply, Sliced
 from state_backend import packed_map
 from state_backend.descriptor import Kind
+from state_backend.store import whole
 
 Pair = tuple[bytes, bytes]
 
@@ -153,5 +154,5 @@ def hscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     found: list[bytes] = []
     for field, value in pairs:
         if options.matches is None or options.matches(field):
-            found += (field, value) if options.has_values else (field,)
+            found += (field, whole(value)) if options.has_values else (field,)
     return [b"%d" % next_cursor, found]
