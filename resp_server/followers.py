@@ -33,12 +33,12 @@ EVENT_BYTES_MAX = 16 << 20
 class JobFollower:
     """One job: its applier process, and what readers see of it."""
 
-    def __init__(self, readers: Readers, log: str, job: str, folder: Path, *, compacts: bool) -> None:
+    def __init__(self, readers: Readers, log: str, job: str, folder: Path, *, retention_ms: int | None) -> None:
         self.log = log
         self.name = job
         self._readers = readers
         self._folder = folder
-        self._compacts = compacts
+        self._retention_ms = retention_ms
         self._process: asyncio.subprocess.Process | None = None
         self._is_shown = False
         self._readable = -1
@@ -93,7 +93,8 @@ class JobFollower:
         """Run one applier to its end."""
         command = [sys.executable, "-m", "state_backend.applier"]
         command += ["--log", self.log, "--job", self.name, "--store", str(self._folder)]
-        command += ["--compact"] if self._compacts else []
+        if self._retention_ms is not None:
+            command += ["--compact", "--retention-ms", str(self._retention_ms)]
         self._process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -165,11 +166,14 @@ class JobFollower:
 
 
 class Followers:
-    """All jobs of some log roots. With `compacts`, their appliers write snapshots into the logs and sweep these."""
+    """All jobs of some log roots.
 
-    def __init__(self, readers: Readers, logs: list[str], folder: Path, *, compacts: bool = False) -> None:
+    With a retention time their appliers write snapshots into the logs, and sweep what these cover and what is older.
+    """
+
+    def __init__(self, readers: Readers, logs: list[str], folder: Path, *, retention_ms: int | None = None) -> None:
         self._readers = readers
-        self._compacts = compacts
+        self._retention_ms = retention_ms
         self._logs = {log: ChangeLog(log) for log in logs}
         self._folder = folder
         self._followers: dict[str, JobFollower] = {}
@@ -233,7 +237,7 @@ class Followers:
     def _follow(self, root: str, job: str) -> None:
         known = self._followers.get(job)
         if known is None:
-            self._followers[job] = JobFollower(self._readers, root, job, self._folder, compacts=self._compacts)
+            self._followers[job] = JobFollower(self._readers, root, job, self._folder, retention_ms=self._retention_ms)
         elif known.log != root and (root, job) not in self._refused:
             self._refused.add((root, job))
             logger.error("job %s is in the logs %s and %s; only the first is served: rename one", job, known.log, root)

@@ -30,6 +30,7 @@ from resp_server.workers import Workers
 from state_backend.errors import SparkisError, StoreError
 from state_backend.filesystems import open_filesystem
 from state_backend.keyspace import Keyspace
+from state_backend.snapshots import RETENTION_MS
 
 logger = logging.getLogger("sparkis.server")
 
@@ -81,6 +82,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loglevel", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument(
         "--compact", action="store_true", help="write snapshots into the log and remove what they supersede"
+    )
+    parser.add_argument(
+        "--retention",
+        type=float,
+        default=RETENTION_MS / 60_000,
+        metavar="MINUTES",
+        help="with --compact: keep what is younger, for readers that are behind (default %(default)g)",
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 
@@ -169,7 +177,8 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
     else:
         keyspace = Keyspace()
         readers, server = ShownJobs(keyspace), Server(keyspace, config)
-    followers = Followers(readers, list(roots), folder, compacts=options.compact)
+    retention_ms = int(options.retention * 60_000) if options.compact else None
+    followers = Followers(readers, list(roots), folder, retention_ms=retention_ms)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     control = ControlListener(followers, token) if token else None
     loading: asyncio.Task[None] | None = None

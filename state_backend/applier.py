@@ -371,6 +371,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--job", required=True, help="the job to follow")
     parser.add_argument("--store", required=True, help="the folder that holds the stores")
     parser.add_argument("--compact", action="store_true", help="write snapshots into the log, and sweep it")
+    parser.add_argument("--retention-ms", type=int, default=snapshots.RETENTION_MS, help="what --compact keeps longer")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -384,7 +385,7 @@ def main(arguments: list[str] | None = None) -> None:
     lock = open(folder / "lock", "wb")  # noqa: SIM115  # held to the end of the process
     fcntl.flock(lock, fcntl.LOCK_EX)  # an applier whose server died may still be in its last epoch
 
-    compactor = Compactor(given.log, given.job) if given.compact else None
+    compactor = Compactor(given.log, given.job, given.retention_ms) if given.compact else None
     applier = Applier(ChangeLog(given.log), given.job, given.store, report, compactor=compactor)
     with suppress(KeyboardInterrupt, BrokenPipeError):
         follow_until_end(applier, sys.stdin.fileno(), given.probe_interval_s)
