@@ -1,6 +1,6 @@
 """Which Spark columns a state reads, and what they become on the way to a Python worker.
 
-Runs on the driver, once when a sink is made (to refuse what cannot work) and once per micro-batch (to build the plan).
+Runs on the driver, when a sink is made (to refuse what cannot work) and when a query's first micro-batch is laid out.
 Spark's SQL does what it writes as the contract has it (see `encoding` for the rest): integers, booleans and dates as
 text, nested types as JSON.
 """
@@ -33,29 +33,19 @@ class StateColumns:
     state: StateDescriptor
     job: str
 
-    def rows(self, df: DataFrame, partitions: int) -> DataFrame:
-        """Return the state's rows, each key in one partition, in an order where the last row of a key wins.
+    def selected(self, df: DataFrame) -> list[tuple[str, Column]]:
+        """Return the columns that the state's rows need, each with its role (see `layout`)."""
+        state = self.state
+        return [
+            *(("k", _text(df, name)[0]) for name in state.format_for(self.job).columns),
+            *(("f", _text(df, name)[0]) for name in (state.field,) if name is not None),
+            *(("o", _column(name)) for name in state.order_by),
+            *(("v", column) for column, _ in self._values(df)),
+            *(("d", _column(name)) for name in (state.deletion,) if name is not None),
+        ]
 
-        Always a whole pass over the batch: Spark would lose the checkpoint of a stateful query otherwise.
-        """
-        state, form = self.state, self.state.format_for(self.job)
-        rows = df if state.where is None else df.where(state.where)
-        keys = [_by_bytes(df, name) for name in form.columns]
-        field = [] if state.field is None else [_by_bytes(df, state.field)]
-        rows = rows.repartition(partitions, *keys)
-        if state.duplicates != "any" or state.order_by:
-            rows = rows.sortWithinPartitions(*keys, *field, *map(_column, state.order_by))
-        selected = [_text(df, name)[0].alias(f"k{i}") for i, name in enumerate(form.columns)]
-        if state.field is not None:
-            selected.append(_text(df, state.field)[0].alias("f"))
-        selected += [column.alias(f"v{i}") for i, (column, _) in enumerate(self._values(df))]
-        if state.deletion is not None:
-            selected.append(_column(state.deletion).alias("d"))
-        rows = rows.select(*selected)
-        return rows.withColumn("h", F.xxhash64(F.lit(state.name), *map(_column, rows.columns)))
-
-    def plan(self, df: DataFrame, clock_ms: int) -> RowPlan:
-        """Return what a task needs to know to encode these rows."""
+    def plan(self, df: DataFrame, columns: tuple[tuple[str, str], ...]) -> RowPlan:
+        """Return what a task needs to know to encode these rows; `columns` says where in a batch each column lies."""
         state, form = self.state, self.state.format_for(self.job)
         is_whole_map = state.kind is Kind.MAP and state.field is None
         return RowPlan(
@@ -71,10 +61,11 @@ class StateColumns:
             field_form="text" if state.field is None else _text(df, state.field)[1],
             value_forms=tuple(value_form for _, value_form in self._values(df)),
             map_fields=state.value if is_whole_map else (),
-            expire_at_ms=None if state.ttl_ms is None else clock_ms + state.ttl_ms,
+            expire_at_ms=None,
             keeps_last=bool(state.order_by) or state.duplicates == "any",
             appends=state.kind is Kind.LIST and not self._is_array(df),
             replaces_list=state.kind is Kind.LIST and self._is_array(df),
+            columns=columns,
         )
 
     def _is_array(self, df: DataFrame) -> bool:
@@ -125,7 +116,6 @@ def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescr
             raise DescriptorError(f"state {state.name!r}: the DataFrame has several columns {name!r}; rename them")
         _check_type(state, role, name, _type(df, name))
     _check_where(df, state)
-    _check_analysis(df, state, job)
     return replace(state, columns={name: _type(df, name).simpleString() for _, name in roles})
 
 
@@ -156,14 +146,6 @@ def _check_where(df: DataFrame, state: StateDescriptor) -> None:
         raise DescriptorError(f"state {state.name!r}: where={state.where!r} is not a condition: {error}") from None
 
 
-def _check_analysis(df: DataFrame, state: StateDescriptor, job: str) -> None:
-    """Let Spark analyse what a batch will run, so that it refuses now what it would refuse then."""
-    try:
-        StateColumns(state, job).rows(df, 1).schema  # noqa: B018  # analysis happens here
-    except PySparkException as error:
-        raise DescriptorError(f"state {state.name!r}: Spark cannot read its columns: {error}") from None
-
-
 def _may_hold(kind: T.DataType, separator: str) -> bool:
     """Tell whether a key part's text must be looked at for the text that follows it.
 
@@ -171,14 +153,6 @@ def _may_hold(kind: T.DataType, separator: str) -> bool:
     fraction or a digit more.
     """
     return not isinstance(kind, FIXED_TYPES) or any(character in ".0123456789" for character in separator)
-
-
-def _by_bytes(df: DataFrame, name: str) -> Column:
-    """Return a column to sort and spread rows by, so that rows of one key lie together: keys are compared as bytes."""
-    kind = _type(df, name)
-    if isinstance(kind, T.StringType) and kind.collation != "UTF8_BINARY":
-        return F.collate(_column(name), "UTF8_BINARY")
-    return _column(name)
 
 
 def _column(name: str) -> Column:
@@ -208,6 +182,8 @@ def _text_of(column: Column, kind: T.DataType) -> tuple[Column, str]:
         return column, "text"
     if isinstance(kind, NESTED_TYPES):
         return F.to_json(column, JSON_OPTIONS), "text"
+    if isinstance(kind, T.StringType) and kind.collation != "UTF8_BINARY":
+        return F.collate(column, "UTF8_BINARY"), "text"  # keys are compared as bytes
     return column.cast("string"), "text"
 
 

@@ -7,17 +7,18 @@ text it has turned (see `columns`), the rest is done here, because Java writes i
     decimal     plain digits, never an exponent
     timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only where there is one
 
-The columns of an input batch are named k0, k1 ... (key parts), f (field), v0, v1 ... (values), d (deletion), h (hash of
-the row, for the epoch's digest).
+A state's columns are named k0, k1 ... (key parts), f (field), v0, v1 ... (values), d (deletion), h (hash of the row,
+for the epoch's digest); `RowPlan.columns` tells where they lie in a batch that several states share (see `layout`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ class RowPlan:
     literals stand around the key parts, as in `KeyFormat`. key_forms, field_form and value_forms say how each column
     becomes bytes: text (it is), float, decimal, timestamp, timestamp_ntz. names are the columns' own, for errors.
     map_fields holds the fields of a whole map per row, else it is empty. A list's rows append their value; with
-    replaces_list, its value column is an array that replaces the list.
+    replaces_list, its value column is an array that replaces the list. columns: (name, name in a batch) of each column
+    where the two differ.
     """
 
     state: str
@@ -66,17 +68,19 @@ class RowPlan:
     keeps_last: bool
     appends: bool = False
     replaces_list: bool = False
+    columns: tuple[tuple[str, str], ...] = ()
 
 
-def encode(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
+def encode(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
     """Turn sorted rows into sorted runs of changes, one change per key (and field); add row hashes to `digest[0]`.
 
-    Rows of one key lie together; the last one wins, or for a list all of them count. Raises RowError.
+    Rows of one state lie together (which state it is says the column s, if there are several), and in them rows of one
+    key; the last one wins, or for a list all of them count. Raises RowError.
     """
+    names = pa.array([plan.state for plan in plans], pa.string())  # one dictionary: a file cannot have several
     held: list[pa.RecordBatch] = []
     rows = size = 0
-    changes = (_changes(plan, batch, digest) for batch in batches if batch.num_rows)
-    for piece in chain.from_iterable(map(_pieces, _last_of_each(plan, changes))):
+    for piece in chain.from_iterable(map(_pieces, _all_changes(plans, names, batches, digest))):
         if held and (rows + piece.num_rows > RUN_ROWS_MAX or size + piece.nbytes > RUN_BYTES_MAX):
             yield _sorted_run(held)
             held, rows, size = [], 0, 0
@@ -85,6 +89,37 @@ def encode(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) 
         size += piece.nbytes
     if held:
         yield _sorted_run(held)
+
+
+def _all_changes(
+    plans: Sequence[RowPlan], names: pa.Array, batches: Iterable[pa.RecordBatch], digest: list[int]
+) -> Iterator[pa.RecordBatch]:
+    """Encode the rows of each state in its turn."""
+    for number, parts in groupby(_by_state(plans, batches), key=itemgetter(0)):
+        plan = plans[number]
+        yield from _last_of_each(plan, (_changes(plan, number, names, part, digest) for _, part in parts))
+
+
+def _by_state(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Cut batches where the state changes, and give each part the column names of its plan."""
+    for batch in batches:
+        n = batch.num_rows
+        if not n:
+            continue
+        if len(plans) == 1:
+            yield 0, _renamed(plans[0], batch)
+            continue
+        numbers = batch.column("s").to_numpy()
+        starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1)]
+        for start, stop in zip(starts, [*starts[1:], n], strict=True):
+            number = int(numbers[start])
+            yield number, _renamed(plans[number], batch.slice(start, stop - start))
+
+
+def _renamed(plan: RowPlan, batch: pa.RecordBatch) -> pa.RecordBatch:
+    if not plan.columns:
+        return batch
+    return pa.RecordBatch.from_pydict({name: batch.column(stored) for name, stored in plan.columns})
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -102,8 +137,8 @@ def _sorted_run(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return run.take(pc.sort_indices(run.column("position")))
 
 
-def _changes(plan: RowPlan, batch: pa.RecordBatch, digest: list[int]) -> pa.RecordBatch:
-    """Encode one batch, row by row in its order."""
+def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch, digest: list[int]) -> pa.RecordBatch:
+    """Encode one batch of the state `names[number]`, row by row in its order."""
     n = batch.num_rows
     digest[0] += int(batch.column("h").to_numpy().view(np.uint64).sum(dtype=np.uint64))
     keys = _keys(plan, batch)
@@ -122,7 +157,7 @@ def _changes(plan: RowPlan, batch: pa.RecordBatch, digest: list[int]) -> pa.Reco
     _check_size(plan, "value", value, VALUE_BYTES_MAX)
     nothing = pa.scalar(None, pa.binary())
     expire_at_ms = pa.scalar(plan.expire_at_ms, pa.int64())
-    states = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int16)), pa.array([plan.state], pa.string()))
+    states = pa.DictionaryArray.from_arrays(pa.array(np.full(n, number, np.int16)), names)
     return pa.RecordBatch.from_arrays(
         [
             pa.array(positions_of(keys)),

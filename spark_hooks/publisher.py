@@ -1,7 +1,7 @@
 """Writes a query's micro-batches as the epochs of a job: what the sink does once a query runs.
 
-The way of a row: `StateColumns.rows` selects and orders it in Spark, `Task` encodes it in a Python worker and writes a
-change file (or returns the bytes, if they are few), `Publisher.write` commits the epoch on the driver.
+The way of a row: `Layout.rows` selects and orders it in Spark, `Task` encodes it in a Python worker and writes a change
+file (or returns the bytes, if they are few), `Publisher.write` commits the epoch on the driver.
 """
 
 from __future__ import annotations
@@ -10,24 +10,21 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from functools import reduce
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks import endpoints
-from spark_hooks.columns import StateColumns
-from spark_hooks.encoding import RowError, RowPlan, encode
+from spark_hooks.encoding import RowError
+from spark_hooks.layout import Layout
+from spark_hooks.task import RESULT, Task
 from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor
 from state_backend.epochs import ChangeFile
-from state_backend.errors import DescriptorError, LogError, LogUnavailableError, SparkisError
-from state_backend.filesystems import open_filesystem
-from state_backend.log_writer import ChangeFileWriter, LogWriter, OnRewind
+from state_backend.errors import DescriptorError, LogUnavailableError, SparkisError
+from state_backend.log_writer import LogWriter, OnRewind
 
 logger = logging.getLogger("sparkis.sink")
 
@@ -36,52 +33,7 @@ PARTITIONS_SETTING = "spark.sparkis.partitions"
 # An applier is there half a second after its job is found; a loaded machine takes its time (guess).
 FIRST_VISIBILITY_TIMEOUT_S = 5.0
 BEAT_INTERVAL_S = 1.0
-TASK_RESULT = "file string, inline binary, rows long, digest long, error string, is_log_error boolean"
-PARTITIONS_MAX = 2**31 - 1
 DIGEST_MASK = 0xFFFF_FFFF_FFFF_FFFF
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a task needs to write its part of an epoch; picklable."""
-
-    log: str
-    folder: str
-    epoch: int
-    plan: RowPlan
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write one partition's changes. Runs on an executor, perhaps several times for one partition.
-
-        A user's mistake comes back as data: raised here, Spark would run the task again and print a Java traceback.
-        """
-        digest = [0]
-        rows = 0
-
-        def counted(runs: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            nonlocal rows
-            for run in runs:
-                rows += run.num_rows
-                yield run
-
-        file, inline, error, is_log_error = None, None, None, False
-        try:
-            writer = ChangeFileWriter(open_filesystem(self.log), self.folder, self.epoch)
-            file, inline = writer.write(counted(encode(self.plan, batches, digest)))
-        except (RowError, LogError) as failed:
-            error, is_log_error = str(failed), isinstance(failed, LogError)
-        listed = None if file is None else json.dumps(asdict(file))
-        signed_digest = (digest[0] + 2**63) % 2**64 - 2**63
-        yield pa.RecordBatch.from_pydict(
-            {
-                "file": pa.array([listed], pa.string()),
-                "inline": pa.array([inline], pa.binary()),
-                "rows": pa.array([rows], pa.int64()),
-                "digest": pa.array([signed_digest], pa.int64()),
-                "error": pa.array([error], pa.string()),
-                "is_log_error": pa.array([is_log_error], pa.bool_()),
-            }
-        )
 
 
 @dataclass(frozen=True)
@@ -139,6 +91,7 @@ class Publisher:
         self._told = told
         self._opening = threading.Lock()
         self._writer: LogWriter | None = None
+        self._layout: Layout | None = None
         self._committed_here = -1
 
     def open(self, run: Run) -> LogWriter:
@@ -188,27 +141,23 @@ class Publisher:
             )
 
     def _write_files(self, batch: DataFrame, batch_id: int, writer: LogWriter, clock_ms: int) -> list[Any]:
-        """Run the batch: one Spark job for all states, one pass over the batch's own plan."""
-        partitions = partitions_of(batch.sparkSession)
-        # Coalescing to more partitions than there are changes nothing but the plan, which then promises no order: Spark
-        # 4.3 fails to cache a plan whose order names a column that the plan leaves out ("key not found", seen).
-        states = self._told.states
-        source = batch.coalesce(PARTITIONS_MAX).persist() if len(states) > 1 else batch
-        try:
-            parts = []
-            for state in states:
-                of_state = StateColumns(state, writer.job)
-                task = Task(self._told.log, writer.folder, batch_id, of_state.plan(batch, clock_ms))
-                parts.append(of_state.rows(source, partitions).mapInArrow(task, TASK_RESULT))
-            results = reduce(DataFrame.union, parts).collect()
-        finally:
-            if len(states) > 1:
-                source.unpersist()
+        """Run the batch: one Spark job and one shuffle for all states, one pass over the batch's own plan."""
+        layout = self._layout_of(batch)
+        task = Task(self._told.log, writer.folder, batch_id, layout.plans(clock_ms))
+        rows = layout.rows(batch, partitions_of(batch.sparkSession))
+        results = rows.mapInArrow(task, RESULT).collect()
         for each in results:
             if each.error is not None:
                 kind = LogUnavailableError if each.is_log_error else RowError
                 raise kind(f"job {writer.job!r}, batch {batch_id}: {each.error}")
         return results
+
+    def _layout_of(self, batch: DataFrame) -> Layout:
+        """Return how the rows travel; made once for a schema, because every call of Spark's costs a millisecond."""
+        if self._layout is None or self._layout.schema != batch.schema:
+            assert self._writer is not None
+            self._layout = Layout.of(batch, self._told.states, self._writer.job)
+        return self._layout
 
     def _make_visible(self, job: str, epoch: int, *, is_first: bool) -> None:
         """Tell the servers of an epoch. A run's first one is always waited for: servers may be opening the job yet."""

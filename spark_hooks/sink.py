@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_hooks.columns import check_columns
+from spark_hooks.layout import check_layout
 from spark_hooks.publisher import NAME_MISSING, Mode, Publication, Publisher, Run, partitions_of
 from state_backend.change_log import check_writable
 from state_backend.descriptor import StateArguments, StateDescriptor, check_name, check_states
@@ -184,7 +185,9 @@ def _checked_states(
     if job is not None:
         check_name("job", job)
     check_states(job or "job", described)
-    return [check_columns(df, state, job or "job") for state in described]
+    checked = [check_columns(df, state, job or "job") for state in described]
+    check_layout(df, checked, job or "job")
+    return checked
 
 
 def queryable(

@@ -145,7 +145,7 @@ def test_however_rows_are_cut_into_batches_the_last_of_each_key_and_field_wins(
     batches = [whole.slice(start, end - start) for start, end in pairwise(borders)]
 
     digest = [0]
-    found = [change for run in encode(PLAN, batches, digest) for change in changes_in(run)]
+    found = [change for run in encode([PLAN], batches, digest) for change in changes_in(run)]
 
     assert digest[0] == sum(range(len(rows)))
     last = {(key.encode(), field.encode()): None if value is None else value.encode() for key, field, value in rows}

@@ -53,7 +53,7 @@ def rows(**columns: Sequence[Any]) -> pa.RecordBatch:
 def changes(plan: RowPlan, *batches: pa.RecordBatch) -> list[Change]:
     """Return what the rows become, in key order."""
     return sorted(
-        (change for run in encode(plan, batches, [0]) for change in changes_in(run)),
+        (change for run in encode([plan], batches, [0]) for change in changes_in(run)),
         key=lambda c: (c.key, c.field or b""),
     )
 
@@ -115,8 +115,8 @@ def test_negative_zero_is_the_key_zero_and_stays_what_it_is_in_a_value():
 
 
 def test_no_rows_are_no_runs():
-    assert list(encode(VALUES, [], [0])) == []
-    assert list(encode(VALUES, [rows(k0=[], v0=[])], [0])) == []
+    assert list(encode([VALUES], [], [0])) == []
+    assert list(encode([VALUES], [rows(k0=[], v0=[])], [0])) == []
 
 
 # Several rows of one key ----------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def test_a_value_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 def test_runs_have_the_schema_of_the_log_and_are_sorted_by_position():
     batches = [rows(k0=[f"{i}" for i in range(start, start + 100)], v0=["v"] * 100) for start in range(0, 1000, 100)]
-    (run,) = encode(VALUES, batches, [0])
+    (run,) = encode([VALUES], batches, [0])
     assert run.schema == SCHEMA
     positions = run.column("position").to_pylist()
     assert positions == sorted(positions)
@@ -253,7 +253,7 @@ def test_no_run_has_more_rows_than_a_run_may_have():
     keys = [f"{i:07d}" for i in range(RUN_ROWS_MAX * 2 + 5)]
     one_batch = rows(k0=keys, v0=["v"] * len(keys))
     for batches in ([one_batch], [one_batch.slice(at, 10_000) for at in range(0, len(keys), 10_000)]):
-        runs = list(encode(VALUES, batches, [0]))
+        runs = list(encode([VALUES], batches, [0]))
         assert max(run.num_rows for run in runs) <= RUN_ROWS_MAX
         assert sum(run.num_rows for run in runs) == len(keys)
 
@@ -261,7 +261,7 @@ def test_no_run_has_more_rows_than_a_run_may_have():
 def test_no_run_has_more_bytes_than_a_run_may_have_unless_it_is_one_row():
     sizes = [1000] * 40 + [RUN_BYTES_MAX // 3] * 5 + [RUN_BYTES_MAX + 1]
     batch = rows(k0=[f"{i:03d}" for i in range(len(sizes))], v0=["v" * size for size in sizes])
-    runs = list(encode(VALUES, [batch], [0]))
+    runs = list(encode([VALUES], [batch], [0]))
     assert all(run.nbytes <= RUN_BYTES_MAX or run.num_rows == 1 for run in runs)
     assert sum(run.num_rows for run in runs) == len(sizes)
 
@@ -270,9 +270,9 @@ def test_the_digest_does_not_depend_on_the_order_of_rows_or_on_how_they_are_cut(
     hashes = np.array([2**63 - 1, -(2**63), 5, -1], np.int64)
     keys = ["a", "b", "c", "d"]
     forward, backward = [0], [0]
-    list(encode(VALUES, [rows(k0=keys, v0=keys, h=pa.array(hashes))], forward))
+    list(encode([VALUES], [rows(k0=keys, v0=keys, h=pa.array(hashes))], forward))
     cut = [rows(k0=[key], v0=[key], h=pa.array([each])) for key, each in zip(keys, hashes, strict=True)]
-    list(encode(VALUES, reversed(cut), backward))
+    list(encode([VALUES], reversed(cut), backward))
     assert forward[0] % 2**64 == backward[0] % 2**64 == int(hashes.astype(np.uint64).sum(dtype=np.uint64))
 
 

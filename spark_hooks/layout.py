@@ -1,0 +1,163 @@
+"""How the rows of all of a query's states travel through Spark to the workers: together, in one shuffle.
+
+Each state has its own columns of its own types; a row of the layout has a slot for each of them, and states share the
+slots of one type. A row of the query becomes a row of the layout for each state that it belongs to:
+
+    s             which state it is (left out where there is only one)
+    k0, k1 ...    the key's parts: rows are spread and ordered by them
+    f0 ...        a map's field
+    o0, o1 ...    what orders the rows of one key; not sent to the workers
+    v0, v1 ...    values
+    d0            whether the row deletes
+    h             a hash of the row, for the epoch's digest
+
+Runs on the driver. A layout is made once for a schema: its columns are not bound to a DataFrame, so that a micro-batch
+costs few calls of Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from spark_hooks.columns import StateColumns
+from spark_hooks.encoding import RowPlan
+from state_backend.descriptor import StateDescriptor
+from state_backend.errors import DescriptorError
+
+ROLES = ("k", "f", "o", "v", "d")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The way of the rows of some states, for DataFrames of one schema."""
+
+    schema: T.StructType
+    states: tuple[StateDescriptor, ...]
+    row_plans: tuple[RowPlan, ...]
+    selected: tuple[Column, ...]
+    spread: tuple[Column, ...]
+    order: tuple[Column, ...]
+    sent: tuple[Column, ...]
+
+    @classmethod
+    def of(cls, df: DataFrame, states: Sequence[StateDescriptor], job: str) -> Self:
+        """Lay out the columns of some states; costs a few hundred calls of Spark."""
+        of_states = [StateColumns(state, job) for state in states]
+        columns = [each.selected(df) for each in of_states]
+        kinds = iter(df.select(*(column for each in columns for _, column in each)).schema.fields)
+        slots = _Slots()
+        placed = [slots.place((role, next(kinds).dataType) for role, _ in each) for each in columns]
+        rows = [
+            {slot: column for slot, (_, column) in zip(names, each, strict=True)}
+            for names, each in zip(placed, columns, strict=True)
+        ]
+        number = [] if len(states) == 1 else ["s"]
+        is_ordered = any(state.duplicates != "any" or state.order_by for state in states)
+        data = number + slots.names("k", "f", "v", "d")
+        return cls(
+            schema=df.schema,
+            states=tuple(states),
+            row_plans=tuple(each.plan(df, _renamed(names)) for each, names in zip(of_states, placed, strict=True)),
+            selected=_as_columns(rows[0]) if len(rows) == 1 else (_expanded(states, rows, slots),),
+            spread=tuple(map(F.col, slots.names("k"))),
+            order=tuple(map(F.col, number + (slots.names("k", "f", "o") if is_ordered else []))),
+            sent=(*map(F.col, data), F.xxhash64(*map(F.col, data)).alias("h")),
+        )
+
+    def rows(self, df: DataFrame, partitions: int) -> DataFrame:
+        """Return the states' rows, each key in one partition, in an order where the last row of a key wins.
+
+        Always a whole pass over the batch: Spark would lose the checkpoint of a stateful query otherwise.
+        """
+        if len(self.states) > 1:
+            rows = df.select(*self.selected).where("s IS NOT NULL")
+        else:
+            where = self.states[0].where
+            rows = (df if where is None else df.where(where)).select(*self.selected)
+        rows = rows.repartition(partitions, *self.spread)
+        if self.order:
+            rows = rows.sortWithinPartitions(*self.order)
+        return rows.select(*self.sent)
+
+    def plans(self, clock_ms: int) -> tuple[RowPlan, ...]:
+        """Return what a task needs to know to encode the rows of a micro-batch."""
+        return tuple(
+            plan if state.ttl_ms is None else replace(plan, expire_at_ms=clock_ms + state.ttl_ms)
+            for state, plan in zip(self.states, self.row_plans, strict=True)
+        )
+
+
+def check_layout(df: DataFrame, states: Sequence[StateDescriptor], job: str) -> None:
+    """Let Spark analyse what a batch will run, so that it refuses now what it would refuse then."""
+    for each in [[state] for state in states] + [states] * (len(states) > 1):
+        try:
+            Layout.of(df, each, job).rows(df, 1).schema  # noqa: B018  # analysis happens here
+        except PySparkException as error:
+            names = ", ".join(repr(state.name) for state in each)
+            raise DescriptorError(f"state {names}: Spark cannot read its columns: {error}") from None
+
+
+@dataclass
+class _Slots:
+    """The types of the slots of each role."""
+
+    kinds: dict[str, list[T.DataType]] = field(default_factory=lambda: {role: [] for role in ROLES})
+
+    def place(self, columns: Iterable[tuple[str, T.DataType]]) -> list[str]:
+        """Return a slot for each column of a state, new ones where no other state has one to share.
+
+        Columns of one role keep their order, because rows are ordered by the slots' order.
+        """
+        at = dict.fromkeys(ROLES, 0)
+        names = []
+        for role, kind in columns:
+            kinds = self.kinds[role]
+            index = next((index for index in range(at[role], len(kinds)) if kinds[index] == kind), len(kinds))
+            if index == len(kinds):
+                kinds.append(kind)
+            at[role] = index + 1
+            names.append(f"{role}{index}")
+        return names
+
+    def names(self, *roles: str) -> list[str]:
+        """Return the slots of some roles, in the order of a row."""
+        return [f"{role}{index}" for role in roles for index in range(len(self.kinds[role]))]
+
+    def empty(self) -> dict[str, Column]:
+        """Return a row of nulls."""
+        return {
+            f"{role}{index}": F.lit(None).cast(kind) for role in ROLES for index, kind in enumerate(self.kinds[role])
+        }
+
+
+def _renamed(slots: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return (the name that `RowPlan` uses, slot) of each column that a worker reads."""
+    counts = dict.fromkeys(ROLES, 0)
+    renamed = []
+    for slot in slots:
+        role = slot[0]
+        if role != "o":
+            renamed.append((f"{role}{counts[role]}" if role in "kv" else role, slot))
+        counts[role] += 1
+    return (*renamed, ("h", "h"))
+
+
+def _as_columns(row: dict[str, Column]) -> tuple[Column, ...]:
+    return tuple(column.alias(slot) for slot, column in row.items())
+
+
+def _expanded(states: Sequence[StateDescriptor], rows: Sequence[dict[str, Column]], slots: _Slots) -> Column:
+    """Return the generator that makes a row of the layout for each state; all null where a row is not the state's."""
+    empty = slots.empty()
+    made = []
+    for number, (state, row) in enumerate(zip(states, rows, strict=True)):
+        whole = F.struct(F.lit(number).alias("s"), *_as_columns(empty | row))
+        made.append(whole if state.where is None else F.when(F.expr(state.where), whole))
+    return F.inline(F.array(*made))

@@ -1,0 +1,60 @@
+"""What a task of the sink does with its partition of a micro-batch; runs on executors, in Spark's Python workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+
+from spark_hooks.encoding import RowError, RowPlan, encode
+from state_backend.errors import LogError
+from state_backend.filesystems import open_filesystem
+from state_backend.log_writer import ChangeFileWriter
+
+# The columns of the one row that a task gives back, as Spark's DDL.
+RESULT = "file string, inline binary, rows long, digest long, error string, is_log_error boolean"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a task needs to write its part of an epoch; picklable."""
+
+    log: str
+    folder: str
+    epoch: int
+    plans: tuple[RowPlan, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write one partition's changes. Runs on an executor, perhaps several times for one partition.
+
+        A user's mistake comes back as data: raised here, Spark would run the task again and print a Java traceback.
+        """
+        digest = [0]
+        rows = 0
+
+        def counted(runs: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            nonlocal rows
+            for run in runs:
+                rows += run.num_rows
+                yield run
+
+        file, inline, error, is_log_error = None, None, None, False
+        try:
+            writer = ChangeFileWriter(open_filesystem(self.log), self.folder, self.epoch)
+            file, inline = writer.write(counted(encode(self.plans, batches, digest)))
+        except (RowError, LogError) as failed:
+            error, is_log_error = str(failed), isinstance(failed, LogError)
+        listed = None if file is None else json.dumps(asdict(file))
+        signed_digest = (digest[0] + 2**63) % 2**64 - 2**63
+        yield pa.RecordBatch.from_pydict(
+            {
+                "file": pa.array([listed], pa.string()),
+                "inline": pa.array([inline], pa.binary()),
+                "rows": pa.array([rows], pa.int64()),
+                "digest": pa.array([signed_digest], pa.int64()),
+                "error": pa.array([error], pa.string()),
+                "is_log_error": pa.array([is_log_error], pa.bool_()),
+            }
+        )
