@@ -114,6 +114,9 @@ def test_the_benchmark_reads(sparkis: Running) -> None:
     assert re.search(r"hgetall hash:small: [\d.]+ requests per second", shown)
 
 
+PROMPT = r"\n127\.0\.0\.1:\d+(\[\d+\])?> "
+
+
 class Terminal:
     """redis-cli at a terminal, as a person has it."""
 
@@ -130,12 +133,16 @@ class Terminal:
         os.close(child)
         self.shown = ""
 
+    def enter(self, line: str) -> str:
+        """Type a line and return what was shown up to the next prompt: what is typed before it is lost now and then."""
+        return self.type(f"{line}\r", PROMPT)
+
     def type(self, text: str, until: str) -> str:
-        """Type, wait until a text is shown, and return what was shown since."""
+        """Type, wait until what a pattern matches is shown, and return what was shown since."""
         start = len(self.shown)
         os.write(self._main, text.encode())
         ends = monotonic() + RUN_S_MAX
-        while until not in self.shown[start:]:
+        while not re.search(until, self.shown[start:]):
             ready, _, _ = select.select([self._main], [], [], max(0.0, ends - monotonic()))
             assert ready, f"{until!r} was not shown, but {self.shown[start:]!r}"
             self.shown += os.read(self._main, 65_536).decode("utf-8", "replace")
@@ -158,10 +165,10 @@ def terminal(sparkis: Running, tmp_path: Path) -> Iterator[Terminal]:
 
 
 def test_a_person_at_a_terminal_is_answered(terminal: Terminal) -> None:
-    assert '"value"' in terminal.type("GET plain\r", '"value"')
-    assert "(error) WRONGTYPE" in terminal.type("GET hash:one\r", "WRONGTYPE")
-    assert READONLY in terminal.type("SET a b\r", READONLY)
-    assert "[1]> " in terminal.type("SELECT 1\r", "[1]> ")
+    assert '"value"' in terminal.enter("GET plain")
+    assert "(error) WRONGTYPE" in terminal.enter("GET hash:one")
+    assert READONLY in terminal.enter("SET a b")
+    assert "[1]> " in terminal.enter("SELECT 1")
 
 
 def test_a_person_gets_hints_from_command_docs(terminal: Terminal) -> None:
