@@ -3,7 +3,7 @@
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
 READY  := $(VENV)/.ready
-CODE   := $(wildcard state_backend resp_server spark_hooks sparkis.py compat)
+CODE   := $(wildcard state_backend resp_server spark_hooks sparkis.py compat benchmarks)
 ARGS   ?=
 
 # More rounds for the tests that kill processes (make test runs a few).
@@ -15,7 +15,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin
        PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-slow bench demo lock clean
+.PHONY: help setup setup-test jdk fmt check test test-slow bench soak demo lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,8 +42,11 @@ test: setup-test ## the tests; ARGS go to pytest
 test-slow: setup-test ## the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
 	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m kill $(ARGS)
 
-bench: setup-test ## the benchmarks; ARGS go to python -m benchmarks
+bench: setup-test ## the benchmarks, about 25 minutes; ARGS go to python -m benchmarks (--help tells which)
 	@$(RUN) python -m benchmarks $(ARGS)
+
+soak: setup-test ## half an hour of random epochs and dying readers, all of it checked; ARGS="--minutes 5"
+	@$(RUN) python -m benchmarks.soak $(ARGS)
 
 demo: setup ## a streaming job over flights and its state on a Redis port; ARGS go to sparkis demo
 	@$(RUN) sparkis demo $(ARGS)

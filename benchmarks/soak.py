@@ -1,0 +1,411 @@
+"""`make soak`: half an hour of random epochs under readers, some of which are killed, and a close look at everything.
+
+A server with two workers follows a log that this process writes: puts, deletes, fields, lists, expiries, replaced
+states. Readers compare all that they see with a model, and time must not run backwards for them. Other readers hold old
+epochs and are ended with SIGKILL. What takes room (store, log, heaps) must be flat after a warm-up, and LMDB's table
+of readers must not keep the dead. The first thing that is wrong ends the run with exit code 1 and a sentence about it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+
+import lmdb
+import redis
+
+from benchmarks import processes
+from benchmarks.servers import TOKEN, VoidError, start_sparkis, takes_workers, temporary_folder, until
+from benchmarks.soak_model import JOB, LISTS, MAPS, MARKER, STATES, Model, Plan
+from benchmarks.soak_readers import newest_store
+from resp_server import children
+from resp_server.client import Client
+from state_backend.applier import COMPACT_ABOVE_BYTES
+from state_backend.clock import now_ms
+from state_backend.errors import SparkisError
+from state_backend.lmdb_layout import TABLES
+from state_backend.log_writer import LogWriter
+
+WORKERS = 2
+CLIENTS = 2
+VICTIMS = 3
+KILLED_EVERY_S = 3.0
+SAMPLED_EVERY_S = 1.0
+RETENTION_MINUTES = 0.5
+# The applier clears its table of readers at every step, and at least once a second.
+STALE_READERS_S_MAX = 10.0
+# A reader that says nothing for this long hangs: every one of them reports once a second.
+SILENCE_S_MAX = 60.0
+MIB = 1 << 20
+# By how much the highest of the last third may exceed the highest of the middle third, and still be flat: the larger.
+GROWTH_SHARE_MAX = 0.15
+GROWTH_BYTES_MAX = {"store": 16 * MIB, "log": 32 * MIB, "heap": 8 * MIB}
+FINISH_S_MAX = 60.0
+
+
+class SoakError(Exception):
+    """Something was wrong; the message says what."""
+
+
+@dataclass
+class Reader:
+    """A reader's process, and what it said."""
+
+    role: str
+    process: subprocess.Popen[str]
+    compared: int = 0
+    skipped: int = 0
+    epoch: int = -1
+    wrong: str = ""
+    heard_s: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def start(cls, role: str, *given: str) -> Reader:
+        """Start one."""
+        command = [sys.executable, "-m", "benchmarks.soak_readers", role, *given]
+        environment = children.environment()
+        pipe = subprocess.PIPE
+        reader = cls(role, subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment))
+        threading.Thread(target=reader._listen, daemon=True).start()
+        return reader
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            told = json.loads(text)
+            self.heard_s = time.monotonic()
+            self.wrong = told.get("wrong", self.wrong)
+            self.epoch = told.get("epoch", self.epoch)
+            self.compared += told.get("compared", 0)
+            self.skipped += told.get("skipped", 0)
+
+    def check(self) -> None:
+        """Raise SoakError if it saw something wrong, ended, or hangs."""
+        if self.wrong:
+            raise SoakError(f"a {self.role} reader: {self.wrong}")
+        if self.process.poll() is not None:
+            time.sleep(0.5)  # its last words may be on their way
+            raise SoakError(f"a {self.role} reader ended with {self.process.returncode}: {self.wrong or 'in silence'}")
+        if self.role != "victim" and time.monotonic() - self.heard_s > SILENCE_S_MAX:
+            raise SoakError(f"a {self.role} reader has said nothing for {SILENCE_S_MAX:.0f} s")
+
+    def end(self) -> None:
+        """End it, kindly if it listens."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was seen at one moment; bytes. heaps: anonymous memory by process, which no file backs."""
+
+    at_s: float
+    epoch: int
+    store: int
+    live: int
+    log: int
+    heaps: dict[str, int]
+    resident: dict[str, int]
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, folder: Path, minutes: float, seed: int, period_ms: int) -> None:
+        self._log, self._folder = folder / "log", folder / "store" / JOB
+        self._seconds = minutes * 60
+        self._random = Random(seed)
+        self._plan = Plan(seed, now_ms(), period_ms)
+        self._writer = LogWriter(self._log, JOB, STATES)
+        self._epoch = -1
+        self._rows = 0
+        self._kills = 0
+        self._dead: dict[int, float] = {}
+        self._samples: list[Sample] = []
+        self._stores: set[Path] = set()
+        self._snapshots: set[str] = set()
+        self._failure = ""
+        self._ends = threading.Event()
+        self._publish()
+        options = ["--compact", "--retention", str(RETENTION_MINUTES)]
+        workers = WORKERS if takes_workers() else 1
+        self._process, self._port, control_port = start_sparkis(
+            self._log, folder / "store", workers=workers, options=options
+        )
+        self._control = Client("127.0.0.1", control_port, password=TOKEN, timeout_s=30)
+        plan = json.dumps(asdict(self._plan))
+        self._readers = [Reader.start("client", str(self._port), plan) for _ in range(CLIENTS)]
+        self._readers += [Reader.start("store", str(self._folder), plan)]
+        self._victims = [self._new_victim() for _ in range(VICTIMS)]
+
+    def _new_victim(self) -> Reader:
+        return Reader.start("victim", str(self._port), str(self._folder))
+
+    def run(self, report: Callable[[str], None]) -> None:
+        """Write, watch and kill until the time is over, then compare everything once more."""
+        started_s = time.monotonic()
+        writing = threading.Thread(target=self._keep_writing, daemon=True)
+        writing.start()
+        next_kill_s = started_s + KILLED_EVERY_S
+        while (passed_s := time.monotonic() - started_s) < self._seconds:
+            self._look(passed_s)
+            if time.monotonic() >= next_kill_s:
+                next_kill_s += KILLED_EVERY_S
+                self._kill()
+            report(
+                f"{passed_s:.0f} of {self._seconds:.0f} s, epoch {self._epoch}, {self._compared():,} replies compared"
+            )
+            time.sleep(SAMPLED_EVERY_S)
+        self._ends.set()
+        writing.join(FINISH_S_MAX)
+        self._check()
+        self._compare_all()
+        self._check_flat()
+
+    def close(self) -> None:
+        """End everything that was started."""
+        self._ends.set()
+        for reader in (*self._readers, *self._victims):
+            reader.end()
+        self._control.close()
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def report(self) -> str:
+        """Say what happened, in a few lines."""
+        if not self._samples:
+            return "it ended before anything was looked at"
+        samples, last = self._samples, self._samples[-1]
+        skipped = sum(each.skipped for each in self._readers)
+        done = (
+            f"{last.at_s:.0f} s; {self._epoch + 1:,} epochs with {self._rows:,} changes; {self._kills} readers killed"
+        )
+        read = f"{self._compared():,} replies compared; {skipped:,} not, as an epoch or an expiry came between"
+        made = f"{len(self._snapshots)} snapshots of the log, {len(self._stores)} files of the store one after another"
+        lines = [done, read, made, f"{'MiB':28}{'first':>8}{'highest':>10}{'last':>8}"]
+        sizes = {
+            "store file": [each.store for each in samples],
+            "of it live": [each.live for each in samples],
+            "change log": [each.log for each in samples],
+            **{f"{name}, heap": [each.heaps.get(name, 0) for each in samples] for name in last.heaps},
+            **{f"{name}, resident": [each.resident.get(name, 0) for each in samples] for name in last.resident},
+        }
+        for name, found in sizes.items():
+            lines.append(f"{name:28}{found[0] / MIB:8.1f}{max(found) / MIB:10.1f}{found[-1] / MIB:8.1f}")
+        return "\n".join(lines)
+
+    # Writing
+
+    def _keep_writing(self) -> None:
+        try:
+            while not self._ends.is_set():
+                self._publish()
+                self._control.call("NOTICE", JOB, str(self._epoch))
+                if self._epoch % 10 == 0:
+                    self._writer.beat()
+                due_ms = self._plan.clock_ms(self._epoch + 1) - now_ms()
+                self._ends.wait(max(0, due_ms) / 1000)
+        except (SparkisError, OSError) as error:
+            self._failure = f"epoch {self._epoch + 1} could not be written: {error}"
+
+    def _publish(self) -> None:
+        epoch = self._plan.epoch(self._epoch + 1)
+        clock_ms = self._plan.clock_ms(epoch.number)
+        self._writer.publish(epoch.changes, epoch.number, replaces=epoch.replaces, clock_ms=clock_ms)
+        self._rows += len(epoch.changes)
+        self._epoch = epoch.number
+
+    # Killing
+
+    def _kill(self) -> None:
+        index = self._random.randrange(VICTIMS)
+        victim = self._victims[index]
+        victim.check()
+        victim.process.send_signal(signal.SIGKILL)
+        victim.process.wait()
+        self._kills += 1
+        self._victims[index] = self._new_victim()
+
+    # Looking
+
+    def _look(self, passed_s: float) -> None:
+        self._check()
+        path = newest_store(self._folder)
+        if path is None:
+            raise SoakError(f"there is no store in {self._folder}")
+        self._stores.add(path)
+        self._snapshots.update(each.parent.name for each in self._log.glob(f"{JOB}/*/snapshots/*/manifest.json"))
+        looked = self._look_into(path)
+        if looked is None:
+            return  # another store has just taken its place
+        live_bytes, dead = looked
+        now_s = time.monotonic()
+        self._dead = {pid: self._dead.get(pid, now_s) for pid in dead}
+        for pid, seen_s in self._dead.items():
+            if now_s - seen_s > STALE_READERS_S_MAX:
+                raise SoakError(f"LMDB's table of readers has had the dead process {pid} for {now_s - seen_s:.0f} s")
+        self._samples.append(self._sample(passed_s, path, live_bytes))
+
+    def _sample(self, passed_s: float, path: Path, live_bytes: int) -> Sample:
+        heaps, resident = {}, {}
+        for name, pid in self._watched().items():
+            try:
+                found = processes.memory(pid)
+            except OSError:
+                raise SoakError(f"the {name} (process {pid}) has ended") from None
+            heaps[name], resident[name] = found.anonymous_bytes, found.resident_bytes
+        return Sample(
+            passed_s, self._epoch, _allocated(path), live_bytes, processes.disk_bytes(self._log), heaps, resident
+        )
+
+    def _watched(self) -> dict[str, int]:
+        """Return the processes whose memory must stay flat; the compactor comes and goes."""
+        found = {"server": self._process.pid}
+        workers = 0
+        for pid in sorted(processes.below(self._process.pid)):
+            command = processes.command_of(pid)
+            if "state_backend.applier" in command:
+                found["applier"] = pid
+            elif "resp_server" in command:
+                workers += 1
+                found[f"worker {workers}"] = pid
+        if "applier" not in found:
+            raise SoakError("there is no applier")
+        return found
+
+    def _look_into(self, path: Path) -> tuple[int, list[int]] | None:
+        """Return a store's bytes in use, and which readers in its table have ended; None if it has just gone."""
+        try:
+            with lmdb.open(str(path), readonly=True, max_dbs=len(TABLES), create=False) as env:
+                with env.begin() as txn:
+                    stats = [txn.stat(env.open_db(name, txn=txn, create=False)) for name in TABLES]
+                pages = sum(each["branch_pages"] + each["leaf_pages"] + each["overflow_pages"] for each in stats)
+                pids = [int(line.split()[0]) for line in env.readers().splitlines() if line.split()[0].isdigit()]
+        except (lmdb.Error, OSError):
+            if path.exists() and path == newest_store(self._folder):
+                raise
+            return None
+        return pages * stats[0]["psize"], [pid for pid in pids if not Path(f"/proc/{pid}").exists()]
+
+    def _check(self) -> None:
+        if self._failure:
+            raise SoakError(self._failure)
+        if self._process.poll() is not None:
+            raise SoakError(f"the server ended with {self._process.returncode}")
+        for reader in (*self._readers, *self._victims):
+            reader.check()
+
+    def _compared(self) -> int:
+        return sum(each.compared for each in self._readers)
+
+    # At the end
+
+    def _compare_all(self) -> None:
+        """Ask for every key at the last epoch, and for those that must not be there."""
+        model = Model(self._plan)
+        model.advance(self._epoch)
+        with redis.Redis(port=self._port) as client:
+            until(lambda: client.get(MARKER) == b"%d" % self._epoch, FINISH_S_MAX, "reading the last epoch")
+            there = set(client.scan_iter(count=1000))
+            unknown = there - model.held.keys()
+            if unknown:
+                raise SoakError(f"{len(unknown)} keys should not be there, {min(unknown)!r} among them")
+            for name, held in model.held.items():
+                from_ms = now_ms()
+                found = _read(client, name) or None
+                if held.is_certain(from_ms - 100, now_ms() + 100) and found != (held.shown(from_ms) or None):
+                    raise SoakError(f"{name!r} at the last epoch is not what it should be: {str(found)[:300]}")
+
+    def _check_flat(self) -> None:
+        """Compare the last third of the run with the one before it, and the store's file with what lives in it."""
+        samples, last = self._samples, self._samples[-1]
+        _check_growth("store", "store's file", [each.store for each in samples])
+        _check_growth("log", "change log", [each.log for each in samples])
+        for name in last.heaps:
+            _check_growth("heap", f"{name}'s heap", [each.heaps.get(name, 0) for each in samples])
+        if last.store > 2 * last.live + COMPACT_ABOVE_BYTES:
+            raise SoakError(
+                f"the store's file has {last.store / MIB:.1f} MiB, of which {last.live / MIB:.1f} MiB live; that is "
+                f"more than twice as much and {COMPACT_ABOVE_BYTES / MIB:.0f} MiB of free pages, which may stay"
+            )
+
+
+def _check_growth(kind: str, name: str, sizes: Sequence[int]) -> None:
+    """Raise SoakError if the last third of a run reached more than the third before it; the first is warm-up."""
+    third = len(sizes) // 3
+    if not third:
+        return
+    was, now = max(sizes[third : 2 * third]), max(sizes[2 * third :])
+    if now > was + max(GROWTH_BYTES_MAX[kind], was * GROWTH_SHARE_MAX):
+        raise SoakError(
+            f"the {name} grows: at most {was / MIB:.1f} MiB in the middle third of the run, "
+            f"{now / MIB:.1f} MiB in the last"
+        )
+
+
+def _allocated(path: Path) -> int:
+    try:
+        return (path / "data.mdb").stat().st_size
+    except FileNotFoundError:  # another store has just taken its place
+        return 0
+
+
+def _read(client: redis.Redis, name: bytes) -> object:
+    state = name.split(b":")[1].decode()
+    if state in MAPS:
+        return client.hgetall(name)
+    return client.lrange(name, 0, -1) if state in LISTS else client.get(name)
+
+
+def main() -> int:
+    """Run it; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=30.0, help="how long (default %(default)g)")
+    parser.add_argument("--seed", type=int, default=1, help="another one makes other epochs (default %(default)s)")
+    parser.add_argument("--period-ms", type=int, default=100, help="between two epochs (default %(default)s)")
+    given = parser.parse_args()
+
+    def report(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    print(f"soak: {given.minutes:g} minutes, an epoch every {given.period_ms} ms, seed {given.seed}", flush=True)
+    failure = ""
+    with temporary_folder() as folder:
+        soak = Soak(folder, given.minutes, given.seed, given.period_ms)
+        try:
+            soak.run(report)
+        except (SoakError, VoidError, SparkisError, redis.RedisError, lmdb.Error, OSError) as error:
+            failure = str(error) if isinstance(error, SoakError) else f"{type(error).__name__}: {error}"
+        finally:
+            report("")
+            soak.close()
+        print(soak.report(), flush=True)
+    if failure:
+        print(f"soak: FAILED: {failure}", file=sys.stderr)
+        return 1
+    print("soak: all well")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

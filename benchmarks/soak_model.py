@@ -1,0 +1,216 @@
+"""What `make soak` writes, and what has to be read of it: each epoch follows from its number, so that every process
+knows the whole state as of any epoch without being told.
+
+    marker      soak:marker:epoch holds the epoch's number: a reader learns from it what it sees
+    value       values, some of which expire
+    session     maps that are replaced as a whole, some of which expire
+    field       maps changed field by field, some with hundreds of fields, some of which expire
+    feed        lists that grow at their end and keep their last elements
+    batch       lists that are replaced as a whole, and expire
+
+Expiry never decides about a change (what expires is only ever replaced), so that it does not matter whether an epoch
+meets what has just expired, or finds it removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from state_backend import packed_list, packed_map
+from state_backend.descriptor import StateDescriptor
+from state_backend.records import Change, Op
+
+JOB = "soak"
+MARKER = f"{JOB}:marker:epoch".encode()
+FEED_LENGTH = 300
+SIZES = {"value": 5_000, "session": 500, "field": 100, "feed": 50, "batch": 200}
+FIELDS = 400
+STATES = (
+    StateDescriptor("marker", key="key", value="value"),
+    StateDescriptor("value", key="key", value="value"),
+    StateDescriptor("session", key="key", value=("a", "b", "c")),
+    StateDescriptor("field", key="key", field="field", value="value"),
+    StateDescriptor("feed", key="key", value="value", kind="list", length_max=FEED_LENGTH, duplicates="any"),
+    StateDescriptor("batch", key="key", value="value", kind="list", duplicates="any"),
+)
+MAPS, LISTS = ("session", "field"), ("feed", "batch")
+# One epoch in so many replaces all of a state, one in so many of these all states.
+REPLACED_EVERY = 40
+ALL_REPLACED_EVERY = 5
+EXPIRY_MS = (500, 60_000)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the epochs follow from."""
+
+    seed: int
+    started_ms: int
+    period_ms: int
+
+    def clock_ms(self, epoch: int) -> int:
+        """Return an epoch's clock reading: when it is due."""
+        return self.started_ms + epoch * self.period_ms
+
+    def epoch(self, number: int) -> Epoch:
+        """Return what an epoch changes."""
+        return _Making(self, number).epoch()
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch's changes, in their order, and the states that it replaces."""
+
+    number: int
+    changes: Sequence[Change]
+    replaces: tuple[str, ...]
+
+
+def key(state: str, number: int) -> bytes:
+    """Return a key of a state."""
+    return f"{JOB}:{state}:{number}".encode()
+
+
+class _Making:
+    """Makes one epoch."""
+
+    def __init__(self, plan: Plan, number: int) -> None:
+        self._random = Random(plan.seed * 1_000_003 + number)
+        self._clock_ms = plan.clock_ms(number)
+        self._number = number
+
+    def epoch(self) -> Epoch:
+        random = self._random
+        replaces: tuple[str, ...] = ()
+        if self._number % REPLACED_EVERY == REPLACED_EVERY - 1:
+            is_all = self._number // REPLACED_EVERY % ALL_REPLACED_EVERY == ALL_REPLACED_EVERY - 1
+            replaces = tuple(SIZES) if is_all else (random.choice(list(SIZES)),)
+        changes = [Change("marker", Op.PUT, MARKER, value=b"%d" % self._number)]
+        for state, size in SIZES.items():
+            share = random.choice((0.5, 0.9, 1.0)) if state in replaces else random.choice((0.0, 0.01, 0.03, 0.1))
+            for each in random.sample(range(size), int(size * share)):
+                changes += self._changes(state, key(state, each), is_new=state in replaces)
+        return Epoch(self._number, changes, replaces)
+
+    def _changes(self, state: str, name: bytes, *, is_new: bool) -> list[Change]:
+        random = self._random
+        if not is_new and random.random() < 0.1:
+            return [Change(state, random.choice((Op.DELETE, Op.CLEAR)), name)]
+        match state:
+            case "value":
+                return [Change(state, Op.PUT, name, value=self._text(), expire_at_ms=self._expiry(0.2))]
+            case "session":
+                packed = packed_map.pack((each, self._text()) for each in (b"a", b"b", b"c"))
+                return [Change(state, Op.PUT, name, value=packed, expire_at_ms=self._expiry(0.3))]
+            case "field":
+                names = random.sample(range(FIELDS), random.choice((1, 3, 10, 100)))
+                return [self._field(name, b"f%d" % each, is_new=is_new) for each in names]
+            case "feed":
+                return [Change(state, Op.APPEND, name, value=self._text()) for _ in range(random.choice((1, 5, 50)))]
+            case _:
+                packed = packed_list.pack(self._text() for _ in range(random.choice((1, 20, 200))))
+                return [Change(state, Op.PUT, name, value=packed, expire_at_ms=self._expiry(1.0))]
+
+    def _field(self, name: bytes, field_name: bytes, *, is_new: bool) -> Change:
+        if not is_new and self._random.random() < 0.3:
+            return Change("field", Op.DELETE, name, field_name)
+        return Change("field", Op.PUT, name, field_name, self._text(), self._expiry(0.1))
+
+    def _text(self) -> bytes:
+        """Return a value that tells its epoch."""
+        return b"%d %b" % (self._number, b"x" * self._random.choice((0, 5, 50, 500)))
+
+    def _expiry(self, share: float) -> int | None:
+        if self._random.random() >= share:
+            return None
+        return self._clock_ms + self._random.randint(*EXPIRY_MS)
+
+
+@dataclass
+class Held:
+    """What stands at a key. Times are milliseconds since 1970, None for never."""
+
+    state: str
+    value: bytes | None = None
+    fields: dict[bytes, tuple[bytes, int | None]] = field(default_factory=dict)
+    elements: list[bytes] = field(default_factory=list)
+    expire_at_ms: int | None = None
+
+    def shown(self, now_ms: int) -> object:
+        """Return what a client reads: bytes, a dict, a list, or None."""
+        if self.expire_at_ms is not None and self.expire_at_ms <= now_ms:
+            return None
+        if self.value is not None:
+            return self.value
+        if self.state in LISTS:
+            return self.elements
+        live = {name: value for name, (value, at_ms) in self.fields.items() if at_ms is None or at_ms > now_ms}
+        return live or None
+
+    def is_certain(self, from_ms: int, to_ms: int) -> bool:
+        """Tell whether nothing of it expires within a time."""
+        ends = [self.expire_at_ms, *(at_ms for _, at_ms in self.fields.values())]
+        return not any(at_ms is not None and from_ms <= at_ms <= to_ms for at_ms in ends)
+
+
+class Model:
+    """The whole state as of an epoch, kept in a dictionary."""
+
+    def __init__(self, plan: Plan | None = None) -> None:
+        self._plan = plan
+        self.number = -1
+        self.held: dict[bytes, Held] = {}
+
+    def advance(self, number: int) -> None:
+        """Go on to an epoch."""
+        assert self._plan is not None
+        while self.number < number:
+            self.take(self._plan.epoch(self.number + 1))
+
+    def take(self, epoch: Epoch) -> None:
+        """Apply one epoch."""
+        for name in [name for name, held in self.held.items() if held.state in epoch.replaces]:
+            del self.held[name]
+        self.apply(epoch.changes)
+        self.number = epoch.number
+
+    def apply(self, changes: Iterable[Change]) -> None:
+        """Apply changes, one by one."""
+        for change in changes:
+            held = self.held.get(change.key)
+            if change.op == Op.CLEAR or (change.op == Op.DELETE and change.field is None):
+                self.held.pop(change.key, None)
+            elif change.field is not None:
+                self._apply_to_field(change, held or Held(change.state))
+            elif change.op == Op.APPEND:
+                held = held or Held(change.state)
+                held.elements = [*held.elements, change.value or b""][-FEED_LENGTH:]
+                held.expire_at_ms = change.expire_at_ms
+                self.held[change.key] = held
+            else:
+                self.held[change.key] = _put(change)
+
+    def _apply_to_field(self, change: Change, held: Held) -> None:
+        assert change.field is not None
+        if change.op == Op.DELETE:
+            held.fields.pop(change.field, None)
+        else:
+            held.fields[change.field] = (change.value or b"", change.expire_at_ms)
+        if held.fields:
+            self.held[change.key] = held
+        else:
+            self.held.pop(change.key, None)
+
+
+def _put(change: Change) -> Held:
+    content = change.value or b""
+    if change.state in LISTS:
+        return Held(change.state, elements=packed_list.elements(content), expire_at_ms=change.expire_at_ms)
+    if change.state in MAPS:
+        fields: dict[bytes, tuple[bytes, int | None]] = {
+            name: (value, None) for name, value in packed_map.pairs(content)
+        }
+        return Held(change.state, fields=fields, expire_at_ms=change.expire_at_ms)
+    return Held(change.state, value=content, expire_at_ms=change.expire_at_ms)

@@ -1,0 +1,210 @@
+"""The readers of `make soak`, each a process of its own. They end with their standard input.
+
+    python -m benchmarks.soak_readers client PORT PLAN     a Redis client: replies must be what the epoch makes them
+    python -m benchmarks.soak_readers store FOLDER PLAN    reads a store itself, all of it, at whole epochs
+    python -m benchmarks.soak_readers victim PORT FOLDER   holds an old epoch and a reply half read; is killed
+
+PLAN is JSON. On standard output: `{"epoch", "compared", "skipped"}` about once a second, and `{"wrong"}` before it ends
+with an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import redis
+
+from benchmarks.servers import until
+from benchmarks.soak_model import LISTS, MAPS, MARKER, SIZES, Held, Model, Plan, key
+from state_backend.clock import now_ms
+from state_backend.errors import StoreError
+from state_backend.lmdb_store import LmdbStore
+
+KEYS_AT_ONCE = 20
+# A client comes back on a new connection after so many questions: perhaps to another worker.
+QUESTIONS_PER_CONNECTION = 200
+# What expires this close to a reading may or may not be shown.
+EXPIRY_MARGIN_MS = 50
+PAUSE_S = 0.01
+STORE_PAUSE_S = 1.0
+REPORT_EVERY_S = 1.0
+START_TIMEOUT_S = 60.0
+
+
+class WrongError(Exception):
+    """A reader saw what must not be."""
+
+
+def goes_on() -> bool:
+    """Tell whether the standard input is still open."""
+    return not select.select([0], [], [], 0)[0] or bool(os.read(0, 4096))
+
+
+class Tally:
+    """Counts what was compared, and says so now and then."""
+
+    def __init__(self) -> None:
+        self._compared = self._skipped = 0
+        self._told_s = 0.0
+
+    def count(self, epoch: int, *, compared: int = 0, skipped: int = 0) -> None:
+        """Add to the counts."""
+        self._compared += compared
+        self._skipped += skipped
+        if time.monotonic() - self._told_s > REPORT_EVERY_S:
+            self._told_s = time.monotonic()
+            print(json.dumps({"epoch": epoch, "compared": self._compared, "skipped": self._skipped}), flush=True)
+            self._compared = self._skipped = 0
+
+
+def read_as_client(port: int, plan: Plan) -> None:
+    """Ask for some keys between two looks at the marker; where these agree, every reply is compared."""
+    model, tally, random, newest = Model(plan), Tally(), Random(os.getpid()), -1
+    while goes_on():
+        with redis.Redis(port=port) as client:
+            for _ in range(QUESTIONS_PER_CONNECTION):
+                if not goes_on():
+                    return
+                names = [
+                    key(state, random.randrange(SIZES[state])) for state in random.choices(list(SIZES), k=KEYS_AT_ONCE)
+                ]
+                from_ms = now_ms()
+                first, *replies, last = _ask(client, names)
+                to_ms = now_ms()
+                if min(first, last) < newest or last < first:
+                    raise WrongError(f"a client that had seen epoch {newest} was shown {first}, then {last}")
+                newest = last
+                if first != last:
+                    tally.count(newest, skipped=len(names))
+                    continue
+                model.advance(newest)
+                compared = 0
+                for name, reply in zip(names, replies, strict=True):
+                    compared += _compare(name, reply, model.held.get(name), newest, from_ms, to_ms)
+                tally.count(newest, compared=compared, skipped=len(names) - compared)
+                time.sleep(PAUSE_S)
+
+
+def _ask(client: redis.Redis, names: list[bytes]) -> list[Any]:
+    pipeline = client.pipeline(transaction=False)
+    pipeline.get(MARKER)
+    for name in names:
+        state = name.split(b":")[1].decode()
+        if state in MAPS:
+            pipeline.hgetall(name)
+        elif state in LISTS:
+            pipeline.lrange(name, 0, -1)
+        else:
+            pipeline.get(name)
+    pipeline.get(MARKER)
+    first, *replies, last = pipeline.execute()
+    if first is None or last is None:
+        raise WrongError("the marker's key does not exist, which every epoch writes")
+    # Redis has no empty maps and lists.
+    return [int(first), *(reply or None for reply in replies), int(last)]
+
+
+def _compare(name: bytes, reply: object, held: Held | None, epoch: int, from_ms: int, to_ms: int) -> bool:
+    """Compare a reply; False if the clock may have made another one."""
+    margin = EXPIRY_MARGIN_MS
+    if held is not None and not held.is_certain(from_ms - margin, to_ms + margin):
+        return False
+    expected = None if held is None else held.shown(from_ms) or None
+    if reply != expected:
+        raise WrongError(f"{name!r} at epoch {epoch} is {_short(reply)}, and should be {_short(expected)}")
+    return True
+
+
+def _short(found: object) -> str:
+    text = repr(found)
+    return text if len(text) < 300 else f"{text[:200]} ... {text[-80:]} ({len(text)} characters)"
+
+
+def read_store(folder: Path, plan: Plan) -> None:
+    """Compare all of the store at one epoch, again and again; stay at an epoch for a while, as a slow reader would."""
+    model, tally, random, newest = Model(plan), Tally(), Random(os.getpid()), -1
+    for store in _stores(folder):
+        with store.snapshot(now_ms()) as shown:
+            while goes_on() and store.path.exists():
+                from_ms = now_ms()
+                shown.renew(from_ms)
+                epoch = shown.applied.epoch
+                if epoch < newest:
+                    raise WrongError(f"a reader of the store that had seen epoch {newest} was shown {epoch}")
+                newest = epoch
+                model.advance(newest)
+                time.sleep(random.uniform(0, STORE_PAUSE_S))
+                found = Model()
+                found.apply(shown.changes())
+                to_ms = now_ms()
+                compared = 0
+                for name in found.held.keys() | model.held.keys():
+                    there = found.held.get(name)
+                    reply = None if there is None else there.shown(from_ms)
+                    compared += _compare(name, reply or None, model.held.get(name), newest, from_ms, to_ms)
+                tally.count(newest, compared=compared)
+        store.close()
+
+
+def _stores(folder: Path) -> Iterator[LmdbStore]:
+    """Open the newest store of a folder; again, when another has taken its place."""
+    while goes_on():
+        path = newest_store(folder)
+        try:
+            store = None if path is None else LmdbStore(path, path.name.rpartition(".")[0], is_reader=True)
+        except StoreError:  # it went, or is not there yet
+            store = None
+        if store is None:
+            time.sleep(PAUSE_S)
+            continue
+        yield store
+
+
+def newest_store(folder: Path) -> Path | None:
+    """Return the folder of a job's newest store, if there is one."""
+    found = [path.parent for path in folder.glob("*.[0-9]*/boot")]
+    return max(found, key=lambda path: int(path.name.rpartition(".")[2]), default=None)
+
+
+def suffer(port: int, folder: Path) -> None:
+    """Hold what a careless reader holds, until somebody kills this process."""
+    until(lambda: newest_store(folder) is not None, START_TIMEOUT_S, "the opening of the store")
+    store = next(_stores(folder))
+    with store.snapshot(now_ms()) as shown, socket.create_connection(("127.0.0.1", port)) as client:
+        print(json.dumps({"epoch": shown.applied.epoch, "compared": 0, "skipped": 0}), flush=True)
+        request = b"*4\r\n$6\r\nLRANGE\r\n$%d\r\n%b\r\n$1\r\n0\r\n$2\r\n-1\r\n"
+        names = [key("feed", number) for number in range(SIZES["feed"])]
+        while goes_on():
+            with suppress(BlockingIOError):
+                client.sendall(b"".join(request % (len(name), name) for name in names))
+                client.recv(100)
+            time.sleep(STORE_PAUSE_S)
+
+
+def main(role: str, *given: str) -> int:
+    """Run one reader."""
+    roles: dict[str, Callable[[], None]] = {
+        "client": lambda: read_as_client(int(given[0]), Plan(**json.loads(given[1]))),
+        "store": lambda: read_store(Path(given[0]), Plan(**json.loads(given[1]))),
+        "victim": lambda: suffer(int(given[0]), Path(given[1])),
+    }
+    try:
+        roles[role]()
+    except Exception as error:
+        print(json.dumps({"wrong": f"{type(error).__name__}: {error}"}), flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,54 @@
+"""What `make soak` expects of each epoch is what the stores make of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import soak_model
+from benchmarks.soak_model import JOB, STATES, Held, Model, Plan
+from benchmarks.soak_readers import WrongError, _compare
+from state_backend.memory_store import MemoryStore
+from state_backend.records import runs_of
+from state_backend.store import EpochChanges
+
+PLAN = Plan(seed=7, started_ms=1_000_000, period_ms=100)
+KNOWN = tuple(state.for_job(JOB) for state in STATES)
+
+
+def test_the_model_holds_what_a_store_holds_after_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    for state in soak_model.SIZES:
+        monkeypatch.setitem(soak_model.SIZES, state, 20)
+    store, model = MemoryStore("generation"), Model(PLAN)
+    for number in range(240):
+        epoch = PLAN.epoch(number)
+        clock_ms = PLAN.clock_ms(number)
+        runs = runs_of(epoch.changes, [state.name for state in STATES])
+        store.apply(EpochChanges(number, 1, clock_ms, runs, frozenset(epoch.replaces)), KNOWN)
+        model.advance(number)
+        found = Model()
+        found.apply(store.snapshot(clock_ms).changes())
+        shown = {key: held.shown(clock_ms) for key, held in found.held.items()}
+        expected = {key: held.shown(clock_ms) for key, held in model.held.items()}
+        assert {key: value for key, value in shown.items() if value} == {
+            key: value for key, value in expected.items() if value
+        }
+
+
+def test_every_process_makes_the_same_epochs() -> None:
+    again = Plan(PLAN.seed, PLAN.started_ms, PLAN.period_ms)
+    assert [PLAN.epoch(number) for number in (0, 39, 199)] == [again.epoch(number) for number in (0, 39, 199)]
+    assert PLAN.epoch(39).replaces
+    assert set(PLAN.epoch(199).replaces) == set(soak_model.SIZES)
+
+
+def test_another_value_is_wrong_unless_the_clock_may_have_made_it() -> None:
+    held = Held("value", value=b"5", expire_at_ms=2_000)
+    assert _compare(b"k", b"5", held, 1, 1_000, 1_000)
+    assert _compare(b"k", None, held, 1, 3_000, 3_000)
+    assert not _compare(b"k", None, held, 1, 1_990, 1_995)
+    with pytest.raises(WrongError, match="at epoch 1 is b'4', and should be b'5'"):
+        _compare(b"k", b"4", held, 1, 1_000, 1_000)
+    with pytest.raises(WrongError, match="is b'5', and should be None"):
+        _compare(b"k", b"5", held, 1, 3_000, 3_000)
+    with pytest.raises(WrongError, match="should be None"):
+        _compare(b"k", b"5", None, 1, 1_000, 1_000)
