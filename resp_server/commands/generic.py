@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated
@@ -12,10 +12,10 @@ from resp_server.commands.spec import OneOrMore, command, integer
 from resp_server.errors import PlainError, syntax_error
 from resp_server.glob import Matches, matcher
 from resp_server.instance import Call
-from resp_server.protocol.replies import FirstOf, Reply, Sliced
+from resp_server.protocol.replies import FirstOf, LongBulk, Reply, Sliced, WithLong
 from state_backend.descriptor import Kind
 from state_backend.keyspace import KeyspaceView
-from state_backend.store import Entry
+from state_backend.store import Entry, LongText, Text, whole
 
 # In Redis' words.
 TYPE_NAMES = {Kind.VALUE: "string", Kind.MAP: "hash", Kind.LIST: "list"}
@@ -26,6 +26,13 @@ SCAN_COUNT_MAX = 4096
 
 # Entries, or keys, of one step of a sliced reply: well below a millisecond (guess).
 SLICE_ENTRIES = 512
+
+# Bytes of values of a reply that is made at once; beyond, it is made in steps (guess: a quarter of a millisecond, and
+# who reads such values takes a reader's place in the store for as long as the reply takes).
+BYTES_AT_ONCE_MAX = 1 << 20
+
+# Values of one step of a sliced reply (guess).
+SLICE_BYTES = 256 << 10
 
 # Cursors are positions of 46 or 48 bits. Redis takes any 64 bits; there is nothing behind ours.
 CURSOR_MAX = 2**48 - 1
@@ -107,9 +114,83 @@ def touch(call: Call, *keys: OneOrMore) -> Reply:
 def _count(call: Call, keys: Sequence[bytes]) -> Reply:
     if len(keys) <= SLICE_ENTRIES:
         return sum(call.entry(key) is not None for key in keys)
+    return sliced(
+        call,
+        lambda view: ([call.counted(view.at(key).entry(key)) is not None for key in some] for some in slices(keys)),
+        int,
+    )
+
+
+def size_of(item: Text | None) -> int:
+    """Return how many bytes an item of a reply has."""
+    return 0 if item is None else item.length if isinstance(item, LongText) else len(item)
+
+
+def sent(item: Text | None) -> Reply:
+    """Return an item as a sliced reply takes it."""
+    return LongBulk(item.length, item.parts(0, item.length)) if isinstance(item, LongText) else item
+
+
+def sliced(
+    call: Call,
+    parts: Callable[[KeyspaceView], Iterator[Sequence[Reply]]],
+    shape: type = list,
+    count: Callable[[KeyspaceView], int | Iterator[int] | None] = lambda view: None,
+) -> Sliced:
+    """Make a reply in steps from a view of its own, which stays where it is until the reply is sent."""
     view = call.pin()
-    counts = ([call.counted(view.at(key).entry(key)) is not None for key in some] for some in slices(keys))
-    return Sliced(counts, view.close, int)
+    try:
+        return Sliced(parts(view), view.close, shape, count(view))
+    except BaseException:
+        view.close()
+        raise
+
+
+def text_reply(call: Call, text: Text | None, read: Callable[[KeyspaceView], Text | None]) -> Reply:
+    """Answer a value: a very long one in steps, from a view of its own, in which it may be another one by then."""
+    if not isinstance(text, LongText):
+        return text
+    if text.length <= BYTES_AT_ONCE_MAX:
+        return whole(text)
+    return sliced(call, lambda view: iter([WithLong([sent(read(view))])]), FirstOf)
+
+
+def items_reply(
+    call: Call,
+    read: Callable[[KeyspaceView], Iterator[Text | None]],
+    count: Callable[[KeyspaceView], int | Iterator[int]],
+    shape: type = list,
+) -> Reply:
+    """Answer what `read` yields: at once if that is little, else in steps from a view of its own.
+
+    For a dict it yields keys and values in turn. `count` returns how many items, or pairs, it yields for a view.
+    """
+    items: list[bytes | None] = []
+    size = 0
+    for item in read(call.view):
+        size += size_of(item)
+        if len(items) >= SLICE_ENTRIES or size > BYTES_AT_ONCE_MAX:
+            return sliced(call, lambda view: in_steps(read(view)), shape, count)
+        items.append(item if item is None else whole(item))
+    return dict(zip(items[::2], items[1::2], strict=True)) if shape is dict else items
+
+
+def in_steps(items: Iterator[Text | None]) -> Iterator[Sequence[Reply]]:
+    """Cut items into the parts of a sliced reply, each of a bounded number and size."""
+    part: list[Reply] = []
+    size = 0
+    for item in items:
+        if isinstance(item, LongText):
+            yield WithLong([*part, sent(item)])
+            part, size = [], 0
+            continue
+        part.append(item)
+        size += 0 if item is None else len(item)
+        if len(part) >= SLICE_ENTRIES or size >= SLICE_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
 
 
 def slices(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
@@ -167,8 +248,8 @@ def randomkey(call: Call) -> Reply:
     for entry in islice(call.view.random_entries(), 2):
         if entry is not None:
             return entry.key
-    view = call.pin()  # much has expired: it may take long
-    return Sliced(([] if entry is None else [entry.key] for entry in view.random_entries()), view.close, FirstOf)
+    # Much has expired: it may take long.
+    return sliced(call, lambda view: ([] if entry is None else [entry.key] for entry in view.random_entries()), FirstOf)
 
 
 @command("scan")
@@ -183,8 +264,7 @@ def scan(call: Call, cursor: Cursor, *words: bytes) -> Reply:
 def keys(call: Call, pattern: bytes) -> Reply:
     """Returns all key names that match a pattern."""
     matches = matcher(pattern)
-    view = call.pin()
-    return Sliced(_keys(view, matches), view.close)
+    return sliced(call, lambda view: _keys(view, matches))
 
 
 def _keys(view: KeyspaceView, matches: Matches) -> Iterator[list[bytes]]:

@@ -4,51 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
+from operator import itemgetter
 
-from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, slices
+from resp_server.commands.generic import (
+    BYTES_AT_ONCE_MAX,
+    Cursor,
+    ScanOptions,
+    items_reply,
+    sent,
+    size_of,
+    sliced,
+    text_reply,
+)
 from resp_server.commands.spec import OneOrMore, command
 from resp_server.errors import PlainError, WrongTypeError
 from resp_server.instance import Call
-from resp_server.protocol.replies import PackedPairs, Reply, Sliced
+from resp_server.protocol.replies import PackedPairs, Reply, WithLong
 from state_backend import packed_map
 from state_backend.descriptor import Kind
-from state_backend.store import whole
+from state_backend.keyspace import KeyspaceView
+from state_backend.store import LongText, Text, whole
 
-Pair = tuple[bytes, bytes]
+Pair = tuple[bytes, Text]
+
+# Fields that are read at once: of at most 64 KiB each, the longer ones not at all yet.
+FIELDS_READ = 64
+# Of the numbers that add up to a map's size: the first is what there is, others are of what has expired.
+COUNTS_AT_ONCE_MAX = 3
 
 
 @command("hget")
-def hget(call: Call, key: bytes, field: bytes) -> bytes | None:
+def hget(call: Call, key: bytes, field: bytes) -> Reply:
     """Returns the value of a field in a hash."""
-    return call.counted(call.at(key).field(key, field))
+    text = call.counted(_text(call.view, key, field))
+    return text if type(text) is bytes else text_reply(call, text, lambda view: _text(view, key, field))
+
+
+def _text(view: KeyspaceView, key: bytes, field: bytes) -> Text | None:
+    return view.at(key).field_texts(key, (field,))[0]
 
 
 @command("hmget")
 def hmget(call: Call, key: bytes, *fields: OneOrMore) -> Reply:
     """Returns the values of all fields in a hash."""
-    if len(fields) <= SLICE_ENTRIES:
-        return call.at(key).fields(key, fields)
-    call.at(key).map_size(key)  # a wrong kind is said before the first step
-    view = call.pin()
-    return Sliced((view.at(key).fields(key, some) for some in slices(fields)), view.close, count=len(fields))
+    if len(fields) <= FIELDS_READ:
+        texts = call.at(key).field_texts(key, fields)
+        if LongText not in map(type, texts):
+            return texts
+    return items_reply(call, lambda view: _texts(view, key, fields), lambda view: len(fields))
+
+
+def _texts(view: KeyspaceView, key: bytes, fields: Sequence[bytes]) -> Iterator[Text | None]:
+    """Read several fields, some at a time, so that not too much is read at once."""
+    some = (fields[start : start + FIELDS_READ] for start in range(0, len(fields), FIELDS_READ))
+    return chain.from_iterable(view.at(key).field_texts(key, names) for names in some)
 
 
 @command("hexists")
 def hexists(call: Call, key: bytes, field: bytes) -> int:
     """Determines whether a field exists in a hash."""
-    return int(call.counted(call.at(key).field(key, field)) is not None)
+    return int(call.counted(_text(call.view, key, field)) is not None)
 
 
 @command("hstrlen")
 def hstrlen(call: Call, key: bytes, field: bytes) -> int:
     """Returns the length of the value of a field."""
-    return len(call.counted(call.at(key).field(key, field)) or b"")
+    return size_of(call.counted(_text(call.view, key, field)))
 
 
 @command("hlen")
-def hlen(call: Call, key: bytes) -> int:
+def hlen(call: Call, key: bytes) -> Reply:
     """Returns the number of fields in a hash."""
-    return call.at(key).map_size(key)
+    numbers = list(islice(call.at(key).map_sizes(key), COUNTS_AT_ONCE_MAX))
+    if len(numbers) < COUNTS_AT_ONCE_MAX:
+        return sum(numbers)
+    # Many have expired and are not yet removed: they are counted in steps.
+    return sliced(call, lambda view: ([number] for number in view.at(key).map_sizes(key)), int)
 
 
 def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
@@ -65,7 +96,7 @@ def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
 def _expiries(call: Call, key: bytes, words: Sequence[bytes]) -> list[int]:
     """Return when fields expire, in milliseconds: -1 for never, -2 for a missing field."""
     snapshot = call.at(key)
-    snapshot.map_size(key)  # a wrong kind is said before a wrong argument
+    next(snapshot.map_sizes(key), None)  # a wrong kind is said before a wrong argument
     return [-2 if at_ms is None else at_ms or -1 for at_ms in snapshot.field_expiries(key, _fields_of(words))]
 
 
@@ -109,36 +140,30 @@ def hgetall(call: Call, key: bytes) -> Reply:
     if packed is not None:
         call.instance.stats.hits += 1
         return PackedPairs(packed_map.count(packed), packed_map.body(packed))
-    return _whole(call, key, dict, lambda pairs: list(chain.from_iterable(pairs)))
+    return _all(call, key, lambda pair: pair, dict)
 
 
 @command("hkeys")
 def hkeys(call: Call, key: bytes) -> Reply:
     """Returns all fields in a hash."""
-    return _whole(call, key, list, lambda pairs: [field for field, _ in pairs])
+    return _all(call, key, itemgetter(slice(0, 1)))
 
 
 @command("hvals")
 def hvals(call: Call, key: bytes) -> Reply:
     """Returns all values in a hash."""
-    return _whole(call, key, list, lambda pairs: [value for _, value in pairs])
+    return _all(call, key, itemgetter(slice(1, 2)))
 
 
-def _whole(call: Call, key: bytes, shape: type, items: Callable[[Sequence[Pair]], list[bytes]]) -> Reply:
-    """Return all of a map, of no matter how many fields; `items` makes of some pairs what is sent of them."""
-    snapshot = call.at(key)
-    count = call.counted(snapshot.map_size(key) or None) or 0
-    if count <= SLICE_ENTRIES:
-        pairs = list(snapshot.map_pairs(key))
-        return dict(pairs) if shape is dict else items(pairs)
-    view = call.pin()  # its epoch may be a newer one than the count above
-    pinned = view.at(key)
-    return Sliced(_in_steps(pinned.map_pairs(key), items), view.close, shape, pinned.map_size(key))
-
-
-def _in_steps(pairs: Iterator[Pair], items: Callable[[Sequence[Pair]], list[bytes]]) -> Iterator[list[bytes]]:
-    while some := list(islice(pairs, SLICE_ENTRIES)):
-        yield items(some)
+def _all(call: Call, key: bytes, of_pair: Callable[[Pair], Sequence[Text]], shape: type = list) -> Reply:
+    """Return all of a map, of no matter how many fields; `of_pair` takes what is sent of a pair."""
+    call.counted(next(call.at(key).map_sizes(key), None))
+    return items_reply(
+        call,
+        lambda view: chain.from_iterable(map(of_pair, view.at(key).map_texts(key))),
+        lambda view: view.at(key).map_sizes(key),
+        shape,
+    )
 
 
 @command("hscan")
@@ -150,9 +175,22 @@ def hscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     if entry.kind is not Kind.MAP:
         raise WrongTypeError
     options = ScanOptions.parse(words, is_hash=True)
-    next_cursor, pairs = call.at(key).scan_map(key, cursor, options.count)
-    found: list[bytes] = []
+    found = _scanned(call.view, key, cursor, options)
+    if sum(map(size_of, found)) <= BYTES_AT_ONCE_MAX:
+        return [found[0], list(map(whole, found[1:]))]
+    return sliced(call, lambda view: _scan_part(_scanned(view, key, cursor, options)), count=lambda view: 2)
+
+
+def _scan_part(found: Sequence[Text]) -> Iterator[Sequence[Reply]]:
+    cursor, *pairs = map(sent, found)
+    yield WithLong([cursor, WithLong(pairs)])
+
+
+def _scanned(view: KeyspaceView, key: bytes, cursor: int, options: ScanOptions) -> list[Text]:
+    """Return the next cursor, and what is sent behind it."""
+    next_cursor, pairs = view.at(key).scan_map(key, cursor, options.count)
+    found: list[Text] = [b"%d" % next_cursor]
     for field, value in pairs:
         if options.matches is None or options.matches(field):
-            found += (field, whole(value)) if options.has_values else (field,)
-    return [b"%d" % next_cursor, found]
+            found += (field, value) if options.has_values else (field,)
+    return found

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
-from resp_server.commands.generic import SLICE_ENTRIES
+from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, in_steps, sliced
 from resp_server.commands.spec import command, integer
 from resp_server.errors import PlainError, ReplyError, syntax_error
 from resp_server.instance import Call
-from resp_server.protocol.replies import FirstOf, PackedItems, Reply, Sliced
+from resp_server.protocol.replies import FirstOf, PackedItems, Reply
+from state_backend.keyspace import KeyspaceView
 from state_backend.store import Snapshot
 
 
@@ -39,12 +39,24 @@ def lrange(call: Call, key: bytes, start: int, stop: int) -> Reply:
     size = call.counted(snapshot.list_size(key) or None) or 0
     first, end = _range(start, stop, size)
     if end - first <= SLICE_ENTRIES:
-        return PackedItems(end - first, b"".join(snapshot.list_parts(key, first, end)))
-    view = call.pin()  # its epoch may be a newer one than the size above
-    pinned = view.at(key)
-    first, end = _range(start, stop, pinned.list_size(key))
-    elements = pinned.list_elements(key, first, end)
-    return Sliced(_in_steps(elements), view.close, count=end - first)
+        parts: list[bytes] = []
+        size = 0
+        for part in snapshot.list_parts(key, first, end):
+            parts.append(part)
+            size += len(part)
+            if size > BYTES_AT_ONCE_MAX:
+                break
+        else:
+            return PackedItems(end - first, b"".join(parts))
+
+    def bounds(view: KeyspaceView) -> tuple[int, int]:  # the view's epoch may be a newer one than the size above
+        return _range(start, stop, view.at(key).list_size(key))
+
+    return sliced(
+        call,
+        lambda view: in_steps(view.at(key).list_elements(key, *bounds(view))),
+        count=lambda view: bounds(view)[1] - bounds(view)[0],
+    )
 
 
 def _range(start: int, stop: int, size: int) -> tuple[int, int]:
@@ -52,11 +64,6 @@ def _range(start: int, stop: int, size: int) -> tuple[int, int]:
     first = max(0, start + size) if start < 0 else start
     end = min(size, (stop + size if stop < 0 else stop) + 1)
     return (first, end) if first < end else (0, 0)
-
-
-def _in_steps(elements: Iterator[bytes]) -> Iterator[list[bytes]]:
-    while some := list(islice(elements, SLICE_ENTRIES)):
-        yield some
 
 
 @dataclass
@@ -135,6 +142,5 @@ def lpos(call: Call, key: bytes, element: bytes, *words: bytes) -> Reply:
     if size <= SLICE_ENTRIES:
         found = [at for some in search.found(call.at(key), key, element) for at in some]
         return found if search.count is not None else next(iter(found), None)
-    view = call.pin()
     shape = FirstOf if search.count is None else list
-    return Sliced(search.found(view.at(key), key, element), view.close, shape)
+    return sliced(call, lambda view: search.found(view.at(key), key, element), shape)

@@ -2,64 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from resp_server.commands.generic import SLICE_ENTRIES, slices
+from resp_server.commands.generic import items_reply, size_of, text_reply
 from resp_server.commands.spec import OneOrMore, command
 from resp_server.instance import Call
 from resp_server.protocol.replies import Reply, Sliced
 from state_backend.errors import WrongKindError
 from state_backend.keyspace import KeyspaceView
+from state_backend.store import LongText, Text
 
 
 @command("get")
-def get(call: Call, key: bytes) -> bytes | None:
+def get(call: Call, key: bytes) -> Reply:
     """Returns the string value of a key."""
-    return call.counted(call.at(key).value(key))
+    text = call.counted(call.at(key).text(key))
+    return text if type(text) is bytes else text_reply(call, text, lambda view: view.at(key).text(key))
 
 
 @command("mget")
 def mget(call: Call, *keys: OneOrMore) -> Reply:
     """Atomically returns the string values of one or more keys."""
-    if len(keys) <= SLICE_ENTRIES:
-        return _values(call, call.view, keys)
-    view = call.pin()
-    return Sliced((_values(call, view, some) for some in slices(keys)), view.close, count=len(keys))
+    reply = items_reply(call, lambda view: _texts(view, keys), lambda view: len(keys))
+    if isinstance(reply, Sliced):
+        reply.parts = _counted(call, reply.parts)
+        return reply
+    for value in reply:
+        call.counted(value)
+    return reply
 
 
-def _values(call: Call, view: KeyspaceView, keys: Sequence[bytes]) -> list[bytes | None]:
+def _texts(view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Text | None]:
     """Read several keys. Unlike GET's, a key of another kind is nil."""
-    values: list[bytes | None] = []
     for key in keys:
         try:
-            values.append(call.counted(view.at(key).value(key)))
+            yield view.at(key).text(key)
         except WrongKindError:
-            values.append(None)
-    return values
+            yield None
+
+
+def _counted(call: Call, parts: Iterator[Sequence[Reply]]) -> Iterator[Sequence[Reply]]:
+    for part in parts:
+        for value in part:
+            call.counted(value)
+        yield part
 
 
 @command("strlen")
 def strlen(call: Call, key: bytes) -> int:
     """Returns the length of a string value."""
-    return len(call.counted(call.at(key).value(key)) or b"")
+    return size_of(call.counted(call.at(key).text(key)))
 
 
 @command("getrange")
-def getrange(call: Call, key: bytes, start: int, end: int) -> bytes:
+def getrange(call: Call, key: bytes, start: int, end: int) -> Reply:
     """Returns a substring of the string stored at a key."""
-    return _part(call.counted(call.at(key).value(key)) or b"", start, end)
+    text = _part(call.counted(call.at(key).text(key)), start, end)
+    return text_reply(call, text, lambda view: _part(view.at(key).text(key), start, end))
 
 
 @command("substr")
-def substr(call: Call, key: bytes, start: int, end: int) -> bytes:
+def substr(call: Call, key: bytes, start: int, end: int) -> Reply:
     """Returns a substring from a string value."""
-    return _part(call.counted(call.at(key).value(key)) or b"", start, end)
+    reply: Reply = getrange(call, key, start, end)
+    return reply
 
 
-def _part(value: bytes, start: int, end: int) -> bytes:
+def _part(text: Text | None, start: int, end: int) -> Text:
     """Return bytes `start` to `end`, both included; negative ones count from the end."""
-    if start < 0 and end < 0 and start > end:
+    length = size_of(text)
+    if text is None or (start < 0 and end < 0 and start > end):
         return b""
-    first = max(0, start + len(value)) if start < 0 else start
-    last = max(0, end + len(value)) if end < 0 else end
-    return value[first : last + 1]
+    first = max(0, start + length) if start < 0 else start
+    stop = min(length, 1 + (max(0, end + length) if end < 0 else end))
+    if isinstance(text, bytes):
+        return text[first:stop]
+    parts = text.parts
+    return LongText(stop - first, lambda at, to: parts(first + at, first + to)) if first < stop else b""

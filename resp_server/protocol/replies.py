@@ -9,14 +9,15 @@ What a body may return, and what becomes of it:
     ReplySet      set; RESP2: array            Push     push; RESP2: array
     Verbatim      verbatim text; RESP2: bulk   PackedPairs   a map that is bytes already
     PackedItems   an array that is bytes already
-    ReplyError    error
+    ReplyError    error                        Sliced     made in steps; what is in it may be LongBulk
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from resp_server.errors import ReplyError
 
@@ -61,6 +62,17 @@ class PackedItems:
     body: bytes
 
 
+class LongBulk(NamedTuple):
+    """A bulk string that is read and sent piece by piece; only within `WithLong`."""
+
+    length: int
+    parts: Iterator[bytes]
+
+
+class WithLong(list[Reply]):
+    """An array, or a part of a sliced reply, that holds a LongBulk, or another of its kind that does."""
+
+
 class FirstOf:
     """The shape of a sliced reply that is the first item that any part has, or nil."""
 
@@ -69,16 +81,17 @@ class FirstOf:
 class Sliced:
     """A reply made in steps, so that it neither holds the event loop nor has to be in memory at once.
 
-    Each part is a step, well below a millisecond. shape list, dict and ReplySet: the parts hold the items (for dict,
-    flat: key, value, key, ...); int: the parts hold numbers to be added up; FirstOf: only the first item counts. With
-    `count` (items or pairs) the reply is sent as it is made; without, when it is complete. release: called once at the
-    end, also if it comes too soon.
+    Each part is a step, well below a millisecond; one that is WithLong becomes several. shape list, dict and ReplySet:
+    the parts hold the items (for dict, flat: key, value, key, ...); int: they hold numbers to be added up; FirstOf:
+    only the first item counts. With `count` (items or pairs; or an iterator, each of whose steps brings a number to be
+    added up to it) the reply is sent as it is made; without, when it is complete. release: called once at the end, also
+    if it comes too soon.
     """
 
     parts: Iterator[Sequence[Reply]]
     release: Callable[[], None]
     shape: type = list
-    count: int | None = None
+    count: int | Iterator[int] | None = None
 
 
 class Pending:
@@ -187,15 +200,23 @@ def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
             raise TypeError(f"a command returned {type(reply).__name__}, which is no reply")
 
 
+# What one step sends at most of items that are all there, beside the item that goes past it (guess).
+STEP_BYTES_MAX = 64 << 10
+
+
 class SlicedEncoder:
     """Turns a sliced reply into bytes, a step at a time."""
 
     def __init__(self, sliced: Sliced, protocol: int) -> None:
         self._sliced = sliced
         self._protocol = protocol
-        self._held: list[bytes] = []
+        self._count = sliced.count
+        self._held: deque[bytes] = deque()
+        self._waiting: deque[Reply] = deque()  # items of the last part
+        self._bulk: Iterator[bytes] | None = None
         self._items = 0
         self._total = 0
+        self._is_last = False
         self.held_bytes = 0
         self.has_begun = False
         self.is_done = False
@@ -205,6 +226,12 @@ class SlicedEncoder:
 
         What a part raises comes through; before `has_begun` an error can still be the answer.
         """
+        if self._bulk is not None or self._waiting:
+            return self._send_waiting()
+        if self._is_last:
+            return self._send_held()
+        if self._count is not None and not isinstance(self._count, int):
+            return self._add_up(self._count)
         part = next(self._sliced.parts, None)
         if part is None:
             return self._end()
@@ -212,25 +239,73 @@ class SlicedEncoder:
             self._total += sum(part)
             return b""
         if self._sliced.shape is FirstOf:
-            self.is_done = bool(part)
-            return encode(part[0], self._protocol) if part else b""
+            return self._only(part[0]) if part else b""
         self._items += len(part)
+        if type(part) is WithLong:
+            self._waiting.extend(part)
+            return self._begin() + self._send_waiting()
         items = encode_items(part, self._protocol)
-        if self._sliced.count is None:
+        if self._count is None:
             self._held.append(items)
             self.held_bytes += len(items)
             return b""
-        return self._begin(self._sliced.count) + items
+        return self._begin() + items
 
     def close(self) -> None:
         """Let go of what the reply is made from. To be called once, at the end or instead of it."""
         self._sliced.release()
 
-    def _begin(self, count: int) -> bytes:
+    def _add_up(self, numbers: Iterator[int]) -> bytes:
+        number = next(numbers, None)
+        if number is None:
+            self._count, self._total = self._total, 0
+        else:
+            self._total += number
+        return b""
+
+    def _only(self, item: Reply) -> bytes:
+        self._waiting.append(item)
+        self._is_last = self.has_begun = True
+        return self._send_waiting()
+
+    def _send_waiting(self) -> bytes:
+        """Write what there is of the last part: a piece of a long item, or items, up to the next long one."""
+        out: list[bytes] = []
+        if self._bulk is not None:
+            piece = next(self._bulk, None)
+            if piece is not None:
+                return piece
+            self._bulk = None
+            out.append(b"\r\n")
+        size = 0
+        while self._waiting and self._bulk is None and size < STEP_BYTES_MAX:
+            item = self._waiting.popleft()
+            if type(item) is LongBulk:
+                out.append(b"$%d\r\n" % item.length)
+                self._bulk = item.parts
+            elif type(item) is WithLong:
+                out.append(encode_header(list, len(item), self._protocol))
+                self._waiting.extendleft(reversed(item))
+            else:
+                out.append(encode(item, self._protocol))
+                size += len(out[-1])
+        self.is_done = self._is_last and not self._held and not self._waiting and self._bulk is None
+        return b"".join(out)
+
+    def _send_held(self) -> bytes:
+        out: list[bytes] = []
+        size = 0
+        while self._held and size < STEP_BYTES_MAX:
+            out.append(self._held.popleft())
+            size += len(out[-1])
+        self.is_done = not self._held
+        return b"".join(out)
+
+    def _begin(self) -> bytes:
         if self.has_begun:
             return b""
         self.has_begun = True
-        return encode_header(self._sliced.shape, count, self._protocol)
+        return encode_header(self._sliced.shape, cast(int, self._count), self._protocol)
 
     def _end(self) -> bytes:
         self.is_done = True
@@ -239,11 +314,12 @@ class SlicedEncoder:
         if self._sliced.shape is FirstOf:
             return encode(None, self._protocol)
         per_count = 2 if self._sliced.shape is dict else 1
-        if self._sliced.count is None:
-            return self._begin(self._items // per_count) + b"".join(self._held)
-        if self._items != self._sliced.count * per_count:
-            raise RuntimeError(f"a sliced reply promised {self._sliced.count} items and made {self._items}")
-        return self._begin(self._sliced.count)
+        if self._count is None:
+            self._count = self._items // per_count
+            self._is_last, self.is_done = True, not self._held
+        elif self._items != cast(int, self._count) * per_count:
+            raise RuntimeError(f"a sliced reply promised {self._count} items and made {self._items}")
+        return self._begin()
 
 
 def number_text(number: float) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job, Keyspace
 from state_backend.memory_store import MemoryStore
 from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.store import EpochChanges, Store
 
 NOW_MS = 1_700_000_000_000
 KEYS = 20_000
@@ -112,12 +112,12 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def serve(store: MemoryStore) -> Iterator[Callable[..., Running]]:
-    """Start a server with these settings; it ends with the test."""
+    """Start a server with these settings; it ends with the test. Its job's store and states are others if given."""
     running: list[Running] = []
 
-    def started(**settings: Any) -> Running:
+    def started(store: Store = store, states: Sequence[StateDescriptor] = STATES, **settings: Any) -> Running:
         keyspace = Keyspace()
-        keyspace.put(Job("job", "g1", STATES, store, committed_epoch=4, committed_clock_ms=NOW_MS, is_stale=False))
+        keyspace.put(Job("job", "g1", states, store, committed_epoch=4, committed_clock_ms=NOW_MS, is_stale=False))
         config = ServerConfig(**{"port": 0, "hosts": ("127.0.0.1",), **settings})
         running.append(Running(config, keyspace))
         return running[-1]

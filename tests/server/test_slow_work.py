@@ -94,10 +94,21 @@ def test_a_client_that_does_not_read_is_not_read_from(serve: Callable[..., Any])
     assert server.call(waiting) == 0
 
 
-def test_a_reply_beyond_the_hard_limit_ends_the_connection(serve: Callable[..., Any]) -> None:
-    server = serve(output_bytes_max=4 * LARGE_BYTES)
+def test_many_long_values_at_once_are_sent_as_the_client_takes_them(serve: Callable[..., Any]) -> None:
+    server = serve(output_bytes_max=2 * LARGE_BYTES)
     peer = slow_reader(server)
     peer.send(b"MGET" + b" job:temp:large" * 64 + b"\r\n")
+    assert peer.read(5) == b"*64\r\n"
+    expected = b"$%d\r\n%b\r\n" % (LARGE_BYTES, b"x" * LARGE_BYTES)
+    for _ in range(64):
+        assert peer.read(len(expected)) == expected
+    peer.answers(PING, PONG)
+
+
+def test_a_reply_beyond_the_hard_limit_ends_the_connection(serve: Callable[..., Any]) -> None:
+    server = serve(output_bytes_max=LARGE_BYTES // 2)
+    peer = slow_reader(server)
+    peer.send(b"GET job:temp:large\r\n" * 64)
     try:
         assert len(peer.read_all()) < 64 * LARGE_BYTES
     except ConnectionResetError:

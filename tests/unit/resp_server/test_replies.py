@@ -8,12 +8,16 @@ import pytest
 
 from resp_server.errors import WrongTypeError
 from resp_server.protocol.replies import (
+    STEP_BYTES_MAX,
+    FirstOf,
+    LongBulk,
     PackedPairs,
     Push,
     ReplySet,
     Sliced,
     SlicedEncoder,
     Verbatim,
+    WithLong,
     encode,
 )
 from state_backend import packed_map
@@ -79,7 +83,37 @@ def test_a_sliced_reply_of_known_count_is_sent_as_it_is_made() -> None:
 
 def test_a_sliced_reply_of_unknown_count_is_sent_at_the_end() -> None:
     steps = steps_of(Sliced(iter([[b"a"], [], [b"b"]]), lambda: None))
-    assert steps == [b"", b"", b"", b"*2\r\n$1\r\na\r\n$1\r\nb\r\n"]
+    assert steps == [b"", b"", b"", b"*2\r\n", b"$1\r\na\r\n$1\r\nb\r\n"]
+
+
+def test_what_was_held_of_a_sliced_reply_is_sent_in_steps() -> None:
+    parts = [[b"x" * 10_000] for _ in range(100)]
+    steps = steps_of(Sliced(iter(parts), lambda: None))
+    assert b"".join(steps) == encode([b"x" * 10_000] * 100, 2)
+    assert max(map(len, steps)) <= STEP_BYTES_MAX + 10_100
+
+
+def test_a_long_item_is_sent_piece_by_piece() -> None:
+    def part() -> WithLong:
+        return WithLong([b"a", LongBulk(5, iter([b"12", b"345"])), None, LongBulk(0, iter([])), b"b"])
+
+    expected = encode([b"a", b"12345", None, b"", b"b", b"c"], 2)
+    steps = steps_of(Sliced(iter([part(), [b"c"]]), lambda: None, count=6))
+    assert b"".join(steps) == expected
+    assert b"12" in steps
+    assert b"".join(steps_of(Sliced(iter([[], part()]), lambda: None, FirstOf))) == encode(b"a", 2)
+    nested = Sliced(iter([WithLong([b"0", part(), b"end"])]), lambda: None, count=3)
+    assert b"".join(steps_of(nested)) == encode([b"0", [b"a", b"12345", None, b"", b"b"], b"end"], 2)
+
+
+def test_the_first_item_may_be_long() -> None:
+    steps = steps_of(Sliced(iter([WithLong([LongBulk(5, iter([b"12", b"345"]))])]), lambda: None, FirstOf))
+    assert steps == [b"$5\r\n", b"12", b"345", b"\r\n"]
+
+
+def test_the_count_of_a_sliced_reply_may_take_steps() -> None:
+    steps = steps_of(Sliced(iter([[b"a"]]), lambda: None, count=iter([3, -1, -1])))
+    assert steps == [b"", b"", b"", b"", b"*1\r\n$1\r\na\r\n", b""]
 
 
 def test_a_sliced_map_counts_pairs() -> None:
