@@ -86,6 +86,17 @@ class Layout:
             rows = rows.sortWithinPartitions(*self.order)
         return rows.select(*self.sent)
 
+    def rows_in_place(self, df: DataFrame, *first: str) -> DataFrame:
+        """Return the rows of the only state, in such an order, where all rows of a key lie in one partition already.
+
+        `first` names columns that order the rows before all else, and that are sent on.
+        """
+        (state,) = self.states
+        assert state.where is None
+        before = [F.col(f"`{name}`") for name in first]
+        rows = df.select(*before, *self.selected).sortWithinPartitions(*before, *self.order)
+        return rows.select(*before, *self.sent)
+
     def plans(self, clock_ms: int) -> tuple[RowPlan, ...]:
         """Return what a task needs to know to encode the rows of a micro-batch."""
         return tuple(

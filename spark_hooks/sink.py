@@ -121,7 +121,8 @@ class QueryableWriter(DataStreamWriter):
         return query
 
 
-def _log_of(session: SparkSession, log: str | Path | None) -> str:
+def log_of(session: SparkSession, log: str | Path | None) -> str:
+    """Return the whole root of the log that a call writes to, checked; DescriptorError if there is none."""
     root = log or session.conf.get(LOG_SETTING, None)
     if root is None:
         raise DescriptorError(
@@ -157,7 +158,7 @@ def _publication(
         raise DescriptorError(f"wait_for_visibility= is True, False or seconds, not {wait_for_visibility!r}")
     described = _checked_states(df, states, job, given)
     partitions_of(session)
-    root = _log_of(df.sparkSession, log)
+    root = log_of(df.sparkSession, log)
     return Publication(tuple(described), mode, job, root, float(timeout_s), on_rewind, session)
 
 
@@ -271,7 +272,7 @@ def publish(
         if name is None:
             raise DescriptorError(NAME_MISSING)
         check_name("job", name)
-        place = (_log_of(batch_df.sparkSession, log), name, run.query_id)
+        place = (log_of(batch_df.sparkSession, log), name, run.query_id)
         asked = (states, columns, mode, wait_for_visibility, on_rewind)
         known = _published.get(place)
         if known is not None and known.run == run:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,7 @@ class Description:
     """A generation's `job.json`. `version` goes up when the states change.
 
     dropped: states that earlier epochs name and the query keeps no more; the next epoch empties them.
+    source: what an attachment reads the states from (see `spark_hooks.attach`); None if the query itself publishes.
     """
 
     job: str
@@ -70,6 +71,7 @@ class Description:
     states: tuple[StateDescriptor, ...]
     version: int = 1
     dropped: tuple[StateDescriptor, ...] = ()
+    source: Mapping[str, Any] | None = None
 
     @property
     def known(self) -> tuple[StateDescriptor, ...]:
@@ -78,7 +80,7 @@ class Description:
 
     def to_bytes(self) -> bytes:
         """Return the file's content."""
-        content = {
+        content: dict[str, Any] = {
             "format": 1,
             "job": self.job,
             "query_id": self.query_id,
@@ -86,6 +88,8 @@ class Description:
             "states": [state.to_json() for state in self.states],
             "dropped": [state.to_json() for state in self.dropped],
         }
+        if self.source is not None:
+            content["source"] = dict(self.source)
         return json.dumps(content, indent=1).encode() + b"\n"
 
 
@@ -119,7 +123,8 @@ class JobLog:
         with self._whole(path):
             states = tuple(map(StateDescriptor.from_json, stored["states"]))
             dropped = tuple(map(StateDescriptor.from_json, stored.get("dropped", ())))
-            return Description(stored["job"], stored["query_id"], states, stored["version"], dropped)
+            source = stored.get("source")
+            return Description(stored["job"], stored["query_id"], states, stored["version"], dropped, source)
 
     def alive(self) -> dict[str, Any]:
         """Return the writer's last sign of life (see `log_writer.LogWriter.beat`); empty if there is none."""

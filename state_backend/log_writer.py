@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Literal, Self
+from typing import Any, BinaryIO, Literal, Self
 from zlib import crc32
 
 import pyarrow as pa
@@ -109,12 +109,14 @@ class LogWriter:
         states: Sequence[StateDescriptor],
         query_id: str | None = None,
         on_rewind: OnRewind = "refuse",
+        source: Mapping[str, Any] | None = None,
     ) -> None:
         check_name("job", job)
         check_states(job, states)
         self.log = ChangeLog(root).job(job)
         self._filesystem = self.log.filesystem
         self._on_rewind = on_rewind
+        self._source = source
         before = self.log.current()
         generation = query_id or (before.generation if before else uuid.uuid4().hex)
         self.generation = generation_name(generation)
@@ -125,7 +127,7 @@ class LogWriter:
         kept = before.rewinds if before and before.generation == generation else ()
         self.current = Current(generation, self._last_term(before) + 1, uuid.uuid4().hex, kept)
         self._put_current()
-        self._check_in_charge()
+        self.check_in_charge()
         self.last = self.log.newest(self.current)
         self._beats = 0
 
@@ -205,7 +207,7 @@ class LogWriter:
         Runs on the driver once per micro-batch, after every task succeeded. Spark calls it again for the same batch
         after a restart, so the last committed epoch is left as it is; a warning tells if the replay differed.
         """
-        self._check_in_charge()
+        self.check_in_charge()
         if self.last is not None and number <= self.last.epoch:
             if number == self.last.epoch:
                 self._compare_replay(self.last, rows, digest)
@@ -227,7 +229,7 @@ class LogWriter:
             digest=digest,
             replaces=(*replaces, *self._to_empty()),
             description=self._description.version,
-            origin=number if self.last is None else self.last.origin,
+            origin=self._origin(number, replaces),
             files=tuple(files),
             inline=tuple(inline),
         )
@@ -243,11 +245,11 @@ class LogWriter:
 
     def _describe(self) -> Description:
         """Write `job.json`, or a new version of it if the states have changed; return it."""
-        mine = Description(self.job, self.generation, self.states)
+        mine = Description(self.job, self.generation, self.states, source=self._source)
         path = f"{self.job}/{self.generation}/job.json"
         if self._filesystem.read(path) is not None:
             theirs = self.log.description(self.generation)
-            if theirs.states == mine.states:
+            if (theirs.states, theirs.source) == (mine.states, mine.source):
                 return theirs
             _check_compatible(theirs, mine)
             names = {state.name for state in mine.states}
@@ -255,6 +257,12 @@ class LogWriter:
             mine = replace(mine, version=theirs.version + 1, dropped=dropped)
         self._filesystem.replace(path, mine.to_bytes())
         return mine
+
+    def _origin(self, number: int, replaces: tuple[str, ...]) -> int:
+        """Return where what this generation knows begins: 0 if its first epoch brings the whole of every state."""
+        if self.last is not None:
+            return self.last.origin
+        return 0 if {state.name for state in self.states} <= set(replaces) else number
 
     def _to_empty(self) -> tuple[str, ...]:
         """Return the dropped states, for the first epoch without them: then other states may make their keys."""
@@ -273,7 +281,8 @@ class LogWriter:
         content = asdict(self.current) | {"format": 1}
         self._filesystem.replace(f"{self.job}/current.json", json.dumps(content).encode() + b"\n")
 
-    def _check_in_charge(self) -> None:
+    def check_in_charge(self) -> None:
+        """Raise FencedWriterError if another writer has taken the job over."""
         now = self.log.current()
         if now is None:
             raise LogUnavailableError(
@@ -308,8 +317,10 @@ class LogWriter:
                 f"ends at epoch {last}: the query's checkpoint was set back. Restore the newer checkpoint, or pass "
                 f"on_rewind='truncate' to drop the epochs from {number} on and go on from there"
             )
+        first = self.log.first(self.current)
+        is_anew = first is not None and first.previous is None and number <= first.epoch
         origin = self.last.origin if self.last else 0
-        if number > origin and not self._reaches(number - 1):
+        if number > origin and not is_anew and not self._reaches(number - 1):
             raise RewoundCheckpointError(
                 f"job {self.job!r}: the checkpoint was set back to epoch {number}, and the log "
                 f"{self._filesystem.root} keeps nothing of the epoch before it any more; restore a newer checkpoint, "
@@ -347,7 +358,7 @@ class LogWriter:
             self._filesystem.remove(path)
             if self._filesystem.create(path, epoch.to_bytes()):
                 return
-        self._check_in_charge()
+        self.check_in_charge()
         raise LogUnavailableError(
             f"job {self.job!r}: epoch {epoch.epoch} appeared in the log {self._filesystem.root} while it was being "
             f"committed; start the query again"

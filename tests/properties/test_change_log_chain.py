@@ -132,7 +132,7 @@ class LogChain(RuleBasedStateMachine):
         if older.generation != newer.generation or (last.epoch if last else -1) != len(self.committed) - 1:
             return
         value = self.value()
-        with patch.object(older, "_check_in_charge", lambda: None):
+        with patch.object(older, "check_in_charge", lambda: None):
             older.publish([Change("s", Op.PUT, b"k", None, value)])
         self.committed.append(value)
         try:

@@ -232,7 +232,7 @@ def test_of_two_writers_that_both_passed_the_look_one_commits(tmp_path: Path, mo
     older = writer_of(tmp_path)
     newer = writer_of(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(older, "_check_in_charge", lambda: None)  # it looked just before the newer one came
+        patched.setattr(older, "check_in_charge", lambda: None)  # it looked just before the newer one came
         older.publish([put(b"a", b"older")])
     with pytest.raises(LogUnavailableError, match="start the query again"):
         newer.publish([put(b"a", b"newer")])
@@ -309,6 +309,22 @@ def test_a_rewind_to_before_the_first_epoch_leaves_an_empty_chain(tmp_path: Path
     writer.publish([put(b"a")], epoch=5)
     writer.publish([put(b"b")], epoch=3)
     assert contents(tmp_path) == [[put(b"b")]]
+
+
+def test_a_log_that_began_late_with_its_whole_state_lacks_nothing_and_may_begin_anew_there(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path, on_rewind="truncate")
+    writer.publish([put(b"a")], epoch=5, replaces=["temp"])
+    writer.publish([put(b"b")])
+    assert [epoch.origin for epoch in chain(tmp_path)] == [0, 0]
+    writer.publish([put(b"c")], epoch=5, replaces=["temp"])
+    assert contents(tmp_path) == [[put(b"c")]]
+
+
+def test_what_states_are_read_from_stands_in_the_description(tmp_path: Path) -> None:
+    source = {"states": {"temp": {"operator": "dedupe"}}}
+    writer_of(tmp_path, source=source)
+    described = ChangeLog(tmp_path).job("job").description("q1")
+    assert (described.source, described.version) == (source, 1)
 
 
 @pytest.mark.parametrize("removed_before_the_crash", range(4))
