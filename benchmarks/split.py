@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
+from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
@@ -34,10 +35,12 @@ from state_backend.keyspace import Job, Keyspace, KeyspaceView
 from state_backend.lmdb_store import LmdbStore
 
 PIPELINES = (1, 16, 100)
-REQUESTS = 200_000
-# Clocked and not in short turns, so that other work of the machine meets both.
-TURN_BUFFERS = 500
-PARSE, LOOK_UP, WRITE, REST = "parse", "look up", "write", "find, encode, count"
+REQUESTS = {1: 40_000, 16: 200_000, 100: 400_000}
+# Clocked and not in short turns, of which the median counts: other work of the machine meets some of them only.
+TURN_REQUESTS = 4_000
+# Less than ends a turn of the connection.
+FILLED_AT_ONCE = 100
+PARSE, LOOK_UP, WRITE, REST, WHOLE = "parse", "look up", "write", "find, encode, count", "whole"
 
 
 class SocketTransport(asyncio.Transport):
@@ -137,11 +140,11 @@ def run(options: Options) -> Iterator[Row]:
         try:
             for pipeline in PIPELINES:
                 options.report(f"split: pipeline {pipeline}")
-                requests = max(pipeline, int(REQUESTS * options.scale))
+                requests = max(pipeline, int(REQUESTS[pipeline] * options.scale))
                 rounds = asyncio.run(_rounds(store, options, pipeline, requests))
-                for step in (PARSE, LOOK_UP, REST, WRITE, "whole"):
+                for step in (PARSE, LOOK_UP, REST, WRITE, WHOLE):
                     found = [each[step] for each in rounds]
-                    note = f"{options.keys:,} keys" if step == "whole" else ""
+                    note = f"{options.keys:,} keys" if step == WHOLE else ""
                     yield alone(f"pipeline {pipeline}: {step}", "split", found, unit="us/request", note=note)
         finally:
             store.close()
@@ -171,27 +174,35 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     numbers = random.integers(0, options.keys, requests // pipeline * pipeline).reshape(-1, pipeline)
     buffers = [b"".join(map(_request, row)) for row in numbers.tolist()]
     _check(connection, transport, buffers[0], numbers[0].tolist())
-    _send(connection, transport, buffers)  # ready replies are there, as on a server that has run for a while
+    for start in range(0, options.keys, FILLED_AT_ONCE):  # ready replies, as on a server that has run for a while
+        some = range(start, min(options.keys, start + FILLED_AT_ONCE))
+        _send(connection, transport, [b"".join(map(_request, some))])
     rounds = []
+    some_buffers = max(1, TURN_REQUESTS // pipeline)
     for _ in range(options.rounds):
-        whole_ns = 0
-        spent_ns: Counter[str] = Counter()
-        for start in range(0, len(buffers), TURN_BUFFERS):
-            some = buffers[start : start + TURN_BUFFERS]
-            whole_ns += _send(connection, transport, some)
-            with clocked(spent_ns):
-                _send(connection, transport, some)
-        whole_us = whole_ns / len(buffers) / pipeline / 1000
-        steps = {step: spent_ns[step] / len(buffers) / pipeline / 1000 for step in (PARSE, LOOK_UP, WRITE)}
+        turns = [
+            _turn(connection, transport, buffers[start : start + some_buffers], pipeline)
+            for start in range(0, len(buffers) - some_buffers + 1, some_buffers)
+        ]
+        steps = {step: median(turn[step] for turn in turns) for step in (PARSE, LOOK_UP, WRITE)}
         missing = [step for step, spent in steps.items() if not spent]
         if missing:
-            raise VoidError(
-                f"nothing was spent on {', '.join(missing)}: the seams in {__name__} are not where they were"
-            )
-        rounds.append({**steps, REST: max(0.0, whole_us - sum(steps.values())), "whole": whole_us})
+            raise VoidError(f"nothing was spent on {', '.join(missing)}: SEAMS are not where they were")
+        whole = median(turn[WHOLE] for turn in turns)
+        rounds.append({**steps, REST: max(0.0, whole - sum(steps.values())), WHOLE: whole})
     transport.close()
     server.instance.close()
     return rounds
+
+
+def _turn(connection: Connection, transport: SocketTransport, buffers: list[bytes], pipeline: int) -> dict[str, float]:
+    """Send some buffers without the clocks, then with them; return microseconds per request and step."""
+    requests = len(buffers) * pipeline
+    spent_ns: Counter[str] = Counter()
+    spent_ns[WHOLE] = _send(connection, transport, buffers)
+    with clocked(spent_ns):
+        _send(connection, transport, buffers)
+    return {step: spent_ns[step] / requests / 1000 for step in (PARSE, LOOK_UP, WRITE, WHOLE)}
 
 
 def _request(number: int) -> bytes:
