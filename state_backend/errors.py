@@ -2,6 +2,7 @@
 
     SparkisError
     ├── DescriptorError          a state is declared in a way that cannot work
+    ├── ChangeError              a change that cannot be: longer than keys, fields or values may be
     ├── LogError                 the change log
     │   ├── LogUnavailableError      its storage does not answer, or refuses
     │   ├── LogCorruptError          a listed file is missing, changed or unreadable
@@ -26,6 +27,10 @@ class SparkisError(Exception):
 
 class DescriptorError(SparkisError):
     """A state is declared in a way that cannot work; raised before anything is written."""
+
+
+class ChangeError(SparkisError):
+    """A change that cannot be, because something in it is too long; raised before its epoch is committed."""
 
 
 class LogError(SparkisError):

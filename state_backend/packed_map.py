@@ -13,10 +13,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 
+from state_backend.errors import ChangeError
+
 # The same sizes at which Redis leaves its compact form (hash-max-listpack-entries) and, for bytes, where rewriting
 # the map for one field starts to cost more than a record per field (guess; two LMDB pages).
 FIELDS_MAX = 128
 BYTES_MAX = 8192
+
+COUNT_MAX = 65_535
 
 EMPTY = b"\0\0"
 
@@ -27,7 +31,7 @@ def bulk(text: bytes) -> bytes:
 
 
 def pack(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Lay out a map; the fields must differ. More than 65,535 fields do not fit and raise struct.error."""
+    """Lay out a map; the fields must differ. Raises ChangeError for more than `COUNT_MAX` of them, or 4 GiB."""
     parts: list[bytes] = []
     offsets: list[int] = []
     offset = 0
@@ -36,6 +40,11 @@ def pack(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
         offsets.append(offset)
         offset += len(pair)
         parts.append(pair)
+    if len(offsets) > COUNT_MAX or offset >= 1 << 32:
+        raise ChangeError(
+            f"a packed map of {len(offsets)} fields and {offset} bytes cannot be; the limit is {COUNT_MAX} fields: "
+            f"make the map by a CLEAR of its key and a PUT per field instead, in one epoch"
+        )
     return struct.pack(f"<H{len(offsets)}I", len(offsets), *offsets) + b"".join(parts)
 
 

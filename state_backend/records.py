@@ -26,7 +26,12 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from state_backend.errors import ChangeError
 from state_backend.slots import position_of
+
+# A key or a field, and a value, may be so long; longer ones are refused where changes are made.
+KEY_BYTES_MAX = 64 << 10
+VALUE_BYTES_MAX = 64 << 20
 
 # Bounds a reader's memory: a run is read whole. One value of 64 MiB may make a run larger.
 RUN_ROWS_MAX = 65_536
@@ -67,19 +72,41 @@ SCHEMA = pa.schema(
 
 
 def runs_of(changes: Iterable[Change], states: Iterable[str]) -> Iterator[pa.RecordBatch]:
-    """Turn changes into sorted runs of bounded size; changes of one key keep their order."""
+    """Turn changes into sorted runs of bounded size; changes of one key keep their order.
+
+    Raises ChangeError for one that is too long, KeyError for one of another state.
+    """
     names = pa.array(list(states), pa.string())
     index = {name: number for number, name in enumerate(names.to_pylist())}
     rows: list[tuple[int, Change]] = []
     size = 0
     for change in changes:
         rows.append((position_of(change.key), change))
-        size += len(change.key) + len(change.field or b"") + len(change.value or b"")
+        key_bytes, field_bytes, value_bytes = len(change.key), len(change.field or b""), len(change.value or b"")
+        if key_bytes > KEY_BYTES_MAX or field_bytes > KEY_BYTES_MAX or value_bytes > VALUE_BYTES_MAX:
+            raise _too_long(change)
+        size += key_bytes + field_bytes + value_bytes
         if len(rows) == RUN_ROWS_MAX or size >= RUN_BYTES_MAX:
             yield _run(rows, names, index)
             rows, size = [], 0
     if rows:
         yield _run(rows, names, index)
+
+
+def _too_long(change: Change) -> ChangeError:
+    what, text, bytes_max = next(
+        (what, text, bytes_max)
+        for what, text, bytes_max in (
+            ("key", change.key, KEY_BYTES_MAX),
+            ("field", change.field or b"", KEY_BYTES_MAX),
+            ("value", change.value or b"", VALUE_BYTES_MAX),
+        )
+        if len(text) > bytes_max
+    )
+    return ChangeError(
+        f"state {change.state!r}: a {what} of the key {change.key[:100]!r} has {len(text)} bytes; the limit is "
+        f"{bytes_max}; keep the rest elsewhere, or spread it over several keys or fields"
+    )
 
 
 def _run(rows: list[tuple[int, Change]], names: pa.Array, index: dict[str, int]) -> pa.RecordBatch:

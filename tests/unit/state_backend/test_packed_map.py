@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from state_backend import packed_map
+from state_backend.errors import ChangeError
 
 
 def test_a_value_that_looks_like_a_field_is_not_found_as_one() -> None:
@@ -34,6 +35,11 @@ def test_an_empty_map_has_no_pairs() -> None:
     assert packed_map.pack([]) == packed_map.EMPTY
     assert list(packed_map.pairs(packed_map.EMPTY)) == []
     assert packed_map.find(packed_map.EMPTY, b"a") is None
+
+
+def test_a_map_of_more_fields_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(ChangeError, match=r"65536 fields .* a CLEAR of its key and a PUT per field"):
+        packed_map.pack((b"%d" % number, b"") for number in range(65_536))
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 65_535])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from state_backend import records
+from state_backend.errors import ChangeError
 from state_backend.records import SCHEMA, Change, Op, changes_in, runs_of
 from state_backend.slots import position_of
 
@@ -36,6 +37,27 @@ def test_a_run_ends_at_its_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(records, "RUN_BYTES_MAX", 100)
     runs = list(runs_of([Change("temp", Op.PUT, b"k", None, b"x" * 60) for _ in range(5)], ["temp"]))
     assert [run.num_rows for run in runs] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("key", Change("temp", Op.PUT, b"k" * 65_537, None, b"")),
+        ("field", Change("city", Op.DELETE, b"k", b"f" * 65_537)),
+        ("value", Change("temp", Op.PUT, b"k", None, bytes((64 << 20) + 1))),
+    ],
+)
+def test_what_is_too_long_is_refused_by_name(what: str, change: Change) -> None:
+    with pytest.raises(ChangeError, match=f"state '{change.state}': a {what} of the key b'k.* bytes; the limit is"):
+        list(runs_of([change], ["city", "temp"]))
+
+
+def test_what_is_as_long_as_it_may_be_comes_back() -> None:
+    given = [
+        Change("city", Op.PUT, b"k" * 65_536, b"f" * 65_536, b""),
+        Change("temp", Op.PUT, b"k", None, bytes(64 << 20)),
+    ]
+    assert sorted(each for run in runs_of(given, ["city", "temp"]) for each in changes_in(run)) == sorted(given)
 
 
 def test_a_run_is_sorted_by_position() -> None:
