@@ -1,17 +1,18 @@
 """The master of several serving processes: it takes connections, hands each to a worker, and tells all what to show.
 
-One listening socket, and the worker with the fewest clients gets the next one: connections are spread evenly however
-few there are, port 0 works, and so does every system with Unix sockets; SO_REUSEPORT and a shared listener do neither
-(measured: 50 connections over two processes went 25:25, 22:28 and 0:50). The master gives clients their ids.
+One listening socket; the worker with the fewest clients gets the next one, and of several the one whose last client is
+the oldest. So connections are spread evenly however few there are, port 0 works, and so does every system with Unix
+sockets. SO_REUSEPORT and a shared listener do neither (measured: of 50 connections two processes got 25 and 25 in this
+way, 22 and 28, and 0 and 50). The master gives clients their ids, and holds their number to the limit.
 
 All workers read the same stores, so that an epoch can be read by all as soon as it is committed. Another store is shown
 by all at one moment: each opens it, then all stand still, and go on when the last one does. So a client that comes back
 to another worker never sees an older epoch.
 
     master to worker    {"event": "start", ...}        once, with everything a server has to know
-                        {"event": "found", "job"}, "refused", "told"      what appliers tell (see `shown`)
+                        {"event": "found", "job"}, "told"     what is known of a job (see `shown`)
                         {"event": "open", "job", "of"}, then "hold", then "show"; or "drop" if one could not open it
-                        {"event": "loaded"}            every job can be read
+                        {"event": "loading", "is_loading"}, "port"
                         {"event": "client", "id"}      with a client's socket
                         {"event": "ask", "question", "argument"}, "answers"
     worker to master    {"event": "left", "id"}        a client has gone
@@ -73,6 +74,7 @@ class _Worker:
         self.number = number
         self.process = process
         self.clients: set[int] = set()
+        self.newest_client = 0
         self.ended = asyncio.Event()
         self._workers = workers
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -350,9 +352,10 @@ class Workers(Readers):
         if not self._serving:
             client.close()
             return
-        worker = min(self._serving, key=lambda each: len(each.clients))
+        worker = min(self._serving, key=lambda each: (len(each.clients), each.newest_client))
         client_id, self._next_id = self._next_id, self._next_id + 1
         worker.clients.add(client_id)
+        worker.newest_client = client_id
         worker.send({"event": "client", "id": client_id}, client)
 
     # -- questions ----------------------------------------------------------------------------------------------------

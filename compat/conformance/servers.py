@@ -26,6 +26,8 @@ STOP_S_MAX = 10.0
 PORT_TRIES_MAX = 5
 
 REDIS_SERVER = "redis-server"
+# What the control listeners of our servers ask for.
+CONTROL_TOKEN = "of-the-tests"
 
 
 @dataclass
@@ -35,6 +37,7 @@ class Running:
     port: int
     process: subprocess.Popen[bytes]
     password: str | None = None
+    control_port: int = 0
 
     def connect(self) -> Connection:
         """Open a connection, past the password if there is one."""
@@ -76,12 +79,18 @@ def redis_server(folder: Path, *options: str, password: str | None = None) -> It
 
 @contextmanager
 def sparkis_server(
-    folder: Path, log: Path, *options: str, password: str | None = None, port: int = 0
+    folder: Path,
+    log: Path,
+    *options: str,
+    password: str | None = None,
+    port: int = 0,
+    program: Sequence[str] = ("-m", "resp_server.process"),
 ) -> Iterator[Running]:
     """Run a sparkis server on a log, with its stores in a folder of its own; it is ready when it can be read."""
-    command = [sys.executable, "-m", "resp_server.process", "--child", "--port", str(port)]
+    command = [sys.executable, *program, "--child", "--port", str(port)]
     command += ["--log", str(log), "--store", str(folder), "--loglevel", "error", *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
+    environment["SPARKIS_CONTROL_TOKEN"] = CONTROL_TOKEN
     if password:
         environment["SPARKIS_PASSWORD"] = password
     # Its standard input stays open: a child ends with its parent.
@@ -91,7 +100,8 @@ def sparkis_server(
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(f"sparkis does not start: exit code {process.wait()}")
-        yield Running(json.loads(line)["port"], process, password)
+        ports = json.loads(line)
+        yield Running(ports["port"], process, password, ports["control_port"])
 
 
 @contextmanager

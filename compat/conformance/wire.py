@@ -120,6 +120,10 @@ class Connection:
     def __exit__(self, *ignored: object) -> None:
         self._socket.close()
 
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for `select`."""
+        return self._socket.fileno()
+
     def send(self, data: bytes) -> None:
         """Send bytes as they are; a server that has closed already is no error, as it may do so at any byte."""
         try:
