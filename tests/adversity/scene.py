@@ -77,7 +77,7 @@ class Process:
 
     def children(self, word: str) -> list[int]:
         """Return the processes below this one whose command line holds a word."""
-        return [pid for pid in _below(self.popen.pid) if word in _command_of(pid)]
+        return children_of(self.popen.pid, word)
 
     def kill(self) -> None:
         """End the whole group at once, as a machine that loses its power would; the driver's server ends by itself."""
@@ -87,6 +87,11 @@ class Process:
         for stream in (self.popen.stdin, self.popen.stdout):
             assert stream is not None
             stream.close()
+
+
+def children_of(parent: int, word: str) -> list[int]:
+    """Return the processes below one whose command line holds a word."""
+    return [pid for pid in _below(parent) if word in _command_of(pid)]
 
 
 def _below(parent: int) -> Iterator[int]:
@@ -248,10 +253,11 @@ class Scene:
         told = Orders(str(self.input), str(self.log), str(checkpoint or self.checkpoint), **orders)
         return self._started([sys.executable, str(HERE / "driver.py"), json.dumps(asdict(told))])
 
-    def start_server(self, store: str = "store") -> Process:
+    def start_server(self, store: str = "store", workers: int = 1) -> Process:
         """Start a server of the log, without Spark; it is ready when it has found the log."""
         command = [sys.executable, "-m", "resp_server.process", "--child", "--loglevel", "error"]
         command += ["--log", str(self.log), "--store", str(self.folder / store), "--port", str(self.port)]
+        command += ["--workers", str(workers)]
         server = self._started(command)
         server.wait_for("port")
         return server
