@@ -85,10 +85,12 @@ def run(options: Options) -> Iterator[Row]:
     if takes_workers():
         yield from _workers(options)
     if options.is_full:
-        with both(MANY_KEYS, has_maps_and_lists=False) as servers:
+        many = max(1000, int(MANY_KEYS * min(1.0, options.scale)))
+        options.report(f"reads: loading {many:,} keys into both servers")
+        with both(many, has_maps_and_lists=False) as servers:
             for pipeline in PIPELINES:
                 name = f"GET uniform of 10 M keys, pipeline {pipeline}"
-                yield measured(name, servers, uniform(MANY_KEYS), pipeline, options, note=f"{MANY_KEYS:,} keys")
+                yield measured(name, servers, uniform(many), pipeline, options, note=f"{many:,} keys")
 
 
 def _workers(options: Options) -> Iterator[Row]:

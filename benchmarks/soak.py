@@ -43,9 +43,9 @@ KILLED_EVERY_S = 3.0
 SAMPLED_EVERY_S = 1.0
 RETENTION_MINUTES = 0.5
 # The applier clears its table of readers at every step, and at least once a second.
-STALE_READERS_S_MAX = 10.0
-# A reader that says nothing for this long hangs: every one of them reports once a second.
-SILENCE_S_MAX = 60.0
+STALE_READERS_S_MAX = 8.0
+# A reader that sees no newer epoch for this long hangs, or is shown an old one: many come every second.
+STILL_S_MAX = 30.0
 MIB = 1 << 20
 # By how much the last third of a run may exceed the middle third, and still be flat: the larger of these.
 GROWTH_SHARE_MAX = 0.15
@@ -67,7 +67,7 @@ class Reader:
     skipped: int = 0
     epoch: int = -1
     wrong: str = ""
-    heard_s: float = field(default_factory=time.monotonic)
+    moved_s: float = field(default_factory=time.monotonic)
 
     @classmethod
     def start(cls, role: str, *given: str) -> Reader:
@@ -83,9 +83,9 @@ class Reader:
         assert self.process.stdout is not None
         for text in self.process.stdout:
             told = json.loads(text)
-            self.heard_s = time.monotonic()
             self.wrong = told.get("wrong", self.wrong)
-            self.epoch = told.get("epoch", self.epoch)
+            if told.get("epoch", self.epoch) != self.epoch:
+                self.epoch, self.moved_s = told["epoch"], time.monotonic()
             self.compared += told.get("compared", 0)
             self.skipped += told.get("skipped", 0)
 
@@ -96,8 +96,9 @@ class Reader:
         if self.process.poll() is not None:
             time.sleep(0.5)  # its last words may be on their way
             raise SoakError(f"a {self.role} reader ended with {self.process.returncode}: {self.wrong or 'in silence'}")
-        if self.role != "victim" and time.monotonic() - self.heard_s > SILENCE_S_MAX:
-            raise SoakError(f"a {self.role} reader has said nothing for {SILENCE_S_MAX:.0f} s")
+        still_s = time.monotonic() - self.moved_s
+        if self.role != "victim" and still_s > STILL_S_MAX:
+            raise SoakError(f"a {self.role} reader has seen nothing newer than epoch {self.epoch} for {still_s:.0f} s")
 
     def end(self) -> None:
         """End it, kindly if it listens."""
