@@ -1,0 +1,109 @@
+"""Replies that others have to be asked for first: the client's next requests wait, nobody else does."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from resp_server import instance
+
+PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
+LIST = b"CLIENT LIST TYPE pubsub\r\n"  # of nobody, so that the whole answer is known
+NOBODY = b"$0\r\n\r\n"
+WAIT_S_MAX = 20.0
+
+
+class Others:
+    """Other processes, whose answers come when the test says."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self.waiting: list[Callable[[list[Any]], None]] = []
+        server.server.instance.ask_others = self._ask
+
+    def _ask(self, question: str, argument: Any, answered: Callable[[list[Any]], None]) -> None:
+        self.waiting.append(answered)
+
+    def wait_for(self, count: int) -> None:
+        """Wait until so many questions were asked."""
+        ends = time.monotonic() + WAIT_S_MAX
+        while self._server.call(lambda: len(self.waiting)) < count:
+            assert time.monotonic() < ends
+            time.sleep(0.001)
+
+    def answer(self, *answers: Any) -> None:
+        """Answer the question that was asked first."""
+        self.wait_for(1)
+        self._server.call(lambda: self.waiting.pop(0)(list(answers)))
+
+
+@pytest.fixture
+def server(serve: Callable[..., Any]) -> Iterator[Any]:
+    return serve()
+
+
+@pytest.fixture
+def others(server: Any) -> Others:
+    return Others(server)
+
+
+def test_requests_behind_a_pending_reply_wait_for_it(server: Any, others: Others) -> None:
+    waiting, other = server.connect(), server.connect()
+    waiting.send(PING + LIST + PING + LIST + PING)
+    waiting.answers(b"", PONG)
+    others.wait_for(1)
+    other.answers(PING, PONG)  # nobody else waits
+    waiting.send(PING)  # comes while the reply is pending
+    others.answer([])
+    assert waiting.read(len(NOBODY + PONG)) == NOBODY + PONG
+    others.answer([])
+    assert waiting.read(len(NOBODY + PONG + PONG)) == NOBODY + PONG + PONG
+
+
+def test_what_others_answer_is_part_of_the_reply(server: Any, others: Others) -> None:
+    peer = server.connect()
+    peer.send(b"CLIENT KILL ID 77\r\n")
+    others.answer([77], [])
+    assert peer.read(4) == b":1\r\n"
+    peer.send(b"CLIENT KILL 127.0.0.1:1\r\n")
+    others.answer([])
+    error = b"-ERR No such client\r\n"
+    assert peer.read(len(error)) == error
+
+
+def test_who_does_not_answer_in_time_is_left_out(server: Any, others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance, "GATHER_S_MAX", 0.01)
+    peer = server.connect()
+    peer.answers(LIST + PING, NOBODY + PONG)
+    others.answer([])  # too late: nobody waits any more
+    peer.answers(PING, PONG)
+
+
+def test_a_client_that_goes_meanwhile_is_forgotten(server: Any, others: Others) -> None:
+    peer, other = server.connect(), server.connect()
+    peer.send(LIST)
+    others.wait_for(1)
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # closing sends a reset
+    peer.socket.close()
+    other.answers(PING, PONG)
+    others.answer([])
+    other.answers(PING, PONG)
+
+
+def test_a_half_closed_client_gets_its_pending_reply(server: Any, others: Others) -> None:
+    peer = server.connect()
+    peer.send(LIST + PING)
+    peer.socket.shutdown(socket.SHUT_WR)
+    others.answer([])
+    assert peer.read_all() == NOBODY + PONG
+
+
+def test_a_client_that_wants_no_replies_still_has_its_command_done(server: Any, others: Others) -> None:
+    peer = server.connect()
+    peer.send(b"CLIENT REPLY SKIP\r\nCLIENT KILL ID 1 SKIPME no\r\n")  # itself
+    others.answer([])
+    assert peer.read_all() == b""
