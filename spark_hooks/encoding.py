@@ -14,6 +14,8 @@ for the epoch's digest); `RowPlan.columns` tells where they lie in a batch that 
 from __future__ import annotations
 
 import sys
+import zlib
+from binascii import crc_hqx
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -27,17 +29,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from state_backend.errors import SparkisError
-from state_backend.records import RUN_BYTES_MAX, RUN_ROWS_MAX, SCHEMA, Op
+from state_backend.records import KEY_BYTES_MAX, RUN_BYTES_MAX, RUN_ROWS_MAX, SCHEMA, VALUE_BYTES_MAX, Op
 from state_backend.slots import HASH_BITS, position_of
 
-KEY_BYTES_MAX = 64 << 10
-VALUE_BYTES_MAX = 64 << 20
+# Bits of the column g that are a state's number: one fewer than its sign bit leaves, 32,768 states.
+STATE_BITS = 16
 # Longer keys are hashed one by one: a column at a time takes one turn per byte of the longest.
 COLUMN_HASH_BYTES_MAX = 256
 
 # Text that Arrow or Java gives an exponent, and that is rewritten one by one.
 EXPONENT = "[eE]"
-FRACTION_ZEROS = r"(\.[0-9]*[1-9])0+$|\.0+$"
+# What Arrow writes for a time whose year has no 16 bits.
+FAR_AWAY = "<"
 
 
 class RowError(SparkisError):
@@ -74,8 +77,8 @@ class RowPlan:
 def encode(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
     """Turn sorted rows into sorted runs of changes, one change per key (and field); add row hashes to `digest[0]`.
 
-    Rows of one state lie together (which state it is says the column s, if there are several), and in them rows of one
-    key; the last one wins, or for a list all of them count. Raises RowError.
+    Rows of one state lie together (if there are several, the first bits of the column g say which it is), and in them
+    rows of one key; the last one wins, or for a list all of them count. Raises RowError.
     """
     names = pa.array([plan.state for plan in plans], pa.string())  # one dictionary: a file cannot have several
     held: list[pa.RecordBatch] = []
@@ -109,7 +112,7 @@ def _by_state(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch]) -> It
         if len(plans) == 1:
             yield 0, _renamed(plans[0], batch)
             continue
-        numbers = batch.column("s").to_numpy()
+        numbers = batch.column("g").to_numpy() >> (64 - STATE_BITS)
         starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1)]
         for start, stop in zip(starts, [*starts[1:], n], strict=True):
             number = int(numbers[start])
@@ -160,7 +163,7 @@ def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch,
     states = pa.DictionaryArray.from_arrays(pa.array(np.full(n, number, np.int16)), names)
     return pa.RecordBatch.from_arrays(
         [
-            pa.array(positions_of(keys)),
+            pa.array(positions_of(keys, plan.literals[0].encode())),
             states,
             pc.if_else(is_deleted, pa.scalar(Op.DELETE, pa.uint8()), pa.scalar(put, pa.uint8())),
             keys,
@@ -295,8 +298,22 @@ def _rewrite(texts: pa.Array, rewrite: Any) -> pa.Array:
 
 def _timestamp_text(column: pa.Array, zone: str) -> pa.Array:
     instants = column.cast(pa.timestamp("us"))  # of a column with a zone: the time in UTC, with no look-up of zones
-    text = pc.strftime(instants, format="%Y-%m-%dT%H:%M:%S")
-    return pc.binary_join_element_wise(pc.replace_substring_regex(text, FRACTION_ZEROS, r"\1"), zone, "")
+    try:
+        texts = instants.cast(pa.timestamp("s")).cast(pa.string())  # 2013-07-04 10:00:00
+    except pa.ArrowInvalid:  # there are fractions; without them it is half the work
+        texts = pc.ascii_rtrim(pc.ascii_rtrim(instants.cast(pa.string()), "0"), ".")
+    texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
+    is_far = pc.fill_null(pc.starts_with(texts, FAR_AWAY), False)
+    if pc.any(is_far).as_py():
+        counts = instants.filter(is_far).cast(pa.int64()).to_pylist()
+        texts = pc.replace_with_mask(texts, is_far, pa.array(map(_far_text, counts), pa.string()))
+    return pc.binary_join_element_wise(texts, zone, "")
+
+
+def _far_text(micros: int) -> str:
+    """Return the text of a time that Arrow has none for."""
+    seconds, fraction = divmod(micros, 1_000_000)
+    return f"{np.datetime64(seconds, 's')}.{fraction:06d}".rstrip("0").rstrip(".")
 
 
 def pack_columns(names: tuple[str, ...], values: list[pa.Array]) -> tuple[pa.Array, pa.Array]:
@@ -388,28 +405,49 @@ def _crc32_table() -> npt.NDArray[np.uint32]:
     return table
 
 
+def _crc16_step(crc: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Take in a byte that was laid over the first bits."""
+    taken: npt.NDArray[Any] = (crc << 8) ^ CRC16[crc >> 8]
+    return taken
+
+
+def _crc32_step(crc: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Take in a byte that was laid over the last bits."""
+    taken: npt.NDArray[Any] = (crc >> 8) ^ CRC32[crc & 0xFF]
+    return taken
+
+
 CRC16 = _crc16_table()
 CRC32 = _crc32_table()
+# For two bytes at once: half the turns.
+CRC16_PAIRS = _crc16_step(_crc16_step(np.arange(1 << 16, dtype=np.uint16)))
+CRC32_PAIRS = _crc32_step(_crc32_step(np.arange(1 << 16, dtype=np.uint32)))
 
 
-def positions_of(keys: pa.Array) -> npt.NDArray[np.uint64]:
-    """Return `slots.position_of` of every key of a binary array without nulls."""
+def positions_of(keys: pa.Array, prefix: bytes = b"") -> npt.NDArray[np.uint64]:
+    """Return `slots.position_of` of every key of a binary array without nulls; all begin with `prefix`."""
     n = len(keys)
     ends = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + n + 1].astype(np.int64)
     content = np.frombuffer(keys.buffers()[2] or b"\0", np.uint8)
-    starts, lengths = ends[:-1], np.diff(ends)
-    crc16 = np.zeros(n, np.uint16)
-    crc32 = np.full(n, 0xFFFFFFFF, np.uint32)
+    lengths = np.diff(ends) - len(prefix)
     order = np.argsort(-lengths, kind="stable")  # the longest first, so that the keys still running are a prefix
+    starts = ends[:-1][order] + len(prefix)
     sorted_lengths = lengths[order]
-    for turn in range(min(int(sorted_lengths[0]) if n else 0, COLUMN_HASH_BYTES_MAX)):
-        rows = order[: np.searchsorted(-sorted_lengths, -turn, side="left")]
-        byte = content[starts[rows] + turn]
-        crc16[rows] = (crc16[rows] << 8) ^ CRC16[(crc16[rows] >> 8) ^ byte]
-        crc32[rows] = (crc32[rows] >> 8) ^ CRC32[(crc32[rows] & 0xFF) ^ byte]
+    crc16 = np.full(n, crc_hqx(prefix, 0), np.uint16)
+    crc32 = np.full(n, zlib.crc32(prefix) ^ 0xFFFFFFFF, np.uint32)
+    for turn in range(0, min(int(sorted_lengths[0]) if n else 0, COLUMN_HASH_BYTES_MAX), 2):
+        pairs, ones = np.searchsorted(-sorted_lengths, (-turn - 2, -turn - 1), side="right")
+        at = starts[:pairs] + turn
+        first, second = content[at].astype(np.uint16), content[at + 1].astype(np.uint16)
+        crc16[:pairs] = CRC16_PAIRS[crc16[:pairs] ^ (first << 8 | second)]
+        crc32[:pairs] = (crc32[:pairs] >> 16) ^ CRC32_PAIRS[(crc32[:pairs] & 0xFFFF) ^ (second << 8 | first)]
+        last = content[starts[pairs:ones] + turn]
+        crc16[pairs:ones] = _crc16_step(crc16[pairs:ones] ^ (last.astype(np.uint16) << 8))
+        crc32[pairs:ones] = _crc32_step(crc32[pairs:ones] ^ last)
+    positions = np.empty(n, np.uint64)
     slots = (crc16 & 16383).astype(np.uint64)
-    positions = slots << np.uint64(HASH_BITS) | (crc32 ^ np.uint32(0xFFFFFFFF)).astype(np.uint64)
-    is_odd = (lengths > COLUMN_HASH_BYTES_MAX) | pc.match_substring(keys, b"{").to_numpy(zero_copy_only=False)
+    positions[order] = slots << np.uint64(HASH_BITS) | (crc32 ^ np.uint32(0xFFFFFFFF)).astype(np.uint64)
+    is_odd = (np.diff(ends) > COLUMN_HASH_BYTES_MAX) | pc.match_substring(keys, b"{").to_numpy(zero_copy_only=False)
     for row in np.flatnonzero(is_odd):  # hash tags and very long keys
         positions[row] = position_of(keys[int(row)].as_py())
     return positions

@@ -3,8 +3,9 @@
 Each state has its own columns of its own types; a row of the layout has a slot for each of them, and states share the
 slots of one type. A row of the query becomes a row of the layout for each state that it belongs to:
 
-    s             which state it is (left out where there is only one)
-    k0, k1 ...    the key's parts: rows are spread and ordered by them
+    g             the state's number and a hash of the key: rows are spread by it, and ordered by it first, because
+                  Spark compares one long much faster than texts, and other columns only where two are the same
+    k0, k1 ...    the key's parts
     f0 ...        a map's field
     o0, o1 ...    what orders the rows of one key; not sent to the workers
     v0, v1 ...    values
@@ -27,7 +28,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_hooks.columns import StateColumns
-from spark_hooks.encoding import RowPlan
+from spark_hooks.encoding import STATE_BITS, RowPlan
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import DescriptorError
 
@@ -42,7 +43,6 @@ class Layout:
     states: tuple[StateDescriptor, ...]
     row_plans: tuple[RowPlan, ...]
     selected: tuple[Column, ...]
-    spread: tuple[Column, ...]
     order: tuple[Column, ...]
     sent: tuple[Column, ...]
 
@@ -58,16 +58,14 @@ class Layout:
             {slot: column for slot, (_, column) in zip(names, each, strict=True)}
             for names, each in zip(placed, columns, strict=True)
         ]
-        number = [] if len(states) == 1 else ["s"]
         is_ordered = any(state.duplicates != "any" or state.order_by for state in states)
-        data = number + slots.names("k", "f", "v", "d")
+        data = ["g", *slots.names("k", "f", "v", "d")]
         return cls(
             schema=df.schema,
             states=tuple(states),
             row_plans=tuple(each.plan(df, _renamed(names)) for each, names in zip(of_states, placed, strict=True)),
-            selected=_as_columns(rows[0]) if len(rows) == 1 else (_expanded(states, rows, slots),),
-            spread=tuple(map(F.col, slots.names("k"))),
-            order=tuple(map(F.col, number + (slots.names("k", "f", "o") if is_ordered else []))),
+            selected=_row(0, rows[0]) if len(rows) == 1 else (_expanded(states, rows, slots),),
+            order=tuple(map(F.col, ["g", *slots.names("k", "f", "o")])) if is_ordered else (F.col("g"),),
             sent=(*map(F.col, data), F.xxhash64(*map(F.col, data)).alias("h")),
         )
 
@@ -77,14 +75,11 @@ class Layout:
         Always a whole pass over the batch: Spark would lose the checkpoint of a stateful query otherwise.
         """
         if len(self.states) > 1:
-            rows = df.select(*self.selected).where("s IS NOT NULL")
+            rows = df.select(*self.selected).where("g IS NOT NULL")
         else:
             where = self.states[0].where
             rows = (df if where is None else df.where(where)).select(*self.selected)
-        rows = rows.repartition(partitions, *self.spread)
-        if self.order:
-            rows = rows.sortWithinPartitions(*self.order)
-        return rows.select(*self.sent)
+        return rows.repartition(partitions, "g").sortWithinPartitions(*self.order).select(*self.sent)
 
     def rows_in_place(self, df: DataFrame, *first: str) -> DataFrame:
         """Return the rows of the only state, in such an order, where all rows of a key lie in one partition already.
@@ -160,8 +155,11 @@ def _renamed(slots: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return (*renamed, ("h", "h"))
 
 
-def _as_columns(row: dict[str, Column]) -> tuple[Column, ...]:
-    return tuple(column.alias(slot) for slot, column in row.items())
+def _row(number: int, row: dict[str, Column]) -> tuple[Column, ...]:
+    """Return the columns of a state's row."""
+    key_hash = F.xxhash64(*(column for slot, column in row.items() if slot[0] == "k"))
+    group = F.shiftrightunsigned(key_hash, STATE_BITS).bitwiseOR(F.lit(number << (64 - STATE_BITS)).cast("long"))
+    return (group.alias("g"), *(column.alias(slot) for slot, column in row.items()))
 
 
 def _expanded(states: Sequence[StateDescriptor], rows: Sequence[dict[str, Column]], slots: _Slots) -> Column:
@@ -169,6 +167,6 @@ def _expanded(states: Sequence[StateDescriptor], rows: Sequence[dict[str, Column
     empty = slots.empty()
     made = []
     for number, (state, row) in enumerate(zip(states, rows, strict=True)):
-        whole = F.struct(F.lit(number).alias("s"), *_as_columns(empty | row))
+        whole = F.struct(*_row(number, empty | row))
         made.append(whole if state.where is None else F.when(F.expr(state.where), whole))
     return F.inline(F.array(*made))

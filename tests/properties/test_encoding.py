@@ -33,12 +33,12 @@ KEYS = st.one_of(
 )
 
 
-@given(st.lists(KEYS, max_size=30), st.integers(0, 5))
-@example([], 0)
-@example([b"", b"{}", b"{}{a}", b"{a}b", b"a{", b"x" * COLUMN_HASH_BYTES_MAX], 1)
-def test_positions_of_a_column_are_the_positions_of_its_keys(keys: list[bytes], offset: int) -> None:
-    column = pa.array(keys, pa.binary()).slice(offset)
-    assert positions_of(column).tolist() == [position_of(key) for key in keys[offset:]]
+@given(st.lists(KEYS, max_size=30), st.integers(0, 5), st.sampled_from([b"", b"a", b"job:state:", b"{a}"]))
+@example([], 0, b"")
+@example([b"", b"{}", b"{}{a}", b"{a}b", b"a{", b"x" * COLUMN_HASH_BYTES_MAX], 1, b"")
+def test_positions_of_a_column_are_the_positions_of_its_keys(keys: list[bytes], offset: int, prefix: bytes) -> None:
+    column = pa.array([prefix + key for key in keys], pa.binary()).slice(offset)
+    assert positions_of(column, prefix).tolist() == [position_of(prefix + key) for key in keys[offset:]]
 
 
 COLUMNS = st.integers(1, 5).flatmap(

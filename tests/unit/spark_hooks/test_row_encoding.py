@@ -13,9 +13,18 @@ import pyarrow as pa
 import pytest
 
 from spark_hooks import encoding
-from spark_hooks.encoding import KEY_BYTES_MAX, VALUE_BYTES_MAX, RowError, RowPlan, as_bytes, encode, pack_columns
+from spark_hooks.encoding import RowError, RowPlan, as_bytes, encode, pack_columns
 from state_backend import packed_list, packed_map
-from state_backend.records import RUN_BYTES_MAX, RUN_ROWS_MAX, SCHEMA, Change, Op, changes_in
+from state_backend.records import (
+    KEY_BYTES_MAX,
+    RUN_BYTES_MAX,
+    RUN_ROWS_MAX,
+    SCHEMA,
+    VALUE_BYTES_MAX,
+    Change,
+    Op,
+    changes_in,
+)
 
 VALUES = RowPlan(
     state="temp",
@@ -341,6 +350,22 @@ def test_a_decimal_is_plain(kind: pa.DataType):
 def test_a_timestamp_has_a_fraction_only_where_there_is_one(instant: datetime, expected: str):
     assert text(pa.array([instant, None], pa.timestamp("us")), "timestamp_ntz") == [expected, None]
     assert text(pa.array([instant.replace(tzinfo=UTC)], pa.timestamp("us", "UTC")), "timestamp") == [expected + "Z"]
+
+
+@pytest.mark.parametrize(
+    ("micros", "expected"),
+    [
+        (-(2**63), "-290308-12-21T19:59:05.224192"),
+        (2**63 - 1, "294247-01-10T04:00:54.775807"),
+        (9 * 10**18, "287168-08-24T16:00:00"),
+        (10**15 * 280, "10842-11-05T17:46:40"),
+    ],
+)
+def test_a_timestamp_may_lie_as_far_away_as_spark_counts(micros: int, expected: str):
+    near = 1372932000 * 10**6
+    for others, texts in (([near], ["2013-07-04T10:00:00"]), ([near + 1], ["2013-07-04T10:00:00.000001"])):
+        column = pa.array([micros, None, *others], pa.timestamp("us"))
+        assert text(column, "timestamp_ntz") == [expected, None, *texts]
 
 
 def test_a_timestamp_of_another_zone_is_written_in_utc():
