@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from resp_server import children
 from resp_server.client import Client
 from resp_server.control import TOKEN_VARIABLE
-from resp_server.process import PASSWORD_VARIABLE
+from resp_server.process import PASSWORD_VARIABLE, WORKERS_MAX
 from spark_hooks import endpoints
 from spark_hooks.sink import LOG_SETTING
 from state_backend.change_log import check_writable
@@ -41,7 +41,9 @@ DEFAULT_LOG = "sparkis-log"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 5.0
+# A server that dies is started again at once, and after that with pauses that double up to the longest.
 RESTART_PAUSE_S = 1.0
+RESTART_PAUSE_S_MAX = 60.0
 WAIT_AGAIN_S = 0.1
 
 
@@ -68,7 +70,7 @@ class ServedEndpoint(endpoints.Endpoint):
         self._token = environment[TOKEN_VARIABLE]
         self._client: Client | None = None
         self._lock = threading.Lock()
-        self._is_stopping = False
+        self._stopping = threading.Event()
         self._process, ports = self._start(port=None)
         self.port = ports["port"]
         self._control_port = ports["control_port"]
@@ -76,7 +78,8 @@ class ServedEndpoint(endpoints.Endpoint):
         self.url = f"redis://{secret}{f'[{host}]' if ':' in host else host}:{self.port}"
         endpoints.add(log, self)
         atexit.register(self.stop)
-        threading.Thread(target=self._keep_running, name="sparkis-server", daemon=True).start()
+        self._keeper = threading.Thread(target=self._keep_running, name="sparkis-server", daemon=True)
+        self._keeper.start()
 
     def __repr__(self) -> str:
         return f"ServedEndpoint(port={self.port}, log={self.log!r})"
@@ -113,13 +116,13 @@ class ServedEndpoint(endpoints.Endpoint):
                 return bool(reached == 1)
             except (SparkisError, OSError) as error:  # it may be starting again
                 logger.debug("the server at port %d did not answer WAIT: %s", self.port, error)
-            if time.monotonic() >= deadline or self._is_stopping:
+            if time.monotonic() >= deadline or self._stopping.is_set():
                 return False
             time.sleep(WAIT_AGAIN_S)
 
     def stop(self) -> None:
         """End the server; clients are disconnected. The log stays as it is."""
-        self._is_stopping = True
+        self._stopping.set()
         atexit.unregister(self.stop)
         endpoints.remove(self.log, self)
         with self._lock:
@@ -150,27 +153,40 @@ class ServedEndpoint(endpoints.Endpoint):
         if not line:
             process.kill()
             process.wait()
-            raise SparkisError("the sparkis server did not start; the line above tells why (is the port in use?)")
+            at = "" if port is None else f" at port {port}"
+            raise SparkisError(f"the sparkis server did not start{at}; the line above tells why (is the port in use?)")
         ports: dict[str, int] = json.loads(line)
         return process, ports
 
     def _keep_running(self) -> None:
+        """Start the server again when it dies: at once, then after pauses that double."""
+        pause_s = 0.0
         while True:
+            began_s = time.monotonic()
             self._process.wait()
-            if self._is_stopping:
+            if self._stopping.is_set():
                 return
             logger.warning("the sparkis server at port %d died; starting it again", self.port)
-            try:
-                process, ports = self._start(self.port)
-            except SparkisError as error:
-                logger.error("%s", error)
-                time.sleep(RESTART_PAUSE_S)
-                continue
-            with self._lock:
-                self._process, self._control_port = process, ports["control_port"]
-                self._disconnect()
-            if self._is_stopping:
-                process.kill()
+            if time.monotonic() - began_s > RESTART_PAUSE_S_MAX:
+                pause_s = 0.0
+            is_told = False
+            while not self._stopping.wait(pause_s):
+                pause_s = min(max(2 * pause_s, RESTART_PAUSE_S), RESTART_PAUSE_S_MAX)
+                try:
+                    self._start_again()
+                    break
+                except SparkisError as error:
+                    if not is_told:  # it may go on for hours
+                        logger.error("%s; tried again after pauses of up to %d s", error, RESTART_PAUSE_S_MAX)
+                    is_told = True
+
+    def _start_again(self) -> None:
+        process, ports = self._start(self.port)
+        with self._lock:
+            self._process, self._control_port = process, ports["control_port"]
+            self._disconnect()
+        if self._stopping.is_set():
+            process.kill()
 
     def _connect(self) -> Client:
         """Connect to the control listener."""
@@ -191,6 +207,7 @@ def serve(
     password: str | None = None,
     store: str | Path | None = None,
     role: str = "master",
+    workers: int = 1,
 ) -> ServedEndpoint:
     """Start a server beside this driver and make its log the session's; return where it is.
 
@@ -200,15 +217,20 @@ def serve(
     password  what clients must send with AUTH
     store     a folder to keep the server's store in over restarts; a temporary one unless given
     role      `master`, or `slave` for clients that should know that nothing can be written
+    workers   processes that serve the port; each can keep a core busy
 
     The server is a process of its own without a JVM; it ends with the driver. Raises SparkisError if it does not start.
+    ValueError for a number of workers that is none.
     """
+    if not 1 <= workers <= WORKERS_MAX:
+        raise ValueError(f"workers={workers!r}: give a number of processes from 1 to {WORKERS_MAX}")
     root = open_filesystem(log or spark.conf.get(LOG_SETTING, None) or DEFAULT_LOG).root
     check_writable(root)
     hosts = [bind] if isinstance(bind, str) else list(bind)
     temporary = _temporary_folder() if store is None else None
     command = [sys.executable, "-m", "resp_server.process", "--child", "--compact", "--log", root, "--port", str(port)]
     command += ["--bind", *hosts, "--role", role, "--loglevel", "warning", "--store", str(temporary or store)]
+    command += ["--workers", str(workers)]
     environment = children.environment() | {TOKEN_VARIABLE: secrets.token_hex(16)}
     environment.pop(PASSWORD_VARIABLE, None)
     if password is not None:

@@ -1,0 +1,90 @@
+"""The server beside a driver is started again when it dies; if that fails, in peace, and with one word about it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from resp_server import children
+from resp_server.control import TOKEN_VARIABLE
+from spark_hooks import serve
+from spark_hooks.serve import ServedEndpoint
+
+WAIT_S_MAX = 30.0
+
+# A server that cannot be started while there is a file of this name, and counts how often that was tried.
+SERVER = """
+import json, os, sys
+folder = sys.argv[1]
+with open(folder + "/tries", "a") as tries:
+    tries.write(".")
+if os.path.exists(folder + "/taken"):
+    sys.exit("the port is taken")
+print(json.dumps({"port": 7, "control_port": 8}), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedEndpoint]:
+    monkeypatch.setattr(serve, "RESTART_PAUSE_S", 0.001)
+    monkeypatch.setattr(serve, "RESTART_PAUSE_S_MAX", 0.01)
+    made = ServedEndpoint(
+        [sys.executable, "-c", SERVER, str(tmp_path)],
+        children.environment() | {TOKEN_VARIABLE: "x"},
+        log=str(tmp_path),
+        host="127.0.0.1",
+        password=None,
+        temporary=None,
+    )
+    yield made
+    made.stop()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def tries(folder: Path) -> int:
+    return len((folder / "tries").read_text())
+
+
+def test_a_server_that_died_is_started_again(endpoint: ServedEndpoint) -> None:
+    first = endpoint.pid
+    endpoint._process.kill()
+    wait_until(lambda: endpoint.pid != first)
+    assert endpoint._process.poll() is None
+
+
+def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
+    endpoint: ServedEndpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = endpoint.pid
+    (tmp_path / "taken").touch()
+    endpoint._process.kill()
+    wait_until(lambda: tries(tmp_path) >= 5)
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "did not start at port 7; the line above tells why (is the port in use?)" in errors[0]
+    (tmp_path / "taken").unlink()
+    wait_until(lambda: endpoint.pid != first)
+
+
+def test_nothing_is_started_after_the_end(endpoint: ServedEndpoint, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    endpoint._process.kill()
+    wait_until(lambda: tries(tmp_path) >= 2)
+    endpoint.stop()
+    wait_until(lambda: not endpoint._keeper.is_alive())
+    before = tries(tmp_path)
+    (tmp_path / "taken").unlink()
+    time.sleep(0.05)
+    assert tries(tmp_path) == before
