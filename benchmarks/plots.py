@@ -11,7 +11,7 @@ library would do neither, and would bring ten packages.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
@@ -23,22 +23,25 @@ LABEL_WIDTH = 300
 MARGIN = 24
 CURVE_HEIGHT = 330
 # Colours that the colour-blind tell apart, one set per background.
-STYLE = """
-svg { --back: #ffffff; --ink: #1f2328; --faint: #d1d9e0; --a: #0969da; --b: #bc4c00; --c: #1a7f37; --good: #1a7f37; --bad: #cf222e }
-@media (prefers-color-scheme: dark) {
-svg { --back: #0d1117; --ink: #e6edf3; --faint: #3d444d; --a: #58a6ff; --b: #f0883e; --c: #3fb950; --good: #3fb950; --bad: #ff7b72 }
-}
-rect { fill: var(--back) }
-text { fill: var(--ink); font: 12px system-ui, sans-serif }
-.title { font-weight: 600; font-size: 14px }
-.grid { stroke: var(--faint) }
-.budget { stroke: var(--ink); stroke-width: 2; stroke-dasharray: 4 3 }
-.good { stroke: var(--good); fill: var(--good) } .bad { stroke: var(--bad); fill: var(--bad) }
-.none { stroke: var(--a); fill: var(--a) }
-.s0 { stroke: var(--a); fill: var(--a) } .s1 { stroke: var(--b); fill: var(--b) } .s2 { stroke: var(--c); fill: var(--c) }
+LIGHT = {"back": "#ffffff", "ink": "#1f2328", "faint": "#d1d9e0", "a": "#0969da", "b": "#bc4c00", "c": "#1a7f37"}
+DARK = {"back": "#0d1117", "ink": "#e6edf3", "faint": "#3d444d", "a": "#58a6ff", "b": "#f0883e", "c": "#3fb950"}
+SHAPES = """\
+text { font: 12px system-ui, sans-serif } .title { font-weight: 600; font-size: 14px }
 line { stroke-width: 1 } .whisker { stroke-width: 3; stroke-linecap: round; opacity: .55 }
-polyline { fill: none; stroke-width: 2 }
-"""  # noqa: E501  # a line per rule reads best
+.budget { stroke-width: 2; stroke-dasharray: 4 3 } polyline { fill: none; stroke-width: 2 }"""
+
+
+def _colours(of: Mapping[str, str]) -> str:
+    marks = {"kept": "c", "missed": "b", "none": "a", "s0": "a", "s1": "b", "s2": "c"}
+    rules = [f"rect {{ fill: {of['back']} }} text {{ fill: {of['ink']} }}"]
+    rules += [f".grid {{ stroke: {of['faint']} }} .budget {{ stroke: {of['ink']} }}"]
+    rules += [
+        f".{name} {{ stroke: {of[colour]} }} circle.{name} {{ fill: {of[colour]} }}" for name, colour in marks.items()
+    ]
+    return "\n".join(rules)
+
+
+STYLE = f"{SHAPES}\n{_colours(LIGHT)}\n@media (prefers-color-scheme: dark) {{\n{_colours(DARK)}\n}}"
 
 
 @dataclass
@@ -76,7 +79,7 @@ def dots(title: str, rows: Sequence[Row], unit: str) -> str:
     out.append(_text(right, bottom + 34, unit, anchor="end"))
     for i, row in enumerate(rows):
         y = top + ROW_HEIGHT * (i + 0.5)
-        kind = {True: "good", False: "bad", None: "none"}[row.is_within_budget]
+        kind = {True: "kept", False: "missed", None: "none"}[row.is_within_budget]
         out.append(_text(left - 10, y + 4, row.name, anchor="end"))
         if row.low is not None and row.high is not None:
             out.append(_line(x(row.low), y, x(row.high), y, f"whisker {kind}"))

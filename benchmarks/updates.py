@@ -33,7 +33,7 @@ from benchmarks.options import Options
 from benchmarks.results import Row, compared
 from benchmarks.servers import VoidError, start_redis, temporary_folder, until
 
-STATE = "last"
+JOB, STATE = "updates", "last"
 FIELDS = ("a", "b", "c", "d")
 KEYS = 1_000_000
 ROWS, MANY_ROWS = 100_000, 1_000_000
@@ -149,7 +149,6 @@ class Race:
         self._checks = Random(1)
         self._way = case.ways[0]
         self._peer_done_s = 0.0
-        self._job = f"job{abs(hash(case.name)) % 1000}"
         self._process, self._port, _ = start_redis(folder)
         self._endpoint = sparkis.serve(spark, log=folder / "log", store=folder / "store")
         self._ours = redis.Redis(port=self._endpoint.port, decode_responses=True)
@@ -158,7 +157,7 @@ class Race:
         value = self._case.columns[0] if len(self._case.columns) == 1 else self._case.columns
         ours = sparkis.queryable(self._stream("ours"), STATE, key="key", value=value, mode="update")
         peer = self._stream("peer").writeStream.outputMode("update").foreachBatch(self._write_to_peer)
-        self._our_query = ours.queryName(self._job).option("checkpointLocation", str(folder / "c1")).start()
+        self._our_query = ours.queryName(JOB).option("checkpointLocation", str(folder / "c1")).start()
         self._peer_query = peer.queryName("peer").option("checkpointLocation", str(folder / "c2")).start()
 
     def _stream(self, name: str) -> DataFrame:
@@ -261,7 +260,7 @@ class Race:
     def _write_to_peer(self, batch: DataFrame, batch_id: int) -> None:
         """Write a batch; runs in this process, its partitions in Spark's Python workers."""
         way, port = self._way, self._port
-        prefix = f"{self._job}:{STATE}:"
+        prefix = f"{JOB}:{STATE}:"
         texts = batch.select(
             F.concat(F.lit(prefix), F.col("key").cast("string")).alias("key"),
             *(F.col(column).cast("string").alias(column) for column in self._case.columns),
@@ -284,14 +283,14 @@ class Race:
         return values[0] if len(values) == 1 else dict(zip(self._case.columns, values, strict=True))
 
     def _found(self, key: int) -> Any:
-        name = f"{self._job}:{STATE}:{key}"
+        name = f"{JOB}:{STATE}:{key}"
         try:
             return self._ours.get(name) if len(self._case.columns) == 1 else self._ours.hgetall(name)
         except redis.ResponseError:  # the job is just being opened
             return None
 
     def _found_at_peer(self, key: int) -> Any:
-        name = f"{self._job}:{STATE}:{key}"
+        name = f"{JOB}:{STATE}:{key}"
         if self._way.is_one_hash:
             return self._peer.hget(STATE, name)
         return self._peer.get(name) if len(self._case.columns) == 1 else self._peer.hgetall(name)
