@@ -52,6 +52,14 @@ def restartable(tmp_path: Path, dataset_log: Path, dataset: Dataset) -> Iterator
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def several_workers(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: Dataset) -> Iterator[Running]:
+    """A server whose clients are spread over two processes."""
+    with sparkis_server(tmp_path_factory.mktemp("store"), dataset_log, "--workers", "2") as server:
+        wait_for_keys(server, len(dataset.keys))
+        yield server
+
+
 Script = Callable[..., Any]
 
 

@@ -39,6 +39,16 @@ await run({
     return { get: await client.get("plain"), hgetall: await client.hgetall("hash:one") };
   },
 
+  async killing() {
+    const clients = Array.from({ length: 4 }, () => connect({ retryStrategy: null }));
+    const ids = await Promise.all(clients.map((client) => client.client("ID")));
+    const listed = (await clients[0].client("LIST")).match(/^id=\d+/gm).map((word) => Number(word.slice(3)));
+    const ended = new Promise((resolve) => clients[1].once("end", resolve));
+    const killed = await clients[0].client("KILL", "ID", ids[1]);
+    await ended;
+    return { all: ids.every((id) => listed.includes(id)), killed, other: await clients[2].get("plain") };
+  },
+
   async streams() {
     const client = connect();
     const pairs = await collect(client.hscanStream("hash:large", { count: 100 }));

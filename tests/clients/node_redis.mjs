@@ -41,6 +41,17 @@ await run({
     return { get: await client.get("plain"), hgetall: await client.hGetAll("hash:one") };
   },
 
+  async killing() {
+    const off = { socket: { port, host: "127.0.0.1", reconnectStrategy: false } };
+    const clients = await Promise.all([connect(off), connect(off), connect(off), connect(off)]);
+    const ids = await Promise.all(clients.map((client) => client.clientId()));
+    const listed = (await clients[0].clientList()).map((client) => client.id);
+    const ended = new Promise((resolve) => clients[1].once("error", resolve));
+    const killed = await clients[0].clientKill({ filter: "ID", id: ids[1] });
+    await ended;
+    return { all: ids.every((id) => listed.includes(id)), killed, other: await clients[2].get("plain") };
+  },
+
   async streams() {
     const client = await connect();
     const pairs = await collect(client.hScanIterator("hash:large", { COUNT: 100 }));

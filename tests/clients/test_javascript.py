@@ -74,3 +74,9 @@ def test_a_password_lets_in_and_a_wrong_one_does_not(script: str, run_script: An
 def test_a_client_connects_again_after_a_restart(script: str, run_script: Any, restartable: Any) -> None:
     found = run_script(script, "reconnect", restartable, meanwhile=restartable.restart)
     assert found == {"before": "value", "after": "value"}
+
+
+def test_clients_of_all_workers_are_listed_and_can_be_killed(
+    script: str, run_script: Any, several_workers: Running
+) -> None:
+    assert run_script(script, "killing", several_workers) == {"all": True, "killed": 1, "other": "value"}

@@ -195,3 +195,27 @@ def test_several_threads_share_a_pool(client: redis.Redis) -> None:
     with ThreadPoolExecutor(8) as threads:
         values = list(threads.map(lambda number: client.get(b"many:%03d" % number), range(300)))
     assert values == [b"%d" % number for number in range(300)]
+
+
+def test_clients_of_all_workers_are_listed_and_can_be_killed(
+    several_workers: Running, settings: dict[str, Any]
+) -> None:
+    clients = [
+        redis.Redis(port=several_workers.port, client_name=f"client-{number}", **NO_RETRY, **settings)
+        for number in range(4)
+    ]
+    ids = [client.client_id() for client in clients]
+    assert ids == sorted(set(ids))
+    for client in clients:
+        listed = {int(each["id"]): each["name"] for each in client.client_list()}
+        assert {each: listed[each] for each in ids} == {each: f"client-{at}" for at, each in enumerate(ids)}
+        assert [each["id"] for each in client.client_list(client_id=ids[2:])] == [str(each) for each in ids[2:]]
+    address = clients[2].client_info()["addr"]
+    assert clients[0].client_kill_filter(_id=ids[1]) == 1
+    assert clients[0].client_kill(address) is True
+    assert {int(each["id"]) for each in clients[3].client_list()} & set(ids) == {ids[0], ids[3]}
+    for killed in clients[1:3]:  # it connects again by itself
+        assert killed.client_id() > ids[-1]
+    assert clients[0].info("clients")["connected_clients"] >= 2
+    for client in clients:
+        client.close()
