@@ -75,6 +75,11 @@ def is_applier(pid: int) -> bool:
     return "state_backend.applier" in command_of(pid)
 
 
+def serving(server: int) -> list[int]:
+    """Return a sparkis server and its workers."""
+    return [server, *(pid for pid in below(server) if "resp_server" in command_of(pid))]
+
+
 def disk_bytes(folder: Path) -> int:
     """Return the room that the files below a folder take on the disk: holes count nothing."""
     total = 0

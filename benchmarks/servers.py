@@ -332,11 +332,8 @@ class Sparkis(Served):
         super().stop()
 
     def pids(self) -> list[int]:
-        """Return the server and its workers; what applies epochs and writes snapshots is not among them."""
-        parts = ("state_backend.applier", "state_backend.compactor")
-        found = [pid for pid in processes.below(self.process.pid) if (command := processes.command_of(pid))
-                 and not any(part in command for part in parts)]  # fmt: skip
-        return [self.process.pid, *found]
+        """Return the server and its workers; what applies epochs is not among them."""
+        return processes.serving(self.process.pid)
 
     def applier_pid(self) -> int:
         """Return the process that applies epochs."""

@@ -218,7 +218,8 @@ class Race:
 
     def _round_of_ours(self, files: Files) -> tuple[float, float]:
         """Let a batch arrive; return how long it took until all could be read, and the servers' processor time."""
-        pids = [self._endpoint.pid, *processes.below(self._endpoint.pid)]
+        server = self._endpoint.pid
+        pids = [*processes.serving(server), *filter(processes.is_applier, processes.below(server))]
         cpu_s = sum(map(processes.cpu_s, pids))
         last = int(files.keys[-1])
         expected = self._expected(last, files.turn)
