@@ -59,6 +59,7 @@ class StateColumns:
             ),
             field_name=state.field,
             field_form="text" if state.field is None else _text(df, state.field)[1],
+            value_names=state.value,
             value_forms=tuple(value_form for _, value_form in self._values(df)),
             map_fields=state.value if is_whole_map else (),
             expire_at_ms=None,

@@ -65,6 +65,7 @@ class RowPlan:
     key_is_open: tuple[bool, ...]
     field_name: str | None
     field_form: str
+    value_names: tuple[str, ...]
     value_forms: tuple[str, ...]
     map_fields: tuple[str, ...]
     expire_at_ms: int | None
@@ -157,7 +158,7 @@ def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch,
     put = Op.APPEND if plan.appends else Op.PUT
     if "d" in batch.schema.names:
         is_deleted = pc.or_(is_deleted, pc.fill_null(batch.column("d"), False))
-    _check_size(plan, "value", value, VALUE_BYTES_MAX)
+    _check_size(plan, "value", plan.value_names, value, VALUE_BYTES_MAX)
     nothing = pa.scalar(None, pa.binary())
     expire_at_ms = pa.scalar(plan.expire_at_ms, pa.int64())
     states = pa.DictionaryArray.from_arrays(pa.array(np.full(n, number, np.int16)), names)
@@ -190,7 +191,7 @@ def _keys(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
             _check_separable(plan, name, part, literal)
         parts += [part, pa.scalar(literal)]
     keys = pc.binary_join_element_wise(*parts, pa.scalar(b""))
-    _check_size(plan, "key", keys, KEY_BYTES_MAX)
+    _check_size(plan, "key", plan.key_names, keys, KEY_BYTES_MAX)
     return keys
 
 
@@ -215,7 +216,7 @@ def _field(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
             f"batch; filter them out, or give them a value with coalesce()"
         )
     field = _without_negative_zero(as_bytes(column, plan.field_form), plan.field_form)
-    _check_size(plan, "field", field, KEY_BYTES_MAX)
+    _check_size(plan, "field", (plan.field_name or "",), field, KEY_BYTES_MAX)
     return field
 
 
@@ -224,10 +225,14 @@ def _without_negative_zero(part: pa.Array, form: str) -> pa.Array:
     return pc.if_else(pc.equal(part, b"-0"), b"0", part) if form == "float" else part
 
 
-def _check_size(plan: RowPlan, what: str, texts: pa.Array, bytes_max: int) -> None:
+def _check_size(plan: RowPlan, what: str, columns: Sequence[str], texts: pa.Array, bytes_max: int) -> None:
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     if longest > bytes_max:
-        raise RowError(f"state {plan.state!r}: a {what} has {longest} bytes; the limit is {bytes_max}")
+        named = f"column{'s' * (len(columns) > 1)} {', '.join(map(repr, columns))}"
+        raise RowError(
+            f"state {plan.state!r}: a {what} made of the {named} has {longest} bytes; the limit is {bytes_max}; "
+            f"shorten it, or leave such rows out"
+        )
 
 
 def _last_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -354,7 +359,7 @@ def pack_arrays(plan: RowPlan, column: pa.Array) -> tuple[pa.Array, pa.Array]:
             f"take them out with array_compact()"
         )
     text = as_bytes(elements, plan.value_forms[0])
-    _check_size(plan, "list element", text, VALUE_BYTES_MAX)
+    _check_size(plan, "list element", plan.value_names, text, VALUE_BYTES_MAX)
     end = pa.scalar(b"\r\n")
     length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
     bulk = pc.binary_join_element_wise(pa.scalar(b"$"), length, end, text, end, pa.scalar(b""))

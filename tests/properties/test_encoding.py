@@ -123,6 +123,7 @@ PLAN = RowPlan(
     key_is_open=(False,),
     field_name="f",
     field_form="text",
+    value_names=("temp",),
     value_forms=("text",),
     map_fields=(),
     expire_at_ms=None,

@@ -34,6 +34,7 @@ VALUES = RowPlan(
     key_is_open=(False,),
     field_name=None,
     field_form="text",
+    value_names=("temp",),
     value_forms=("text",),
     map_fields=(),
     expire_at_ms=None,
@@ -229,19 +230,19 @@ def test_the_last_key_part_may_hold_the_separator():
 def test_the_longest_key_passes_and_one_byte_more_is_refused():
     fits = "k" * (KEY_BYTES_MAX - len("job:temp:"))
     assert len(changes(VALUES, rows(k0=[fits], v0=["1"]))) == 1
-    with pytest.raises(RowError, match=f"state 'temp': a key has {KEY_BYTES_MAX + 1} bytes; the limit is"):
+    with pytest.raises(RowError, match=f"state 'temp': a key made of the column 'sensor' has {KEY_BYTES_MAX + 1} bytes"):
         changes(VALUES, rows(k0=[fits + "k"], v0=["1"]))
 
 
 def test_a_field_that_is_too_long_is_refused():
-    with pytest.raises(RowError, match="state 'temp': a field has"):
+    with pytest.raises(RowError, match="state 'temp': a field made of the column 'day' has"):
         changes(FIELDS, rows(k0=["a"], f=["f" * (KEY_BYTES_MAX + 1)], v0=["1"]))
 
 
 def test_a_value_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(encoding, "VALUE_BYTES_MAX", 10)
     assert len(changes(VALUES, rows(k0=["a"], v0=["v" * 10]))) == 1
-    with pytest.raises(RowError, match="state 'temp': a value has 11 bytes; the limit is 10"):
+    with pytest.raises(RowError, match="state 'temp': a value made of the column 'temp' has 11 bytes; the limit is 10"):
         changes(VALUES, rows(k0=["a"], v0=["v" * 11]))
     assert VALUE_BYTES_MAX == 64 << 20
 
