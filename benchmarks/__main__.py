@@ -114,7 +114,9 @@ def _run(part: str, options: Options, is_written: bool) -> bool:
     return True
 
 
-HEADLINE = f"{'':46}{'sparkis':>12}{'peer':>12} {'unit':12}{'ratio':>7}  {'low-high':15}{'budget':8}CPU us/request"
+HEADLINE = (
+    f"{'':46}{'sparkis':>12}{'peer':>12} {'unit':12}{'ratio':>7}  {'low-high':15}{'budget':8}CPU us each     of what"
+)
 
 
 def line(row: Row) -> str:
@@ -122,7 +124,7 @@ def line(row: Row) -> str:
     cells = page.cells(row)
     return (
         f"{row.name:46}{cells.ours:>12}{cells.peer:>12} {row.unit:12}{cells.ratio:>7}  {cells.spread:15}"
-        f"{cells.budget:8}{cells.cpu}"
+        f"{cells.budget:8}{cells.cpu:16}{page.told(row)}"
     ).rstrip()
 
 

@@ -70,7 +70,7 @@ def table(rows: Sequence[Row]) -> str:
     has_cpu = any(row.ours_cpu_us is not None for row in rows)
     has_peer = any(row.peer is not None for row in rows)
     head = ["", "sparkis", *(["peer", "ratio"] if has_peer else []), "low-high", "budget"]
-    head += ["CPU µs/request, ours / peer"] if has_cpu else []
+    head += ["CPU µs each, ours / peer"] if has_cpu else []
     lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
     for row in rows:
         text = cells(row)
@@ -82,9 +82,14 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _named(row: Row) -> str:
-    told = [row.note, "" if row.peer is None or row.peer_name == "redis-server" else f"peer: {row.peer_name}"]
-    more = "; ".join(filter(None, told))
+    more = told(row)
     return f"{row.name} ({more})" if more else row.name
+
+
+def told(row: Row) -> str:
+    """Return what there is to say of a row beside its numbers."""
+    peer = "" if row.peer is None or row.peer_name == "redis-server" else f"peer: {row.peer_name}"
+    return "; ".join(filter(None, (row.note, peer)))
 
 
 def _measured(rows: Sequence[Row]) -> str:

@@ -19,7 +19,7 @@ from benchmarks.results import Row
 
 WIDTH = 760
 ROW_HEIGHT = 24
-LABEL_WIDTH = 300
+LETTER_WIDTH = 6.8
 MARGIN = 24
 CURVE_HEIGHT = 330
 # Colours that the colour-blind tell apart, one set per background.
@@ -65,7 +65,7 @@ def dots(title: str, rows: Sequence[Row], unit: str) -> str:
     """Draw what the budget is for (the ratio, or without a peer the number itself) of each row."""
     ends = [max(row.judged, row.high or 0.0, row.budget or 0.0) for row in rows]
     scale = _linear_scale(max(ends, default=1.0))
-    left, right = LABEL_WIDTH, WIDTH - MARGIN
+    left, right = MARGIN + LETTER_WIDTH * max((len(row.name) for row in rows), default=0), WIDTH - MARGIN
     top = 44
     bottom = top + ROW_HEIGHT * len(rows)
 
@@ -113,7 +113,7 @@ def curves(title: str, lines: Sequence[Curve], x_title: str, y_title: str) -> st
         out.append(f'<polyline class="s{i % 3}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in placed)}"/>')
         out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="s{i % 3}"/>' for x, y in placed]
         out += [f'<circle cx="{at:.1f}" cy="40" r="5" class="s{i % 3}"/>', _text(at + 10, 44, each.name)]
-        at += 36 + 7.0 * len(each.name)
+        at += 36 + LETTER_WIDTH * len(each.name)
     told = "; ".join(
         f"{each.name} {', '.join(f'{number(y)} at {number(x)}' for x, y in each.points)}" for each in lines
     )

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -102,6 +103,14 @@ MAP_WAYS = (Way("HSET pipelined", 1_000, _hset), Way("HSET pipelined", 10_000, _
 ARROW_WAYS = (Way("MSET", 10_000, _mset, has_arrow=True), Way("MSET", 1_000, _mset, has_arrow=True))
 
 
+class Round(NamedTuple):
+    """One batch: seconds until all of it could be read, the servers' processor time, and seconds until the commit."""
+
+    took_s: float
+    cpu_s: float
+    commit_s: float = 0.0
+
+
 @dataclass(frozen=True)
 class Case:
     """A job: what it makes of the rows, and the names of its values' columns."""
@@ -182,7 +191,7 @@ class Race:
         for way in ways:
             options.report(f"{name}: trying {way.told}")
             self._way = way
-            found[way] = self._round_of_peer(self._files(rows))[0]
+            found[way] = self._round_of_peer(self._files(rows)).took_s
         return min(found, key=found.__getitem__)
 
     def _compare(self, name: str, rows: int, way: Way, options: Options, budget: float | None) -> Row:
@@ -193,16 +202,18 @@ class Race:
             files = self._files(rows)
             ours.append(self._round_of_ours(files))
             peer.append(self._round_of_peer(files))
+        took_s, commit_s = median(each.took_s for each in ours), median(each.commit_s for each in ours)
         return compared(
             name,
             "updates",
-            [(rows / mine, rows / theirs) for (mine, _), (theirs, _) in zip(ours, peer, strict=True)],
+            [(rows / mine.took_s, rows / theirs.took_s) for mine, theirs in zip(ours, peer, strict=True)],
             unit="rows/s",
             better="more",
             budget=budget,
             peer_name=way.told,
-            ours_cpu_us=float(np.median([cpu_s for _, cpu_s in ours])) / rows * 1e6,
-            peer_cpu_us=float(np.median([cpu_s for _, cpu_s in peer])) / rows * 1e6,
+            ours_cpu_us=median(each.cpu_s for each in ours) / rows * 1e6,
+            peer_cpu_us=median(each.cpu_s for each in peer) / rows * 1e6,
+            note=f"{took_s:.2f} s, {commit_s:.2f} s of it until the commit",
         )
 
     def _files(self, rows: int) -> Files:
@@ -216,13 +227,14 @@ class Race:
             pq.write_table(pa.table({"key": some, **columns}), folder / f"part-{part}.parquet")
         return Files(folder, self._turn, keys)
 
-    def _round_of_ours(self, files: Files) -> tuple[float, float]:
-        """Let a batch arrive; return how long it took until all could be read, and the servers' processor time."""
+    def _round_of_ours(self, files: Files) -> Round:
+        """Let a batch arrive, and wait until all of it can be read."""
         server = self._endpoint.pid
         pids = [*processes.serving(server), *filter(processes.is_applier, processes.below(server))]
         cpu_s = sum(map(processes.cpu_s, pids))
         last = int(files.keys[-1])
         expected = self._expected(last, files.turn)
+        arrived_s = time.time()
         started_s = self._arrive(files, "ours")
         # An epoch can be read as a whole or not at all.
         until(lambda: self._found(last) == expected or self._fail(self._our_query), TIMEOUT_S, "reading", 0.002)
@@ -230,9 +242,9 @@ class Race:
         cpu_s = sum(map(processes.cpu_s, pids)) - cpu_s
         self._check(files, self._found, "sparkis")
         self._our_query.processAllAvailable()  # what Spark does afterwards must not meet the other's round
-        return took_s, cpu_s
+        return Round(took_s, cpu_s, self._last_commit_s() - arrived_s)
 
-    def _round_of_peer(self, files: Files) -> tuple[float, float]:
+    def _round_of_peer(self, files: Files) -> Round:
         cpu_s = processes.cpu_s(self._process.pid)
         self._peer_done_s = 0.0
         started_s = self._arrive(files, "peer")
@@ -241,7 +253,12 @@ class Race:
         cpu_s = processes.cpu_s(self._process.pid) - cpu_s
         self._check(files, self._found_at_peer, "redis-server")
         self._peer_query.processAllAvailable()
-        return took_s, cpu_s
+        return Round(took_s, cpu_s)
+
+    def _last_commit_s(self) -> float:
+        """Return when the last epoch was committed: its file is made then."""
+        epochs = (self._folder / "log").glob(f"{JOB}/*/epochs/[0-9]*.json")
+        return max(path.stat().st_ctime for path in epochs)
 
     def _arrive(self, files: Files, name: str) -> float:
         """Show a batch's files to a query, all at once; return when."""
