@@ -178,7 +178,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
         some = range(start, min(options.keys, start + FILLED_AT_ONCE))
         _send(connection, transport, [b"".join(map(_request, some))])
     rounds = []
-    some_buffers = max(1, TURN_REQUESTS // pipeline)
+    some_buffers = max(1, min(len(buffers), TURN_REQUESTS // pipeline))
     for _ in range(options.rounds):
         turns = [
             _turn(connection, transport, buffers[start : start + some_buffers], pipeline)
