@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -168,25 +168,34 @@ class LogWriter:
         """Write changes and commit them as one epoch; return its number.
 
         The way to publish without Spark. epoch is the one after the last unless given. replaces names states whose
-        whole content these changes are.
+        whole content these changes are. Changes are written as they come: there may be any number of them.
+        Raises DescriptorError or ChangeError, and then there is no epoch.
         """
         number = epoch if epoch is not None else self.last.epoch + 1 if self.last else 0
         known = [state.name for state in self.states]
         replaces = tuple(replaces)
-        try:
-            runs = list(runs_of(changes, known))
-        except KeyError as error:
-            raise DescriptorError(f"job {self.job!r} has no state {error}; it has {known}") from None
         if unknown := set(replaces) - set(known):
             raise DescriptorError(f"job {self.job!r} has no state {sorted(unknown)}; it has {known}")
-        file, inline = self.change_files(number).write(runs)
+        rows = digest = 0
+
+        def runs() -> Iterator[pa.RecordBatch]:
+            nonlocal rows, digest
+            for run in runs_of(changes, known):
+                rows += run.num_rows
+                digest += _digest(run)
+                yield run
+
+        try:
+            file, inline = self.change_files(number).write(runs())
+        except KeyError as error:
+            raise DescriptorError(f"job {self.job!r} has no state {error}; it has {known}") from None
         self.commit(
             number,
             clock_ms=now_ms() if clock_ms is None else clock_ms,
             files=[file] if file else [],
             inline=[inline] if inline else [],
-            rows=sum(run.num_rows for run in runs),
-            digest=sum(_digest(run) for run in runs) & 0xFFFF_FFFF_FFFF_FFFF,
+            rows=rows,
+            digest=digest & 0xFFFF_FFFF_FFFF_FFFF,
             replaces=replaces,
         )
         return number
