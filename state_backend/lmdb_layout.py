@@ -45,7 +45,7 @@ from state_backend.slots import field_position_of
 from state_backend.store import Applied
 
 # Of the layout: a store of another one is made anew.
-FORMAT = 3
+FORMAT = 4
 
 HEADER = struct.Struct("<IqHB")
 read_header = HEADER.unpack_from

@@ -82,6 +82,8 @@ class LmdbTransaction:
         self.meta = meta
         self._counts = {number: self.meta.applied.keys.get(name, 0) for name, number in self.meta.state_numbers.items()}
         self._expiring = self.meta.applied.expiring
+        self._expiring_maps = self.meta.applied.expiring_maps
+        self._expired_fields = 0
         self._states: dict[str, _State] = {}
         self._replaced_numbers: set[int] = set()
         self._touched: set[bytes] = set()
@@ -100,7 +102,9 @@ class LmdbTransaction:
         """Write the `applied` record."""
         names = self.meta.names()
         keys = {names[number]: count for number, count in self._counts.items() if count}
-        self.meta.applied = replace(self.meta.applied, keys=keys, expiring=self._expiring)
+        self.meta.applied = replace(
+            self.meta.applied, keys=keys, expiring=self._expiring, expiring_maps=self._expiring_maps
+        )
         self._txn.put(b"applied", self.meta.to_bytes(), db=self._tables.meta)
 
     def declare(self, states: Sequence[StateDescriptor], replaces: frozenset[str]) -> None:
@@ -197,6 +201,7 @@ class LmdbTransaction:
             return
         if record[14] == LARGE and (due_ms := LargeMap.of(payload_of(record)).due_ms):
             self._txn.delete(expiry_line(due_ms, MAP_LINE, id_of(record)), db=self._tables.expiry)
+            self._expiring_maps -= 1
         self._txn.put(expiry_line(0, DROPPED_LINE, id_of(record)), b"", db=self._tables.expiry)
 
     def _move_line(self, position: bytes, before: int, after: int) -> None:
@@ -211,6 +216,7 @@ class LmdbTransaction:
         large = LargeMap.of(payload_of(record))
         if before == large.due_ms:
             return
+        self._expiring_maps += (large.due_ms > 0) - (before > 0)
         if before:
             self._txn.delete(expiry_line(before, MAP_LINE, large.prefix), db=self._tables.expiry)
         if large.due_ms:
@@ -539,7 +545,11 @@ class LmdbTransaction:
                     done += self._remove_dropped(line, name, most - done)
         removed_keys = keys_before - sum(self._counts.values())
         applied = self.meta.applied
-        self.meta.applied = replace(applied, expired_keys=applied.expired_keys + removed_keys)
+        self.meta.applied = replace(
+            applied,
+            expired_keys=applied.expired_keys + removed_keys,
+            expired_fields=applied.expired_fields + self._expired_fields,
+        )
         return done
 
     def _remove_keys_at(self, position: bytes) -> int:
@@ -573,6 +583,7 @@ class LmdbTransaction:
             if not removed_here:
                 raise StoreError("a field that is not there is to expire in the store; remove the store's folder")
             removed += removed_here
+        self._expired_fields += removed
         large = LargeMap(map_id, size - removed, expiring - removed, due_ms if expiring > removed else 0)
         if large.size:
             self._put_large_map(at, record, name_of(record), expiry_of(record) or None, state_number_of(record), large)

@@ -94,11 +94,13 @@ class MemoryStore(Store):
 
     def remove_expired(self, now_ms: int, keys_max: int) -> int:
         held = dict(self._held)
-        done = 0
+        done = removed_fields = 0
         for key, old in self._held.items():
             if done >= keys_max:
                 break
             live = _alive(old, now_ms)
+            if _is_live(old.expire_at_ms, now_ms):  # otherwise they went with the key
+                removed_fields += len(old.fields) - (0 if live is None else len(live.fields))
             if live is None:
                 del held[key]
                 done += 1
@@ -107,13 +109,23 @@ class MemoryStore(Store):
                 done += 1
         removed_keys = len(self._held) - len(held)
         self._held = held
-        self._count(replace(self._applied, expired_keys=self._applied.expired_keys + removed_keys))
+        applied = self._applied
+        self._count(
+            replace(
+                applied,
+                expired_keys=applied.expired_keys + removed_keys,
+                expired_fields=applied.expired_fields + removed_fields,
+            )
+        )
         return done
 
     def _count(self, applied: Applied) -> None:
         keys = Counter(each.state for each in self._held.values())
         expiring = sum(each.expire_at_ms is not None for each in self._held.values())
-        self._applied = replace(applied, keys=dict(keys), expiring=expiring)
+        expiring_maps = sum(
+            any(field.expire_at_ms is not None for field in each.fields.values()) for each in self._held.values()
+        )
+        self._applied = replace(applied, keys=dict(keys), expiring=expiring, expiring_maps=expiring_maps)
         self._version += 1
 
     def snapshot(self, now_ms: int) -> MemorySnapshot:

@@ -23,6 +23,8 @@ class Applied:
     """What a store holds: the last whole epoch applied to it, and counts as of then.
 
     epoch and term are -1 and 0 before the first epoch. Counts include keys that expired and are not yet removed.
+    expiring_maps are those with a field that expires, which is apart from what the whole key does (`expiring`);
+    expired_keys and expired_fields were removed since the store was made.
     """
 
     generation: str
@@ -31,7 +33,9 @@ class Applied:
     clock_ms: int = 0
     keys: Mapping[str, int] = field(default_factory=dict)
     expiring: int = 0
+    expiring_maps: int = 0
     expired_keys: int = 0
+    expired_fields: int = 0
 
     @property
     def key_count(self) -> int:

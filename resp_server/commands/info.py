@@ -13,6 +13,7 @@ from resp_server.config import REDIS_VERSION
 from resp_server.instance import Call, Instance
 from resp_server.numbers import Numbers
 from resp_server.protocol.replies import Reply, Verbatim
+from state_backend.store import Applied
 
 Section = Mapping[str, object]
 
@@ -154,7 +155,8 @@ def _stats(call: Call, total: Numbers) -> Section:
         "sync_full": 0,
         "sync_partial_ok": 0,
         "sync_partial_err": 0,
-        "expired_keys": sum(snapshot.applied.expired_keys for _, snapshot in call.instance.view.snapshots()),
+        "expired_subkeys": sum(applied.expired_fields for applied in _applied(call)),
+        "expired_keys": sum(applied.expired_keys for applied in _applied(call)),
         "evicted_keys": 0,
         "keyspace_hits": stats.hits,
         "keyspace_misses": stats.misses,
@@ -217,10 +219,18 @@ def _errorstats(call: Call, total: Numbers) -> Section:
 
 
 def _keyspace(call: Call, total: Numbers) -> Section:
-    view = call.instance.view
-    keys = view.key_count()
-    expiring = sum(snapshot.applied.expiring for _, snapshot in view.snapshots())
-    return {"db0": f"keys={keys},expires={expiring},avg_ttl=0"} if keys else {}
+    """Return the line of the only database. Redis guesses avg_ttl from samples; here nothing is sampled."""
+    keys, expiring, maps = (sum(counts) for counts in zip((0, 0, 0), *map(_expiry_counts, _applied(call)), strict=True))
+    return {"db0": f"keys={keys},expires={expiring},avg_ttl=0,subexpiry={maps}"} if keys else {}
+
+
+def _expiry_counts(applied: Applied) -> tuple[int, int, int]:
+    return applied.key_count, applied.expiring, applied.expiring_maps
+
+
+def _applied(call: Call) -> list[Applied]:
+    """Return what the stores of all jobs hold."""
+    return [snapshot.applied for _, snapshot in call.instance.view.snapshots()]
 
 
 def _sparkis(call: Call, total: Numbers) -> Section:

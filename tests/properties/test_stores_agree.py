@@ -194,7 +194,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.memory.remove_expired(self.clock_ms, 1 << 30)
         self.lmdb.remove_expired(self.clock_ms, 1 << 30)
         theirs, mine = self.memory.applied, self.lmdb.applied
-        assert (mine.keys, mine.expiring) == (theirs.keys, theirs.expiring)
+        assert (mine.keys, mine.expiring, mine.expiring_maps) == (theirs.keys, theirs.expiring, theirs.expiring_maps)
         assert self.lmdb.remove_expired(self.clock_ms, 1) == 0
 
     @rule(most=st.integers(1, 3))

@@ -263,9 +263,10 @@ def test_the_expiry_index_is_empty_again_when_everything_expired_or_was_deleted(
     store.apply(epoch_of(0, [put(b"a", expire_at_ms=100), put(b"b", expire_at_ms=200), *many]), STATES)
     store.apply(epoch_of(1, [put(b"a", expire_at_ms=300), Change("temp", Op.DELETE, b"b"), put(b"c")]), STATES)
     assert (lines_of_expiry(store), rows_of_dues(store)) == (2, len(many))
-    assert store.applied.expiring == 1
+    assert (store.applied.expiring, store.applied.expiring_maps) == (1, 1)
     assert store.remove_expired(150, 1 << 20) >= len(many)
     assert (lines_of_expiry(store), rows_of_dues(store), store.applied.expired_keys) == (1, 0, 1)
+    assert (store.applied.expiring_maps, store.applied.expired_fields) == (0, len(many))
     assert store.remove_expired(300, 1 << 20) == 1
     assert (lines_of_expiry(store), store.applied.keys, store.applied.expiring) == (0, {"temp": 1}, 0)
     store.close()
@@ -297,6 +298,7 @@ def test_a_large_map_whose_fields_expire_goes_in_bounded_portions_and_reads_as_i
         store.remove_expired(499, 150)
     assert sizes == [(101, 101)] * 4
     assert (entries(store, "fields"), rows_of_dues(store), lines_of_expiry(store)) == (101, 100, 1)
+    assert (store.applied.expiring_maps, store.applied.expired_fields) == (1, 400)
     store.close()
 
 
