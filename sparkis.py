@@ -1,6 +1,6 @@
 """sparkis: read the live state of a Spark Structured Streaming job with any Redis client.
 
-`serve`, `queryable` and `publish` need PySpark; all else works without it.
+`serve`, `queryable`, `publish` and `attach` need PySpark; all else works without it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,14 @@ from state_backend.records import Change, Op
 from state_backend.replay import read_snapshot
 
 if TYPE_CHECKING:
+    from spark_hooks.attach import AttachedState, Attachment, attach
     from spark_hooks.serve import ServedEndpoint, serve
     from spark_hooks.sink import publish, queryable
 
 __version__ = "0.1.0"
 __all__ = [
+    "AttachedState",
+    "Attachment",
     "Change",
     "Encoding",
     "Kind",
@@ -25,13 +28,22 @@ __all__ = [
     "ServedEndpoint",
     "SparkisError",
     "StateDescriptor",
+    "attach",
     "publish",
     "queryable",
     "read_snapshot",
     "serve",
 ]
 
-_NEED_SPARK = {"serve": "serve", "ServedEndpoint": "serve", "queryable": "sink", "publish": "sink"}
+_NEED_SPARK = {
+    "serve": "serve",
+    "ServedEndpoint": "serve",
+    "queryable": "sink",
+    "publish": "sink",
+    "attach": "attach",
+    "AttachedState": "attach",
+    "Attachment": "attach",
+}
 
 
 def __getattr__(name: str) -> Any:

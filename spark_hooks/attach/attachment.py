@@ -1,0 +1,464 @@
+"""Follows a query's checkpoint: the whole state once, then each committed batch's changes, one epoch a batch.
+
+    sparkis.attach(query, ...)                 a query of this driver
+    sparkis.attach(checkpoint=..., job=...)    any query, running or stopped
+
+The log itself says how far an attachment came, so that it goes on after any end of it or of the query: the epoch's
+number is the batch's, its clock reading the batch's timestamp. Where the changes do not lead on from there (they were
+purged, or the checkpoint was set back), the state is read whole into a new generation of the log, named
+`<query id>-<serial>`, and readers keep the old one until that is there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, Literal, Self, Unpack, get_args
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_hooks import endpoints
+from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError
+from spark_hooks.attach.operators import Collection, collections
+from spark_hooks.attach.rows import AttachedArguments, AttachedState, BoundState
+from spark_hooks.attach.task import RESULT, BatchesTask
+from spark_hooks.encoding import RowError
+from spark_hooks.publisher import BEAT_INTERVAL_S, DIGEST_MASK
+from spark_hooks.sink import log_of
+from state_backend.change_log import ChangeLog
+from state_backend.descriptor import StateDescriptor, check_name, check_states
+from state_backend.epochs import ChangeFile, Epoch
+from state_backend.errors import (
+    DescriptorError,
+    EpochHoleError,
+    FencedWriterError,
+    LogCorruptError,
+    LogUnavailableError,
+)
+from state_backend.log_writer import LogWriter
+
+logger = logging.getLogger("sparkis.attach")
+
+OnMismatch = Literal["refuse", "replace"]
+
+# How long a query may take to its first committed batch, unless told otherwise (guess).
+FIRST_BATCH_TIMEOUT_S = 60.0
+# How often the next commit is looked for: one look at one file, which costs something on an object store.
+POLL_INTERVAL_LOCAL_S = 0.1
+POLL_INTERVAL_REMOTE_S = 1.0
+# Looks that find no next batch, between two that list all of them to see whether the checkpoint was set back.
+LOOKS_PER_LISTING = 10
+# More waiting batches than this are read in several Spark jobs (guess).
+BATCHES_MAX = 16
+# A read that fails is tried again after 1, 2, 4, 8 and 16 seconds; then the attachment ends (guess).
+RETRIES_MAX = 5
+STOP_TIMEOUT_S = 60.0
+WAIT_TIMEOUT_S = 60.0
+
+# Trying again would not help.
+LASTING = (DescriptorError, RowError, FencedWriterError, LogCorruptError, EpochHoleError)
+
+
+class Attachment:
+    """A query's state on its way into a log, in a thread of its own. `error` is what ended it, if anything did."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        checkpoint: Checkpoint,
+        states: Sequence[BoundState],
+        *,
+        job: str,
+        log: str,
+        on_mismatch: OnMismatch,
+        is_active: Callable[[], bool],
+    ) -> None:
+        self.job = job
+        self.log = log
+        self.error: Exception | None = None
+        self._session = session
+        self._checkpoint = checkpoint
+        self._states = tuple(states)
+        self._is_active = is_active
+        self._partitions: int = session.sparkContext.defaultParallelism
+        self._poll_interval_s = POLL_INTERVAL_LOCAL_S if checkpoint.is_local else POLL_INTERVAL_REMOTE_S
+        self._looks = 0
+        self._stopping = threading.Event()
+        self._moved = threading.Condition()
+        self._check_pinned(on_mismatch)
+        self._writer = self._open()
+        self._notice()
+        self._follower = threading.Thread(target=self._follow, name=f"sparkis-attach-{job}", daemon=True)
+        self._follower.start()
+        threading.Thread(target=self._beat, name=f"sparkis-attach-beat-{job}", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return f"Attachment(job={self.job!r}, checkpoint={self._checkpoint.location!r}, batch={self.batch})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def states(self) -> tuple[StateDescriptor, ...]:
+        """The states as they stand in the log."""
+        return self._writer.states
+
+    @property
+    def batch(self) -> int:
+        """The last micro-batch that is in the log; -1 before the first."""
+        last = self._writer.last
+        return -1 if last is None else last.epoch
+
+    def wait(self, batch: int | None = None, timeout_s: float = WAIT_TIMEOUT_S) -> bool:
+        """Return whether a batch (the last committed one unless given) can be read; wait for it that long.
+
+        It can be read once it is in the log, and shown by the servers that this driver started. Raises what ended the
+        attachment.
+        """
+        deadline = time.monotonic() + timeout_s
+        if batch is None:
+            batch = self._checkpoint.newest()
+        if batch is None:
+            return True
+        with self._moved:
+            self._moved.wait_for(lambda: self.error or self.batch >= batch, max(0.0, deadline - time.monotonic()))
+        if self.error is not None:
+            raise self.error
+        return self.batch >= batch and all(
+            endpoint.wait(self.job, batch, max(0.0, deadline - time.monotonic()))
+            for endpoint in endpoints.of_log(self.log)
+        )
+
+    def stop(self) -> None:
+        """End following, after the read that is under way; what is in the log stays readable."""
+        self._stopping.set()
+        if threading.current_thread() is not self._follower:
+            self._follower.join(STOP_TIMEOUT_S)
+
+    # The log ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _source(self) -> dict[str, Any]:
+        return {"states": {state.descriptor.name: state.pinned for state in self._states}}
+
+    def _serials(self, query_id: str) -> list[int]:
+        """Return which generations of this query the log has."""
+        names = ChangeLog(self.log).filesystem.names(self.job)
+        parts = [name.rpartition("-") for name in names]
+        return sorted(int(serial) for stem, _, serial in parts if stem == query_id and serial.isdecimal())
+
+    def _check_pinned(self, on_mismatch: OnMismatch) -> None:
+        """Refuse to go on with a log whose states came from elsewhere, or from an operator that looked otherwise."""
+        log = ChangeLog(self.log).job(self.job)
+        current = log.current()
+        if current is None or log.filesystem.read(f"{self.job}/{current.generation}/job.json") is None:
+            return
+        pinned = log.description(current.generation).source
+        if pinned is None:
+            raise DescriptorError(
+                f"job {self.job!r} in the log {self.log} is written by its query itself (sparkis.queryable or "
+                f"sparkis.publish), and a log has one writer for a job: give the attachment another name with job="
+            )
+        if on_mismatch == "replace" or current.generation.rpartition("-")[0] != self._checkpoint.query_id():
+            return
+        for state in self._states:
+            name, mine = state.descriptor.name, state.pinned
+            theirs = pinned["states"].get(name, mine)
+            for what in ("operator", "variable", "schema"):
+                if theirs[what] != mine[what]:
+                    raise DescriptorError(
+                        f"job {self.job!r}, state {name!r}: operator {mine['operator_id']} of the query has {what} "
+                        f"{mine[what]}, and the log was written from {what} {theirs[what]}: the query's plan has "
+                        f"changed. Say which operator it is now with operator= (sparkis attach --list shows them), "
+                        f"or pass on_mismatch='replace' to read the whole state anew"
+                    )
+
+    def _open(self, *, is_anew: bool = False) -> LogWriter:
+        """Open the newest generation of the query, or the next one if the states are made in another way now."""
+        query_id = self._checkpoint.query_id()
+        descriptors = [state.descriptor for state in self._states]
+        serial = max(self._serials(query_id), default=0)
+        if is_anew or not self._fits(f"{query_id}-{serial}"):
+            serial += 1
+        return LogWriter(self.log, self.job, descriptors, f"{query_id}-{serial}", source=self._source)
+
+    def _fits(self, generation: str) -> bool:
+        log = ChangeLog(self.log).job(self.job)
+        if log.filesystem.read(f"{self.job}/{generation}/job.json") is None:
+            return True
+        description = log.description(generation)
+        mine = tuple(state.descriptor.for_job(self.job) for state in self._states)
+        return (description.states, description.source) == (mine, self._source)
+
+    def _notice(self) -> None:
+        for endpoint in endpoints.of_log(self.log):
+            endpoint.notice(self.job, self.batch)
+
+    def _beat(self) -> None:
+        """Show a sign of life once a second, while this attachment follows and its query runs."""
+        is_running = True
+        while is_running:
+            is_running = not self._stopping.wait(BEAT_INTERVAL_S) and self.error is None
+            writer = self._writer
+            try:
+                current = writer.log.current()
+                if current is None:
+                    continue  # the log was taken away, perhaps for a while
+                if current.writer == writer.current.writer:
+                    writer.beat(is_running=is_running and self._is_active())
+            except Exception as error:  # of the log, or of a Spark that has stopped; the follower meets it too
+                logger.debug("no sign of life for job %s: %s", self.job, error)
+
+    # The checkpoint --------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                has_more = self._step()
+                failures = 0
+            except Exception as error:
+                if self._session.sparkContext._jsc is None:  # Spark was stopped, and this ends with it
+                    self._stopping.set()
+                    return
+                failures += 1
+                if failures > RETRIES_MAX or isinstance(error, LASTING):
+                    self._end(error)
+                    return
+                pause_s = 2.0 ** (failures - 1)
+                logger.warning("job %s: trying again in %g s: %s", self.job, pause_s, error)
+                self._stopping.wait(pause_s)
+                continue
+            if not has_more:
+                self._stopping.wait(self._poll_interval_s)
+
+    def _end(self, error: Exception) -> None:
+        logger.error("job %s: the attachment has ended: %s", self.job, error)
+        with self._moved:
+            self.error = error
+            self._moved.notify_all()
+
+    def _step(self) -> bool:
+        """Take what was committed since the last step; True if there may be more."""
+        last = self._writer.last
+        self._looks += 1
+        if last is not None and not self._checkpoint.is_committed(last.epoch + 1) and self._looks % LOOKS_PER_LISTING:
+            return False
+        newest = self._checkpoint.newest()
+        if newest is None:
+            return False
+        if last is None:
+            self._read_whole(newest)
+        elif reason := self._break_after(last, newest):
+            logger.warning("job %s: %s; the whole state is read anew", self.job, reason)
+            self._writer.check_in_charge()
+            self._writer = self._open(is_anew=True)
+        elif newest > last.epoch:
+            self._read_feed(last.epoch + 1, min(newest, last.epoch + BATCHES_MAX))
+        else:
+            return False
+        return True
+
+    def _break_after(self, last: Epoch, newest: int) -> str:
+        """Return why the checkpoint's batches do not lead on from an epoch, or nothing if they do."""
+        query_id = self._checkpoint.query_id()
+        if self._writer.generation.rpartition("-")[0] != query_id:
+            return f"the checkpoint is another query's now, {query_id}"
+        began_at_ms = self._checkpoint.began_at_ms(last.epoch)
+        if newest < last.epoch or began_at_ms not in (None, last.clock_ms):
+            return f"the checkpoint was set back to before batch {last.epoch}"
+        if began_at_ms is None or (newest > last.epoch and not self._checkpoint.is_committed(last.epoch + 1)):
+            return f"batch {last.epoch + 1} is purged already (spark.sql.streaming.minBatchesToRetain keeps more)"
+        return ""
+
+    def _read_whole(self, batch: int) -> None:
+        began = self._began(batch)
+        parts = [
+            (state, state.whole(self._session, self._checkpoint, batch, self._partitions)) for state in self._states
+        ]
+        results = self._run(parts, f"the whole state as of batch {batch}")
+        self._commit(batch, began, results, replaces=tuple(state.descriptor.name for state in self._states))
+        self._notice()
+
+    def _read_feed(self, first: int, last: int) -> None:
+        began = {batch: self._began(batch) for batch in range(first, last + 1)}
+        try:
+            parts = [
+                (state, state.feed(self._session, self._checkpoint, first, last, self._partitions))
+                for state in self._states
+            ]
+            results = self._run(parts, f"the changes of batches {first} to {last}")
+        except PySparkException:
+            if not self._checkpoint.is_committed(first):
+                return  # purged meanwhile: the next step sees it
+            raise
+        for batch, began_at_ms in began.items():
+            self._commit(batch, began_at_ms, [each for each in results if each.batch == batch])
+        self._notice()
+
+    def _began(self, batch: int) -> int:
+        began_at_ms = self._checkpoint.began_at_ms(batch)
+        if began_at_ms is None:
+            raise CheckpointError(f"batch {batch} of {self._checkpoint.location} was purged while it was looked at")
+        return began_at_ms
+
+    def _run(self, parts: Sequence[tuple[BoundState, DataFrame]], what: str) -> list[Any]:
+        """Write the rows of all states; one Spark job."""
+        self._session.sparkContext.setJobDescription(f"sparkis attach {self.job}: {what}")
+        written = [
+            rows.mapInArrow(BatchesTask(self.log, self._writer.folder, state.layout.row_plans), RESULT)
+            for state, rows in parts
+        ]
+        results = reduce(DataFrame.union, written).collect()
+        for each in results:
+            if each.error is not None:
+                kind = LogUnavailableError if each.is_log_error else RowError
+                raise kind(f"job {self.job!r}, batch {each.batch}: {each.error}")
+        return results
+
+    def _commit(self, batch: int, began_at_ms: int, results: Sequence[Any], *, replaces: tuple[str, ...] = ()) -> None:
+        self._writer.commit(
+            batch,
+            clock_ms=began_at_ms,
+            files=[ChangeFile.from_json(json.loads(each.file)) for each in results if each.file is not None],
+            inline=[bytes(each.inline) for each in results if each.inline is not None],
+            rows=sum(each.rows for each in results),
+            digest=sum(each.digest for each in results) & DIGEST_MASK,
+            replaces=replaces,
+        )
+        with self._moved:
+            self._moved.notify_all()
+
+
+def attach(
+    query: StreamingQuery | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    states: Sequence[AttachedState] = (),
+    state: str | None = None,
+    job: str | None = None,
+    log: str | Path | None = None,
+    on_mismatch: OnMismatch = "refuse",
+    timeout_s: float = FIRST_BATCH_TIMEOUT_S,
+    **given: Unpack[AttachedArguments],
+) -> Attachment:
+    """Make the state of a query readable, without a change to the query; it goes on until `stop` is called.
+
+    Give a query of this driver, or the checkpoint of any query. All of its state becomes readable, each operator's as
+    one state; to choose, give the arguments of `AttachedState` (`state` is its name), or several of them as `states`.
+
+    job          the name that keys begin with; the query's name unless given
+    log          the change log's root; the setting spark.sparkis.log unless given
+    on_mismatch  `replace` begins anew where the log was written from an operator that looked otherwise
+    timeout_s    how long to wait for the query's first committed micro-batch
+
+    Raises SparkisError if the query keeps no state that can be read, or none as it was asked for.
+    """
+    if on_mismatch not in get_args(OnMismatch):
+        raise DescriptorError(f"on_mismatch= is 'refuse' or 'replace', not {on_mismatch!r}")
+    wanted = _wanted(states, state, given)
+    spark = SparkSession.builder.getOrCreate()
+    session = reading_session(spark)
+    place = Checkpoint(session, _location(query, checkpoint))
+    name = job or (query.name if query is not None else None)
+    if name is None:
+        raise DescriptorError("keys begin with the job's name, and the query has none: pass job=")
+    check_name("job", name)
+    root = log_of(spark, log)
+    batch = _first_batch(place, query, timeout_s)
+    bound = bind(session, place, batch, name, wanted)
+    query_id = place.query_id()
+    return Attachment(
+        session,
+        place,
+        bound,
+        job=name,
+        log=root,
+        on_mismatch=on_mismatch,
+        is_active=(lambda: spark.streams.get(query_id) is not None) if query is not None else (lambda: True),
+    )
+
+
+def reading_session(spark: SparkSession) -> SparkSession:
+    """Return a session for the reads, which the user's settings do not change."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    session.conf.set("spark.sql.caseSensitive", "true")
+    return session
+
+
+def bind(
+    session: SparkSession, checkpoint: Checkpoint, batch: int, job: str, wanted: Sequence[AttachedState]
+) -> list[BoundState]:
+    """Return the states that were asked for, each bound to what it is read from; all there are if none was."""
+    found = collections(session, checkpoint, batch)
+    chosen = (
+        [(_one_of(found, each), each) for each in wanted]
+        if wanted
+        else [(collection, AttachedState()) for collection in found]
+    )
+    bound = [BoundState.of(collection, each, job, session, checkpoint, batch) for collection, each in chosen]
+    check_states(job, [state.descriptor for state in bound])
+    return bound
+
+
+def _one_of(found: Sequence[Collection], wanted: AttachedState) -> Collection:
+    fitting = [collection for collection in found if wanted.is_of(collection)]
+    if len(fitting) == 1:
+        return fitting[0]
+    known = "; ".join(map(str, found))
+    if not fitting:
+        raise DescriptorError(
+            f"the query has no state with operator={wanted.operator}, variable={wanted.variable!r}; it has {known}"
+        )
+    raise DescriptorError(f"the query keeps several states; say which one with operator= or variable=: {known}")
+
+
+def _wanted(states: Sequence[AttachedState], state: str | None, given: Mapping[str, Any]) -> tuple[AttachedState, ...]:
+    unknown = sorted(set(given) - set(AttachedArguments.__annotations__))
+    if unknown:
+        raise DescriptorError(
+            f"{', '.join(unknown)}: not an argument of an attached state; those are "
+            f"{', '.join(AttachedArguments.__annotations__)}"
+        )
+    if not given and state is None:
+        return tuple(states)
+    if states:
+        raise DescriptorError("give the arguments of a state in AttachedState(...), or one state without states=")
+    return (AttachedState(state, **given),)
+
+
+def _location(query: StreamingQuery | None, checkpoint: str | Path | None) -> str:
+    if (query is None) == (checkpoint is None):
+        raise DescriptorError("sparkis.attach takes a query or checkpoint=, one of the two")
+    if query is None:
+        return str(checkpoint)
+    running: Any = query
+    return str(running._jsq.streamingQuery().resolvedCheckpointRoot())
+
+
+def _first_batch(checkpoint: Checkpoint, query: StreamingQuery | None, timeout_s: float) -> int:
+    """Return the newest committed batch; wait for the first, which is when an operator's state can be seen."""
+    deadline = time.monotonic() + timeout_s
+    while (newest := checkpoint.newest()) is None:
+        if query is not None and not query.isActive:
+            raise CheckpointError(
+                f"the query has ended without a committed micro-batch: {query.exception() or 'it was stopped'}"
+            )
+        if time.monotonic() >= deadline:
+            raise CheckpointError(
+                f"{checkpoint.location} has no committed micro-batch after {timeout_s:g} s; attach when it has one, or "
+                f"pass a longer timeout_s="
+            )
+        time.sleep(POLL_INTERVAL_LOCAL_S)
+    return newest

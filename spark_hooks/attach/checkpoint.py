@@ -1,0 +1,130 @@
+"""A query's checkpoint as a reader needs it: which query it is of, which batches are committed, and when each began.
+
+    metadata          {"id": the query's id}
+    offsets/<batch>   written before a batch runs; its header has the batch's timestamp
+    commits/<batch>   written when the batch is over: from then on its state counts
+
+Runs on the driver. Files are read through Hadoop's filesystems, as Spark itself reads them, so any place that can hold
+a checkpoint can be read here, with the settings that Spark has for it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.sql import SparkSession
+
+from state_backend.errors import DescriptorError, SparkisError
+
+MISSING_FILE = "java.io.FileNotFoundException"
+
+
+class CheckpointError(SparkisError):
+    """A checkpoint cannot be read."""
+
+
+class Checkpoint:
+    """The folder of one query's checkpoint. Any thread may ask; every answer is read anew."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        jvm: Any = spark._jvm
+        self._jvm = jvm
+        configuration = spark._jsparkSession.sessionState().newHadoopConf()
+        try:
+            path = jvm.org.apache.hadoop.fs.Path(location)
+            self._filesystem = path.getFileSystem(configuration)
+            self._root = self._filesystem.makeQualified(path)
+        except Py4JError as error:
+            raise CheckpointError(f"the checkpoint {location!r} cannot be read: {_reason(error)}") from None
+        self.location: str = self._root.toString()
+        if self._root.toUri().getRawPath() != self._root.toUri().getPath():
+            raise DescriptorError(
+                f"the checkpoint {location!r} has a character in its path that is written in another way in a URL, "
+                f"such as a space, and Spark's state reader does not find it there; move the checkpoint, or reach it "
+                f"by a symbolic link with a plain name"
+            )
+
+    @property
+    def is_local(self) -> bool:
+        """Tell whether it lies on a disk of this machine, where looking costs nothing."""
+        return urlsplit(self.location).scheme == "file"
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return unquote(self._root.getName())
+
+    def query_id(self) -> str:
+        """Return the id of the query whose checkpoint this is; CheckpointError if it is none."""
+        stored = self._read("metadata")
+        if stored is None:
+            raise CheckpointError(f"{self.location} is not the checkpoint of a query: it has no file `metadata`")
+        try:
+            return str(json.loads(stored)["id"])
+        except (ValueError, KeyError, TypeError):
+            raise CheckpointError(f"{self.location}/metadata is not what Spark wrote") from None
+
+    def is_committed(self, batch: int) -> bool:
+        """Tell whether a batch is over and not yet purged; one look at one file."""
+        try:
+            return bool(self._filesystem.exists(self._path(f"commits/{batch}")))
+        except Py4JError as error:
+            raise self._unreadable(error) from None
+
+    def newest(self) -> int | None:
+        """Return the last committed batch, or None if there is none."""
+        try:
+            entries = self._filesystem.listStatus(self._path("commits"))
+            names = [entry.getPath().getName() for entry in entries]
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getName() == MISSING_FILE:
+                return None
+            raise self._unreadable(error) from None
+        except Py4JError as error:
+            raise self._unreadable(error) from None
+        return max((int(name) for name in names if name.isdecimal()), default=None)
+
+    def began_at_ms(self, batch: int) -> int | None:
+        """Return the timestamp that a batch was given when it was planned, or None if it is purged.
+
+        A batch that was planned anew, after a checkpoint was set back, has another one.
+        """
+        stored = self._read(f"offsets/{batch}")
+        if stored is None:
+            return None
+        try:
+            header = json.loads(stored.splitlines()[1])  # the first line is the format's version
+            return int(header["batchTimestampMs"])
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise CheckpointError(
+                f"{self.location}/offsets/{batch} is not in a form that this version of sparkis knows"
+            ) from None
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)
+
+    def _read(self, name: str) -> str | None:
+        try:
+            stream = self._filesystem.open(self._path(name))
+            try:
+                return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            finally:
+                stream.close()
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getName() == MISSING_FILE:
+                return None
+            raise self._unreadable(error) from None
+        except Py4JError as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Py4JError) -> CheckpointError:
+        return CheckpointError(f"the checkpoint {self.location} cannot be read: {_reason(error)}")
+
+
+def _reason(error: Py4JError) -> str:
+    if isinstance(error, Py4JJavaError):
+        return str(error.java_exception.getMessage())
+    return str(error)

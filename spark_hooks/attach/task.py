@@ -1,0 +1,43 @@
+"""What a task of an attachment does with its part of some batches' changes; runs in Spark's Python workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+import numpy as np
+import pyarrow as pa
+
+from spark_hooks import task
+from spark_hooks.attach.rows import BATCH
+from spark_hooks.encoding import RowPlan
+
+# The columns of the rows that a task gives back, one for each batch it had changes of, as Spark's DDL.
+RESULT = f"{task.RESULT}, batch long"
+
+
+@dataclass(frozen=True)
+class BatchesTask:
+    """Writes a part of several epochs in one pass; picklable."""
+
+    log: str
+    folder: str
+    plans: tuple[RowPlan, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write one partition's changes, which come batch by batch. May run several times for one partition."""
+        for batch, parts in groupby(_by_batch(batches), key=itemgetter(0)):
+            of_batch = task.Task(self.log, self.folder, batch, self.plans)
+            for result in of_batch(part for _, part in parts):
+                yield result.append_column("batch", pa.array([batch], pa.int64()))
+
+
+def _by_batch(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Cut Arrow's batches where Spark's change."""
+    for rows in batches:
+        numbers = rows.column(BATCH).to_numpy()
+        starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1)] if len(numbers) else []
+        for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=False):
+            yield int(numbers[start]), rows.slice(start, stop - start)

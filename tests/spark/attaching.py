@@ -1,0 +1,94 @@
+"""What the tests of `sparkis.attach` share: Spark's view of a state, the clients' view of it, and inputs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import redis
+from pyspark.sql import Row, SparkSession
+
+import sparkis
+from sparkis import Attachment
+from state_backend.change_log import ChangeLog, Current
+
+Attach = Callable[..., Attachment]
+
+# Another number gives other inputs and other moments of restarts.
+SEED = int(os.environ.get("SPARKIS_SEED") or 1)
+SCHEMA = "k string, n int, v double, t timestamp"
+
+
+def text(value: Any) -> str:
+    """Return a value as clients see it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return str(value)
+
+
+def whole(spark: SparkSession, checkpoint: Path, batch: int, **options: str) -> list[Row]:
+    """Return what Spark's state reader shows of a batch."""
+    reader = spark.read.format("statestore").options(batchId=str(batch), **options)
+    return reader.load(str(checkpoint)).collect()
+
+
+def shown(client: redis.Redis, job: str) -> dict[str, Any]:
+    """Return all keys of a job, read one by one."""
+    found: dict[str, Any] = {}
+    for key in client.scan_iter(match=f"{job}:*", count=1000):
+        kind = client.type(key)
+        if kind == "hash":
+            found[key] = client.hgetall(key)
+        elif kind == "list":
+            found[key] = client.lrange(key, 0, -1)
+        else:
+            found[key] = client.get(key)
+    return found
+
+
+def some_rows(random: Random, minute: int) -> list[dict[str, Any]]:
+    """Return rows of few keys around a minute, so that batches change, repeat and outdate what others made."""
+    return [
+        {
+            "k": f"k{random.randrange(12)}",
+            "n": random.randrange(-5, 5),
+            "v": random.randrange(-8, 9) / 4,
+            "t": f"2026-01-01T00:{minute:02d}:{random.randrange(60):02d}Z",
+        }
+        for _ in range(random.randrange(12))
+    ]
+
+
+def current_of(attachment: Attachment) -> Current:
+    """Return who writes an attachment's log."""
+    current = ChangeLog(attachment.log).job(attachment.job).current()
+    assert current is not None
+    return current
+
+
+def epochs_of(attachment: Attachment) -> list[int]:
+    """Return the numbers of the epochs of an attachment's generation."""
+    return ChangeLog(attachment.log).job(attachment.job).numbers(current_of(attachment).generation)
+
+
+@pytest.fixture
+def attached() -> Iterator[Attach]:
+    """Attach, and end that with the test."""
+    made: list[Attachment] = []
+
+    def attach(*given: Any, **more: Any) -> Attachment:
+        made.append(sparkis.attach(*given, **more))
+        return made[-1]
+
+    yield attach
+    for attachment in made:
+        attachment.stop()

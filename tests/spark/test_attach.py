@@ -1,0 +1,141 @@
+"""`sparkis.attach`: what redis-py reads of a query's state is what Spark's own state reader shows, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import redis
+from attaching import SCHEMA, SEED, Attach, attached, current_of, epochs_of, shown, some_rows, text, whole
+from micro_batches import Batches, start
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+__all__ = ["attached"]
+
+Make = Callable[[str], Batches]
+
+pytestmark = pytest.mark.usefixtures("endpoint")
+
+
+def aggregated(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").agg(F.count("*").alias("n"), F.avg("v").alias("mean"), F.min("n").alias("least"))
+
+
+def windowed(rows: DataFrame) -> DataFrame:
+    return rows.withWatermark("t", "1 minute").groupBy(F.window("t", "30 seconds"), "k").agg(F.max("v").alias("top"))
+
+
+def aggregation_as_hashes(rows: list[Row]) -> dict[str, Any]:
+    """The buffers of count(*), avg(v), min(n): `count` is there twice, so that it has no name of its own."""
+    return {
+        f"aggregation:{row.key.k}": dict(zip(("_0", "sum", "_2", "min"), map(text, tuple(row.value)), strict=True))
+        for row in rows
+    }
+
+
+def windows_as_values(rows: list[Row]) -> dict[str, Any]:
+    return {f"aggregation:{text(row.key.window.start)}:{row.key.k}": text(row.value["max"]) for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("made_of", "as_keys"),
+    [(aggregated, aggregation_as_hashes), (windowed, windows_as_values)],
+    ids=["aggregation", "windows"],
+)
+def test_after_every_batch_all_keys_are_as_in_sparks_state_over_restarts_of_both_sides(
+    spark: SparkSession,
+    client: redis.Redis,
+    batches: Make,
+    attached: Attach,
+    tmp_path: Path,
+    made_of: Callable[[DataFrame], DataFrame],
+    as_keys: Callable[[list[Row]], dict[str, Any]],
+):
+    random = Random(SEED)
+    rows = batches(SCHEMA)
+    checkpoint = tmp_path / "checkpoint"
+    name = f"job-{made_of.__name__}"
+
+    def run() -> Any:
+        return start(made_of(rows.df).writeStream.outputMode("update").format("noop"), name, checkpoint)
+
+    rows.add(*some_rows(random, 0), {"k": "first", "n": 1, "v": 1.0, "t": "2026-01-01T00:00:00Z"})
+    query = run()
+    attachment = attached(query)
+    gone: set[str] = set()
+    before: set[str] = set()
+    for minute in range(1, 9):
+        rows.add(*some_rows(random, minute))
+        query.processAllAvailable()
+        if random.random() < 0.3:
+            attachment.stop()
+            rows.add(*some_rows(random, minute))
+            query.processAllAvailable()
+            attachment = attached(query)
+        if random.random() < 0.3:
+            query.stop()
+            rows.add(*some_rows(random, minute))
+            query = run()
+        assert attachment.wait()
+        expected = as_keys(whole(spark, checkpoint, attachment.batch))
+        assert shown(client, name) == {f"{name}:{key}": value for key, value in expected.items()}
+        gone |= before - expected.keys()
+        before = set(expected)
+    assert bool(gone) == (made_of is windowed), "the watermark evicts windows, and nothing else"
+    assert current_of(attachment).generation.endswith("-0"), "no gap, so the state is read whole once"
+    numbers = epochs_of(attachment)
+    assert numbers == list(range(numbers[0], attachment.batch + 1)), "one epoch for each batch"
+
+
+def test_a_stopped_querys_checkpoint_is_enough(
+    spark: SparkSession, client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a", "v": 1.5}, {"k": "b", "v": 2}, {"k": "a", "v": 2.5})
+    writer = aggregated(rows.df).writeStream.outputMode("update").format("noop")
+    start(writer, "stopped", tmp_path / "checkpoint").stop()
+    attachment = attached(
+        checkpoint=tmp_path / "checkpoint", job="elsewhere", state="mean", columns={"mean": "sum / _2"}
+    )
+    assert attachment.wait()
+    assert shown(client, "elsewhere") == {"elsewhere:mean:a": "2", "elsewhere:mean:b": "2"}
+    rows.add({"k": "b", "v": 3})
+    start(writer, "stopped", tmp_path / "checkpoint").stop()
+    assert attachment.wait()
+    assert client.get("elsewhere:mean:b") == "2.5"
+
+
+def test_a_window_may_be_the_field_of_a_hash_and_a_key_may_have_a_form_of_its_own(
+    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    rows.add(
+        {"k": "a", "v": 1.5, "t": "2026-01-01T00:00:01Z"},
+        {"k": "a", "v": 2.5, "t": "2026-01-01T00:00:31Z"},
+        {"k": None, "v": 3.5, "t": "2026-01-01T00:00:31Z"},
+    )
+    query = start(windowed(rows.df).writeStream.outputMode("update").format("noop"), "fields", tmp_path / "checkpoint")
+    columns = {"k": "coalesce(k, 'none')"}
+    attachment = attached(query, key_format="top/<k>", field="window", columns=columns)
+    assert attachment.wait()
+    assert client.hgetall("top/a") == {"2026-01-01T00:00:00Z": "1.5", "2026-01-01T00:00:30Z": "2.5"}
+    assert client.hgetall("top/none") == {"2026-01-01T00:00:30Z": "3.5"}
+    rows.add({"k": "a", "v": 4, "t": "2026-01-01T00:01:45Z"})
+    query.processAllAvailable()
+    assert attachment.wait()
+    assert client.hgetall("top/a") == {"2026-01-01T00:00:30Z": "2.5", "2026-01-01T00:01:30Z": "4"}
+
+
+def test_the_aggregate_of_a_whole_stream_is_one_key(
+    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"}, {"k": "b"})
+    counted = rows.df.agg(F.count("*").alias("n"))
+    query = start(counted.writeStream.outputMode("update").format("noop"), "one", tmp_path / "checkpoint")
+    assert attached(query, state="rows").wait()
+    assert shown(client, "one") == {"one:rows:all": "2"}

@@ -1,0 +1,238 @@
+"""Where an attachment cannot simply go on: gaps, checkpoints that were set back, logs of others; what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from attaching import SCHEMA, Attach, attached, current_of, epochs_of, shown
+from micro_batches import Batches, eventually, start
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparkis
+from sparkis import Attachment, SparkisError
+from state_backend.change_log import ChangeLog
+from state_backend.errors import DescriptorError, FencedWriterError
+
+__all__ = ["attached"]
+
+Make = Callable[[str], Batches]
+
+pytestmark = pytest.mark.usefixtures("endpoint")
+
+RETAINED = "spark.sql.streaming.minBatchesToRetain"
+
+
+@pytest.fixture
+def two_batches_are_kept(spark: SparkSession) -> Iterator[None]:
+    """Let queries that start in this test purge all but their last two batches."""
+    spark.conf.set(RETAINED, "2")
+    yield
+    spark.conf.unset(RETAINED)
+
+
+def counts(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").agg(F.count("*").alias("n"))
+
+
+def run(df: DataFrame, name: str, checkpoint: Path) -> StreamingQuery:
+    return start(df.writeStream.outputMode("update").format("noop"), name, checkpoint)
+
+
+def first_epoch(attachment: Attachment) -> Any:
+    epoch = ChangeLog(attachment.log).job(attachment.job).first(current_of(attachment))
+    assert epoch is not None
+    return epoch
+
+
+@pytest.mark.usefixtures("two_batches_are_kept")
+def test_an_attachment_that_comes_too_late_reads_the_whole_state_in_one_epoch(
+    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    checkpoint = tmp_path / "checkpoint"
+    windows = rows.df.withWatermark("t", "0 seconds").groupBy(F.window("t", "1 minute"), "k").count()
+    rows.add({"k": "old", "t": "2026-01-01T00:00:00Z"})
+    query = run(windows, "late", checkpoint)
+    attachment = attached(query)
+    assert attachment.wait()
+    assert list(shown(client, "late")) == ["late:aggregation:2026-01-01T00:00:00Z:old"]
+    attachment.stop()
+    for minute in range(1, 6):
+        rows.add({"k": "new", "t": f"2026-01-01T00:{minute:02d}:00Z"})
+    query.processAllAvailable()
+    eventually(lambda: (checkpoint / f"commits/{attachment.batch + 1}").exists(), lambda is_there: not is_there)
+
+    assert shown(client, "late"), "the old state is readable until the new one is there"
+    attachment = attached(query)
+    assert attachment.wait()
+    eventually(lambda: shown(client, "late"), lambda found: found == {"late:aggregation:2026-01-01T00:05:00Z:new": "1"})
+    assert current_of(attachment).generation.endswith("-1")
+    assert (first_epoch(attachment).replaces, first_epoch(attachment).origin) == (("aggregation",), 0)
+    rows.add({"k": "newer", "t": "2026-01-01T00:05:30Z"})
+    query.processAllAvailable()
+    assert attachment.wait()
+    assert client.get("late:aggregation:2026-01-01T00:05:00Z:newer") == "1"
+    assert len(epochs_of(attachment)) > 1, "and goes on with the changes"
+    (job,) = (job for job in client.execute_command("STATE", "JOBS") if job["name"] == "late")
+    assert job["incomplete"] == 0
+
+
+def test_a_checkpoint_that_was_set_back_is_read_anew(
+    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    checkpoint = tmp_path / "checkpoint"
+    rows.add({"k": "a"})
+    run(counts(rows.df), "back", checkpoint).stop()
+    shutil.copytree(checkpoint, tmp_path / "copy")
+
+    def add_in_another_life(*keys: str) -> StreamingQuery:
+        shutil.rmtree(checkpoint)
+        shutil.copytree(tmp_path / "copy", checkpoint)
+        for file in sorted(rows.folder.glob("*.json"))[1:]:
+            file.unlink()
+        for key in keys:
+            rows.add({"k": key})
+        return run(counts(rows.df), "back", checkpoint)
+
+    query = add_in_another_life("b", "c")
+    attachment = attached(query)
+    assert attachment.wait(2)
+    query.stop()
+    query = add_in_another_life("d")
+    eventually(lambda: sorted(shown(client, "back")), lambda keys: keys == [f"back:aggregation:{k}" for k in "ad"])
+    assert attachment.batch == 1
+    attachment.stop()
+    query.stop()
+    query = add_in_another_life("e", "f", "g")  # further than the log is: only the batches' timestamps tell
+    attachment = attached(query)
+    assert attachment.wait(3)
+    eventually(lambda: sorted(shown(client, "back")), lambda keys: keys == [f"back:aggregation:{k}" for k in "aefg"])
+    assert current_of(attachment).generation.endswith("-2")
+
+
+def test_another_checkpoint_or_another_form_of_the_state_replaces_what_was_there(
+    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a", "n": 2})
+    query = run(counts(rows.df), "other", tmp_path / "first")
+    attachment = attached(query)
+    assert attachment.wait()
+    assert shown(client, "other") == {"other:aggregation:a": "1"}
+
+    newer = attached(query, columns={"twice": "_0 * 2"})
+    assert newer.wait()
+    eventually(lambda: shown(client, "other"), lambda found: found == {"other:aggregation:a": "2"})
+    assert current_of(newer).generation == f"{query.id}-1"
+    rows.add({"k": "a", "n": 2})
+    query.processAllAvailable()
+    with pytest.raises(FencedWriterError, match="job 'other'"):
+        attachment.wait()
+    assert isinstance(attachment.error, FencedWriterError)
+    assert newer.wait()
+    assert client.get("other:aggregation:a") == "4"
+    newer.stop()
+    query.stop()
+
+    again = run(counts(rows.df.where("n = 3")), "other", tmp_path / "second")
+    rows.add({"k": "c", "n": 3})
+    again.processAllAvailable()
+    attachment = attached(again)
+    assert attachment.wait()
+    eventually(lambda: shown(client, "other"), lambda found: found == {"other:aggregation:c": "1"})
+    assert current_of(attachment).generation == f"{again.id}-0"
+
+
+def test_an_operator_that_looks_otherwise_is_refused_unless_the_log_may_begin_anew(
+    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a", "v": 1})
+    first = run(counts(rows.df), "changed", tmp_path / "first")
+    attachment = attached(first)
+    assert attachment.wait()
+    attachment.stop()
+    first.stop()
+    other = run(rows.df.groupBy("n").agg(F.max("v")), "changed", tmp_path / "second")
+    other.stop()
+    shutil.copy(tmp_path / "first" / "metadata", tmp_path / "second" / "metadata")  # the same query, changed
+    (tmp_path / "second" / ".metadata.crc").unlink(missing_ok=True)
+    with pytest.raises(DescriptorError, match=r"'aggregation': operator 0 of the query has schema struct<key:struct<n"):
+        attached(checkpoint=tmp_path / "second", job="changed")
+    assert shown(client, "changed") == {"changed:aggregation:a": "1"}
+    columns = {"n": "coalesce(n, -1)"}
+    replaced = attached(checkpoint=tmp_path / "second", job="changed", columns=columns, on_mismatch="replace")
+    assert replaced.wait()
+    eventually(lambda: shown(client, "changed"), lambda found: found == {"changed:aggregation:-1": "1"})
+
+
+def test_a_log_that_the_query_writes_itself_is_left_alone(
+    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"})
+    query = start(sparkis.queryable(counts(rows.df), "n", key="k", value="n"), "own", tmp_path / "checkpoint")
+    with pytest.raises(DescriptorError, match=r"job 'own' .* is written by its query itself"):
+        attached(query)
+    attachment = attached(query, job="own-attached", state="n")
+    assert attachment.wait()
+    assert client.get("own:n:a") == client.get("own-attached:n:a") == "1"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"key": "k"}, "two of its keys may differ in 'window' alone"),
+        ({"key": ["window", "k", "max"]}, "'max' is a part of the value"),
+        ({"key": ["window", "nobody"]}, r"has no column 'nobody'; it has .*k, max, window"),
+        ({"value": "min"}, "has no column 'min'"),
+        ({"columns": {"twice": "max * "}}, "columns= cannot make 'twice' of 'max \\* '"),
+        ({"columns": {"twice": "min * 2"}}, "columns= cannot make 'twice' of 'min \\* 2'"),
+        ({"columns": {"k": "concat(k, max)"}}, "which is used in the key, by 'concat\\(k, max\\)'; it may use"),
+        ({"operator": 1}, r"no state with operator=1.*operator 0 \(stateStoreSave\)"),
+        ({"fields": "k"}, "fields: not an argument of an attached state"),
+        ({"states": [sparkis.AttachedState("a")], "state": "b"}, "without states="),
+        ({"on_mismatch": "ignore"}, "on_mismatch= is 'refuse' or 'replace'"),
+        ({"checkpoint": "somewhere"}, "a query or checkpoint="),
+        ({"job": "a job"}, "the job name 'a job'"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(
+    refusing: StreamingQuery, attached: Attach, given: dict[str, Any], message: str
+):
+    with pytest.raises(SparkisError, match=message):
+        attached(refusing, **given)
+
+
+@pytest.fixture(scope="module")
+def refusing(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> StreamingQuery:
+    """A query over windows that ran."""
+    folder = tmp_path_factory.mktemp("refusing")
+    rows = Batches(spark, folder / "input", SCHEMA)
+    rows.add({"k": "a", "v": 1.5, "t": "2026-01-01T00:00:00Z"})
+    windows = rows.df.withWatermark("t", "1 minute").groupBy(F.window("t", "1 minute"), "k").agg(F.max("v"))
+    query = run(windows, "refusing", folder / "checkpoint")
+    query.stop()
+    return query
+
+
+def test_a_checkpoint_that_cannot_be_attached_to_says_why(batches: Make, attached: Attach, tmp_path: Path):
+    with pytest.raises(SparkisError, match="no committed micro-batch after 0 s"):
+        attached(checkpoint=tmp_path / "nothing", job="j", timeout_s=0)
+    with pytest.raises(SparkisError, match="pass job="):
+        attached(checkpoint=tmp_path / "nothing")
+    with pytest.raises(SparkisError, match="such as a space"):
+        attached(checkpoint=tmp_path / "a space", job="j")
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"})
+    plain = start(rows.df.writeStream.format("noop"), "plain", tmp_path / "plain")
+    with pytest.raises(SparkisError, match="keeps no state"):
+        attached(plain)
