@@ -1,0 +1,25 @@
+"""The page about serving names the options that there are."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from pathlib import Path
+
+from resp_server.process import add_options
+from spark_hooks.serve import serve
+
+PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+
+
+def test_every_option_of_the_command_is_on_the_page_and_no_other() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
+    assert set(re.findall(r"^\| `(--[a-z-]+)", PAGE, re.MULTILINE)) == {each.option_strings[0] for each in shown}
+
+
+def test_every_argument_of_the_function_is_on_the_page_and_no_other() -> None:
+    given = set(inspect.signature(serve).parameters) - {"spark"}
+    assert set(re.findall(r"^\| `--[^|]*(?:\\\|[^|]*)*\| `([a-z]+)=` \|", PAGE, re.MULTILINE)) == given
