@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 from collections.abc import Sequence
 
 from resp_server.config import LOOPBACK
 
 log = logging.getLogger(__name__)
+
+
+# File descriptors of a process beside those of its clients: stores, logs, pipes, listeners (guess).
+OTHER_FILES = 256
+
+
+def make_room_for(clients: int) -> None:
+    """Let this process have a file descriptor for each of so many clients, as far as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = clients + OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        log.warning("%d clients may be too many: files stay limited to %d (%s)", clients, soft, error)
 
 
 def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[socket.socket]:

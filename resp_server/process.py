@@ -24,6 +24,7 @@ import uvloop
 from resp_server.config import LOOPBACK, ServerConfig
 from resp_server.control import TOKEN_VARIABLE, ControlListener
 from resp_server.followers import Followers
+from resp_server.listening import make_room_for
 from resp_server.server import Server
 from resp_server.shown import Readers, ShownJobs
 from resp_server.workers import Workers
@@ -171,6 +172,7 @@ def _lock(lock: BinaryIO, folder: Path) -> None:
 async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Sequence[str], folder: Path) -> None:
     readers: Readers
     server: Server | Workers
+    make_room_for(config.clients_max)
     if options.workers > 1:
         readers = server = Workers(config, options.workers)
         await server.start_processes()

@@ -18,7 +18,8 @@ from typing import Any
 logger = logging.getLogger("sparkis.server")
 
 Line = Mapping[str, Any]
-# Takes a line, and the file descriptor that came with it, if one did: it is the taker's to close.
+# Takes a line, and the file descriptor that came with it, if one did: it is the taker's to close. None also stands for
+# one that the system could not give to this process.
 Take = Callable[[dict[str, Any], "int | None"], None]
 
 READ_BYTES = 256 << 10
@@ -134,6 +135,6 @@ class Channel:
     def _take_line(self, text: bytes) -> None:
         line = json.loads(text)
         try:
-            self._take(line, self._handed.popleft() if line.pop(HANDS_OVER, False) else None)
+            self._take(line, self._handed.popleft() if line.pop(HANDS_OVER, False) and self._handed else None)
         except Exception:
             logger.exception("a line between the server's processes was not understood: %s", line.get("event"))

@@ -20,6 +20,7 @@ import uvloop
 
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
+from resp_server.listening import make_room_for
 from resp_server.server import Server
 from resp_server.shown import ShownJobs
 from resp_server.workers_channel import Channel
@@ -67,7 +68,6 @@ class Worker:
                 self._start(line)
                 self._answer(line, None)
             case "client":
-                assert handed is not None
                 self._welcome(line["id"], handed)
             case "ask":
                 question = self.server.instance.table.questions[line["question"]]
@@ -111,6 +111,7 @@ class Worker:
             level=line["level"], format=f"%(asctime)s %(levelname)s {name}: %(message)s", stream=sys.stderr
         )
         config = ServerConfig(**{**line["config"], "hosts": tuple(line["config"]["hosts"])})
+        make_room_for(config.clients_max)
         server = self._server = Server(self._keyspace, config)
         server.instance.run_id = line["run_id"]
         server.instance.started_ms = line["started_ms"]
@@ -135,7 +136,11 @@ class Worker:
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
-    def _welcome(self, client_id: int, descriptor: int) -> None:
+    def _welcome(self, client_id: int, descriptor: int | None) -> None:
+        if descriptor is None:
+            logger.error("a connection was lost: this process may have no more open files (ulimit -n)")
+            self._left(client_id)
+            return
         task = self._loop.create_task(self._connect(client_id, socket.socket(fileno=descriptor)))
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
