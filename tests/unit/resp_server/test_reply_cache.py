@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
 from resp_server import reply_cache
-from resp_server.reply_cache import ENTRY_BYTES_MAX, ENTRY_OVERHEAD_BYTES, ReplyCache
+from resp_server.reply_cache import ENTRY_BYTES_MAX, ENTRY_OVERHEAD_BYTES, FREED_MIN, ReplyCache
 
 keys = st.sampled_from([b"%d" % number for number in range(30)])
 steps = st.one_of(
@@ -55,6 +57,20 @@ def test_the_oldest_make_room() -> None:
     fill(cache, 150)
     assert cache.find([b"0", b"149"]) == [None, b"reply"]
     assert 90 <= len(cache) <= 100
+
+
+def test_what_is_dropped_as_a_whole_is_freed_bit_by_bit() -> None:
+    cache = ReplyCache(1 << 20)
+    fill(cache, 1000)
+    cache.drop(None)
+    assert (len(cache), cache.used_bytes, cache.find([b"0"])) == (0, 0, [None])
+    left = [sum(map(len, cache._dropped))]
+    while left[-1]:
+        fill(cache, 1)
+        cache.drop(None)
+        left.append(sum(map(len, cache._dropped)))
+    assert len(left) >= 1000 // FREED_MIN
+    assert all(0 < before - after <= FREED_MIN for before, after in pairwise(left))
 
 
 def test_long_replies_are_left_out() -> None:
