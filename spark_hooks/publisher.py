@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -51,11 +52,8 @@ class Run:
         return cls(query.id, query.runId, query.name, query)
 
     @classmethod
-    def of_batch(cls, df: DataFrame, session: SparkSession) -> Run:
-        """Look at the local properties of the thread that runs foreachBatch, where classic Spark keeps the query's id.
-
-        `session` is where the query was started; a query of another one is known by those properties alone.
-        """
+    def of_batch(cls, df: DataFrame) -> Run:
+        """Look at the local properties of the thread that runs foreachBatch: there classic Spark keeps its id."""
         read = df.sparkSession.sparkContext.getLocalProperty
         query_id = read("sql.streaming.queryId")
         if not query_id:
@@ -63,12 +61,27 @@ class Run:
                 "sparkis.publish was called outside of a streaming query's foreachBatch function; "
                 "to publish without Spark use sparkis.LogWriter"
             )
-        query = session.streams.get(query_id)
+        query = _active_query(df.sparkSession, query_id)
         if query is not None:
             return cls.of_query(query)
         first_line = (read("spark.job.description") or "").partition("\n")[0]
         name = None if first_line.startswith("id = ") else first_line
         return cls(query_id, read("spark.jobGroup.id") or "", name or None, None)
+
+
+def _active_query(session: SparkSession, query_id: str) -> StreamingQuery | None:
+    """Return a running query of any session of this driver, or None.
+
+    Spark shows a session the queries that were started in it; a batch's session is one that nobody started any in.
+    What all sessions share has no public way in, so that None is also the answer where it is not there.
+    """
+    try:
+        active = session._jsparkSession.sharedState().activeStreamingQueries()
+        found = active.get(session.sparkContext._jvm.java.util.UUID.fromString(query_id))  # type: ignore[union-attr]
+    except (AttributeError, Py4JError, TypeError) as error:
+        logger.debug("the query %s was not found: %s", query_id, error)
+        return None
+    return None if found is None else StreamingQuery(found)
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,6 @@ class Publication:
     log: str
     visibility_timeout_s: float
     on_rewind: OnRewind
-    session: SparkSession
 
 
 class Publisher:
@@ -114,7 +126,7 @@ class Publisher:
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
         """Write and commit one micro-batch. Always runs the batch to its end, also when it was committed before."""
-        writer = self._writer or self.open(Run.of_batch(batch, self._told.session))
+        writer = self._writer or self.open(Run.of_batch(batch))
         self.check_not_committed(writer.job, batch_id)
         clock_ms = now_ms()
         results = self._write_files(batch, batch_id, writer, clock_ms)

@@ -122,15 +122,19 @@ class QueryableWriter(DataStreamWriter):
 
 
 def log_of(session: SparkSession, log: str | Path | None) -> str:
-    """Return the whole root of the log that a call writes to, checked; DescriptorError if there is none."""
+    """Return the root of the log to write to; raises what is wrong with it."""
+    root = _root_of(session, log)
+    check_writable(root)
+    return root
+
+
+def _root_of(session: SparkSession, log: str | Path | None) -> str:
     root = log or session.conf.get(LOG_SETTING, None)
     if root is None:
         raise DescriptorError(
             f"there is no change log to write to: call sparkis.serve(spark) first, pass log=, or set {LOG_SETTING}"
         )
-    whole = open_filesystem(root).root  # executors have working folders of their own
-    check_writable(whole)
-    return whole
+    return open_filesystem(root).root  # whole: executors have working folders of their own
 
 
 def _check_choice(argument: str, given: object, choices: tuple[str, ...]) -> None:
@@ -148,7 +152,6 @@ def _publication(
     log: str | Path | None,
     wait_for_visibility: bool | float,
     on_rewind: OnRewind,
-    session: SparkSession,
 ) -> Publication:
     """Return the arguments of a call, checked."""
     _check_choice("mode", mode, get_args(Mode))
@@ -157,9 +160,9 @@ def _publication(
     if not isinstance(timeout_s, (int, float)) or timeout_s < 0:
         raise DescriptorError(f"wait_for_visibility= is True, False or seconds, not {wait_for_visibility!r}")
     described = _checked_states(df, states, job, given)
-    partitions_of(session)
+    partitions_of(df.sparkSession)
     root = log_of(df.sparkSession, log)
-    return Publication(tuple(described), mode, job, root, float(timeout_s), on_rewind, session)
+    return Publication(tuple(described), mode, job, root, float(timeout_s), on_rewind)
 
 
 def _checked_states(
@@ -231,7 +234,6 @@ def queryable(
         log=log,
         wait_for_visibility=wait_for_visibility,
         on_rewind=on_rewind,
-        session=df.sparkSession,
     )
     return QueryableWriter(df, told)
 
@@ -266,13 +268,12 @@ def publish(
     changed rows (`update`, `append`) or the whole result (`complete`).
     """
     with _logged():
-        session = SparkSession.builder.getOrCreate()
-        run = Run.of_batch(batch_df, session)
+        run = Run.of_batch(batch_df)
         name = job or run.name
         if name is None:
             raise DescriptorError(NAME_MISSING)
         check_name("job", name)
-        place = (log_of(batch_df.sparkSession, log), name, run.query_id)
+        place = (_root_of(batch_df.sparkSession, log), name, run.query_id)
         asked = (states, columns, mode, wait_for_visibility, on_rewind)
         known = _published.get(place)
         if known is not None and known.run == run:
@@ -287,7 +288,6 @@ def publish(
                 log=log,
                 wait_for_visibility=wait_for_visibility,
                 on_rewind=on_rewind,
-                session=session,
             )
             known = _published[place] = _Published(run, asked, Publisher(told))
             known.publisher.open(run)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, failure_of, start
-from pyspark.sql import DataFrame
+from micro_batches import Batches, eventually, failure_of, start
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -46,6 +46,28 @@ def test_a_batch_is_published_beside_what_else_the_function_does(client: redis.R
     assert client.mget("own:s:a", "own:s:b") == ["3", None]
     (job,) = (job for job in client.execute_command("STATE", "LAG") if job["job"] == "own")
     assert job["applied"] == query.lastProgress.batchId == 2
+
+
+def test_a_query_of_another_session_is_live_while_it_runs_and_stale_when_it_has_ended(
+    spark: SparkSession, client: redis.Redis, tmp_path: Path
+):
+    other = spark.newSession()
+    other.conf.set("spark.sparkis.log", spark.conf.get("spark.sparkis.log"))
+    rows = Batches(other, tmp_path / "input", "k string, v int")
+    rows.add({"k": "a", "v": 1})
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        sparkis.publish(batch, batch_id, STATE, wait_for_visibility=True)
+
+    def is_stale() -> int:
+        (job,) = (job for job in client.execute_command("STATE", "LAG") if job["job"] == "elsewhere")
+        return int(job["stale"])
+
+    query = run(rows, "elsewhere", tmp_path, function)
+    assert client.get("elsewhere:s:a") == "1"
+    eventually(is_stale, lambda stale: stale == 0)
+    query.stop()
+    eventually(is_stale, lambda stale: stale == 1)
 
 
 def test_a_second_call_in_one_batch_is_refused_and_a_union_of_states_is_not(

@@ -230,7 +230,7 @@ def test_the_last_key_part_may_hold_the_separator():
 def test_the_longest_key_passes_and_one_byte_more_is_refused():
     fits = "k" * (KEY_BYTES_MAX - len("job:temp:"))
     assert len(changes(VALUES, rows(k0=[fits], v0=["1"]))) == 1
-    with pytest.raises(RowError, match=f"state 'temp': a key made of the column 'sensor' has {KEY_BYTES_MAX + 1} bytes"):
+    with pytest.raises(RowError, match=f"a key made of the column 'sensor' has {KEY_BYTES_MAX + 1} bytes"):
         changes(VALUES, rows(k0=[fits + "k"], v0=["1"]))
 
 
