@@ -198,3 +198,25 @@ def test_a_store_of_its_own_is_kept(spark: SparkSession, batches: Make, tmp_path
             assert client.get("job:s:a") == b"1"
         endpoint.stop()
         assert (tmp_path / "store" / "job").is_dir()
+
+
+def test_a_batch_that_was_waited_for_can_be_read_from_every_worker(spark: SparkSession, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 0})
+    endpoint = public.serve(spark, log=tmp_path / "log", workers=2)
+    try:
+        query = begin(rows, "job", tmp_path / "checkpoint", wait_for_visibility=True)
+        for value in range(1, 4):
+            rows.add({"k": "a", "v": value})
+            query.processAllAvailable()
+            for _ in range(4):  # new connections go to the workers in turn
+                with redis.Redis.from_url(endpoint.url) as client:
+                    assert client.get("job:s:a") == b"%d" % value
+    finally:
+        endpoint.stop()
+
+
+@pytest.mark.parametrize("workers", [0, -1, 65])
+def test_a_number_of_workers_that_makes_no_sense_is_refused(spark: SparkSession, tmp_path: Path, workers: int):
+    with pytest.raises(ValueError, match=f"workers={workers}: give a number of processes from 1 to 64"):
+        public.serve(spark, log=tmp_path / "log", workers=workers)
