@@ -63,13 +63,14 @@ def test_what_is_dropped_as_a_whole_is_freed_bit_by_bit() -> None:
     cache = ReplyCache(1 << 20)
     fill(cache, 1000)
     cache.drop(None)
-    assert (len(cache), cache.used_bytes, cache.find([b"0"])) == (0, 0, [None])
+    fill(cache, 10)
+    cache.drop(None)
+    assert (len(cache), cache.used_bytes) == (0, 0)
     left = [sum(map(len, cache._dropped))]
     while left[-1]:
-        fill(cache, 1)
-        cache.drop(None)
+        assert cache.find([b"0"]) == [None]
         left.append(sum(map(len, cache._dropped)))
-    assert len(left) >= 1000 // FREED_MIN
+    assert len(left) > 300 // FREED_MIN
     assert all(0 < before - after <= FREED_MIN for before, after in pairwise(left))
 
 
