@@ -231,6 +231,9 @@ class Applier:
             self._log.runs(current.generation, epoch),
             frozenset(epoch.replaces),
         )
+        # Not only when nothing is left to apply: while epochs come faster than they are applied, the pages that a dead
+        # reader holds would never be used again.
+        self._store.clear_stale_readers()
         self._store.apply(changes, self._description.known)
         if self._compactor is not None:
             self._compactor.count(epoch)
