@@ -10,17 +10,18 @@ from contextlib import closing
 from importlib import import_module
 
 from benchmarks import page
-from benchmarks.options import Options
+from benchmarks.options import Options, end_in_order
 from benchmarks.results import Row, machine, merge
 
+# Spark's come last: its JVM stays until this process ends.
 PARTS = {
     "reads": "GET, MGET, HGETALL, LRANGE beside redis-server, 50 connections, pipelines of 1, 16, 100",
-    "updates": "rows of a Spark stream until they can be read, beside the same job that writes to redis-server",
-    "delay": "from the end of a micro-batch's last task to the first read, step by step",
+    "split": "the time of a request in the serving process: parse, look up, encode, write",
     "memory": "memory and disk per key after 100 epochs of 1 % and a rewrite, beside redis-server",
     "scaling": "GET rate and memory by the number of keys, apply time by the number of changes",
     "startup": "from the start of a process to its first answer: from store, from snapshot, from log",
-    "split": "the time of a request in the serving process: parse, look up, encode, write",
+    "updates": "rows of a Spark stream until they can be read, beside the same job that writes to redis-server",
+    "delay": "from the end of a micro-batch's last task to the first read, step by step",
 }
 DESCRIPTION = """\
 Measure sparkis, mostly as ratios beside redis-server: same machine, same run, rounds in turns. Rows are merged by name
@@ -44,6 +45,7 @@ examples:
 def main() -> int:
     """Run what was asked for; return the exit code."""
     options, parts, is_written = _parse()
+    end_in_order()
     if not parts:
         page.draw()
         return 0
@@ -129,4 +131,7 @@ def line(row: Row) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("python -m benchmarks: interrupted; the rows that were printed are kept")

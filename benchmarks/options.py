@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import dataclass
 
@@ -19,3 +20,8 @@ class Options:
         """Show what is going on, on a terminal only."""
         if sys.stderr.isatty():
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def end_in_order() -> None:
+    """Make SIGTERM an exception: what was started is ended, and files are removed, as with Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -25,6 +25,7 @@ import lmdb
 import redis
 
 from benchmarks import processes
+from benchmarks.options import end_in_order
 from benchmarks.servers import TOKEN, VoidError, start_sparkis, takes_workers, temporary_folder, until
 from benchmarks.soak_model import JOB, LISTS, MAPS, MARKER, STATES, Model, Plan
 from benchmarks.soak_readers import newest_store
@@ -396,6 +397,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="another one makes other epochs (default %(default)s)")
     parser.add_argument("--period-ms", type=int, default=100, help="between two epochs (default %(default)s)")
     given = parser.parse_args()
+    end_in_order()
 
     def report(text: str) -> None:
         if sys.stderr.isatty():
@@ -421,4 +423,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("soak: interrupted")
