@@ -1,0 +1,169 @@
+"""The real sizes: minutes and gigabytes, so only where `-m large` asks for them (`make test-large`).
+
+What is true is asserted; how long it took and how much it needed is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import pytest
+
+from compat.conformance.servers import Running, sparkis_server
+from compat.conformance.wire import LAST_COMMAND, LAST_REPLY, request
+
+WAIT_S_MAX = 600.0
+SERVER = Path(__file__).with_name("measured_server.py")
+READER = Path(__file__).with_name("latency.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the large tests out unless they are asked for."""
+    if "large" in config.option.markexpr:
+        return
+    out = [item for item in items if item.get_closest_marker("large")]
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if not item.get_closest_marker("large")]
+
+
+class Report:
+    """Prints what was measured, at once, so that a long test shows where it is."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, what: str, **numbers: object) -> None:
+        shown = ", ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in numbers.items()
+        )
+        print(f"{self._name}: {what}: {shown}", flush=True)
+
+    @contextmanager
+    def timed(self, what: str, count: int = 0) -> Iterator[None]:
+        """Print how long a block took, and per one of `count`."""
+        started = perf_counter()
+        yield
+        took_s = perf_counter() - started
+        self(what, seconds=took_s, **({"microseconds_each": took_s * 1e6 / count} if count else {}))
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Report:
+    return Report(request.node.name)
+
+
+def memory_mb(pid: int) -> dict[str, int]:
+    """Return what memory a process has and had at most; `own` leaves out the pages of files that it has mapped."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    names = {"own": "RssAnon", "of_files": "RssFile", "peak": "VmHWM"}
+    return {name: int(status[field].split()[0]) >> 10 for name, field in names.items() if field in status}
+
+
+class Measured:
+    """A server whose longest turn is known, and the client that talks to it."""
+
+    def __init__(self, server: Running, folder: Path, report: Report) -> None:
+        self.server = server
+        self.port = server.port
+        self.pid = server.process.pid
+        self._out = folder / "turns.json"
+        self._report = report
+        self._socket = socket.create_connection(("127.0.0.1", server.port), WAIT_S_MAX)
+
+    @property
+    def applier_pid(self) -> int:
+        """The process that writes the store."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return int(children[0])
+
+    def turns(self) -> dict[str, float]:
+        """Return the longest turn since the last look, in ms: as the clock had it, and as this processor had it."""
+        self._out.unlink(missing_ok=True)
+        os.kill(self.pid, signal.SIGUSR1)
+        while not self._out.exists():
+            self.ask("PING")  # a signal alone does not wake the server's loop
+            sleep(0.01)
+        return dict(json.loads(self._out.read_text()))
+
+    def ask(self, *words: bytes | str | int, show: str = "") -> bytes:
+        """Return the reply to a request as it was sent.
+
+        With `show`, print when its first and its last byte came, and the server's longest turn meanwhile.
+        """
+        if show:
+            self.turns()
+        started = perf_counter()
+        self._socket.sendall(request(*words) + request(LAST_COMMAND))
+        data = bytearray(self._socket.recv(1))
+        first_s = perf_counter() - started
+        while not data.endswith(LAST_REPLY):
+            data += self._socket.recv(1 << 20)
+        whole_s = perf_counter() - started
+        if show:
+            self._report(show, first_ms=first_s * 1e3, whole_ms=whole_s * 1e3, bytes=len(data), **self.turns())
+        return bytes(data[: -len(LAST_REPLY)])
+
+    def wait_for(self, what: str, *words: bytes | str | int, reply: bytes) -> None:
+        """Print how long it took from now until a request is answered so."""
+        with self._report.timed(what):
+            self.until(*words, reply=reply)
+
+    def memory(self) -> dict[str, int]:
+        """Return the server's memory in MB."""
+        return memory_mb(self.pid)
+
+    def applier_memory(self) -> dict[str, int]:
+        """Return the applier's memory in MB."""
+        return memory_mb(self.applier_pid)
+
+    def until(self, *words: bytes | str | int, reply: bytes) -> None:
+        """Ask again and again until the answer is this one."""
+        ends = perf_counter() + WAIT_S_MAX
+        while (found := self.ask(*words)) != reply:
+            assert perf_counter() < ends, (words, found[:200])
+            sleep(0.02)
+
+
+@pytest.fixture
+def serve_measured(tmp_path: Path, report: Report) -> Iterator[Callable[..., Any]]:
+    """Serve a log by a process that measures its turns."""
+
+    @contextmanager
+    def served(log: Path, *options: str) -> Iterator[Measured]:
+        os.environ["MEASURED_TO"] = str(tmp_path / "turns.json")
+        with sparkis_server(tmp_path / "stores", log, *options, program=(str(SERVER),)) as server:
+            yield Measured(server, tmp_path, report)
+
+    return served
+
+
+@contextmanager
+def reading(port: int, keys: Path) -> Iterator[Callable[[], dict[str, float]]]:
+    """Read keys one by one in a process of its own; the call returns how long it took, in ms, since the last call."""
+    process = subprocess.Popen(
+        [sys.executable, str(READER), str(port), str(keys)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def latencies() -> dict[str, float]:
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        return dict(json.loads(process.stdout.readline()))
+
+    try:
+        yield latencies
+    finally:
+        process.stdin.close()
+        process.wait(WAIT_S_MAX)
+        process.stdout.close()

@@ -1,0 +1,52 @@
+"""An epoch of five million changes, applied while others read the epoch before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import reading
+
+from resp_server.protocol.replies import encode
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+
+pytestmark = pytest.mark.large
+
+CHANGES = 5_000_000
+KEPT = 100_000
+STATES = (StateDescriptor("v", key="k", value="v"),)
+
+
+def key(number: int) -> bytes:
+    return b"job:v:%08d" % number
+
+
+def put(number: int, value: bytes) -> Change:
+    return Change("v", Op.PUT, key(number), None, value)
+
+
+def test_an_epoch_of_five_million_changes(tmp_path: Path, report: Any, serve_measured: Callable[..., Any]) -> None:
+    log = tmp_path / "log"
+    (tmp_path / "keys").write_bytes(b"\n".join(key(number) for number in range(KEPT)))
+    with LogWriter(log, "job", STATES) as writer:
+        writer.publish(put(number, b"before") for number in range(KEPT))
+        with serve_measured(log) as server:
+            server.until("DBSIZE", reply=b":%d\r\n" % KEPT)
+            with reading(server.port, tmp_path / "keys") as latencies:
+                latencies()
+                with report.timed("written to the log", CHANGES):
+                    writer.publish(put(number, b"after %d" % number) for number in range(CHANGES))
+                report("reads while it was written", **latencies())
+                with report.timed("from the commit until it can be read", CHANGES):
+                    server.until("DBSIZE", reply=b":%d\r\n" % CHANGES)
+                report("reads while it was applied", **latencies(), **server.turns())
+                assert server.ask("GET", key(CHANGES - 1)) == encode(b"after %d" % (CHANGES - 1), 2)
+                assert server.ask("GET", key(1)) == encode(b"after 1", 2)
+                for _ in range(20):
+                    server.turns()
+                report("reads afterwards", **latencies())
+            report("memory", server=server.memory(), applier=server.applier_memory())

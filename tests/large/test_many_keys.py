@@ -1,0 +1,71 @@
+"""Ten million keys in one state: applied, opened, counted, scanned, changed a little."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resp_server.protocol.replies import encode
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+
+pytestmark = pytest.mark.large
+
+KEYS = 10_000_000
+STATES = (StateDescriptor("v", key="k", value="v"),)
+OF_ONE = b":%d\r\n" % KEYS
+
+
+def key(number: int) -> bytes:
+    return b"job:v:%08d" % number
+
+
+def test_ten_million_keys(tmp_path: Path, report: Any, serve_measured: Callable[..., Any]) -> None:
+    log = tmp_path / "log"
+    with LogWriter(log, "job", STATES) as writer:
+        with report.timed("written to the log", KEYS):
+            writer.publish(Change("v", Op.PUT, key(number), None, b"value of %08d" % number) for number in range(KEYS))
+        with serve_measured(log) as server:
+            with report.timed("applied", KEYS):
+                server.until("DBSIZE", reply=OF_ONE)
+            size = sum(path.stat().st_blocks * 512 for path in (tmp_path / "stores").rglob("data.mdb"))
+            report("file", bytes_per_key=size / KEYS)
+            report("memory after the epoch", server=server.memory(), applier=server.applier_memory())
+            _ask(server)
+            with report.timed("a hundred epochs of 100 keys", 100):
+                for epoch in range(100):
+                    writer.publish(Change("v", Op.PUT, key(n * 7919), None, b"%d" % epoch) for n in range(100))
+                server.until("GET", key(0), reply=encode(b"99", 2))
+            report("memory", server=server.memory(), applier=server.applier_memory())
+        with report.timed("opened again"), serve_measured(log) as server:
+            server.until("DBSIZE", reply=OF_ONE)
+            assert server.ask("GET", key(0)) == encode(b"99", 2)
+            time.sleep(3)
+            report("longest turn since the start", **server.turns())
+            report("memory", server=server.memory(), applier=server.applier_memory())
+
+
+def _ask(server: Any) -> None:
+    assert server.ask("DBSIZE", show="DBSIZE") == OF_ONE
+    server.ask("RANDOMKEY", show="RANDOMKEY")
+    server.ask("INFO", show="INFO")
+    server.ask("SCAN", 0, show="SCAN")
+    server.ask("SCAN", 0, "COUNT", 4096, show="SCAN COUNT 4096")
+    found = server.ask("KEYS", "*00007", show="KEYS of a pattern")
+    assert found.startswith(b"*100\r\n")
+    assert server.ask("KEYS", "*", show="KEYS *").startswith(b"*%d\r\n$14\r\n" % KEYS)
+    seen = 0
+    cursor = b"0"
+    for _ in count():
+        lines = server.ask("SCAN", cursor, "COUNT", 4096).split(b"\r\n")
+        seen += int(lines[3][1:])
+        cursor = lines[2]
+        if cursor == b"0":
+            break
+    assert seen == KEYS
