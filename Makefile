@@ -15,7 +15,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin
        PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-slow bench soak demo lock clean
+.PHONY: help setup setup-test jdk fmt check test test-slow test-large bench soak demo lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test: setup-test ## the tests; ARGS go to pytest
 
 test-slow: setup-test ## the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
 	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m kill $(ARGS)
+
+test-large: setup-test ## the tests of the real sizes: minutes and gigabytes; what they measure is printed
+	@$(RUN) python -m pytest -m large -s $(ARGS) tests/large
 
 bench: setup-test ## the benchmarks, about 25 minutes; ARGS go to python -m benchmarks (--help tells which)
 	@$(RUN) python -m benchmarks $(ARGS)
