@@ -51,7 +51,8 @@ MIB = 1 << 20
 # By how much the last third of a run may exceed the middle third, and still be flat: the larger of these.
 GROWTH_SHARE_MAX = 0.15
 GROWTH_BYTES_MAX = {"store": 16 * MIB, "log": 16 * MIB, "heap": 8 * MIB}
-FINISH_S_MAX = 60.0
+START_S_MAX = 120.0
+FINISH_S_MAX = 120.0
 
 
 class SoakError(Exception):
@@ -150,16 +151,32 @@ class Soak:
             self._log, folder / "store", workers=workers, options=options
         )
         self._control = Client("127.0.0.1", control_port, password=TOKEN, timeout_s=30)
+        self._readers: list[Reader] = []
+        self._victims: list[Reader] = []
+
+    def _start_readers(self) -> None:
+        until(lambda: self._read_marker() is not None, START_S_MAX, "reading the first epoch")
         plan = json.dumps(asdict(self._plan))
         self._readers = [Reader.start("client", str(self._port), plan) for _ in range(CLIENTS)]
         self._readers += [Reader.start("store", str(self._folder), plan)]
         self._victims = [self._new_victim() for _ in range(VICTIMS)]
+
+    def _read_marker(self) -> int | None:
+        """Return the epoch that a client sees, None while the server is loading."""
+        try:
+            with redis.Redis(port=self._port) as client:
+                found = client.get(MARKER)
+        except redis.ResponseError:
+            return None
+        assert found is None or isinstance(found, bytes)
+        return None if found is None else int(found)
 
     def _new_victim(self) -> Reader:
         return Reader.start("victim", str(self._port), str(self._folder))
 
     def run(self, report: Callable[[str], None]) -> None:
         """Write, watch and kill until the time is over, then compare everything once more."""
+        self._start_readers()
         started_s = time.monotonic()
         writing = threading.Thread(target=self._keep_writing, daemon=True)
         writing.start()
@@ -326,7 +343,7 @@ class Soak:
         model = Model(self._plan)
         model.advance(self._epoch)
         with redis.Redis(port=self._port) as client:
-            until(lambda: client.get(MARKER) == b"%d" % self._epoch, FINISH_S_MAX, "reading the last epoch")
+            until(lambda: self._read_marker() == self._epoch, FINISH_S_MAX, "reading the last epoch")
             there = set(client.scan_iter(count=1000))
             unknown = there - model.held.keys()
             if unknown:
