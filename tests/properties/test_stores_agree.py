@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+import pyarrow as pa
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -150,13 +154,17 @@ class StoresAgree(RuleBasedStateMachine):
     def empty(self) -> None:
         assert self.lmdb.applied == self.memory.applied
 
-    @rule(data=st.data(), replaces=st.sets(st.sampled_from([state.name for state in STATES]), max_size=1))
-    def apply(self, data: Any, replaces: set[str]) -> None:
+    def draw_epoch(self, data: Any) -> EpochChanges:
         makers = (value_change, whole_map_change, field_change, list_change)
         each = st.one_of([make(self.clock_ms) for make in makers])
         changes = [change for group in data.draw(st.lists(each, max_size=8)) for change in group]
         runs = list(runs_of(changes, [state.name for state in STATES]))
-        epoch = EpochChanges(self.epoch + 1, 1, self.clock_ms, runs, frozenset(replaces))
+        replaces = data.draw(st.sets(st.sampled_from([state.name for state in STATES]), max_size=1))
+        return EpochChanges(self.epoch + 1, 1, self.clock_ms, runs, frozenset(replaces))
+
+    @rule(data=st.data())
+    def apply(self, data: Any) -> None:
+        epoch = self.draw_epoch(data)
         before = self.lmdb.applied
         try:
             self.memory.apply(epoch, STATES)
@@ -218,6 +226,25 @@ class StoresAgree(RuleBasedStateMachine):
                     assert_equal_answers(copy.snapshot(now_ms), lmdb)
                 lmdb.renew(self.clock_ms)
 
+    @rule(data=st.data(), runs=st.integers(0, 6), is_kept=st.booleans())
+    def kill_a_writer(self, data: Any, runs: int, is_kept: bool) -> None:
+        """A process that is killed while it writes, or has just written, leaves the epoch before, or the whole one."""
+        epoch = self.draw_epoch(data)
+        self.lmdb.close()
+        child = os.fork()
+        if not child:
+            with suppress(KeyConflictError):
+                store = LmdbStore(self.folder, "g")
+                store.apply(epoch if is_kept else epoch._replace(runs=killed_after(epoch.runs, runs)), STATES)
+            os.kill(os.getpid(), signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status)
+        self.lmdb = LmdbStore(self.folder, "g")
+        if self.lmdb.applied.epoch > self.epoch:
+            assert is_kept
+            self.memory.apply(epoch, STATES)
+            self.epoch += 1
+
     @rule()
     def reopen(self) -> None:
         before = self.lmdb.applied
@@ -241,6 +268,12 @@ class StoresAgree(RuleBasedStateMachine):
         for now_ms in (self.clock_ms, self.clock_ms + 5, self.clock_ms + 1_000):
             with self.memory.snapshot(now_ms) as memory, self.lmdb.snapshot(now_ms) as lmdb:
                 assert_equal_answers(memory, lmdb)
+
+
+def killed_after(runs: Iterable[pa.RecordBatch], count: int) -> Iterator[pa.RecordBatch]:
+    """Yield so many runs, if there are as many, and kill this process."""
+    yield from islice(runs, count)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def answer(ask: Callable[[], Answer]) -> Answer | str:
