@@ -42,6 +42,8 @@ class StateColumns:
             *(("o", _column(name)) for name in state.order_by),
             *(("v", column) for column, _ in self._values(df)),
             *(("d", _column(name)) for name in (state.deletion,) if name is not None),
+            *(("e", _milliseconds(df, name)) for name in (state.expire_at,) if name is not None),
+            *(("r", _column(name)) for name in (state.resets,) if name is not None),
         ]
 
     def plan(self, df: DataFrame, columns: tuple[tuple[str, str], ...]) -> RowPlan:
@@ -105,6 +107,8 @@ def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescr
         *(("value", name) for name in state.value),
         *(("field", name) for name in (state.field,) if name is not None),
         *(("deletion", name) for name in (state.deletion,) if name is not None),
+        *(("expire_at", name) for name in (state.expire_at,) if name is not None),
+        *(("resets", name) for name in (state.resets,) if name is not None),
         *(("order_by", name) for name in state.order_by),
     ]
     for role, name in roles:
@@ -127,6 +131,8 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
         raise DescriptorError(f"{at}, which has no text form; make a string of it, for example with to_json()")
     if role == "value" and not plain and not isinstance(kind, NESTED_TYPES):
         raise DescriptorError(f"{at}, which sparkis cannot write; cast it to a string or a number")
+    if role == "value" and state.resets is not None and isinstance(kind, T.ArrayType):
+        raise DescriptorError(f"{at}, which replaces the list in any case; leave out resets=")
     if role == "value" and state.kind is Kind.LIST and isinstance(kind, T.ArrayType):
         _check_type(replace(state, kind=Kind.VALUE, length_max=None), role, f"{name}[]", kind.elementType)
         return
@@ -134,6 +140,10 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
         raise DescriptorError(f"{at}, but encoding='binary' takes binary columns; use encoding='text', or cast it")
     if role == "deletion" and not isinstance(kind, T.BooleanType):
         raise DescriptorError(f"{at}; it must be boolean: true in the rows that delete")
+    if role == "resets" and not isinstance(kind, T.BooleanType):
+        raise DescriptorError(f"{at}; it must be boolean: true in the rows that empty the list first")
+    if role == "expire_at" and not isinstance(kind, (T.TimestampType, T.LongType)):
+        raise DescriptorError(f"{at}; it must be a timestamp, or milliseconds since 1970 as a bigint")
     if role == "order_by" and isinstance(kind, (T.MapType, T.VariantType, T.NullType)):
         raise DescriptorError(f"{at}, which cannot be ordered; choose another column")
 
@@ -154,6 +164,10 @@ def _may_hold(kind: T.DataType, separator: str) -> bool:
     fraction or a digit more.
     """
     return not isinstance(kind, FIXED_TYPES) or any(character in ".0123456789" for character in separator)
+
+
+def _milliseconds(df: DataFrame, name: str) -> Column:
+    return F.unix_millis(_column(name)) if isinstance(_type(df, name), T.TimestampType) else _column(name)
 
 
 def _column(name: str) -> Column:

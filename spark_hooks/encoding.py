@@ -7,8 +7,9 @@ text it has turned (see `columns`), the rest is done here, because Java writes i
     decimal     plain digits, never an exponent
     timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only where there is one
 
-A state's columns are named k0, k1 ... (key parts), f (field), v0, v1 ... (values), d (deletion), h (hash of the row,
-for the epoch's digest); `RowPlan.columns` tells where they lie in a batch that several states share (see `layout`).
+A state's columns are named k0, k1 ... (key parts), f (field), v0, v1 ... (values), d (deletion), e (when the row
+expires, in milliseconds since 1970), r (whether a list is emptied before the row's element is appended), h (hash of the
+row, for the epoch's digest); `RowPlan.columns` tells where they lie in a batch that several states share (see `layout`).
 """
 
 from __future__ import annotations
@@ -155,18 +156,23 @@ def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch,
         value, is_deleted = (
             pack_columns(plan.map_fields, values) if plan.map_fields else (values[0], values[0].is_null())
         )
-    put = Op.APPEND if plan.appends else Op.PUT
-    if "d" in batch.schema.names:
+    names_there = batch.schema.names
+    if "d" in names_there:
         is_deleted = pc.or_(is_deleted, pc.fill_null(batch.column("d"), False))
     _check_size(plan, "value", plan.value_names, value, VALUE_BYTES_MAX)
+    put = pa.scalar(Op.APPEND if plan.appends else Op.PUT, pa.uint8())
+    if "r" in names_there:
+        is_reset = pc.fill_null(batch.column("r"), False)
+        put = pc.if_else(is_reset, pa.scalar(Op.PUT, pa.uint8()), put)
+        value = pc.if_else(is_reset, _pack_lists(pc.fill_null(value, b""), np.ones(n, np.int64)), value)
     nothing = pa.scalar(None, pa.binary())
-    expire_at_ms = pa.scalar(plan.expire_at_ms, pa.int64())
+    expire_at_ms = batch.column("e") if "e" in names_there else pa.scalar(plan.expire_at_ms, pa.int64())
     states = pa.DictionaryArray.from_arrays(pa.array(np.full(n, number, np.int16)), names)
     return pa.RecordBatch.from_arrays(
         [
             pa.array(positions_of(keys, plan.literals[0].encode())),
             states,
-            pc.if_else(is_deleted, pa.scalar(Op.DELETE, pa.uint8()), pa.scalar(put, pa.uint8())),
+            pc.if_else(is_deleted, pa.scalar(Op.DELETE, pa.uint8()), put),
             keys,
             field,
             pc.if_else(is_deleted, nothing, value),
@@ -360,14 +366,18 @@ def pack_arrays(plan: RowPlan, column: pa.Array) -> tuple[pa.Array, pa.Array]:
         )
     text = as_bytes(elements, plan.value_forms[0])
     _check_size(plan, "list element", plan.value_names, text, VALUE_BYTES_MAX)
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
+    return _pack_lists(text, counts), pa.array(counts == 0)
+
+
+def _pack_lists(text: pa.Array, counts: npt.NDArray[np.int64]) -> pa.Array:
+    """Lay out elements as packed lists: `counts` tells how many of them belong to each."""
     end = pa.scalar(b"\r\n")
     length = pc.binary_length(text).cast(pa.string()).cast(pa.binary())
     bulk = pc.binary_join_element_wise(pa.scalar(b"$"), length, end, text, end, pa.scalar(b""))
-    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
     offsets = np.concatenate(([0], np.cumsum(counts)))
     body = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), bulk), b"")
-    packed = pc.binary_join_element_wise(_list_heads(counts, offsets, bulk), body, pa.scalar(b""))
-    return packed, pa.array(counts == 0)
+    return pc.binary_join_element_wise(_list_heads(counts, offsets, bulk), body, pa.scalar(b""))
 
 
 def _list_heads(counts: npt.NDArray[Any], offsets: npt.NDArray[Any], bulk: pa.Array) -> pa.Array:

@@ -10,6 +10,8 @@ slots of one type. A row of the query becomes a row of the layout for each state
     o0, o1 ...    what orders the rows of one key; not sent to the workers
     v0, v1 ...    values
     d0            whether the row deletes
+    e0            when the row expires
+    r0            whether a list is emptied before the row's element is appended
     h             a hash of the row, for the epoch's digest
 
 Runs on the driver. A layout is made once for a schema: its columns are not bound to a DataFrame, so that a micro-batch
@@ -32,7 +34,7 @@ from spark_hooks.encoding import STATE_BITS, RowPlan
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import DescriptorError
 
-ROLES = ("k", "f", "o", "v", "d")
+ROLES = ("k", "f", "o", "v", "d", "e", "r")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Layout:
             for names, each in zip(placed, columns, strict=True)
         ]
         is_ordered = any(state.duplicates != "any" or state.order_by for state in states)
-        data = ["g", *slots.names("k", "f", "v", "d")]
+        data = ["g", *slots.names("k", "f", "v", "d", "e", "r")]
         return cls(
             schema=df.schema,
             states=tuple(states),

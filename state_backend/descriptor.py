@@ -125,8 +125,10 @@ class StateArguments(TypedDict, total=False):
     field: str | None
     kind: Kind | str | None
     ttl: timedelta | float | None
+    expire_at: str | None
     encoding: Encoding | str
     deletion: str | None
+    resets: str | None
     order_by: str | Sequence[str]
     duplicates: str
     where: str | None
@@ -150,8 +152,11 @@ class StateDescriptor:
                 each in its turn; an array column replaces the list
     length_max  for a list: keep this many of its last elements
     ttl         how long a key (or, with `field`, a field) lives after its last change; timedelta or seconds
+    expire_at   instead of `ttl`: the column with the time at which the row's key (or field) expires; a timestamp, or
+                milliseconds since 1970. Null: never
     encoding    `text` (default), `json`, or `binary` (the bytes of a binary column as they are)
     deletion    a boolean column; a row where it is true deletes. A null value always deletes
+    resets      for a list: a boolean column; where it is true, the list is emptied before the row's element is appended
     order_by    the column, or columns, that order the rows of one key within a micro-batch; the last one wins
     duplicates  `error` (default), or `any`: which of two unordered rows of one key wins does not matter
     where       an SQL condition: only rows that meet it feed this state
@@ -166,8 +171,10 @@ class StateDescriptor:
     field: str | None
     kind: Kind
     ttl: timedelta | None
+    expire_at: str | None
     encoding: Encoding
     deletion: str | None
+    resets: str | None
     order_by: tuple[str, ...]
     duplicates: str
     where: str | None
@@ -185,8 +192,10 @@ class StateDescriptor:
         field: str | None = None,
         kind: Kind | str | None = None,
         ttl: timedelta | float | None = None,
+        expire_at: str | None = None,
         encoding: Encoding | str = Encoding.TEXT,
         deletion: str | None = None,
+        resets: str | None = None,
         order_by: str | Sequence[str] = (),
         duplicates: str = "error",
         where: str | None = None,
@@ -203,8 +212,10 @@ class StateDescriptor:
         implied = Kind.MAP if field is not None or len(self.value) > 1 else Kind.VALUE
         put("kind", implied if kind is None else self._choice("kind", kind, Kind))
         put("ttl", self._lifetime(ttl))
+        put("expire_at", expire_at)
         put("encoding", self._choice("encoding", encoding, Encoding))
         put("deletion", deletion)
+        put("resets", resets)
         put("order_by", self._texts("order_by", order_by))
         put("duplicates", duplicates)
         put("where", where)
@@ -217,7 +228,7 @@ class StateDescriptor:
             raise DescriptorError(f"state {self.name!r}: give either key= or key_format=, and not both")
         if not isinstance(self.separator, str):
             raise DescriptorError(f"state {self.name!r}: separator= must be a text, not {self.separator!r}")
-        for what in ("key_format", "field", "deletion", "where"):
+        for what in ("key_format", "field", "deletion", "expire_at", "resets", "where"):
             given = getattr(self, what)
             if given is not None and not (isinstance(given, str) and given):
                 raise DescriptorError(f"state {self.name!r}: {what}= must be a non-empty text, not {given!r}")
@@ -242,6 +253,10 @@ class StateDescriptor:
             raise DescriptorError(
                 f"state {self.name!r}: length_max= is a number of elements, at least 1, of a state with kind='list'"
             )
+        if self.ttl is not None and self.expire_at is not None:
+            raise DescriptorError(f"state {self.name!r}: give either ttl= or expire_at=, and not both")
+        if self.resets is not None and self.kind is not Kind.LIST:
+            raise DescriptorError(f"state {self.name!r}: resets= is for a state with kind='list'")
         if self.duplicates not in ("error", "any"):
             raise DescriptorError(f"state {self.name!r}: duplicates= is 'error' or 'any', not {self.duplicates!r}")
 
@@ -299,8 +314,10 @@ class StateDescriptor:
             "value": list(self.value),
             "field": self.field,
             "ttl_ms": self.ttl_ms,
+            "expire_at": self.expire_at,
             "encoding": str(self.encoding),
             "deletion": self.deletion,
+            "resets": self.resets,
             "order_by": list(self.order_by),
             "duplicates": self.duplicates,
             "where": self.where,

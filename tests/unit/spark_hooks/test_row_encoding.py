@@ -51,7 +51,7 @@ def rows(**columns: Sequence[Any]) -> pa.RecordBatch:
     """Return rows as the sink selects them; `h`, their hashes, are their numbers from 1 unless given."""
     n = len(next(iter(columns.values())))
     columns.setdefault("h", range(1, n + 1))
-    types = {"h": pa.int64(), "d": pa.bool_()}
+    types = {"h": pa.int64(), "d": pa.bool_(), "e": pa.int64(), "r": pa.bool_()}
     return pa.RecordBatch.from_pydict(
         {
             name: value if isinstance(value, pa.Array) else pa.array(value, types.get(name, pa.string()))
@@ -385,3 +385,29 @@ def test_packed_columns_say_where_a_map_is_empty():
     packed, is_empty = pack_columns(("a", "b"), [pa.array([b"1", None]), pa.array([None, None], pa.binary())])
     assert is_empty.to_pylist() == [False, True]
     assert packed[1].as_py() == packed_map.EMPTY
+
+
+def test_a_row_may_say_when_it_expires():
+    batch = rows(k0=["a", "b", "c"], v0=["1", "2", None], e=[1_000, None, 3_000])
+    assert changes(VALUES, batch) == [
+        put(b"job:temp:a", b"1", None, 1_000),
+        put(b"job:temp:b", b"2"),
+        delete(b"job:temp:c"),
+    ]
+
+
+def test_a_row_of_a_list_may_empty_it_first():
+    plan = replace(VALUES, appends=True, keeps_last=True)
+    batch = rows(
+        k0=["a", "a", "a", "b", "c"],
+        v0=["1", "2", "3", "4", None],
+        r=[False, True, None, True, True],
+        d=[False, False, False, False, True],
+    )
+    assert changes(plan, batch) == [
+        Change("temp", Op.APPEND, b"job:temp:a", None, b"1"),
+        put(b"job:temp:a", packed_list.pack([b"2"])),
+        Change("temp", Op.APPEND, b"job:temp:a", None, b"3"),
+        put(b"job:temp:b", packed_list.pack([b"4"])),
+        delete(b"job:temp:c"),
+    ]
