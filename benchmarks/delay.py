@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -141,17 +141,19 @@ def _task_ends(events: Path) -> dict[int, float]:
     return ends
 
 
+def _row(name: str, found: Sequence[float], *, budget: float | None = None, note: str = "") -> Row:
+    return replace(alone(name, "delay", found, unit="ms", budget=budget, note=note), rounds=1)
+
+
 def _rows(times: Mapping[str, Mapping[int, float]], batches: Sequence[int]) -> Iterator[Row]:
     note = f"{len(batches)} batches of {ROWS:,} rows"
     whole = [times["read"][batch] - times["task end"][batch] for batch in batches]
-    yield alone("task end to read, p50", "delay", _around(whole, 0.5), unit="ms", budget=BUDGET_P50_MS, note=note)
-    yield alone(
-        "task end to read, p99", "delay", [_percentile(whole, 0.99)], unit="ms", budget=BUDGET_P99_MS, note=note
-    )
+    yield _row("task end to read, p50", _around(whole, 0.5), budget=BUDGET_P50_MS, note=note)
+    yield _row("task end to read, p99", [_percentile(whole, 0.99)], budget=BUDGET_P99_MS, note=note)
     for before, after in pairwise(STEPS):
         step = [times[after][batch] - times[before][batch] for batch in batches]
-        yield alone(f"{before} to {after}, p50", "delay", _around(step, 0.5), unit="ms")
-        yield alone(f"{before} to {after}, p99", "delay", [_percentile(step, 0.99)], unit="ms")
+        yield _row(f"{before} to {after}, p50", _around(step, 0.5))
+        yield _row(f"{before} to {after}, p99", [_percentile(step, 0.99)])
 
 
 def _percentile(found: Sequence[float], share: float) -> float:

@@ -60,6 +60,8 @@ def cells(row: Row) -> Cells:
 
 
 def _spread(low: float, high: float, is_ratio: bool) -> str:
+    if low == high:  # one round, or one number of many
+        return ""
     return f"{low:.2f}-{high:.2f}" if is_ratio else f"{number(low)}-{number(high)}"
 
 
@@ -102,7 +104,7 @@ def _measured(rows: Sequence[Row]) -> str:
         rounds = sorted({row.rounds for row in of_machine})
         which = "" if len(of_machine) == len(rows) else f"{of_machine[0].name} to {of_machine[-1].name}: "
         told = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-        lines.append(f"{which}{when}; {told} rounds; {machine}.\n")
+        lines.append(f"{which}{when}; {told} round{'s' * (told != '1')}; {machine}.\n")
     return "\n".join(lines)
 
 

@@ -70,7 +70,7 @@ def dots(title: str, rows: Sequence[Row], unit: str) -> str:
     bottom = top + ROW_HEIGHT * len(rows)
 
     def x(value: float) -> float:
-        return left + (right - left) * value / scale[-1]
+        return left + (right - left) * max(0.0, value) / scale[-1]  # clocks of two processes may differ by a bit
 
     out = [_text(MARGIN / 2, 22, title, "title")]
     for tick in scale:
