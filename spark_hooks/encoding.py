@@ -8,8 +8,9 @@ text it has turned (see `columns`), the rest is done here, because Java writes i
     timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only where there is one
 
 A state's columns are named k0, k1 ... (key parts), f (field), v0, v1 ... (values), d (deletion), e (when the row
-expires, in milliseconds since 1970), r (whether a list is emptied before the row's element is appended), h (hash of the
-row, for the epoch's digest); `RowPlan.columns` tells where they lie in a batch that several states share (see `layout`).
+expires, in milliseconds since 1970), r (whether a list is emptied before the row's element is appended), h (hash of
+the row, for the epoch's digest); `RowPlan.columns` tells where they lie in a batch that several states share (see
+`layout`).
 """
 
 from __future__ import annotations
