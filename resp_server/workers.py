@@ -86,19 +86,15 @@ class _Worker:
 
     async def ask(self, line: Line, seconds_max: float) -> Any:
         """Send a line and return the answer; WorkerError if none comes in time."""
+        if self.ended.is_set():
+            raise WorkerError(f"worker {self.number} ended")
         line_id, self._next_id = self._next_id, self._next_id + 1
         answer = self._asked[line_id] = asyncio.get_running_loop().create_future()
-        if self.ended.is_set():
-            answer.cancel()
         self.send({**line, "id": line_id})
         try:
             return await asyncio.wait_for(answer, seconds_max)
         except TimeoutError:
             raise WorkerError(f"worker {self.number} did not answer {line['event']!r} in {seconds_max} s") from None
-        except asyncio.CancelledError:
-            if not self.ended.is_set():
-                raise
-            raise WorkerError(f"worker {self.number} ended") from None
         finally:
             del self._asked[line_id]
 
@@ -132,7 +128,8 @@ class _Worker:
     def _lost(self) -> None:
         self.ended.set()
         for answer in self._asked.values():
-            answer.cancel()
+            if not answer.done():
+                answer.set_exception(WorkerError(f"worker {self.number} ended"))
         self._workers.leave(self)
 
 
