@@ -44,9 +44,9 @@ KILLED_EVERY_S = 3.0
 SAMPLED_EVERY_S = 1.0
 RETENTION_MINUTES = 0.5
 # The applier clears its table of readers at every step, and at least once a second.
-STALE_READERS_S_MAX = 8.0
+STALE_READERS_S_MAX = 15.0
 # A reader that sees no newer epoch for this long hangs, or is shown an old one: many come every second.
-STILL_S_MAX = 30.0
+STILL_S_MAX = 60.0
 MIB = 1 << 20
 # By how much the last third of a run may exceed the middle third, and still be flat: the larger of these.
 GROWTH_SHARE_MAX = 0.15
