@@ -66,7 +66,7 @@ class Layout:
             schema=df.schema,
             states=tuple(states),
             row_plans=tuple(each.plan(df, _renamed(names)) for each, names in zip(of_states, placed, strict=True)),
-            selected=_row(0, rows[0]) if len(rows) == 1 else (_expanded(states, rows, slots),),
+            selected=(_expanded(states, rows, slots),) if _is_expanded(states) else _row(0, rows[0]),
             order=tuple(map(F.col, ["g", *slots.names("k", "f", "o")])) if is_ordered else (F.col("g"),),
             sent=(*map(F.col, data), F.xxhash64(*map(F.col, data)).alias("h")),
         )
@@ -76,11 +76,9 @@ class Layout:
 
         Always a whole pass over the batch: Spark would lose the checkpoint of a stateful query otherwise.
         """
-        if len(self.states) > 1:
-            rows = df.select(*self.selected).where("g IS NOT NULL")
-        else:
-            where = self.states[0].where
-            rows = (df if where is None else df.where(where)).select(*self.selected)
+        rows = df.select(*self.selected)
+        if _is_expanded(self.states):
+            rows = rows.where("g IS NOT NULL")
         return rows.repartition(partitions, "g").sortWithinPartitions(*self.order).select(*self.sent)
 
     def rows_in_place(self, df: DataFrame, *first: str) -> DataFrame:
@@ -162,6 +160,15 @@ def _row(number: int, row: dict[str, Column]) -> tuple[Column, ...]:
     key_hash = F.xxhash64(*(column for slot, column in row.items() if slot[0] == "k"))
     group = F.shiftrightunsigned(key_hash, STATE_BITS).bitwiseOR(F.lit(number << (64 - STATE_BITS)).cast("long"))
     return (group.alias("g"), *(column.alias(slot) for slot, column in row.items()))
+
+
+def _is_expanded(states: Sequence[StateDescriptor]) -> bool:
+    """Tell whether rows go through the generator: all do but those of an only state that has no condition.
+
+    A condition alone would need none. But where Spark sees that it is never true it leaves out the whole batch, and a
+    stateful query's checkpoint is lost (seen); it does not see through the generator.
+    """
+    return len(states) > 1 or states[0].where is not None
 
 
 def _expanded(states: Sequence[StateDescriptor], rows: Sequence[dict[str, Column]], slots: _Slots) -> Column:

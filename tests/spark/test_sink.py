@@ -243,6 +243,22 @@ def test_a_micro_batch_without_rows_is_an_epoch(client: redis.Redis, batches: Ma
     assert keys(client, "empty:*") == {"empty:all:a", "empty:all:b"}
 
 
+@pytest.mark.parametrize("names", [["s"], ["s", "t"]], ids=len)
+def test_a_condition_that_is_never_true_leaves_the_checkpoint_whole(
+    client: redis.Redis, batches: Make, tmp_path: Path, names: list[str]
+):
+    rows = batches("k string, v int")
+    counts = rows.df.groupBy("k").agg(F.count("*").alias("n"))
+    states = [StateDescriptor(name, key="k", value="n", where="1 = 2") for name in names]
+    job = f"never{len(names)}"
+    for batch in range(2):
+        rows.add({"k": "a", "v": 1})
+        query = start(sparkis.queryable(counts, *states, wait_for_visibility=True), job, tmp_path / "checkpoint")
+        assert lag(client, job)["applied"] == batch
+        query.stop()
+    assert keys(client, f"{job}:*") == set()
+
+
 def test_available_now_ends_and_the_state_stays(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     for run in range(2):
