@@ -278,7 +278,21 @@ class LmdbSnapshot(Snapshot):
             return iter(())
         if record[14] == PACKED:
             return packed_map.pairs(payload_of(record))
-        return ((name_of(each), self._field_text(each)) for each in self._live_field_records(record))
+        return self._large_map_texts(payload_of(record)[:ID_BYTES][::-1])
+
+    def _large_map_texts(self, prefix: bytes) -> Iterator[tuple[bytes, Text]]:
+        # The hot path of HGETALL: the record's header is read once.
+        now_ms = self._now_ms
+        with self._txn.cursor(db=self._tables.fields) as cursor:
+            if cursor.set_range(prefix):
+                for at, record in cursor.iternext():
+                    if not at.startswith(prefix):
+                        return
+                    length, expire_at_ms, _, form = read_header(record)
+                    if not 0 < expire_at_ms <= now_ms:
+                        value_at = NAME_AT + length
+                        value = record[value_at:]
+                        yield record[NAME_AT:value_at], value if form == VALUE else self._long_text(value)
 
     def packed_map(self, key: bytes) -> bytes | None:
         record = self._map(key)
