@@ -32,6 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     process.add_options(serve)
+    attached = commands.add_parser(
+        "attach",
+        help="follow a query's checkpoint and write its state into a change log, with a Spark of its own",
+        description="Make the state of any query readable, running or stopped, from its checkpoint alone.",
+    )
+    _add_attach_options(attached)
     shown = commands.add_parser("status", help="show the jobs and states of a server", description=status.DESCRIPTION)
     status.add_options(shown)
     compacted = commands.add_parser("compact", help="shorten a change log", description=compact.DESCRIPTION)
@@ -43,7 +49,47 @@ def main(arguments: list[str] | None = None) -> int:
         return compact.run(options)
     if options.command == "status":
         return status.run(options)
+    if options.command == "attach":
+        return _attach(options)
     return _demo(options)
+
+
+def _add_attach_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", required=True, metavar="PATH", help="the query's checkpoint")
+    parser.add_argument("--list", action="store_true", help="show which state there is, and end")
+    parser.add_argument("--job", help="the name that keys begin with")
+    parser.add_argument("--log", metavar="PATH", help="the change log's root")
+    parser.add_argument("--serve", action="store_true", help="serve the log as well")
+    parser.add_argument("--port", type=int, default=process.DEFAULT_PORT, help="for --serve (default %(default)s)")
+    state = parser.add_argument_group("one state (left out: all there are)")
+    state.add_argument("--state", metavar="NAME", help="the state's name in keys")
+    state.add_argument("--operator", type=int, metavar="N", help="the operator's number")
+    state.add_argument("--variable", metavar="NAME", help="a variable of transformWithState, or left, right of a join")
+    state.add_argument("--key", nargs="+", metavar="COLUMN", help="the columns that make the key")
+    state.add_argument("--key-format", metavar="TEXT", help="instead: any text with <column> placeholders")
+    state.add_argument("--field", metavar="COLUMN", help="a part of the key that is the field of a hash")
+    state.add_argument("--value", nargs="+", metavar="COLUMN", help="the columns that are the value")
+    state.add_argument("--column", action="append", default=[], metavar="NAME=SQL", help="a column of your own")
+    state.add_argument("--encoding", choices=("text", "json", "binary"), help="how a value becomes bytes")
+    state.add_argument("--length-max", type=int, metavar="N", help="keep this many last elements of a list")
+    parser.add_argument(
+        "--on-mismatch",
+        choices=("refuse", "replace"),
+        default="refuse",
+        help="what to do where the log was written from an operator that looked otherwise (default %(default)s)",
+    )
+    parser.add_argument("--master", default="local[2]", help="the Spark that reads (default %(default)s)")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of that Spark")
+
+
+def _attach(options: argparse.Namespace) -> int:
+    missing = [name for name in ("pyspark", "pandas", "numpy") if find_spec(name) is None]
+    if missing:
+        print(f"sparkis attach: needs {', '.join(missing)}: pip install 'sparkis[spark]'", file=sys.stderr)
+        return 1
+    from spark_hooks.attach.command import run
+
+    return run(options)
 
 
 def _add_demo_options(parser: argparse.ArgumentParser) -> None:

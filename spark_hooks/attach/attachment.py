@@ -20,6 +20,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack, get_args
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -48,6 +49,8 @@ logger = logging.getLogger("sparkis.attach")
 
 OnMismatch = Literal["refuse", "replace"]
 
+FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 # How long a query may take to its first committed batch, unless told otherwise (guess).
 FIRST_BATCH_TIMEOUT_S = 60.0
 # How often the next commit is looked for: one look at one file, which costs something on an object store.
@@ -298,7 +301,7 @@ class Attachment:
                 for state in self._states
             ]
             results = self._run(parts, f"the changes of batches {first} to {last}")
-        except PySparkException:
+        except (PySparkException, Py4JError):  # the latter where Spark's exception has no class in Python
             if not self._checkpoint.is_committed(first):
                 return  # purged meanwhile: the next step sees it
             raise
@@ -377,6 +380,7 @@ def attach(
     root = log_of(spark, log)
     batch = _first_batch(place, query, timeout_s)
     bound = bind(session, place, batch, name, wanted)
+    _check_feed(place, batch, bound)
     query_id = place.query_id()
     return Attachment(
         session,
@@ -401,6 +405,7 @@ def bind(
     session: SparkSession, checkpoint: Checkpoint, batch: int, job: str, wanted: Sequence[AttachedState]
 ) -> list[BoundState]:
     """Return the states that were asked for, each bound to what it is read from; all there are if none was."""
+    session.conf.set(FORMAT_SETTING, checkpoint.format_version())
     found = collections(session, checkpoint, batch)
     chosen = (
         [(_one_of(found, each), each) for each in wanted]
@@ -445,6 +450,19 @@ def _location(query: StreamingQuery | None, checkpoint: str | Path | None) -> st
         return str(checkpoint)
     running: Any = query
     return str(running._jsq.streamingQuery().resolvedCheckpointRoot())
+
+
+def _check_feed(checkpoint: Checkpoint, batch: int, states: Sequence[BoundState]) -> None:
+    """Refuse state whose changes nobody writes down: they could only be had by comparing the whole of it."""
+    if not checkpoint.uses_rocksdb(batch):
+        return
+    for collection in (state.collection for state in states):
+        store = dict(collection.options).get("storeName", "")
+        if not checkpoint.has_changelog(collection.operator_id, store, batch):
+            raise DescriptorError(
+                f"{collection} keeps its state in RocksDB without a change log, so that the changes of a batch cannot "
+                f"be read: start the query with {CHANGELOG_SETTING}=true, and attach when it has committed a batch"
+            )
 
 
 def _first_batch(checkpoint: Checkpoint, query: StreamingQuery | None, timeout_s: float) -> int:

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from state_backend.errors import DescriptorError, SparkisError
 
+PROVIDER_SETTING = "spark.sql.streaming.stateStore.providerClass"
 MISSING_FILE = "java.io.FileNotFoundException"
 
 
@@ -76,32 +77,58 @@ class Checkpoint:
 
     def newest(self) -> int | None:
         """Return the last committed batch, or None if there is none."""
-        try:
-            entries = self._filesystem.listStatus(self._path("commits"))
-            names = [entry.getPath().getName() for entry in entries]
-        except Py4JJavaError as error:
-            if error.java_exception.getClass().getName() == MISSING_FILE:
-                return None
-            raise self._unreadable(error) from None
-        except Py4JError as error:
-            raise self._unreadable(error) from None
-        return max((int(name) for name in names if name.isdecimal()), default=None)
+        return max((int(name) for name in self._names("commits") if name.isdecimal()), default=None)
 
     def began_at_ms(self, batch: int) -> int | None:
         """Return the timestamp that a batch was given when it was planned, or None if it is purged.
 
         A batch that was planned anew, after a checkpoint was set back, has another one.
         """
+        header = self._header(batch)
+        return None if header is None else int(header["batchTimestampMs"])
+
+    def uses_rocksdb(self, batch: int) -> bool:
+        """Tell whether a batch's state is kept by RocksDB."""
+        header = self._header(batch) or {}
+        return str(header.get("conf", {}).get(PROVIDER_SETTING, "")).endswith("RocksDBStateStoreProvider")
+
+    def format_version(self) -> str:
+        """Return which layout the state's files have: in the second their names hold an id beside the version."""
+        names = [name.partition(".")[0] for name in self._names("state/0/0")]
+        return "2" if any(name[:1].isdecimal() and "_" in name for name in names) else "1"
+
+    def has_changelog(self, operator_id: int, store: str, batch: int) -> bool:
+        """Tell whether RocksDB wrote down the changes of a committed batch, and not only a copy of its files."""
+        version = batch + 1
+        names = self._names(f"state/{operator_id}/0/{store}")
+        return any(
+            name.endswith(".changelog") and name.removesuffix(".changelog").partition("_")[0] == str(version)
+            for name in names
+        )
+
+    def _header(self, batch: int) -> dict[str, Any] | None:
+        """Return what stands before a batch's offsets, or None if it is purged."""
         stored = self._read(f"offsets/{batch}")
         if stored is None:
             return None
         try:
             header = json.loads(stored.splitlines()[1])  # the first line is the format's version
-            return int(header["batchTimestampMs"])
+            return dict(header) | {"batchTimestampMs": int(header["batchTimestampMs"])}
         except (ValueError, KeyError, TypeError, IndexError):
             raise CheckpointError(
                 f"{self.location}/offsets/{batch} is not in a form that this version of sparkis knows"
             ) from None
+
+    def _names(self, folder: str) -> list[str]:
+        """Return the names in a folder; none if there is no such folder."""
+        try:
+            return [entry.getPath().getName() for entry in self._filesystem.listStatus(self._path(folder))]
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getName() == MISSING_FILE:
+                return []
+            raise self._unreadable(error) from None
+        except Py4JError as error:
+            raise self._unreadable(error) from None
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name)

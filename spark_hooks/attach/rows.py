@@ -5,6 +5,8 @@
     $batch     the micro-batch that made the change
     $order     which change of one key came first
     $deleted   whether the key, or the field, is gone
+    $expire_at when it expires, in milliseconds since 1970, where the state has a time to live
+    $resets    whether a list is emptied before the row's element is appended
 
 Runs on the driver, when an attachment is made; `BoundState` then makes one DataFrame for each read.
 """
@@ -29,6 +31,8 @@ from state_backend.descriptor import Encoding, Kind, StateDescriptor
 from state_backend.errors import DescriptorError
 
 BATCH, ORDER, DELETED = "$batch", "$order", "$deleted"
+EXPIRE_AT, RESETS = "$expire_at", "$resets"
+SPARKS_EXPIRE_AT = "ttlExpirationMs"
 PLAIN_TYPES = TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType)
 INSTANTS = (T.TimestampType, T.TimestampNTZType)
 
@@ -99,6 +103,7 @@ class _Parts:
     value: tuple[_Member, ...]
     distinct: tuple[str, ...]
     default_value: tuple[str, ...]
+    expire_at: Column | None
 
     @classmethod
     def of(cls, collection: Collection) -> Self:
@@ -111,7 +116,7 @@ class _Parts:
         if not key:
             key = [_Member("all", F.lit("all"), T.StringType())]
         key, of_field = _named(key), _named(of_field)
-        raw = _value_members(collection)
+        raw, expire_at = _value_members(collection)
         taken = {member.name for member in (*key, *of_field)}
         value = [_Member(f"_{index}", member.column, member.kind) for index, member in enumerate(raw)]
         names = [member.name for member in raw]
@@ -124,6 +129,7 @@ class _Parts:
             (*value, *by_name),
             tuple(each.name for each in (*key, *of_field) if each.name not in ends),
             default,
+            expire_at,
         )
 
     def names(self) -> tuple[str, ...]:
@@ -146,19 +152,21 @@ def _default_value(
     return tuple(found)
 
 
-def _value_members(collection: Collection) -> list[_Member]:
+def _value_members(collection: Collection) -> tuple[list[_Member], Column | None]:
+    """Return the fields of the value, and when it expires."""
     if collection.form is Form.SEEN:
-        return [_seen(collection)]
-    if collection.form is Form.VARIABLE and collection.kind is Kind.MAP:
-        return list(_members("user_map_value", collection))
-    if collection.form is Form.VARIABLE and collection.kind is Kind.LIST:
-        return list(_members("list_element", collection))
-    members = list(_members("value", collection))
+        return [_seen(collection)], None
+    column = "value"
+    if collection.form is Form.VARIABLE:
+        column = {Kind.VALUE: "value", Kind.MAP: "user_map_value", Kind.LIST: "list_element"}[collection.kind]
+    members = list(_members(column, collection))
     if collection.form is Form.GROUP:
-        return [each for member in members for each in _opened(member, "groupState")]
-    if collection.form is Form.VARIABLE and collection.has_ttl:
-        return [each for member in members for each in _opened(member, "value") if each.name != "ttlExpirationMs"]
-    return members
+        return [each for member in members for each in _opened(member, "groupState")], None
+    if not collection.has_ttl:
+        return members, None
+    expire_at = next(member.column for member in members if member.name == SPARKS_EXPIRE_AT)
+    members = [each for member in members for each in _opened(member, "value") if each.name != SPARKS_EXPIRE_AT]
+    return members, expire_at
 
 
 def _opened(member: _Member, name: str) -> Iterator[_Member]:
@@ -251,6 +259,11 @@ class BoundState:
         check_layout(rows, [descriptor], job)
         return replace(made, descriptor=descriptor, layout=Layout.of(rows, [descriptor], job))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the columns that key, field, value and expressions may use."""
+        return (*self._parts.names(), *(name for name in self.expressions if name not in self._parts.names()))
+
     def whole(self, spark: SparkSession, checkpoint: Checkpoint, batch: int, partitions: int) -> DataFrame:
         """Return the whole state as of a batch, laid out for a task."""
         rows = self.collection.whole(spark, checkpoint, batch).coalesce(partitions)
@@ -279,10 +292,10 @@ class BoundState:
             F.col("batch_id").alias(BATCH) if is_feed else F.lit(batch).cast("long").alias(BATCH),
             F.monotonically_increasing_id().alias(ORDER),
             (F.col("change_type") == "delete" if is_feed else F.lit(False)).alias(DELETED),
-            *(
-                member.column.alias(member.name)
-                for member in (*self._parts.key, *self._parts.field, *self._parts.value)
-            ),
+            *(member.column.alias(member.name) for member in (*self._parts.key, *self._parts.field)),
+            *(self._value(member, is_feed=is_feed).alias(member.name) for member in self._parts.value),
+            *(column.alias(EXPIRE_AT) for column in (self._parts.expire_at,) if column is not None),
+            *(column.alias(RESETS) for column in self._resets(is_feed=is_feed)),
         )
         for name, text in self.expressions.items():
             try:
@@ -292,6 +305,27 @@ class BoundState:
                     f"{self.collection}: columns= cannot make {name!r} of {text!r}: {error}"
                 ) from None
         return rows
+
+    def _value(self, member: _Member, *, is_feed: bool) -> Column:
+        """Return a field of the value; in a list it is never null, because a null would stand for no list at all."""
+        if self.collection.kind is not Kind.LIST or self.descriptor.value != (member.name,):
+            return member.column
+        refusal = F.raise_error(
+            F.lit(
+                f"state {self.descriptor.name!r}: an element of the list is null, and a list of Redis has no null; "
+                f"give it a value: columns={{'element': \"coalesce({member.name}, ...)\"}}"
+            )
+        ).cast(member.kind)
+        is_null = member.column.isNull()
+        return F.when(is_null & (F.col("change_type") != "delete") if is_feed else is_null, refusal).otherwise(
+            member.column
+        )
+
+    def _resets(self, *, is_feed: bool) -> list[Column]:
+        """Return whether a list begins anew with a row: Spark calls the first element of a whole list an update."""
+        if self.collection.kind is not Kind.LIST:
+            return []
+        return [F.col("change_type") == "update" if is_feed else F.lit(False)]
 
 
 def _descriptor(collection: Collection, parts: _Parts, wanted: AttachedState) -> StateDescriptor:
@@ -328,7 +362,9 @@ def _descriptor(collection: Collection, parts: _Parts, wanted: AttachedState) ->
         field=of_field,
         kind=kind,
         encoding=wanted.encoding or (Encoding.JSON if is_object else Encoding.TEXT),
+        expire_at=EXPIRE_AT if parts.expire_at is not None else None,
         deletion=DELETED,
+        resets=RESETS if collection.kind is Kind.LIST else None,
         order_by=ORDER,
         length_max=wanted.length_max,
     )

@@ -1,0 +1,133 @@
+"""`sparkis attach`: follows a checkpoint from a process with a Spark of its own, or lists what it holds."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_hooks import serve
+from spark_hooks.attach.attachment import attach, bind, reading_session
+from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError
+from spark_hooks.attach.rows import AttachedState, BoundState
+from spark_hooks.sink import LOG_SETTING
+from state_backend.descriptor import Kind
+from state_backend.errors import DescriptorError, SparkisError
+
+REDIS_TYPES = {Kind.VALUE: "string", Kind.MAP: "hash", Kind.LIST: "list"}
+# How often the command looks whether the attachment has ended by an error.
+LOOK_INTERVAL_S = 0.5
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command until a signal, or an error; return the exit code."""
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    try:
+        if not options.list and (options.job is None or (options.log is None and not options.serve)):
+            raise DescriptorError(
+                "--job names the job, and --log says where to write (or --serve); --list needs neither"
+            )
+        with _session(_pairs("--conf", options.conf), options.master) as spark:
+            if options.list:
+                _list(spark, options)
+            else:
+                _follow(spark, options, ended)
+    except SparkisError as error:
+        print(f"sparkis attach: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
+    """Read NAME=VALUE as often as it was given."""
+    pairs = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not (name and equals):
+            raise DescriptorError(f"{option} takes NAME=VALUE, not {each!r}")
+        pairs[name] = value
+    return pairs
+
+
+@contextmanager
+def _session(settings: dict[str, str], master: str) -> Iterator[SparkSession]:
+    builder = SparkSession.builder.master(master).appName("sparkis attach")
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    for name, value in (quiet | (loopback if master.startswith("local") else {}) | settings).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")  # what matters comes back as an exception
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _list(spark: SparkSession, options: argparse.Namespace) -> None:
+    session = reading_session(spark)
+    checkpoint = Checkpoint(session, options.checkpoint)
+    batch = checkpoint.newest()
+    if batch is None:
+        raise CheckpointError(f"{checkpoint.location} has no committed micro-batch yet")
+    print(f"{checkpoint.location}: query {checkpoint.query_id()}, batch {batch}")
+    for state in bind(session, checkpoint, batch, options.job or "JOB", []):
+        for line in described(state, options.job or "JOB"):
+            print(line)
+
+
+def described(state: BoundState, job: str) -> Iterator[str]:
+    """Return what a state is read from, and how a Redis client sees it."""
+    made = state.descriptor
+    value = ", ".join(made.value)
+    field = f"{made.field} -> " if made.field is not None else ""
+    yield f"{state.collection}"
+    yield f"  columns  {', '.join(state.names)}"
+    yield f"  {REDIS_TYPES[made.kind]:<7}  {made.format_for(job).text}  {field}{value}"
+
+
+def _follow(spark: SparkSession, options: argparse.Namespace, ended: threading.Event) -> None:
+    endpoint = serve.serve(spark, log=options.log, port=options.port) if options.serve else None
+    given = _state_of(options)
+    states = [AttachedState(options.state, **given)] if given or options.state else []
+    attachment = attach(
+        checkpoint=options.checkpoint,
+        states=states,
+        job=options.job,
+        log=options.log or spark.conf.get(LOG_SETTING),
+        on_mismatch=options.on_mismatch,
+    )
+    with attachment:
+        names = ", ".join(f"{state.key_format} ({REDIS_TYPES[state.kind]})" for state in attachment.states)
+        print(f"attached: {names}; log {attachment.log}", flush=True)
+        while not (ended.is_set() or attachment.wait(timeout_s=LOOK_INTERVAL_S)):
+            pass
+        if endpoint is not None and not ended.is_set():
+            print(f"redis-cli -u {endpoint.url}", flush=True)
+        while not ended.wait(LOOK_INTERVAL_S):
+            if attachment.error is not None:
+                raise SparkisError(str(attachment.error))
+    if endpoint is not None:
+        endpoint.stop()
+
+
+def _state_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of the state that was described on the command line."""
+    given: dict[str, Any] = {}
+    for name in ("operator", "variable", "key", "key_format", "field", "value", "encoding", "length_max"):
+        if getattr(options, name) is not None:
+            given[name] = getattr(options, name)
+    if options.column:
+        given["columns"] = _pairs("--column", options.column)
+    return given
