@@ -17,10 +17,17 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from compat.conformance.servers import Running, sparkis_server
 from compat.conformance.wire import LAST_COMMAND, LAST_REPLY, request
+from spark_hooks.encoding import positions_of
+from state_backend.clock import now_ms
+from state_backend.log_writer import LogWriter
+from state_backend.records import RUN_ROWS_MAX, SCHEMA, Op
 
 WAIT_S_MAX = 600.0
 SERVER = Path(__file__).with_name("measured_server.py")
@@ -167,3 +174,33 @@ def reading(port: int, keys: Path) -> Iterator[Callable[[], dict[str, float]]]:
         process.stdin.close()
         process.wait(WAIT_S_MAX)
         process.stdout.close()
+
+
+def publish_values(writer: LogWriter, count: int, value: str) -> None:
+    """Commit an epoch that puts `job:v:<number>` for so many numbers, a column at a time as the sink writes rows."""
+    rows = 0
+
+    def runs() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for start in range(0, count, RUN_ROWS_MAX):
+            numbers = np.char.zfill(np.arange(start, min(count, start + RUN_ROWS_MAX)).astype(np.str_), 8)
+            keys = pa.array(np.char.add("job:v:", numbers), pa.string()).cast(pa.binary())
+            n = len(keys)
+            run = pa.RecordBatch.from_arrays(
+                [
+                    pa.array(positions_of(keys)),
+                    pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int16)), pa.array(["v"], pa.string())),
+                    pa.array(np.full(n, int(Op.PUT), np.uint8)),
+                    keys,
+                    pa.nulls(n, pa.binary()),
+                    pa.array(np.char.add(value, numbers), pa.string()).cast(pa.binary()),
+                    pa.nulls(n, pa.int64()),
+                ],
+                schema=SCHEMA,
+            )
+            rows += n
+            yield run.take(pc.sort_indices(run.column("position")))
+
+    number = writer.last.epoch + 1 if writer.last else 0
+    file = writer.change_files(number).write_file(runs())
+    writer.commit(number, clock_ms=now_ms(), files=[file], rows=rows, digest=number)

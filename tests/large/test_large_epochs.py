@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import reading
+from conftest import publish_values, reading
 
 from resp_server.protocol.replies import encode
 from state_backend.descriptor import StateDescriptor
@@ -39,13 +39,13 @@ def test_an_epoch_of_five_million_changes(tmp_path: Path, report: Any, serve_mea
             with reading(server.port, tmp_path / "keys") as latencies:
                 latencies()
                 with report.timed("written to the log", CHANGES):
-                    writer.publish(put(number, b"after %d" % number) for number in range(CHANGES))
+                    publish_values(writer, CHANGES, "after ")
                 report("reads while it was written", **latencies())
                 with report.timed("from the commit until it can be read", CHANGES):
                     server.until("DBSIZE", reply=b":%d\r\n" % CHANGES)
                 report("reads while it was applied", **latencies(), **server.turns())
-                assert server.ask("GET", key(CHANGES - 1)) == encode(b"after %d" % (CHANGES - 1), 2)
-                assert server.ask("GET", key(1)) == encode(b"after 1", 2)
+                assert server.ask("GET", key(CHANGES - 1)) == encode(b"after %08d" % (CHANGES - 1), 2)
+                assert server.ask("GET", key(1)) == encode(b"after 00000001", 2)
                 for _ in range(20):
                     server.turns()
                 report("reads afterwards", **latencies())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import publish_values
 
 from resp_server.protocol.replies import encode
 from state_backend.descriptor import StateDescriptor
@@ -30,7 +31,7 @@ def test_ten_million_keys(tmp_path: Path, report: Any, serve_measured: Callable[
     log = tmp_path / "log"
     with LogWriter(log, "job", STATES) as writer:
         with report.timed("written to the log", KEYS):
-            writer.publish(Change("v", Op.PUT, key(number), None, b"value of %08d" % number) for number in range(KEYS))
+            publish_values(writer, KEYS, "value of ")
         with serve_measured(log) as server:
             with report.timed("applied", KEYS):
                 server.until("DBSIZE", reply=OF_ONE)
