@@ -40,7 +40,7 @@ class ServerConfig:
     output_pause_bytes: int = MIB
     # A connection is cut when more than this waits: only one huge reply can do that.
     output_bytes_max: int = 1024 * MIB
-    # What ready replies of keys that were read may take; 0: none are held.
+    # What ready replies to what was read may take, for each version of the protocol; 0: none are held.
     reply_cache_bytes: int = 64 * MIB
     # How long a reply made in steps may keep its epoch from being freed.
     sliced_reply_ms_max: int = 60_000

@@ -15,10 +15,10 @@ from operator import length_hint
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, cast
 
-from resp_server.errors import PlainError, QueryBufferError
+from resp_server.errors import PlainError, ProtocolError, QueryBufferError
 from resp_server.instance import Call
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
-from resp_server.protocol.requests import Column, Request, RequestParser
+from resp_server.protocol.requests import Request, RequestParser
 from resp_server.protocol.session import Session
 
 if TYPE_CHECKING:
@@ -34,10 +34,6 @@ BATCH_REQUESTS = 128
 TURN_BYTES_MAX = 256 * 1024
 
 
-def _rows(column: Column | None) -> Iterator[Request]:
-    return iter(()) if column is None else column.rows()
-
-
 class Connection(asyncio.Protocol):
     """A client's connection. Everything happens on the event loop's thread."""
 
@@ -50,8 +46,9 @@ class Connection(asyncio.Protocol):
         self._instance = server.instance
         self._dispatcher = server.dispatcher
         self._loop = asyncio.get_running_loop()
-        self._column: Column | None = None  # comes before the requests
         self._requests: Iterator[Request] = iter(())
+        self._input = b""  # comes after the requests
+        self._is_calm = False  # let in, nothing waits to be answered or sent, and no request has come in part
         self._sliced: SlicedEncoder | None = None
         self._sliced_since_ms = 0
         self._pending: Pending | None = None
@@ -73,21 +70,27 @@ class Connection(asyncio.Protocol):
             return
         self.session = self._server.session_of(self._transport, self._given_id)
         self._call = Call(self.session, self._instance)
-        self._parser = RequestParser(config.request_limits, not self.session.is_authenticated, takes_columns=True)
+        self._parser = RequestParser(config.request_limits, not self.session.is_authenticated)
+        self._short_way = self._dispatcher.short_ways[self.session.protocol]
+        self._is_calm = True
         self._server.add(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._transport.is_closing():
-            return  # not let in, or on its way out
         self._instance.stats.input_bytes += len(data)
-        parser = self._parser
-        requests = parser.feed(data)
-        if self._column is None and not length_hint(self._requests):
-            self._column = parser.column
-            self._requests = iter(requests)
+        if self._is_calm:
+            self._instance.renew()
+            reply, rest = self._short_way.answer(self.session, data)
+            if reply:
+                self._write(reply)
+                if not rest:
+                    return
+                self._input = rest
+            else:
+                self._requests = iter(self._parser.feed(data))
+        elif self._transport.is_closing():
+            return  # not let in, or on its way out
         else:
-            waiting = [*_rows(self._column), *self._requests, *_rows(parser.column), *requests]
-            self._column, self._requests = None, iter(waiting)
+            self._input += data
         if self._next_turn is None and self._is_writable:
             self._turn()
 
@@ -97,7 +100,7 @@ class Connection(asyncio.Protocol):
         return self._is_ending
 
     def pause_writing(self) -> None:
-        self._is_writable = False
+        self._is_writable = self._is_calm = False
         self._set_reading(False)
 
     def resume_writing(self) -> None:
@@ -113,7 +116,7 @@ class Connection(asyncio.Protocol):
         self._end_sliced()
         if self._pending is not None:
             self._pending.when_resolved(None)
-        self._column, self._requests = None, iter(())
+        self._requests, self._input = iter(()), b""
         self._server.remove(self.session.id)
 
     # -- called by the server -----------------------------------------------------------------------------------------
@@ -125,11 +128,13 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """End the connection once what was answered is sent."""
+        self._is_calm = False
         self._transport.close()
 
     def abort(self, reason: str) -> None:
         """End the connection now."""
         log.warning("cut the connection of %s: %s", self.session.address, reason)
+        self._is_calm = False
         self._transport.abort()
 
     def check_age(self, now_ms: int) -> None:
@@ -159,6 +164,8 @@ class Connection(asyncio.Protocol):
             self._send(out)
         if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
             self._settle(has_more)
+        self._short_way = self._dispatcher.short_ways[self.session.protocol]
+        self._is_calm = not has_more and self._is_reading and not self._parser.buffered_bytes
 
     def _go_on(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
@@ -190,8 +197,9 @@ class Connection(asyncio.Protocol):
             out.append(self._dispatcher.pending_reply(self._call, self._pending))
             self._pending = None
             return not self.session.is_closing
-        if self._column is not None and self._answer_column(self._column, out):
-            return self._column is not None or length_hint(self._requests) > 0 or self._parse_on(out)
+        is_answered = not length_hint(self._requests)
+        if is_answered and (self._input or self._parser.has_more) and self._take_input(out):
+            return bool(self._input)
         later = self._dispatcher.answer(self._call, islice(self._requests, BATCH_REQUESTS), out)
         if isinstance(later, Sliced):
             self._begin_sliced(later)
@@ -201,34 +209,33 @@ class Connection(asyncio.Protocol):
             return False
         if self.session.is_closing:
             return False
-        return length_hint(self._requests) > 0 or self._parse_on(out)
-
-    def _answer_column(self, column: Column, out: list[bytes]) -> bool:
-        """Answer a batch of a column; False if it is answered as any requests are, and is now among these."""
-        batch, self._column = column, None
-        if len(column.seconds) > BATCH_REQUESTS:
-            batch, self._column = column.cut(BATCH_REQUESTS)
-        if self._dispatcher.answer_column(self._call, batch, out):
+        if length_hint(self._requests) or self._input or self._parser.has_more:
             return True
-        self._requests = iter([*column.rows(), *self._requests])
-        self._column = None
+        if self._parser.error is not None:
+            self._end_with(self._parser.error, out)
         return False
 
-    def _parse_on(self, out: list[bytes]) -> bool:
-        """Go on with input that was held back until the requests before it were answered; answer its errors."""
-        parser = self._parser
-        if parser.has_more:
-            parser.is_restricted = not self.session.is_authenticated
-            self._requests = iter(parser.feed(b""))
-            self._column = parser.column
-            return True
+    def _take_input(self, out: list[bytes]) -> bool:
+        """Answer what can be answered the short way, and return True; or make requests of the input."""
+        parser, data = self._parser, self._input
+        begun = parser.take_back()
+        if begun is not None:
+            data = begun + data
+            reply, data = self._dispatcher.short_ways[self.session.protocol].answer(self.session, data)
+            if reply:
+                out.append(reply)
+                self._input = data
+                return True
         parser.is_restricted = not self.session.is_authenticated
-        if parser.error is not None:
-            log.info("closed %s: %s", self.session.address, parser.error)
-            if not isinstance(parser.error, QueryBufferError) and not self.session.is_silent:
-                out.append(b"-%b\r\n" % parser.error.line)
-            self.session.close()
+        self._requests, self._input = iter(parser.feed(data)), b""
         return False
+
+    def _end_with(self, error: ProtocolError, out: list[bytes]) -> None:
+        """Answer a protocol error, and nothing after it."""
+        log.info("closed %s: %s", self.session.address, error)
+        if not isinstance(error, QueryBufferError) and not self.session.is_silent:
+            out.append(b"-%b\r\n" % error.line)
+        self.session.close()
 
     def _wait_for(self, pending: Pending) -> None:
         """Let the next turn come when a reply is there, or its time is up; until then no input is read."""
@@ -276,10 +283,13 @@ class Connection(asyncio.Protocol):
         reply = out[0] if len(out) == 1 else b"".join(out)
         if not reply:
             return
-        self._instance.stats.output_bytes += len(reply)
-        self._transport.write(reply)
+        self._write(reply)
         if self._transport.get_write_buffer_size() > self._instance.config.output_bytes_max:
             self.abort("more output is waiting than a client may have")
+
+    def _write(self, reply: bytes) -> None:
+        self._instance.stats.output_bytes += len(reply)
+        self._transport.write(reply)
 
     def _set_reading(self, is_reading: bool) -> None:
         if is_reading == self._is_reading or self._transport.is_closing():

@@ -2,16 +2,15 @@
 
     unknown command or subcommand -> arity -> NOAUTH -> READONLY or not served -> LOADING -> run
 
-The short way: a connection without anything special (`Session.is_plain`) finds what answers a run of like requests by
-the command's name as it was typed. The general way does everything else, and everything that the short way did not
-expect; both give the same bytes.
+A connection without anything special (`Session.is_plain`) has a run of like requests about keys checked once, by the
+command's name as it was typed. What has a short way (`short_way`) comes here only if it could not be taken.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 from time import perf_counter_ns
@@ -21,8 +20,8 @@ from resp_server.commands.table import Command
 from resp_server.errors import LoadingError, NoAuthError, PlainError, ReplyError, reply_error_of
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Pending, Sliced, encode
-from resp_server.protocol.requests import Column, Request
-from resp_server.short_cuts import COLUMN_CUTS, REQUEST_CUTS, ColumnCut
+from resp_server.protocol.requests import Request
+from resp_server.short_way import ShortWay
 from resp_server.stats import Tally
 from state_backend.errors import StoreError
 
@@ -41,17 +40,12 @@ HTTP_WORDS = (b"post", b"host:")
 # A reply that is not sent at once: one in steps, or one that has to be waited for.
 Later = Sliced | Pending
 
-# Answers a run of requests of one command, adding to the replies; stops at one for later and after a large one.
-AnswerRun = Callable[[Call, Iterator[Request], list[bytes]], "Later | None"]
 
+class Known(NamedTuple):
+    """A command about keys, which does not change what a session is, and its numbers."""
 
-class Short(NamedTuple):
-    """The short way of one command; with a short cut, if there is one."""
-
-    name: str
+    command: Command
     tally: Tally
-    answer: AnswerRun
-    column_cut: ColumnCut | None
 
 
 class Dispatcher:
@@ -61,7 +55,9 @@ class Dispatcher:
         self._instance = instance
         self._table = instance.table
         self._stats = instance.stats
-        self._shorts: dict[bytes, Short | None] = {}
+        self._known: dict[bytes, Known | None] = {}
+        # By the version of the protocol.
+        self.short_ways = {protocol: ShortWay(instance, protocol) for protocol in instance.replies}
 
     def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Later | None:
         """Answer requests in order until none is left, a reply is large or for later, or the session closes.
@@ -70,38 +66,28 @@ class Dispatcher:
         """
         session = call.session
         for name, run in groupby(requests, itemgetter(0)):
-            short = self._short(name) if session.is_plain and not self._instance.is_loading else None
-            if short is not None:
-                later = self._answer_run(call, short, run, out)
+            known = self._known_as(name) if session.is_plain and not self._instance.is_loading else None
+            if known is not None:
+                later = self._answer_run(call, known, run, out)
             else:
                 later = self._answer_each(call, run, out)
             if later is not None or session.is_closing or (out and len(out[-1]) > LARGE_REPLY_BYTES):
                 return later
         return None
 
-    def answer_column(self, call: Call, column: Column, out: list[bytes]) -> bool:
-        """Answer all requests of a column at once; False if they have to be answered one by one."""
-        short = self._short(column.name) if call.session.is_plain and not self._instance.is_loading else None
-        if short is None or short.column_cut is None:
-            return False
-        started = perf_counter_ns()
-        try:
-            replies = short.column_cut(call, column.seconds)
-        except Exception:
-            return False  # the general way meets it again, and answers it
-        if replies is None:
-            return False
-        call.session.last_command = short.name
-        short.tally.calls += len(replies)
-        out += replies
-        short.tally.nanoseconds += perf_counter_ns() - started
-        return True
-
-    def _answer_run(self, call: Call, short: Short, run: Iterator[Request], out: list[bytes]) -> Later | None:
+    def _answer_run(self, call: Call, known: Known, run: Iterator[Request], out: list[bytes]) -> Later | None:
         """Answer requests of one command; counting costs one clock reading at either end."""
-        started, before = perf_counter_ns(), len(out)
-        call.session.last_command, tally, answer, _ = short
-        later = answer(call, run, out)
+        started, before, later = perf_counter_ns(), len(out), None
+        command, tally = known
+        call.session.last_command = command.name
+        for request in run:
+            reply = self._checked(call, command, tally, request)
+            if not isinstance(reply, bytes):
+                later = reply
+                break
+            out.append(reply)
+            if len(reply) > LARGE_REPLY_BYTES:
+                break
         tally.calls += len(out) - before + (later is not None)
         tally.nanoseconds += perf_counter_ns() - started
         return later
@@ -126,45 +112,18 @@ class Dispatcher:
                 break
         return None
 
-    def _short(self, name: bytes) -> Short | None:
-        """Return the short way of a command by its name as typed, None if it has none."""
+    def _known_as(self, name: bytes) -> Known | None:
+        """Return a command about keys by its name as typed, None for any other."""
         try:
-            return self._shorts[name]
+            return self._known[name]
         except KeyError:
-            short = self._make_short(name)
-            if len(self._shorts) < SPELLINGS_MAX:
-                self._shorts[name] = short
-            return short
-
-    def _make_short(self, name: bytes) -> Short | None:
-        """Commands about keys have a short way: none of them changes what the session is."""
-        command = self._table.get(name)
-        if command is None or command.declaration is None or not command.facts.key_specs or b"|" in name:
-            return None
-        tally = self._stats.tally(command.name)
-        return Short(command.name, tally, self._each(command, tally), COLUMN_CUTS.get(command.name))
-
-    def _each(self, command: Command, tally: Tally) -> AnswerRun:
-        short_cut = REQUEST_CUTS.get(command.name)
-
-        def answer(call: Call, run: Iterator[Request], out: list[bytes]) -> Later | None:
-            for request in run:
-                reply: bytes | Later | None = None
-                if short_cut is not None:
-                    try:
-                        reply = short_cut(call, request)
-                    except Exception:
-                        reply = None  # the general way meets it again, and answers it
-                if reply is None:
-                    reply = self._checked(call, command, tally, request)
-                if not isinstance(reply, bytes):
-                    return reply
-                out.append(reply)
-                if len(reply) > LARGE_REPLY_BYTES:
-                    break
-            return None
-
-        return answer
+            command = self._table.get(name)
+            known = None
+            if command is not None and command.declaration is not None and command.facts.key_specs and b"|" not in name:
+                known = Known(command, self._stats.tally(command.name))
+            if len(self._known) < SPELLINGS_MAX:
+                self._known[name] = known
+            return known
 
     def _checked(self, call: Call, command: Command, tally: Tally, request: Request) -> bytes | Later:
         try:

@@ -53,9 +53,13 @@ class Instance:
 
     def __post_init__(self) -> None:
         self.started_ms = self.clock()
-        self.get_replies = ReplyCache(self.config.reply_cache_bytes)
-        self.view = self.keyspace.view(self.started_ms, self.get_replies.drop)
+        self.replies = {protocol: ReplyCache(self.config.reply_cache_bytes) for protocol in (2, 3)}
+        self.view = self.keyspace.view(self.started_ms, self._drop_replies)
         self.nothing = Keyspace().view(self.started_ms)
+
+    def _drop_replies(self, keys: Sequence[bytes] | None) -> None:
+        for cache in self.replies.values():
+            cache.drop(keys)
 
     def renew(self) -> None:
         """Move to the newest epochs: once per input buffer, so that its requests see one epoch and one time."""

@@ -1,74 +1,78 @@
-"""Short cuts: the commands that are asked most, a column at a time, and from ready replies where they still hold.
+"""Short cuts: what the commands that are asked most answer, many at once, given what lies at their keys.
 
-A short cut answers what its command's body would answer, and counts the same; where it cannot (another kind of state, a
-large value, an error) it answers None and has counted nothing, and the general way is taken. Tests hold both equal.
+A short cut answers what its command's body would answer. What it leaves out (None) is answered by that body. Tests hold
+both equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from resp_server.commands.generic import SLICE_ENTRIES
-from resp_server.instance import Call, Instance
-from resp_server.protocol.requests import Request
+from resp_server.commands.list import range_of
+from resp_server.commands.spec import integer
+from resp_server.errors import ReplyError
+from resp_server.protocol.replies import encode_header
+from state_backend import packed_list, packed_map
+from state_backend.descriptor import Kind
 
-# Answers all requests of a column, given their second words.
-ColumnCut = Callable[[Call, Sequence[bytes]], "list[bytes] | None"]
-# Answers one request.
-RequestCut = Callable[[Call, Request], "bytes | None"]
-
-# What stands for a missing key among replies, and is sent in RESP2.
-NIL = b"$-1\r\n"
-NIL_OF_RESP3 = b"_\r\n"
-# Larger values are read one by one, so that what is held of replies stays small.
-VALUE_BYTES_MAX = 16_384
+Found = Sequence[bytes | None]
+Arguments = Sequence[bytes]
 
 
-def get(call: Call, keys: Sequence[bytes]) -> list[bytes] | None:
-    """GET: the replies of a column."""
-    replies = value_replies(call.instance, keys)
-    return None if replies is None else _counted(call, replies)
+@dataclass(frozen=True)
+class ShortCut:
+    """A command about one key: of which kind, of how many words, and what it answers.
+
+    nothing: the reply if nothing is found, and that alone: it is counted as a miss. replies: those to some requests,
+    given what lies at their keys, and their arguments.
+    """
+
+    name: str
+    kind: Kind
+    words: int
+    nothing: bytes
+    replies: Callable[[Found, Iterable[Arguments]], list[bytes | None]]
 
 
-def mget(call: Call, request: Request) -> bytes | None:
-    """MGET: an array of what GET answers."""
-    keys = request[1:]
-    if not 0 < len(keys) <= SLICE_ENTRIES:
+def short_cuts(protocol: int) -> list[ShortCut]:
+    """Return the short cuts of a version of the protocol."""
+    nil = b"_\r\n" if protocol >= 3 else b"$-1\r\n"
+    no_pairs, no_items = encode_header(dict, 0, protocol), encode_header(list, 0, protocol)
+
+    def get(found: Found, asked: Iterable[Arguments]) -> list[bytes | None]:
+        return [nil if value is None else b"$%d\r\n%b\r\n" % (len(value), value) for value in found]
+
+    def hgetall(found: Found, asked: Iterable[Arguments]) -> list[bytes | None]:
+        return [no_pairs if each is None else _pairs(each, protocol) for each in found]
+
+    def hget(found: Found, asked: Iterable[Arguments]) -> list[bytes | None]:
+        rows = zip(found, asked, strict=True)
+        return get([each and packed_map.find(each, field) for each, (_, field) in rows], ())
+
+    def lrange(found: Found, asked: Iterable[Arguments]) -> list[bytes | None]:
+        rows = zip(found, asked, strict=True)
+        return [_range(each, start, stop, no_items) for each, (_, start, stop) in rows]
+
+    return [
+        ShortCut("get", Kind.VALUE, 2, nil, get),
+        ShortCut("hget", Kind.MAP, 3, nil, hget),
+        ShortCut("hgetall", Kind.MAP, 2, no_pairs, hgetall),
+        ShortCut("lrange", Kind.LIST, 4, no_items, lrange),
+    ]
+
+
+def _pairs(packed: bytes, protocol: int) -> bytes:
+    return encode_header(dict, packed_map.count(packed), protocol) + packed_map.body(packed)
+
+
+def _range(packed: bytes | None, start: bytes, stop: bytes, nothing: bytes) -> bytes | None:
+    """Return a range of a list; none of a bad index, and none that is empty: it would count as a missing list."""
+    try:
+        asked = integer(start), integer(stop)
+    except ReplyError:
         return None
-    replies = value_replies(call.instance, keys)
-    return None if replies is None else b"*%d\r\n%b" % (len(keys), b"".join(_counted(call, replies)))
-
-
-def value_replies(instance: Instance, keys: Sequence[bytes]) -> list[bytes] | None:
-    """Return what GET answers in RESP2 for each of the keys; None if one of them has to be asked by itself."""
-    ready = instance.get_replies
-    instance.view.freshen(keys)  # what an epoch changed leaves the ready replies before they are looked at
-    replies = ready.find(keys)
-    missed = replies.count(None)
-    if not missed:
-        return replies  # type: ignore[return-value]  # there is no None in it
-    asked = keys if missed == len(keys) else [key for key, reply in zip(keys, replies, strict=True) if reply is None]
-    values, expiring, left = instance.view.values(asked, VALUE_BYTES_MAX)
-    found = [NIL if value is None else b"$%d\r\n%b\r\n" % (len(value), value) for value in values]
-    lasting = dict(zip(asked, found, strict=True))
-    for key in expiring | left:
-        lasting.pop(key, None)
-    ready.add(lasting, missed)
-    if left:
-        return None
-    rest = iter(found)
-    return found if asked is keys else [next(rest) if reply is None else reply for reply in replies]
-
-
-def _counted(call: Call, replies: list[bytes]) -> list[bytes]:
-    """Count hits and misses of a run at once, and write what is missing as the connection's protocol has it."""
-    misses = replies.count(NIL)
-    call.instance.stats.hits += len(replies) - misses
-    call.instance.stats.misses += misses
-    if misses and call.session.protocol != 2:
-        return [NIL_OF_RESP3 if reply == NIL else reply for reply in replies]
-    return replies
-
-
-COLUMN_CUTS: Mapping[str, ColumnCut] = {"get": get}
-REQUEST_CUTS: Mapping[str, RequestCut] = {"mget": mget}
+    if packed is None:
+        return nothing
+    first, end = range_of(*asked, packed_list.count(packed))
+    return b"*%d\r\n%b" % (end - first, packed_list.part(packed, first, end)) if first < end else None

@@ -34,6 +34,11 @@ class Tally:
     rejected: int = 0
     failed: int = 0
 
+    def count(self, calls: int, nanoseconds: int) -> None:
+        """Count calls, and how long they took together."""
+        self.calls += calls
+        self.nanoseconds += nanoseconds
+
 
 @dataclass
 class Stats:

@@ -8,12 +8,12 @@ first `:`, others by one regular expression over all of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from random import choices
 
-from state_backend.descriptor import KeyFormat, StateDescriptor
+from state_backend.descriptor import KeyFormat, Kind, StateDescriptor
 from state_backend.errors import DescriptorError, JobLoadingError, StoreError
 from state_backend.memory_store import MemoryStore
 from state_backend.slots import position_of
@@ -117,7 +117,8 @@ class KeyspaceView:
     def __init__(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> None:
         self._keyspace = keyspace
         self._on_change = on_change
-        self._shown: dict[str, tuple[int, int]] = {}  # of each snapshot the version and the epoch that were told of
+        self._versions: dict[str, int] = {}  # of each snapshot, and the epoch, that were told of
+        self._epochs: dict[str, int] = {}
         self._jobs: dict[str, Job] = {}
         self._unreadable: dict[str, str | None] = {}
         self._nothing = MemoryStore("").snapshot(now_ms)
@@ -152,7 +153,7 @@ class KeyspaceView:
         jobs = self._jobs = dict(self._keyspace.jobs)
         for name in [name for name, store in self._stores.items() if name not in jobs or jobs[name].store is not store]:
             self._snapshots.pop(name).close()
-            self._shown.pop(name, None)
+            self._versions.pop(name, None)
             del self._stores[name]
         self._version = self._keyspace.version
         self._unreadable = dict(self._keyspace.unreadable)
@@ -189,39 +190,39 @@ class KeyspaceView:
             self._stores[name] = store
         else:
             snapshot.renew(self.now_ms)
-        if self._on_change is not None:
+        if self._on_change is not None and snapshot.version != self._versions.get(name):
             self._tell(self._on_change, name, snapshot)
         self._fresh.add(name)
         self._only_fresh = snapshot if name == self._only else None
         return snapshot
 
     def _tell(self, on_change: OnChange, name: str, snapshot: Snapshot) -> None:
-        version, epoch = self._shown.get(name, (None, -1))
-        if version != snapshot.version:
-            if version is not None:  # nobody can hold answers of a snapshot that was just opened
-                on_change(snapshot.changed_since(epoch))
-            self._shown[name] = snapshot.version, snapshot.applied.epoch
+        """Have answers dropped that do not hold in the epoch that a snapshot moved to."""
+        if name in self._versions:  # nobody holds answers of a snapshot that was just opened
+            on_change(snapshot.changed_since(self._epochs[name]))
+        self._epochs[name] = snapshot.applied.epoch
+        self._versions[name] = snapshot.version
 
-    def freshen(self, keys: Sequence[bytes]) -> None:
-        """Move the snapshots that these keys are to be asked of: answers to them that are still held are valid then."""
+    def freshen(self, keys: Iterable[bytes], count: int) -> None:
+        """Move the snapshots that these keys, so many, are asked of: answers still held for them are valid then."""
         if self._only_fresh is not None:
             return
         if self._only is not None:
             self.of_job(self._only)
-        elif len(keys) < len(self._jobs):
+        elif count < len(self._jobs):
             for key in keys:
                 self.at(key)
         else:
             for name in self._jobs:
                 self.of_job(name)
 
-    def values(self, keys: Sequence[bytes], bytes_max: int) -> Values:
-        """Return the values of many keys, of any jobs; see `Snapshot.values`."""
+    def values(self, keys: Sequence[bytes], kind: Kind, bytes_max: int) -> Values:
+        """Return what lies at many keys, of any jobs; see `Snapshot.values`."""
         if self._only_fresh is not None:
-            return self._only_fresh.values(keys, bytes_max)
+            return self._only_fresh.values(keys, kind, bytes_max)
         found = Values([], set(), set())
         for snapshot, some in groupby(keys, self.at):
-            values, expiring, left = snapshot.values(list(some), bytes_max)
+            values, expiring, left = snapshot.values(list(some), kind, bytes_max)
             found.values.extend(values)
             found.expiring.update(expiring)
             found.left.update(left)

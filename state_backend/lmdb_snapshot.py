@@ -53,6 +53,8 @@ from state_backend.store import Applied, Entry, LongText, Snapshot, Text, Values
 VISITS_MAX = 1024
 VISITED_BYTES_MAX = 2 << 20
 
+COMPACT_FORMS = {Kind.VALUE: VALUE, Kind.MAP: PACKED, Kind.LIST: SHORT}
+
 
 class LmdbSnapshot(Snapshot):
     """A view of an LMDB store: one read transaction, moved on by `renew`."""
@@ -156,7 +158,8 @@ class LmdbSnapshot(Snapshot):
             whole_piece = start <= at and at + len(piece) <= stop
             yield piece if whole_piece else piece[max(0, start - at) : stop - at]
 
-    def values(self, keys: Sequence[bytes], bytes_max: int) -> Values:
+    def values(self, keys: Sequence[bytes], kind: Kind, bytes_max: int) -> Values:
+        wanted = COMPACT_FORMS[kind]
         found: list[bytes | None] = []
         expiring: set[bytes] = set()
         left: set[bytes] = set()
@@ -165,7 +168,7 @@ class LmdbSnapshot(Snapshot):
             value: bytes | None = get(place)
             if value is not None:
                 length, expire_at_ms, _, form = read_header(value)
-                if form != VALUE or length != len(key) or not value.startswith(key, NAME_AT):
+                if form != wanted or length != len(key) or not value.startswith(key, NAME_AT):
                     value = None  # another kind, or another key of the same position
                     left.add(key)
                 else:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from errno import EDQUOT, EFBIG, EIO, ENOSPC
+from functools import partial
 from pathlib import Path
 
 import lmdb
@@ -72,6 +73,7 @@ class LmdbStore(Store):
             except lmdb.Error:
                 self._env.close()
                 raise
+        self._begin = partial(self._env.begin, self.tables.keys)
         if not is_reader:
             self.clear_stale_readers()
 
@@ -128,7 +130,7 @@ class LmdbStore(Store):
     def begin(self) -> lmdb.Transaction[bytes]:
         """Open a read transaction on `keys`; pages it sees are kept until it ends."""
         try:
-            return self._env.begin(db=self.tables.keys, buffers=False)
+            return self._begin()
         except lmdb.Error as error:
             raise StoreError(f"the store {self.path} cannot be read: {error}") from error
 

@@ -33,6 +33,17 @@ class _Held(NamedTuple):
     expire_at_ms: int | None
     elements: tuple[bytes, ...] = ()
 
+    @property
+    def compact(self) -> bytes | None:
+        """What lies here as one text; None for what has too much of it, or fields that expire."""
+        if self.kind is Kind.VALUE:
+            return self.value
+        if self.kind is Kind.LIST:
+            return packed_list.pack(self.elements) if len(self.elements) <= packed_list.ELEMENTS_MAX else None
+        if len(self.fields) > packed_map.FIELDS_MAX or any(each.expire_at_ms for each in self.fields.values()):
+            return None
+        return packed_map.pack((name, each.value) for name, each in self.fields.items())
+
 
 def _is_live(expire_at_ms: int | None, now_ms: int) -> bool:
     return expire_at_ms is None or expire_at_ms > now_ms
@@ -222,11 +233,13 @@ class MemorySnapshot(Snapshot):
             raise WrongKindError(f"{key!r} holds a {held.kind}, not a value")
         return held.value
 
-    def values(self, keys: Sequence[bytes], bytes_max: int) -> Values:
-        held = {key: live for key in keys if (live := self._live(key)) is not None}
-        left = {key for key, each in held.items() if each.kind is not Kind.VALUE or len(each.value) > bytes_max}
-        values = [held[key].value if key in held and key not in left else None for key in keys]
-        expiring = {key for key in keys if key in self._held and self._held[key].expire_at_ms is not None}
+    def values(self, keys: Sequence[bytes], kind: Kind, bytes_max: int) -> Values:
+        held = {key: self._held[key] for key in keys if key in self._held}
+        compact = {key: each.compact if each.kind is kind else None for key, each in held.items()}
+        left = {key for key, each in compact.items() if each is None or len(each) > bytes_max}
+        dead = {key for key, each in held.items() if not _is_live(each.expire_at_ms, self._now_ms)}
+        values = [compact[key] if key in held and key not in left | dead else None for key in keys]
+        expiring = {key for key, each in held.items() if each.expire_at_ms is not None}
         return Values(values, expiring, left)
 
     def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:

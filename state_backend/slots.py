@@ -49,7 +49,7 @@ def place_of(key: bytes) -> bytes:
 
 def places_of(keys: Sequence[bytes]) -> Iterator[bytes]:
     """Return the positions of several keys, as `place_of` does, in loops of C where none has a hash tag."""
-    if b"{" in b"".join(keys):
+    if len(keys) < 4 or b"{" in b"".join(keys):
         return map(place_of, keys)
     slots = map(and_, map(crc_hqx, keys, repeat(0)), repeat(SLOTS - 1))
     return map(PLACE.pack, slots, map(crc32, keys))

@@ -53,10 +53,10 @@ class Entry(NamedTuple):
 
 
 class Values(NamedTuple):
-    """The values of several keys, in their order; None for a missing one.
+    """What lies at several keys, in their order; None for a missing one.
 
-    expiring: those of the keys whose value has, or had, an expiry: the answer holds for this clock reading only.
-    left: those that have to be asked for one by one (`Snapshot.value`); None stands in their places.
+    expiring: those of the keys that have, or had, an expiry: the answer holds for this clock reading only.
+    left: those that have to be asked for one by one; None stands in their places.
     """
 
     values: list[bytes | None]
@@ -147,8 +147,11 @@ class Snapshot(ABC):
         return text if text is None else whole(text)
 
     @abstractmethod
-    def values(self, keys: Sequence[bytes], bytes_max: int) -> Values:
-        """Return the values of many keys; those of another kind, or of more than `bytes_max` each, are left."""
+    def values(self, keys: Sequence[bytes], kind: Kind, bytes_max: int) -> Values:
+        """Return what lies at many keys: values, small maps (see `packed_map`) or short lists (see `packed_list`).
+
+        What is of another kind, larger, or of more than `bytes_max`, is left.
+        """
 
     @abstractmethod
     def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:

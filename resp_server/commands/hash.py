@@ -157,7 +157,7 @@ def hvals(call: Call, key: bytes) -> Reply:
 
 def _all(call: Call, key: bytes, of_pair: Callable[[Pair], Sequence[Text]], shape: type = list) -> Reply:
     """Return all of a map, of no matter how many fields; `of_pair` takes what is sent of a pair."""
-    call.counted(next(call.at(key).map_sizes(key), None))
+    call.counted(next(call.at(key).map_sizes(key), None) or None)
     return items_reply(
         call,
         lambda view: chain.from_iterable(map(of_pair, view.at(key).map_texts(key))),

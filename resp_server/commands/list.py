@@ -37,7 +37,7 @@ def lrange(call: Call, key: bytes, start: int, stop: int) -> Reply:
     """Returns a range of elements from a list."""
     snapshot = call.at(key)
     size = call.counted(snapshot.list_size(key) or None) or 0
-    first, end = _range(start, stop, size)
+    first, end = range_of(start, stop, size)
     if end - first <= SLICE_ENTRIES:
         parts: list[bytes] = []
         size = 0
@@ -50,7 +50,7 @@ def lrange(call: Call, key: bytes, start: int, stop: int) -> Reply:
             return PackedItems(end - first, b"".join(parts))
 
     def bounds(view: KeyspaceView) -> tuple[int, int]:  # the view's epoch may be a newer one than the size above
-        return _range(start, stop, view.at(key).list_size(key))
+        return range_of(start, stop, view.at(key).list_size(key))
 
     return sliced(
         call,
@@ -59,7 +59,7 @@ def lrange(call: Call, key: bytes, start: int, stop: int) -> Reply:
     )
 
 
-def _range(start: int, stop: int, size: int) -> tuple[int, int]:
+def range_of(start: int, stop: int, size: int) -> tuple[int, int]:
     """Return the first index and the one behind the last; both are 0 where there is nothing."""
     first = max(0, start + size) if start < 0 else start
     end = min(size, (stop + size if stop < 0 else stop) + 1)

@@ -3,20 +3,17 @@
     *<count>\\r\\n  then count times  $<length>\\r\\n<length bytes>\\r\\n
     word word "quoted \\x41" 'quoted'\\n
 
-Numbers are checked before anything is allocated for them. Three ways lead to the same requests. A run of requests that
-differ in one key only is one column, made by splitting the buffer at what they share. Other whole requests are taken by
-splitting it at line ends and comparing lengths, those of a run a column at a time. What is left (a request in parts, a
-text with a line end in it, an inline command, an error) goes through a state machine that remembers where it stands, so
-that no byte is looked at twice however it arrives.
+Numbers are checked before anything is allocated for them. Two ways lead to the same requests. Whole ones are taken by
+splitting a buffer at line ends and comparing lengths, those of a run a column at a time. What is left (a request in
+parts, a text with a line end in it, an inline command, an error) goes through a state machine that remembers where it
+stands, so that no byte is looked at twice however it arrives.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from typing import NamedTuple
 
 from resp_server.errors import ProtocolError, QueryBufferError, typed
 from resp_server.protocol.inline import inline_words
@@ -35,6 +32,10 @@ QUERY_BUFFER_BYTES_MAX = 1024 * 1024 * 1024
 # buffer's limit holds for a million one-byte arguments too.
 ARGUMENT_OVERHEAD_BYTES = 41
 
+# What of an unfinished request is remembered as it came: enough for one that is looked up without parsing (guess). A
+# client that sends byte by byte has it looked at again and again, up to here.
+BEGUN_BYTES_MAX = 512
+
 # Beyond these, splitting gains nothing (guess).
 SPLIT_ARGUMENTS_MAX = 128
 SPLIT_TEXT_BYTES_MAX = 1024
@@ -45,30 +46,7 @@ LIKE_LINES_MIN = 15
 _COUNT_OF_LINE = {b"*%d" % count: count for count in range(1, SPLIT_ARGUMENTS_MAX + 1)}
 _LENGTH_LINES = [b"$%d" % length for length in range(SPLIT_TEXT_BYTES_MAX)]
 _length_line = _LENGTH_LINES.__getitem__
-# What a request of two words shares with others of the same command: `*2 $3 GET $`, up to the second one's length.
-_HEAD = re.compile(rb"\*2\r\n\$([1-9][0-9]?)\r\n([^\r\n]+)\r\n\$")
-_NO_HEAD = b"none"
-# By the length of `<length>\r\n<text>` the part before the text; where no text makes that length, what fits no text.
-_LENGTH_HEADS = [bytes(2 * SPLIT_TEXT_BYTES_MAX)] * (SPLIT_TEXT_BYTES_MAX + 4)
-for _length in range(SPLIT_TEXT_BYTES_MAX - 2):
-    _LENGTH_HEADS[len(b"%d\r\n" % _length) + _length] = b"%d\r\n" % _length
-_length_head = _LENGTH_HEADS.__getitem__
 _NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
-
-
-class Column(NamedTuple):
-    """Requests of two words, the first of which is the same: `GET a`, `GET b` and so on."""
-
-    name: bytes
-    seconds: list[bytes]
-
-    def rows(self) -> Iterator[Request]:
-        """Return them as requests."""
-        return zip(repeat(self.name), self.seconds, strict=False)
-
-    def cut(self, count: int) -> tuple[Column, Column]:
-        """Return the first so many of them, and the others."""
-        return Column(self.name, self.seconds[:count]), Column(self.name, self.seconds[count:])
 
 
 @dataclass(frozen=True)
@@ -83,21 +61,13 @@ class RequestParser:
     """One connection's requests. After an error nothing more is parsed; the requests before it still count.
 
     While `is_restricted` (the client has yet to authenticate), `feed` returns one request at a time, as answering it
-    may lift the restriction; `has_more` tells to call `feed(b"")` afterwards.
-
-    With `takes_columns`, `column` holds the requests that come before those which the last `feed` returned, if they
-    make one; without, it stays None.
+    may lift the restriction; `has_more` tells to call `feed(b"")` afterwards. Whoever can do without parsing takes what
+    is held back by `take_back`.
     """
 
-    def __init__(
-        self, limits: RequestLimits | None = None, is_restricted: bool = False, takes_columns: bool = False
-    ) -> None:
+    def __init__(self, limits: RequestLimits | None = None, is_restricted: bool = False) -> None:
         self.limits = limits or RequestLimits()
         self.is_restricted = is_restricted
-        self.takes_columns = takes_columns
-        self.column: Column | None = None
-        self._head = _NO_HEAD
-        self._name = b""
         self.error: ProtocolError | None = None
         self.has_more = False
         self._chunks: list[bytes] = []
@@ -106,6 +76,7 @@ class RequestParser:
         self._arguments: list[bytes] = []
         self._argument_bytes = 0
         self._missing = 0
+        self._begun: bytes | None = b""
 
     @property
     def buffered_bytes(self) -> int:
@@ -114,13 +85,13 @@ class RequestParser:
 
     def feed(self, data: bytes) -> list[Request]:
         """Take bytes, return the requests that are complete by now. Sets `error` instead of raising."""
-        self.column = None
         if self.error is not None:
             return []
         self.has_more = False
         if self._chunks:
             self._chunks.append(data)
             self._chunk_bytes += len(data)
+            self._begun = None
             if self._chunk_bytes < self._wanted_bytes:
                 self._check_size()
                 return []
@@ -128,12 +99,10 @@ class RequestParser:
             self._chunks.clear()
         requests: list[Request] = []
         if not self._missing and not self.is_restricted and data[:1] == b"*":
-            if self.takes_columns:
-                data = self._take_column(data)
-            if data:
-                requests, data = split_requests(data)
+            requests, data = split_requests(data)
             if not data:
                 self._chunk_bytes = 0
+                self._begun = b""
                 return requests
         try:
             self._parse(data, requests)
@@ -142,22 +111,22 @@ class RequestParser:
         self._check_size()
         return requests
 
-    def _take_column(self, data: bytes) -> bytes:
-        """Take requests that begin as the first one does; return what follows them."""
-        if not data.startswith(self._head):
-            head = _HEAD.match(data)
-            if head is None or len(head[2]) != int(head[1]):
-                return data
-            self._head, self._name = head[0], head[2]
-        seconds, data = split_column(data, self._head)
-        if seconds:
-            self.column = Column(self._name, seconds)
-        return data
+    def take_back(self) -> bytes | None:
+        """Return the bytes held, from the first one after a request, and forget them; None if that was long ago."""
+        begun = self._begun
+        if begun:
+            self._chunks.clear()
+            self._arguments = []
+            self._chunk_bytes = self._argument_bytes = self._missing = 0
+            self._begun = b""
+            self.has_more = False
+        return begun
 
     def _check_size(self) -> None:
         if self.buffered_bytes > self.limits.query_buffer_bytes_max and self.error is None:
             self.error = QueryBufferError("query buffer limit exceeded")
         if self.error is not None:
+            self._begun = None
             self._chunks.clear()
             self._arguments = []
             self._chunk_bytes = self._argument_bytes = 0
@@ -165,6 +134,7 @@ class RequestParser:
     def _parse(self, data: bytes, requests: list[Request]) -> None:
         """Take what splitting could not; keep the unfinished rest."""
         at = 0
+        began_at = -1 if self._missing else 0
         self._wanted_bytes = 0
         while at < len(data):
             before = len(requests)
@@ -172,6 +142,8 @@ class RequestParser:
             if end == at:
                 break
             at = end
+            if not self._missing:
+                began_at = at
             if self.is_restricted and len(requests) > before:
                 self.has_more = at < len(data)
                 break
@@ -179,6 +151,7 @@ class RequestParser:
         self._wanted_bytes -= at
         if self._chunk_bytes:
             self._chunks = [data[at:]]
+        self._begun = data[began_at:] if began_at >= 0 and len(data) - began_at <= BEGUN_BYTES_MAX else None
 
     def _step(self, data: bytes, at: int, requests: list[Request]) -> int:
         """Take one argument, one count line or one inline command; return where it ended, or `at` if unfinished."""
@@ -244,35 +217,6 @@ class RequestParser:
         return end + 1
 
 
-def split_column(data: bytes, head: bytes) -> tuple[list[bytes], bytes]:
-    """Take whole requests that begin with `head` from the front of a buffer that does; return their texts and the rest.
-
-    Between one head and the next must stand `<length>\\r\\n<text>\\r\\n`, and nothing else can be of that length.
-    """
-    is_whole = data.endswith(b"\r\n")
-    parts = data[len(head) : -2 if is_whole else None].split(b"\r\n" + head)
-    if is_whole and (texts := _without_lengths(parts)) is not None:
-        return texts, b""
-    last = parts.pop()
-    if parts and (texts := _without_lengths(parts)) is not None:
-        return texts, head + last + b"\r\n" * is_whole
-    return [], data
-
-
-def _without_lengths(parts: list[bytes]) -> list[bytes] | None:
-    """Return the texts of `<length>\\r\\n<text>` each; None if one is of another length, or a long one."""
-    sizes = list(map(len, parts))
-    try:
-        heads = list(map(_length_head, sizes))
-    except IndexError:
-        return None
-    if len(parts) == 1:  # a client that waits for each answer: no need to count
-        return [parts[0][len(heads[0]) :]] if parts[0].startswith(heads[0]) else None
-    texts = list(map(bytes.removeprefix, parts, heads))
-    # A part that does not begin with its head stays as long as it was.
-    return texts if sum(map(len, texts)) + sum(map(len, heads)) == sum(sizes) else None
-
-
 def split_requests(data: bytes) -> tuple[list[Request], bytes]:
     """Take whole requests from the front of a buffer that begins with one; return them and the rest.
 
@@ -280,7 +224,7 @@ def split_requests(data: bytes) -> tuple[list[Request], bytes]:
     """
     parts = data.split(b"\r\n")
     last = len(parts) - 1
-    requests, at = _like_requests(parts, last) if last >= LIKE_LINES_MIN else ([], 0)
+    requests, at = like_requests(parts, last) if last >= LIKE_LINES_MIN else ([], 0)
     while at < last:
         count = _COUNT_OF_LINE.get(parts[at])
         if count is None:
@@ -296,7 +240,7 @@ def split_requests(data: bytes) -> tuple[list[Request], bytes]:
     return requests, b"\r\n".join(parts[at:]) if at else data
 
 
-def _like_requests(parts: list[bytes], last: int) -> tuple[list[Request], int]:
+def like_requests(parts: list[bytes], last: int) -> tuple[list[Request], int]:
     """Take requests that all have the same number of arguments, a column at a time; none if any is different."""
     count = _COUNT_OF_LINE.get(parts[0], 0)
     stride = 1 + 2 * count

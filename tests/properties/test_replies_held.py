@@ -17,7 +17,8 @@ from resp_server.commands import command_table
 from resp_server.config import ServerConfig
 from resp_server.dispatcher import Dispatcher
 from resp_server.instance import Call, Instance
-from resp_server.protocol.requests import Column
+from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
+from resp_server.protocol.requests import RequestParser
 from resp_server.protocol.session import Session
 from state_backend import changed_keys, packed_map
 from state_backend.changed_keys import EPOCHS_KEPT
@@ -165,28 +166,52 @@ class RepliesHeld(RuleBasedStateMachine):
         expected = self._answers(*self.without, keys, protocol, has_short_cut=False)
         for dispatcher, call in (self.with_replies, self.small, self.without):
             assert self._answers(dispatcher, call, keys, protocol, has_short_cut=True) == expected
-            assert call.instance.get_replies.used_bytes <= call.instance.config.reply_cache_bytes
+            for cache in call.instance.replies.values():
+                assert cache.used_bytes <= call.instance.config.reply_cache_bytes
 
     def _answers(
         self, dispatcher: Dispatcher, call: Call, keys: list[bytes], protocol: int, *, has_short_cut: bool
     ) -> tuple[Any, ...]:
-        """Return what is answered to GET of these keys, to MGET of them, and what was counted for it."""
+        """Return what is answered to reads of these keys, and what was counted for it."""
         call.session.protocol = protocol
         call.instance.renew()
+        before = self._counted(call)
+        several = [[b"GET", key] for key in keys] + [[b"HGETALL", key] for key in keys]
+        ranges = [[b"LRANGE", key, b"0", b"%d" % (at % 3 - 1)] for at, key in enumerate(keys)]
+        buffers = [several, [[b"MGET", *keys]], ranges, [[b"HGET", key, b"f0"] for key in keys], several[::2]]
+        out = [self._answer(dispatcher, call, buffer, has_short_cut) for buffer in buffers]
+        return out, [now - then for now, then in zip(self._counted(call), before, strict=True)]
+
+    @staticmethod
+    def _counted(call: Call) -> list[int]:
         stats = call.instance.stats
-        before = stats.hits, stats.misses, stats.tally("get").calls, stats.tally("mget").calls
-        column, out = Column(b"GET", keys), list[bytes]()
-        if not has_short_cut or not dispatcher.answer_column(call, column, out):
-            waiting = [reply for row in column.rows() if isinstance(reply := dispatcher.reply_to(call, row), bytes)]
-            out += waiting
-        request = [b"MGET", *keys]
+        calls = [stats.tally(name).calls for name in ("get", "mget", "hget", "hgetall", "lrange")]
+        return [stats.hits, stats.misses, *calls]
+
+    @staticmethod
+    def _answer(dispatcher: Dispatcher, call: Call, requests: list[list[bytes]], has_short_cut: bool) -> bytes:
+        reply = b""
         if has_short_cut:
-            dispatcher.answer(call, iter([request]), out)
-        else:
-            reply = dispatcher.reply_to(call, request)
-            out += [reply] if isinstance(reply, bytes) else []
-        after = stats.hits, stats.misses, stats.tally("get").calls, stats.tally("mget").calls
-        return out, [now - then for now, then in zip(after, before, strict=True)]
+            data = b"".join(map(packed, requests))
+            reply, rest = dispatcher.short_ways[call.session.protocol].answer(call.session, data)
+            requests = [list(request) for request in RequestParser().feed(rest)]
+        replies = [dispatcher.reply_to(call, request) for request in requests]
+        return reply + b"".join(each if isinstance(each, bytes) else in_steps(each, call) for each in replies)
+
+
+def packed(request: list[bytes]) -> bytes:
+    return b"*%d\r\n" % len(request) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in request)
+
+
+def in_steps(sliced: Sliced | Pending, call: Call) -> bytes:
+    """Take all steps of a reply at once."""
+    assert isinstance(sliced, Sliced)
+    encoder = SlicedEncoder(sliced, call.session.protocol)
+    parts = []
+    while not encoder.is_done:
+        parts.append(encoder.step())
+    encoder.close()
+    return b"".join(parts)
 
 
 class RepliesHeldWhenFewChangesAreKept(RepliesHeld):
@@ -202,7 +227,7 @@ class RepliesHeldWhenFewChangesAreKept(RepliesHeld):
         super().teardown()
 
 
-SETTINGS = settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=20, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 TestRepliesHeld = RepliesHeld.TestCase
 TestRepliesHeld.settings = SETTINGS

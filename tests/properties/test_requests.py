@@ -21,7 +21,7 @@ requests_sent = st.lists(st.lists(texts, min_size=1, max_size=6), max_size=12)
 like_requests = st.integers(1, 4).flatmap(
     lambda count: st.lists(st.lists(texts, min_size=count, max_size=count), min_size=3, max_size=10)
 )
-# Columns of one command, in one buffer with others before and behind.
+# Runs of one command, in one buffer with others before and behind.
 columns = st.tuples(texts.filter(bool), st.lists(texts, min_size=1, max_size=8)).map(
     lambda drawn: [[drawn[0], text] for text in drawn[1]]
 )
@@ -43,22 +43,22 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 def outcome(chunks: list[bytes], is_restricted: bool = False) -> tuple[list[Request], ProtocolError | None]:
-    """Return what a parser makes of bytes; it makes the same with columns as without."""
-    (requests, error), (others, other_error) = (parsed(chunks, is_restricted, columns) for columns in (False, True))
+    """Return what a parser makes of bytes; it makes the same if what it holds is taken back before each chunk."""
+    (requests, error), (others, other_error) = (parsed(chunks, is_restricted, takes) for takes in (False, True))
     assert requests == others
     assert str(error) == str(other_error)
     return requests, error
 
 
-def parsed(chunks: list[bytes], is_restricted: bool, columns: bool) -> tuple[list[Request], ProtocolError | None]:
-    parser = RequestParser(RequestLimits(query_buffer_bytes_max=1 << 20), is_restricted, takes_columns=columns)
+def parsed(chunks: list[bytes], is_restricted: bool, takes_back: bool) -> tuple[list[Request], ProtocolError | None]:
+    parser = RequestParser(RequestLimits(query_buffer_bytes_max=1 << 20), is_restricted)
     requests: list[Request] = []
     for chunk in chunks:
-        rest = parser.feed(chunk)
-        requests += parser.column.rows() if parser.column is not None else ()
-        requests += rest
+        begun = parser.take_back() if takes_back else None
+        assert not begun or parser.buffered_bytes == 0
+        requests += parser.feed((begun or b"") + chunk)
         while parser.has_more:
-            requests += parser.feed(b"")
+            requests += parser.feed((takes_back and parser.take_back()) or b"")
     return [list(request) for request in requests], parser.error
 
 

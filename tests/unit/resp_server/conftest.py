@@ -11,7 +11,7 @@ from resp_server.config import ServerConfig
 from resp_server.dispatcher import Dispatcher
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Sliced, SlicedEncoder
-from resp_server.protocol.requests import Column
+from resp_server.protocol.requests import RequestParser
 from resp_server.protocol.session import Session
 from state_backend import packed_map
 from state_backend.descriptor import StateDescriptor
@@ -60,13 +60,14 @@ class Client:
             out.append(self.drain(sliced))
         return b"".join(out)
 
-    def send_column(self, *requests: list[bytes]) -> bytes:
-        """Answer requests of two words, with the same first one, as they come in one buffer."""
-        out: list[bytes] = []
-        column = Column(requests[0][0], [second for _, second in requests])
-        if not self.dispatcher.answer_column(self.call, column, out):
-            return self.send(*requests)
-        return b"".join(out)
+    def send_buffer(self, *requests: list[bytes]) -> bytes:
+        """Answer requests as a connection does: the short way as far as it goes."""
+        data = b"".join(
+            b"*%d\r\n" % len(request) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in request)
+            for request in requests
+        )
+        reply, rest = self.dispatcher.short_ways[self.session.protocol].answer(self.session, data)
+        return reply + self.send(*map(list, RequestParser().feed(rest)))
 
     def general(self, request: list[bytes]) -> bytes:
         """Answer a request the general way."""

@@ -58,6 +58,21 @@ REQUESTS = [
     "HGETALL job:stats:a",
     "HGET job:temp:1 f",
     "HGET a",
+    "HGET job:stats:a low",
+    "hget job:stats:a nope",
+    "HGET job:visits:ttl on",
+    "HGET job:visits:/ u7",
+    "LRANGE job:news:a 0 -1",
+    "lrange job:news:a 1 2",
+    "LRANGE job:news:a 9 12",
+    "LRANGE job:news:a 01 2",
+    "LRANGE job:news:nope 0 -1",
+    "LRANGE job:news:nope 0 x",
+    "LRANGE job:news:long 0 9",
+    "LRANGE job:temp:1 0 -1",
+    "MGET job:temp:1 job:temp:soon job:temp:gone x job:temp:1",
+    "mget job:temp:1 $ * $1",
+    "MGET",
     "MGET job:temp:1 job:stats:a x",
     "EXISTS job:temp:1 job:temp:1 x",
     "GETRANGE job:temp:1 a b",
@@ -70,18 +85,26 @@ REQUESTS = [
 @pytest.mark.parametrize("line", REQUESTS)
 def test_the_short_way_answers_as_the_general_way(connect: Callable[..., Any], line: str, protocol: int) -> None:
     request = [word.encode() for word in line.split()]
-    short, general = connect(), connect()
-    short.session.protocol = general.session.protocol = protocol
-    assert short.send(request, request) == general.general(request) * 2
-    general.general(request)
+    short, run, general = connect(), connect(), connect()
+    for client in (short, run, general):
+        client.session.protocol = protocol
+    reply = general.general(request)
+    for _ in range(3):
+        assert short.send_buffer(request, request) == run.send(request, request) == reply * 2
+        short.instance.renew()
+    for _ in range(5):
+        general.general(request)
     assert_same_counts(short, general)
+    assert_same_counts(run, general)
 
 
 COLUMNS = [
     "GET job:temp:1 job:temp:nope job:temp:2 other:key job:temp:soon job:temp:gone job:temp:1",
     "get job:temp:1 job:stats:a job:temp:2",
     "TTL job:temp:soon job:temp:1 x",
-    "HGETALL job:stats:a job:stats:a job:temp:1",
+    "HGETALL job:stats:a job:stats:a job:stats:nope job:visits:ttl",
+    "HGETALL job:stats:a job:temp:1 job:stats:a",
+    "hgetall job:visits:/",
     "PING a b",
     "NOPE a b",
 ]
@@ -90,7 +113,7 @@ COLUMNS = [
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("reply_cache_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("line", COLUMNS)
-def test_a_column_is_answered_as_the_general_way(
+def test_requests_alike_are_answered_as_the_general_way(
     connect: Callable[..., Any], line: str, reply_cache_bytes: int, protocol: int
 ) -> None:
     name, *seconds = (word.encode() for word in line.split())
@@ -99,16 +122,16 @@ def test_a_column_is_answered_as_the_general_way(
     short.session.protocol = general.session.protocol = protocol
     for _ in range(3):
         short.instance.renew()
-        assert short.send_column(*requests) == b"".join(map(general.general, requests))
+        assert short.send_buffer(*requests) == b"".join(map(general.general, requests))
     assert_same_counts(short, general)
 
 
-def test_a_column_is_answered_one_by_one_where_the_connection_is_not_plain(client: Any) -> None:
+def test_the_short_way_is_not_taken_where_the_connection_is_not_plain(client: Any) -> None:
     client.ask("CLIENT REPLY OFF")
-    assert client.send_column([b"GET", b"job:temp:1"], [b"GET", b"job:temp:2"]) == b""
+    assert client.send_buffer([b"GET", b"job:temp:1"], [b"GET", b"job:temp:2"]) == b""
     client.ask("CLIENT REPLY ON")
     client.ask("SELECT 1")
-    assert client.send_column([b"GET", b"job:temp:1"], [b"GET", b"job:temp:2"]) == b"$-1\r\n" * 2
+    assert client.send_buffer([b"GET", b"job:temp:1"], [b"GET", b"job:temp:2"]) == b"$-1\r\n" * 2
 
 
 def assert_same_counts(short: Any, general: Any) -> None:
@@ -196,7 +219,7 @@ def test_spellings_that_are_remembered_are_bounded(client: Any, monkeypatch: pyt
     monkeypatch.setattr("resp_server.dispatcher.SPELLINGS_MAX", 3)
     for name in (b"GET", b"get", b"Get", b"gET", b"GEt"):
         assert client.send([name, b"job:temp:1"]) == b"$1\r\n1\r\n"
-    assert len(client.dispatcher._shorts) == 3
+    assert len(client.dispatcher._known) == 3
 
 
 def test_errors_and_calls_are_counted(client: Any) -> None:

@@ -1,0 +1,88 @@
+"""Requests as they were sent, told apart by how they begin.
+
+    *2 $3 GET $5 key:1 *2 $3 GET $5 key:2        (each of these words is a line)
+     └──head──┘└─────┘  └──── whole ────┘
+
+A buffer cut at every `*` gives a *whole* per request, without its `*`. Its *head* reaches up to its second `$`, and so
+tells the command and the number of words; its *subject*, up to the end of the second word. A text with a `*` in it
+gives pieces that are no requests, and so does what has not come to its end. But where a piece is a request, so it was
+sent: a request cannot begin as another one does and go on behind it, so bytes can be read in one way only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+TEXT_BYTES_MAX = 1024  # of a key (guess); the general way reads longer ones
+
+MGET_HEAD = re.compile(rb"([1-9][0-9]{0,6})\r\n\$4\r\n(?:MGET|mget)\r\n\$")
+
+
+def head(words: int, name: bytes) -> bytes:
+    """Return the head of requests of so many words and that name."""
+    return b"%d\r\n$%d\r\n%b\r\n$" % (words, len(name), name)
+
+
+GET_HEAD = head(2, b"GET")
+_GET_START = b"*" + GET_HEAD
+
+# By the length of `<length>\r\n<text>\r\n` the part before the text; where no text makes that length, what fits none.
+_LENGTH_LINES = [b"none"] * (TEXT_BYTES_MAX + len(b"%d\r\n\r\n" % TEXT_BYTES_MAX) + 1)
+for _length in range(TEXT_BYTES_MAX + 1):
+    _LENGTH_LINES[len(b"%d\r\n\r\n" % _length) + _length] = b"%d\r\n" % _length
+
+
+def head_of(whole: bytes) -> bytes:
+    """Return how a request begins, up to the `$` of its second word; something else if it has no second word."""
+    return whole[: whole.find(b"$", whole.find(b"$") + 1) + 1]
+
+
+def by_head(wholes: Sequence[bytes]) -> Iterator[tuple[bytes, Sequence[bytes]]]:
+    """Iterate over (head, those that begin with it); most often, all begin with the same one."""
+    first = head_of(wholes[0])
+    if len(wholes) == 1 or b"*".join((b"", *wholes)).count(b"*" + first) == len(wholes):
+        yield first, wholes
+        return
+    groups: dict[bytes, list[bytes]] = {}
+    for whole in wholes:
+        groups.setdefault(head_of(whole), []).append(whole)
+    yield from groups.items()
+
+
+def is_subject(whole: bytes) -> bool:
+    """Tell whether a request is nothing but a name and a key."""
+    return whole.startswith(b"2\r\n")
+
+
+def subject_of(whole: bytes) -> bytes:
+    """Return what a request of more words begins with, up to the end of its key."""
+    return b"\r\n".join((*whole.split(b"\r\n", 5)[:5], b""))
+
+
+def second_of(whole: bytes) -> bytes:
+    """Return the second word of a request; anything of a piece that is none."""
+    if is_subject(whole):
+        return whole.split(b"\r\n", 4)[-1][:-2]  # there may be line ends in it
+    lines = whole.split(b"\r\n", 5)
+    return lines[4] if len(lines) > 4 else b""
+
+
+def arguments_of(whole: bytes, head_bytes: int, count: int) -> Sequence[bytes] | None:
+    """Return the words behind the name, so many, of a request whose head is known; None if it is not whole, or odd."""
+    if count == 1:
+        size = len(whole) - head_bytes
+        line = _LENGTH_LINES[size] if size < len(_LENGTH_LINES) else b"none"
+        if whole.startswith(line, head_bytes) and whole.endswith(b"\r\n"):
+            return (whole[head_bytes + len(line) : -2],)
+        return None
+    lines = whole.split(b"\r\n")
+    arguments = lines[4::2]
+    if len(arguments) == count and not lines[-1] and lines[3:-1:2] == [b"$%d" % len(each) for each in arguments]:
+        return arguments
+    return None
+
+
+def gets_of(mget: bytes, its_head: bytes) -> list[bytes]:
+    """Return the GETs that ask for the same keys as an MGET does; not all of them are requests if it is not whole."""
+    return mget[len(its_head) - 1 :].replace(b"$", _GET_START).split(b"*")[1:]

@@ -1,0 +1,186 @@
+"""However requests come in, a connection that takes the short way answers and counts as one that never does."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from resp_server import short_way
+from resp_server.config import ServerConfig
+from resp_server.connection import Connection
+from resp_server.server import Server
+from resp_server.short_way import ShortWay
+from state_backend import packed_map
+from state_backend.descriptor import StateDescriptor
+from state_backend.keyspace import Job, Keyspace
+from state_backend.memory_store import MemoryStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+# Bounds a test that would hang.
+TURNS_MAX = 10_000
+NOW_MS = 1_700_000_000_000
+STATES = [
+    StateDescriptor("v", key="k", value="v"),
+    StateDescriptor("m", key="k", value="v", field="f"),
+    StateDescriptor("l", key="k", value="v", kind="list"),
+]
+# Texts that look like the protocol are the interesting ones.
+ODD_KEYS = [
+    b"*",
+    b"$",
+    b"a*2\r\n$3\r\nGET\r\n$1",
+    b"\r\n",
+    b"\r\n*2\r\n$3\r\nGET\r\n$3\r\nj:x\r\n",
+    b"2\r\n$3\r\nGET\r\n$1",
+]
+VALUE_KEYS = [b"j:v:%d" % number for number in range(4)] + ODD_KEYS
+MAP_KEYS, LIST_KEYS = [b"j:m:small", b"j:m:large", b"j:m:ttl"], [b"j:l:short", b"j:l:long"]
+KEYS = [*VALUE_KEYS, *MAP_KEYS, *LIST_KEYS, b"j:v:gone", b"j:v:long", b"", b"nope"]
+
+
+def changes(turn: int) -> list[Change]:
+    put = [Change("v", Op.PUT, key, value=b"%d %b" % (turn, key)) for key in VALUE_KEYS[turn:]]
+    put += [Change("v", Op.PUT, b"j:v:long", value=b"x" * 5_000)]
+    put += [Change("v", Op.PUT, b"j:v:gone", value=b"x", expire_at_ms=NOW_MS)]
+    pairs = [(b"f%d" % number, b"%d" % turn) for number in range(3)]
+    put += [Change("m", Op.PUT, b"j:m:small", value=packed_map.pack(pairs))]
+    put += [Change("m", Op.PUT, b"j:m:large", b"f%d" % number, b"x") for number in range(packed_map.FIELDS_MAX + 1)]
+    put += [Change("m", Op.PUT, b"j:m:ttl", b"f0", b"x", NOW_MS + 1000)]
+    put += [
+        Change("l", Op.APPEND, key, value=b"%d" % turn) for key in LIST_KEYS for _ in range(2 if b"s" in key else 90)
+    ]
+    return put
+
+
+keys = st.one_of(st.sampled_from(VALUE_KEYS[:2]), st.sampled_from(KEYS))
+numbers = st.sampled_from([b"0", b"1", b"-1", b"99", b"x"])
+reads = st.one_of(
+    st.tuples(st.sampled_from([b"GET", b"get", b"GeT", b"HGETALL", b"hgetall", b"TYPE"]), keys).map(list),
+    st.tuples(st.sampled_from([b"GET", b"HGET"]), keys, st.sampled_from([b"f0", b"f7"])).map(list),
+    st.tuples(st.sampled_from([b"LRANGE", b"lrange"]), keys, numbers, numbers).map(list),
+    st.lists(keys, max_size=4).map(lambda some: [b"MGET", *some]),
+    st.lists(st.sampled_from(VALUE_KEYS), max_size=4).map(lambda some: [b"mget", *some]),
+)
+runs = st.lists(keys, min_size=1, max_size=8).map(lambda some: [[b"GET", key] for key in some])
+others = st.sampled_from(
+    [
+        b"PING", b"SELECT 1", b"SELECT 0", b"HELLO 3", b"HELLO 2", b"CLIENT REPLY OFF", b"CLIENT REPLY ON",
+        b"CLIENT REPLY SKIP", b"NOPE a", b"AUTH secret", b"AUTH wrong", b"RESET", b"SET a b",
+    ]
+)  # fmt: skip
+requests_sent = st.lists(
+    st.one_of(runs, reads.map(lambda read: [read]), others.map(lambda line: [line.split()])), max_size=8
+).map(lambda groups: [request for group in groups for request in group])
+endings = st.sampled_from(
+    [b"", b"", b"*", b"*2\r\n$3\r\nGET\r\n$5\r\nj:v", b"GET j:v:0\r\n", b"*2\r\n$3\r\nGET\r\n$x\r\n", b"QUIT\r\n"]
+)
+
+
+def packed(request: list[bytes]) -> bytes:
+    return b"*%d\r\n" % len(request) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in request)
+
+
+class Wire:
+    """A transport that writes down what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def get_extra_info(self, name: str) -> Any:
+        return None if name == "socket" else ("127.0.0.1", 5)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+async def answered(config: ServerConfig, chunks: list[bytes], is_loading: bool) -> Any:
+    """Return what a client is sent that sends these chunks, an epoch after each, and what was counted for it."""
+    store = MemoryStore("g")
+    keyspace = Keyspace()
+    keyspace.put(Job("j", "g", STATES, store))
+    apply(store, 0)
+    server = Server(keyspace, config, clock=lambda: NOW_MS)
+    server.instance.is_loading = is_loading
+    wire, connection = Wire(), Connection(server)
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    for turn, chunk in enumerate(chunks, 1):
+        if not wire.is_closed:
+            connection.data_received(chunk)
+        for _ in range(TURNS_MAX):
+            if connection._next_turn is None or wire.is_closed:
+                break
+            await asyncio.sleep(0)
+        else:
+            raise AssertionError("the connection does not come to rest")
+        apply(store, turn % 4)
+    stats = server.instance.stats
+    commands = {
+        name: dataclasses.replace(tally, nanoseconds=0)
+        for name, tally in stats.commands.items()
+        if tally.calls or tally.rejected
+    }
+    session = connection.session
+    server.instance.close()
+    counted = (stats.hits, stats.misses, stats.errors, stats.input_bytes, stats.output_bytes, commands)
+    return b"".join(wire.sent), wire.is_closed, counted, session.last_command, session.active_ms
+
+
+def apply(store: MemoryStore, turn: int) -> None:
+    epoch = EpochChanges(
+        store.applied.epoch + 1, 1, NOW_MS, list(runs_of(changes(turn), [state.name for state in STATES]))
+    )
+    store.apply(epoch, STATES)
+
+
+@pytest.mark.parametrize(
+    "settings_of", [{}, {"reply_cache_bytes": 0}, {"reply_cache_bytes": 2_000}, {"password": "secret"}]
+)
+@settings(max_examples=60, deadline=None)
+@given(
+    requests_sent, endings, st.lists(st.integers(0, 2_000), max_size=6), st.booleans(), st.sampled_from([40, 16_384])
+)
+def test_a_connection_answers_and_counts_as_one_without_a_short_way(
+    settings_of: dict[str, Any],
+    sent: list[list[bytes]],
+    ending: bytes,
+    places: list[int],
+    is_loading: bool,
+    at_once: int,
+) -> None:
+    data = b"".join(map(packed, sent)) + ending
+    ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    chunks = [data[start:end] for start, end in pairwise(ends)]
+    config = ServerConfig(**settings_of)
+    with patch.object(ShortWay, "answer", lambda self, session, data: (b"", data)):
+        expected = asyncio.run(answered(config, chunks, is_loading and not sent[:2]))
+    with patch.object(short_way, "BYTES_MAX", at_once):
+        assert asyncio.run(answered(config, chunks, is_loading and not sent[:2])) == expected
