@@ -29,6 +29,7 @@ from resp_server.connection import Connection
 from resp_server.protocol.requests import RequestParser
 from resp_server.reply_cache import ReplyCache
 from resp_server.server import Server
+from resp_server.short_way import ShortWay
 from state_backend.applier import Applier
 from state_backend.change_log import ChangeLog
 from state_backend.keyspace import Job, Keyspace, KeyspaceView
@@ -96,7 +97,8 @@ class SocketTransport(asyncio.Transport):
 SEAMS: tuple[tuple[str, type, tuple[str, ...]], ...] = (
     (PARSE, RequestParser, ("feed",)),
     (LOOK_UP, KeyspaceView, ("renew", "freshen", "values", "at")),
-    (LOOK_UP, ReplyCache, ("find", "add")),
+    (LOOK_UP, ShortWay, ("_ready",)),
+    (LOOK_UP, ReplyCache, ("add",)),
     (WRITE, SocketTransport, ("write",)),
 )
 
