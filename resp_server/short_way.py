@@ -72,6 +72,8 @@ class ShortWay:
         try:
             replies = self._ready(wholes)
             if None in replies:
+                if replies[0] is None and not self._has_cut(head_of(wholes[0])):
+                    return b"", data
                 many = self._fill(wholes, replies)
                 if None in replies:
                     del wholes[replies.index(None) :], replies[len(wholes) :]
@@ -82,6 +84,9 @@ class ShortWay:
         if wholes:
             self._count(session, text, wholes, replies, many, perf_counter_ns() - started_ns)
         return reply, data[len(text) :]
+
+    def _has_cut(self, its_head: bytes) -> bool:
+        return its_head in self._cuts or MGET_HEAD.fullmatch(its_head) is not None
 
     def _ready(self, wholes: Sequence[bytes]) -> list[bytes | None]:
         """Return ready replies, None for what is not ready; what an epoch changed leaves them before they are seen."""
