@@ -141,12 +141,15 @@ def _default_value(
     collection: Collection, raw: Sequence[_Member], by_name: set[str], taken: set[str]
 ) -> tuple[str, ...]:
     """Return what makes the value unless told: every field that can be written, by name if it has one of its own."""
+    is_session = (
+        collection.form is Form.SESSION
+    )  # its value repeats its key, of which the end of the session is no part
     found = []
     for index, member in enumerate(raw):
-        if member.name in taken:
-            continue  # a session's value repeats its key
-        if _is_window(member.kind):
-            found.append(f"{member.name}_end")  # the start stands in the key
+        if is_session and member.name in taken:
+            continue
+        if _is_window(member.kind) and member.name in by_name:
+            found += [f"{member.name}_end"] if is_session else [member.name, f"{member.name}_end"]
         elif isinstance(member.kind, PLAIN_TYPES + NESTED_TYPES):
             found.append(member.name if member.name in by_name else f"_{index}")
     return tuple(found)

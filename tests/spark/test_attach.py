@@ -139,3 +139,14 @@ def test_the_aggregate_of_a_whole_stream_is_one_key(
     query = start(counted.writeStream.outputMode("update").format("noop"), "one", tmp_path / "checkpoint")
     assert attached(query, state="rows").wait()
     assert shown(client, "one") == {"one:rows:all": "2"}
+
+
+def test_a_buffer_that_is_called_as_the_key_is_found_by_its_position(
+    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    rows.add({"n": 7}, {"n": 7}, {"n": 8})
+    counted = rows.df.groupBy(F.col("n").alias("count")).agg(F.count("*"))
+    query = start(counted.writeStream.outputMode("update").format("noop"), "same", tmp_path / "checkpoint")
+    assert attached(query).wait()
+    assert shown(client, "same") == {"same:aggregation:7": "2", "same:aggregation:8": "1"}
