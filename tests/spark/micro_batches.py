@@ -78,10 +78,10 @@ def failure_of(query: StreamingQuery) -> str:
     raise AssertionError("the query did not fail")
 
 
-def eventually(find: Callable[[], Found], is_enough: Callable[[Found], bool]) -> Found:
+def eventually(find: Callable[[], Found], is_enough: Callable[[Found], bool], timeout_s: float = WAIT_S_MAX) -> Found:
     """Return what is found as soon as it is enough; fail with it if that takes too long."""
-    ends = monotonic() + WAIT_S_MAX
+    ends = monotonic() + timeout_s
     while not is_enough(found := find()):
-        assert monotonic() < ends, f"still {found!r} after {WAIT_S_MAX} s"
+        assert monotonic() < ends, f"still {found!r} after {timeout_s} s"
         sleep(0.05)
     return found
