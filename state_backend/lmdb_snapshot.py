@@ -353,6 +353,8 @@ class LmdbSnapshot(Snapshot):
             return 0, found
         last = b""
         visited_bytes = 0
+        self._known()
+        states, now_ms = self._states, self._now_ms
         with self._txn.cursor(db=self._tables.keys) as records:
             if not records.set_range(cursor.to_bytes(POSITION_BYTES, "big")):
                 return 0, found
@@ -363,8 +365,12 @@ class LmdbSnapshot(Snapshot):
                     return int.from_bytes(position, "big"), found
                 visited_bytes += len(record)
                 last = position
-                if self._is_live(record):
-                    found.append(self._entry(record))
+                length, expire_at_ms, number, form = read_header(record)
+                if 0 < expire_at_ms <= now_ms or (form == LARGE and not self._is_live(record)):
+                    continue
+                found.append(
+                    Entry(record[NAME_AT : NAME_AT + length], states[number], KINDS[form], expire_at_ms or None)
+                )
         return 0, found
 
     def changes(self) -> Iterator[Change]:

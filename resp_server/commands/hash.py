@@ -8,8 +8,10 @@ from operator import itemgetter
 
 from resp_server.commands.generic import (
     BYTES_AT_ONCE_MAX,
+    SLICE_ENTRIES,
     Cursor,
     ScanOptions,
+    in_steps,
     items_reply,
     sent,
     size_of,
@@ -158,12 +160,23 @@ def hvals(call: Call, key: bytes) -> Reply:
 def _all(call: Call, key: bytes, of_pair: Callable[[Pair], Sequence[Text]], shape: type = list) -> Reply:
     """Return all of a map, of no matter how many fields; `of_pair` takes what is sent of a pair."""
     call.counted(next(call.at(key).map_sizes(key), None) or None)
-    return items_reply(
-        call,
-        lambda view: chain.from_iterable(map(of_pair, view.at(key).map_texts(key))),
-        lambda view: view.at(key).map_sizes(key),
-        shape,
-    )
+    cursor, pairs = call.at(key).scan_map(key, 0, SLICE_ENTRIES)
+    items = [each for pair in pairs for each in of_pair(pair)]
+    if cursor or sum(map(size_of, items)) > BYTES_AT_ONCE_MAX:
+        return sliced(call, lambda view: _steps(view, key, of_pair), shape, lambda view: view.at(key).map_sizes(key))
+    texts = list(map(whole, items))
+    return dict(zip(texts[::2], texts[1::2], strict=True)) if shape is dict else texts
+
+
+def _steps(view: KeyspaceView, key: bytes, of_pair: Callable[[Pair], Sequence[Text]]) -> Iterator[Sequence[Reply]]:
+    """Iterate over all of a map by a scan: its steps are bounded, whatever has expired."""
+    cursor, pairs = view.at(key).scan_map(key, 0, SLICE_ENTRIES)
+    while True:
+        yield []
+        yield from in_steps(each for pair in pairs for each in of_pair(pair))
+        if not cursor:
+            return
+        cursor, pairs = view.at(key).scan_map(key, cursor, SLICE_ENTRIES)
 
 
 @command("hscan")
