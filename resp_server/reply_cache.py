@@ -68,7 +68,8 @@ class ReplyCache:
         if self._is_resting:
             self._free(missed * ENTRY_OVERHEAD_BYTES)
             self._rest()
-            return
+            if self._is_resting:
+                return
         self._heads[head] = None
         before_bytes = self._bytes
         for request, reply in replies.items():
