@@ -24,6 +24,7 @@ import numpy as np
 from benchmarks.options import Options
 from benchmarks.results import Row, alone
 from benchmarks.servers import JOB, VoidError, key, load_log, states, temporary_folder, value
+from resp_server import short_way
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
 from resp_server.protocol.requests import RequestParser
@@ -94,7 +95,8 @@ class SocketTransport(asyncio.Transport):
         self._far.close()
 
 
-SEAMS: tuple[tuple[str, type, tuple[str, ...]], ...] = (
+SEAMS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
+    (PARSE, short_way, ("pieces_of",)),
     (PARSE, RequestParser, ("feed",)),
     (LOOK_UP, KeyspaceView, ("renew", "freshen", "values", "at")),
     (LOOK_UP, ShortWay, ("_ready",)),

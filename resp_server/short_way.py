@@ -14,7 +14,17 @@ from typing import NamedTuple
 from resp_server.commands.generic import SLICE_ENTRIES
 from resp_server.instance import Instance
 from resp_server.protocol.session import Session
-from resp_server.protocol.wholes import GET_HEAD, MGET_HEAD, arguments_of, by_head, gets_of, head, head_of, second_of
+from resp_server.protocol.wholes import (
+    GET_HEAD,
+    MGET_HEAD,
+    arguments_of,
+    by_head,
+    gets_of,
+    head,
+    head_of,
+    pieces_of,
+    second_of,
+)
 from resp_server.short_cuts import ShortCut, short_cuts
 from resp_server.stats import Tally
 
@@ -64,7 +74,7 @@ class ShortWay:
             return b"", data
         started_ns = perf_counter_ns()
         text = data if len(data) <= BYTES_MAX else data[:BYTES_MAX]
-        wholes = text.split(b"*")
+        wholes = pieces_of(text)
         if wholes[0]:
             return b"", data  # an inline command
         del wholes[0]

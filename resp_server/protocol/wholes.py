@@ -19,6 +19,11 @@ TEXT_BYTES_MAX = 1024  # of a key (guess); the general way reads longer ones
 MGET_HEAD = re.compile(rb"([1-9][0-9]{0,6})\r\n\$4\r\n(?:MGET|mget)\r\n\$")
 
 
+def pieces_of(data: bytes) -> list[bytes]:
+    """Return what stands before the first `*`, nothing if a request begins there, and the pieces behind each `*`."""
+    return data.split(b"*")
+
+
 def head(words: int, name: bytes) -> bytes:
     """Return the head of requests of so many words and that name."""
     return b"%d\r\n$%d\r\n%b\r\n$" % (words, len(name), name)
