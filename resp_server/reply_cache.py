@@ -38,7 +38,8 @@ REST_LOOKS_MAX = 1 << 26
 class ReplyCache:
     """Replies by request, bounded in bytes. `bytes_max` 0: it holds nothing.
 
-    `held` is for looking things up; whoever does so adds the number of look-ups to `looks`.
+    `held` is for looking things up; whoever does so adds the number of look-ups to `looks`. While `is_held` is False it
+    rests, and what is added is let go.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -52,7 +53,7 @@ class ReplyCache:
         self._aside_bytes = 0
         self._misses = 0
         self._rest_looks = REST_LOOKS
-        self._is_resting = not bytes_max
+        self.is_held = bool(bytes_max)
 
     def __len__(self) -> int:
         return len(self.held)
@@ -62,21 +63,26 @@ class ReplyCache:
         """About how much memory the replies and their requests take, those included that are yet to be freed."""
         return self._bytes + self._aside_bytes
 
-    def add(self, head: bytes, replies: Mapping[bytes, bytes], missed: int) -> None:
-        """Hold replies to requests that begin with `head`; `missed` were just not found. Long ones are left out."""
+    def add(self, head: bytes, replies: Mapping[bytes, bytes | None], missed: int) -> None:
+        """Hold replies to requests that begin with `head`; `missed` were just not found.
+
+        None, and long ones, are left out.
+        """
         self._misses += missed
-        if self._is_resting:
+        if not self.is_held:
             self._free(missed * ENTRY_OVERHEAD_BYTES)
             self._rest()
-            if self._is_resting:
+            if not self.is_held:
                 return
         self._heads[head] = None
         before_bytes = self._bytes
+        held, has_subject = self.held, is_subject(head)
         for request, reply in replies.items():
-            size = len(request) + len(reply)
-            if size <= ENTRY_BYTES_MAX and request not in self.held and (is_subject(request) or self._link(request)):
-                self.held[request] = reply
-                self._bytes += size + ENTRY_OVERHEAD_BYTES
+            if reply is not None and request not in held:
+                size = len(request) + len(reply)
+                if size <= ENTRY_BYTES_MAX and (has_subject or self._link(request)):
+                    held[request] = reply
+                    self._bytes += size + ENTRY_OVERHEAD_BYTES
         self._free(self._bytes - before_bytes)
         if self._bytes > self._bytes_max:
             self._make_room()
@@ -144,13 +150,13 @@ class ReplyCache:
             return
         if self.looks - self._misses < HIT_SHARE_MIN * self.looks:
             self._put_aside()
-            self._is_resting = True
+            self.is_held = False
         else:
             self._rest_looks = REST_LOOKS
         self.looks = self._misses = 0
 
     def _rest(self) -> None:
         if self._bytes_max and self.looks >= self._rest_looks:
-            self._is_resting = False
+            self.is_held = True
             self._rest_looks = min(2 * self._rest_looks, REST_LOOKS_MAX)
             self.looks = self._misses = 0

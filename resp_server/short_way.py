@@ -109,25 +109,27 @@ class ShortWay:
         many: dict[bytes, _Many] = {}
         for its_head, some in by_head(_missing(wholes, replies)):
             if its_head in self._cuts:
-                _put(wholes, replies, self._look_up(its_head, some))
+                _put(wholes, replies, some, self._look_up(its_head, some))
             elif matched := MGET_HEAD.fullmatch(its_head):
                 found = self._look_up_many(its_head, int(matched[1]) - 1, some)
-                _put(wholes, replies, {whole: each.reply for whole, each in found.items()})
+                _put(wholes, replies, list(found), [each.reply for each in found.values()])
                 many.update(found)
         return many
 
-    def _look_up(self, its_head: bytes, wholes: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the replies to requests of one command, without those that have to be answered one by one."""
+    def _look_up(self, its_head: bytes, wholes: Sequence[bytes]) -> list[bytes | None]:
+        """Return the replies to requests of one command, as far as they are whole; None for those left to others."""
         cut = self._taken(its_head)
-        size, count = len(its_head), cut.words - 1
-        asked = {whole: words for whole in wholes if (words := arguments_of(whole, size, count)) is not None}
-        keys = [words[0] for words in asked.values()]
+        asked = arguments_of(wholes, its_head, cut.words - 1)
+        keys = [words[0] for words in asked]
         values, expiring, left = self._instance.view.values(keys, cut.kind, VALUE_BYTES_MAX)
-        rows = zip(asked, keys, cut.replies(values, asked.values()), strict=True)
-        found = {whole: reply for whole, key, reply in rows if reply is not None and key not in left}
-        lasting = found
+        found = cut.replies(values, asked)
+        if left:
+            found = [None if key in left else reply for key, reply in zip(keys, found, strict=True)]
         if expiring:
-            lasting = {whole: reply for whole, reply in found.items() if asked[whole][0] not in expiring}
+            rows = zip(wholes, keys, found, strict=False)
+            lasting = {whole: reply for whole, key, reply in rows if key not in expiring}
+        else:
+            lasting = dict(zip(wholes, found, strict=False)) if self._cache.is_held else {}
         self._cache.add(its_head, lasting, len(keys))
         return found
 
@@ -140,7 +142,8 @@ class ShortWay:
                 continue
             replies = self._ready(gets)
             if None in replies:
-                _put(gets, replies, self._look_up(GET_HEAD, _missing(gets, replies)))
+                missing = _missing(gets, replies)
+                _put(gets, replies, missing, self._look_up(GET_HEAD, missing))
             if None not in replies:
                 reply = b"*%d\r\n%b" % (count, b"".join(replies))  # type: ignore[arg-type]
                 many[whole] = _Many(reply, count, replies.count(self._cuts[GET_HEAD].nothing))
@@ -189,9 +192,18 @@ class ShortWay:
         session.active_ms = self._instance.view.now_ms
 
 
-def _missing(wholes: Sequence[bytes], replies: Sequence[bytes | None]) -> list[bytes]:
+def _missing(wholes: Sequence[bytes], replies: Sequence[bytes | None]) -> Sequence[bytes]:
+    if replies.count(None) == len(replies):
+        return wholes
     return [whole for whole, reply in zip(wholes, replies, strict=True) if reply is None]
 
 
-def _put(wholes: Sequence[bytes], replies: list[bytes | None], found: Mapping[bytes, bytes]) -> None:
-    replies[:] = [found.get(whole) if reply is None else reply for whole, reply in zip(wholes, replies, strict=True)]
+def _put(
+    wholes: Sequence[bytes], replies: list[bytes | None], asked: Sequence[bytes], found: Sequence[bytes | None]
+) -> None:
+    """Put what was found for some requests, in their order and as far as it goes, where replies are missing."""
+    if asked is wholes:
+        replies[: len(found)] = found
+        return
+    by_whole = dict(zip(asked, found, strict=False))
+    replies[:] = [by_whole.get(each) if reply is None else reply for each, reply in zip(wholes, replies, strict=True)]

@@ -32,10 +32,8 @@ def head(words: int, name: bytes) -> bytes:
 GET_HEAD = head(2, b"GET")
 _GET_START = b"*" + GET_HEAD
 
-# By the length of `<length>\r\n<text>\r\n` the part before the text; where no text makes that length, what fits none.
-_LENGTH_LINES = [b"none"] * (TEXT_BYTES_MAX + len(b"%d\r\n\r\n" % TEXT_BYTES_MAX) + 1)
-for _length in range(TEXT_BYTES_MAX + 1):
-    _LENGTH_LINES[len(b"%d\r\n\r\n" % _length) + _length] = b"%d\r\n" % _length
+# By the length of `<length>\r\n<text>\r\n` the part before the text.
+_LENGTH_LINES = {len(b"%d\r\n\r\n" % each) + each: b"%d\r\n" % each for each in range(TEXT_BYTES_MAX + 1)}
 
 
 def head_of(whole: bytes) -> bytes:
@@ -73,19 +71,24 @@ def second_of(whole: bytes) -> bytes:
     return lines[4] if len(lines) > 4 else b""
 
 
-def arguments_of(whole: bytes, head_bytes: int, count: int) -> Sequence[bytes] | None:
-    """Return the words behind the name, so many, of a request whose head is known; None if it is not whole, or odd."""
+def arguments_of(wholes: Sequence[bytes], its_head: bytes, count: int) -> list[Sequence[bytes]]:
+    """Return the words behind the name, so many, of requests that begin with a head, up to one that is not whole."""
+    found: list[Sequence[bytes]] = []
+    add, at = found.append, len(its_head)
     if count == 1:
-        size = len(whole) - head_bytes
-        line = _LENGTH_LINES[size] if size < len(_LENGTH_LINES) else b"none"
-        if whole.startswith(line, head_bytes) and whole.endswith(b"\r\n"):
-            return (whole[head_bytes + len(line) : -2],)
-        return None
-    lines = whole.split(b"\r\n")
-    arguments = lines[4::2]
-    if len(arguments) == count and not lines[-1] and lines[3:-1:2] == [b"$%d" % len(each) for each in arguments]:
-        return arguments
-    return None
+        for whole in wholes:
+            line = _LENGTH_LINES.get(len(whole) - at)
+            if line is None or not (whole.startswith(line, at) and whole.endswith(b"\r\n")):
+                break
+            add((whole[at + len(line) : -2],))
+        return found
+    for whole in wholes:
+        lines = whole.split(b"\r\n")
+        arguments = lines[4::2]
+        if len(arguments) != count or lines[-1] or lines[3:-1:2] != [b"$%d" % len(each) for each in arguments]:
+            break
+        add(arguments)
+    return found
 
 
 def gets_of(mget: bytes, its_head: bytes) -> list[bytes]:
