@@ -19,6 +19,7 @@ PARTS = {
     "split": "the time of a request in the serving process: parse, look up, encode, write",
     "memory": "memory and disk per key after 100 epochs of 1 % and a rewrite, beside redis-server",
     "scaling": "GET rate and memory by the number of keys, apply time by the number of changes",
+    "many": "GET of ten million keys, and what they take; part of `all` with --full only",
     "startup": "from the start of a process to its first answer: from store, from snapshot, from log",
     "updates": "rows of a Spark stream until they can be read, beside the same job that writes to redis-server",
     "delay": "from the end of a micro-batch's last task to the first read, step by step",
@@ -81,7 +82,7 @@ def _parse() -> tuple[Options, list[str], bool]:
     unknown = [part for part in asked if part not in (*PARTS, "all", "page")]
     if unknown:
         parser.error(f"there is no part {', '.join(unknown)}; choose from {', '.join((*PARTS, 'all', 'page'))}")
-    parts = list(PARTS) if "all" in asked else [part for part in asked if part != "page"]
+    parts = [part for part in PARTS if part in asked or ("all" in asked and (part != "many" or given.full))]
     return Options(given.rounds, given.keys, given.scale, given.full), parts, not given.no_write
 
 

@@ -35,7 +35,6 @@ PIPELINES = (1, 16, 100)
 # So many requests that a round takes about a second and a half (guess; on two cores of 2024).
 REQUESTS = {1: 100_000, 16: 600_000, 100: 1_000_000}
 BUDGET = 1.0
-MANY_KEYS = 10_000_000
 WORKERS = (1, 2)
 
 
@@ -84,13 +83,6 @@ def run(options: Options) -> Iterator[Row]:
                 yield measured(f"{case.name}, pipeline {pipeline}", servers, case, pipeline, options, note=keys)
     if takes_workers():
         yield from _workers(options)
-    if options.is_full:
-        many = max(1000, int(MANY_KEYS * min(1.0, options.scale)))
-        options.report(f"reads: loading {many:,} keys into both servers")
-        with both(many, has_maps_and_lists=False) as servers:
-            for pipeline in PIPELINES:
-                name = f"GET uniform of 10 M keys, pipeline {pipeline}"
-                yield measured(name, servers, uniform(many), pipeline, options, note=f"{many:,} keys")
 
 
 def _workers(options: Options) -> Iterator[Row]:

@@ -12,11 +12,21 @@ from benchmarks.memory import RedisTaken, Taken
 from benchmarks.options import Options
 from benchmarks.reads import measured, uniform
 from benchmarks.results import Row, alone, compared
-from benchmarks.servers import JOB, VoidError, both, load_log, publish, runs_of_values, temporary_folder
+from benchmarks.servers import (
+    JOB,
+    RedisServer,
+    Sparkis,
+    VoidError,
+    both,
+    load_log,
+    publish,
+    runs_of_values,
+    temporary_folder,
+)
 from state_backend.applier import Applier
 from state_backend.change_log import ChangeLog
 
-KEYS, KEYS_IF_FULL = (100_000, 1_000_000), (10_000_000,)
+KEYS = (100_000, 1_000_000)  # and ten millions, see `many`
 CHANGES, CHANGES_IF_FULL = (1_000, 10_000, 100_000, 1_000_000), (5_000_000,)
 STORE_KEYS = 1_000_000
 PIPELINE = 16
@@ -24,28 +34,29 @@ PIPELINE = 16
 
 def run(options: Options) -> Iterator[Row]:
     """Yield the points of the curves."""
-    for keys in (*KEYS, *(KEYS_IF_FULL if options.is_full else ())):
-        yield from _keys(max(1000, int(keys * options.scale)), options)
+    for each in KEYS:
+        keys = max(1000, int(each * options.scale))
+        options.report(f"scaling: loading {keys:,} keys")
+        with both(keys, has_maps_and_lists=False) as servers:
+            yield from points(servers, keys, options)
     sizes = (*CHANGES, *(CHANGES_IF_FULL if options.is_full else ()))
     yield from _apply([max(1, int(changes * options.scale)) for changes in sizes], options)
 
 
-def _keys(keys: int, options: Options) -> Iterator[Row]:
+def points(servers: tuple[Sparkis, RedisServer], keys: int, options: Options) -> Iterator[Row]:
     """Yield the rate, and the memory after it, so that ready replies are in it."""
-    options.report(f"scaling: loading {keys:,} keys")
-    with both(keys, has_maps_and_lists=False) as servers:
-        name, x = f"GET uniform, {keys:,} keys", float(keys)
-        yield measured(
-            name, servers, uniform(keys), PIPELINE, options,
-            note=f"pipeline {PIPELINE}", has_budget=False, series="scaling-rate", x=x, part="scaling",
-        )  # fmt: skip
-        ours, peer = servers
-        pair = (Taken.by(ours).all_bytes / keys, RedisTaken.by(peer).used_bytes / keys)
-        name = f"store file and processes, {keys:,} keys"
-        told = "redis-server's used_memory"
-        yield compared(
-            name, "scaling", [pair], unit="bytes/key", better="less", peer_name=told, series="scaling-memory", x=x
-        )
+    name, x = f"GET uniform, {keys:,} keys", float(keys)
+    yield measured(
+        name, servers, uniform(keys), PIPELINE, options,
+        note=f"pipeline {PIPELINE}", has_budget=False, series="scaling-rate", x=x, part="scaling",
+    )  # fmt: skip
+    ours, peer = servers
+    pair = (Taken.by(ours).all_bytes / keys, RedisTaken.by(peer).used_bytes / keys)
+    name = f"store file and processes, {keys:,} keys"
+    told = "redis-server's used_memory"
+    yield compared(
+        name, "scaling", [pair], unit="bytes/key", better="less", peer_name=told, series="scaling-memory", x=x
+    )
 
 
 def _apply(sizes: list[int], options: Options) -> Iterator[Row]:
