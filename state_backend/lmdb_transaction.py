@@ -20,6 +20,7 @@ from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError
 from state_backend.lmdb_layout import (
     FIELD_POSITION_BYTES,
+    HEADER,
     ID_BYTES,
     LARGE,
     LONG,
@@ -51,7 +52,7 @@ from state_backend.lmdb_layout import (
 )
 from state_backend.lmdb_lists import ListBlocks, LongList
 from state_backend.records import RUN_ROWS_MAX, Change, Op, rows_in
-from state_backend.slots import POSITION_BYTES, place_of
+from state_backend.slots import POSITION_BYTES, place_of, places_of
 
 PUT = int(Op.PUT)
 # What a line of the expiry index stands for (see `lmdb_layout`).
@@ -117,6 +118,8 @@ class LmdbTransaction:
 
     def apply(self, run: pa.RecordBatch) -> None:
         """Apply a run. The changes of one key lie together in it, so that a map is read and written once."""
+        if self._is_plain(run):
+            run = self._put_values(run)
         get, now_ms, touched = self._keys.get, self._now_ms, self._touched
         for (name, key), rows in groupby(rows_in(run), STATE_AND_KEY):
             state = self._states.get(name)
@@ -142,6 +145,48 @@ class LmdbTransaction:
                 if state.is_replaced and is_first and record is not None:
                     at, record, changes = self._without_other_fields(at, record, changes)
                 self._apply_to_map(at, record, changes, state.number)
+
+    def _is_plain(self, run: pa.RecordBatch) -> bool:
+        """Tell whether all that a run does is to put values that never expire, of one state that is not replaced."""
+        if not run.num_rows or self._replaced_numbers:
+            return False
+        names = run.column("state").indices.to_numpy()
+        state = self._states.get(run.column("state")[0].as_py())
+        return (
+            state is not None
+            and state.kind is Kind.VALUE
+            and bool((names == names[0]).all())
+            and bool((run.column("op").to_numpy() == PUT).all())
+            and run.column("expire_at_ms").null_count == run.num_rows
+            and not run.column("value").null_count
+        )
+
+    def _put_values(self, run: pa.RecordBatch) -> pa.RecordBatch:
+        """Apply the rows of a plain run at whose keys nothing stands, or a value of the same kind; return the others.
+
+        The hot path of an epoch. It does with these rows what `apply` does.
+        """
+        keys, values = run.column("key").to_pylist(), run.column("value").to_pylist()
+        number = self._states[run.column("state")[0].as_py()].number
+        get, put, note = self._keys.get, self._keys.put, self._changed_keys.add
+        heads: dict[int, bytes] = {}  # of records, by the length of their keys
+        left: list[int] = []
+        before, new_keys = b"", 0
+        for row, (key, value, at) in enumerate(zip(keys, values, places_of(keys), strict=True)):
+            length = len(key)
+            head = heads.get(length) or heads.setdefault(length, HEADER.pack(length, 0, number, VALUE))
+            start = head + key
+            old = get(at)
+            if (old is not None and not old.startswith(start)) or len(value) > PIECE_BYTES or key == before:
+                left.append(row)
+            elif old != (new := start + value):
+                put(at, new)
+                note(key)
+                new_keys += old is None
+                self.changed += 1
+            before = key
+        self._counts[number] += new_keys
+        return run.take(pa.array(left, pa.int64()))
 
     def _make_way(self, at: bytes, record: bytes, key: bytes, state: _State) -> tuple[bytes, bytes | None]:
         """Remove what stands at a key if it is dead, or of another state that this epoch replaces; return the place."""
