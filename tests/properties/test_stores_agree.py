@@ -164,7 +164,16 @@ class StoresAgree(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def apply(self, data: Any) -> None:
-        epoch = self.draw_epoch(data)
+        self.take(self.draw_epoch(data))
+
+    @rule(state=st.sampled_from(VALUES), rows=st.lists(st.tuples(st.integers(0, 7), TEXTS), max_size=8))
+    def put_values(self, state: str, rows: list[tuple[int, bytes]]) -> None:
+        """Apply an epoch of the kind that has a shorter way."""
+        changes = [Change(state, Op.PUT, KEYS[state][number], None, value) for number, value in rows]
+        runs = list(runs_of(changes, [state.name for state in STATES]))
+        self.take(EpochChanges(self.epoch + 1, 1, self.clock_ms, runs))
+
+    def take(self, epoch: EpochChanges) -> None:
         before = self.lmdb.applied
         try:
             self.memory.apply(epoch, STATES)
