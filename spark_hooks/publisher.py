@@ -6,7 +6,6 @@ file (or returns the bytes, if they are few), `Publisher.write` commits the epoc
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -17,14 +16,11 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks import endpoints
-from spark_hooks.encoding import RowError
+from spark_hooks import endpoints, task
 from spark_hooks.layout import Layout
-from spark_hooks.task import RESULT, Task
 from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor
-from state_backend.epochs import ChangeFile
-from state_backend.errors import DescriptorError, LogUnavailableError, SparkisError
+from state_backend.errors import DescriptorError, SparkisError
 from state_backend.log_writer import LogWriter, OnRewind
 
 logger = logging.getLogger("sparkis.sink")
@@ -34,7 +30,6 @@ PARTITIONS_SETTING = "spark.sparkis.partitions"
 # An applier is there half a second after its job is found; a loaded machine takes its time (guess).
 FIRST_VISIBILITY_TIMEOUT_S = 5.0
 BEAT_INTERVAL_S = 1.0
-DIGEST_MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
 @dataclass(frozen=True)
@@ -130,15 +125,8 @@ class Publisher:
         self.check_not_committed(writer.job, batch_id)
         clock_ms = now_ms()
         results = self._write_files(batch, batch_id, writer, clock_ms)
-        is_new = writer.commit(
-            batch_id,
-            clock_ms=clock_ms,
-            files=[ChangeFile.from_json(json.loads(each.file)) for each in results if each.file is not None],
-            inline=[bytes(each.inline) for each in results if each.inline is not None],
-            rows=sum(each.rows for each in results),
-            digest=sum(each.digest for each in results) & DIGEST_MASK,
-            replaces=tuple(state.name for state in self._told.states) if self._told.mode == "complete" else (),
-        )
+        replaces = tuple(state.name for state in self._told.states) if self._told.mode == "complete" else ()
+        is_new = task.commit(writer, batch_id, clock_ms, results, replaces)
         is_first, self._committed_here = self._committed_here < 0, batch_id
         if not is_new:
             logger.info("job %s: epoch %d was committed before a restart; its replay is left out", writer.job, batch_id)
@@ -155,13 +143,10 @@ class Publisher:
     def _write_files(self, batch: DataFrame, batch_id: int, writer: LogWriter, clock_ms: int) -> list[Any]:
         """Run the batch: one Spark job and one shuffle for all states, one pass over the batch's own plan."""
         layout = self._layout_of(batch)
-        task = Task(self._told.log, writer.folder, batch_id, layout.plans(clock_ms))
+        of_batch = task.Task(self._told.log, writer.folder, batch_id, layout.plans(clock_ms))
         rows = layout.rows(batch, partitions_of(batch.sparkSession))
-        results = rows.mapInArrow(task, RESULT).collect()
-        for each in results:
-            if each.error is not None:
-                kind = LogUnavailableError if each.is_log_error else RowError
-                raise kind(f"job {writer.job!r}, batch {batch_id}: {each.error}")
+        results = rows.mapInArrow(of_batch, task.RESULT).collect()
+        task.check(results, writer.job, batch_id)
         return results
 
     def _layout_of(self, batch: DataFrame) -> Layout:

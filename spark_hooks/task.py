@@ -1,20 +1,26 @@
-"""What a task of the sink does with its partition of a micro-batch; runs on executors, in Spark's Python workers."""
+"""What a task of the sink does with its partition of a micro-batch, and what the driver makes of its results.
+
+`Task` runs on executors, in Spark's Python workers; `check` and `commit` on the driver.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from spark_hooks.encoding import RowError, RowPlan, encode
-from state_backend.errors import LogError
+from state_backend.epochs import ChangeFile
+from state_backend.errors import LogError, LogUnavailableError
 from state_backend.filesystems import open_filesystem
-from state_backend.log_writer import ChangeFileWriter
+from state_backend.log_writer import ChangeFileWriter, LogWriter
 
 # The columns of the one row that a task gives back, as Spark's DDL.
 RESULT = "file string, inline binary, rows long, digest long, error string, is_log_error boolean"
+DIGEST_MASK = 0xFFFF_FFFF_FFFF_FFFF
 
 
 @dataclass(frozen=True)
@@ -58,3 +64,26 @@ class Task:
                 "is_log_error": pa.array([is_log_error], pa.bool_()),
             }
         )
+
+
+def check(results: Iterable[Any], job: str, batch: int | None = None) -> None:
+    """Raise the first error that a task met; of results that name their batches themselves, `batch` is left out."""
+    for each in results:
+        if each.error is not None:
+            kind = LogUnavailableError if each.is_log_error else RowError
+            raise kind(f"job {job!r}, batch {each.batch if batch is None else batch}: {each.error}")
+
+
+def commit(
+    writer: LogWriter, epoch: int, clock_ms: int, results: Sequence[Any], replaces: tuple[str, ...] = ()
+) -> bool:
+    """Commit what the tasks of an epoch wrote; see `LogWriter.commit`."""
+    return writer.commit(
+        epoch,
+        clock_ms=clock_ms,
+        files=[ChangeFile.from_json(json.loads(each.file)) for each in results if each.file is not None],
+        inline=[bytes(each.inline) for each in results if each.inline is not None],
+        rows=sum(each.rows for each in results),
+        digest=sum(each.digest for each in results) & DIGEST_MASK,
+        replaces=replaces,
+    )

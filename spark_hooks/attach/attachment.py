@@ -11,7 +11,6 @@ purged, or the checkpoint was set back), the state is read whole into a new gene
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -25,23 +24,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks import endpoints
+from spark_hooks import endpoints, task
 from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError
 from spark_hooks.attach.operators import Collection, collections
 from spark_hooks.attach.rows import AttachedArguments, AttachedState, BoundState
 from spark_hooks.attach.task import RESULT, BatchesTask
 from spark_hooks.encoding import RowError
-from spark_hooks.publisher import BEAT_INTERVAL_S, DIGEST_MASK
+from spark_hooks.publisher import BEAT_INTERVAL_S
 from spark_hooks.sink import log_of
 from state_backend.change_log import ChangeLog
 from state_backend.descriptor import StateDescriptor, check_name, check_states
-from state_backend.epochs import ChangeFile, Epoch
+from state_backend.epochs import Epoch
 from state_backend.errors import (
     DescriptorError,
     EpochHoleError,
     FencedWriterError,
     LogCorruptError,
-    LogUnavailableError,
 )
 from state_backend.log_writer import LogWriter
 
@@ -323,22 +321,11 @@ class Attachment:
             for state, rows in parts
         ]
         results = reduce(DataFrame.union, written).collect()
-        for each in results:
-            if each.error is not None:
-                kind = LogUnavailableError if each.is_log_error else RowError
-                raise kind(f"job {self.job!r}, batch {each.batch}: {each.error}")
+        task.check(results, self.job)
         return results
 
     def _commit(self, batch: int, began_at_ms: int, results: Sequence[Any], *, replaces: tuple[str, ...] = ()) -> None:
-        self._writer.commit(
-            batch,
-            clock_ms=began_at_ms,
-            files=[ChangeFile.from_json(json.loads(each.file)) for each in results if each.file is not None],
-            inline=[bytes(each.inline) for each in results if each.inline is not None],
-            rows=sum(each.rows for each in results),
-            digest=sum(each.digest for each in results) & DIGEST_MASK,
-            replaces=replaces,
-        )
+        task.commit(self._writer, batch, began_at_ms, results, replaces)
         with self._moved:
             self._moved.notify_all()
 
