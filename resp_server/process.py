@@ -28,10 +28,10 @@ from resp_server.listening import make_room_for
 from resp_server.server import Server
 from resp_server.shown import Readers, ShownJobs
 from resp_server.workers import Workers
+from state_backend.compact import add_retention_option
 from state_backend.errors import SparkisError, StoreError
 from state_backend.filesystems import open_filesystem
 from state_backend.keyspace import Keyspace
-from state_backend.snapshots import RETENTION_MS
 
 logger = logging.getLogger("sparkis.server")
 
@@ -84,13 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compact", action="store_true", help="write snapshots into the log and remove what they supersede"
     )
-    parser.add_argument(
-        "--retention",
-        type=float,
-        default=RETENTION_MS / 60_000,
-        metavar="MINUTES",
-        help="with --compact: keep what is younger, for readers that are behind (default %(default)g)",
-    )
+    add_retention_option(parser, "with --compact: keep what is younger, for readers that are behind")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 
 

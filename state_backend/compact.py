@@ -20,12 +20,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--log", required=True, metavar="PATH", help="a log root")
     parser.add_argument("--job", action="append", metavar="NAME", help="only this job; may be repeated")
+    add_retention_option(parser, "keep what is younger, for readers that are behind")
+
+
+def add_retention_option(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the option that says how long what a snapshot covers is kept, in minutes."""
     parser.add_argument(
         "--retention",
         type=float,
         default=RETENTION_MS / 60_000,
         metavar="MINUTES",
-        help="keep what is younger, for readers that are behind (default %(default)g)",
+        help=f"{text} (default %(default)g)",
     )
 
 
