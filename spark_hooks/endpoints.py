@@ -1,14 +1,29 @@
 """The servers that this driver knows of, and how a sink tells them of a new epoch.
 
 A sink and the servers of its log need not know each other: servers look at the log once a second by themselves. An
-endpoint in the same process is told at once, and can be waited for.
+endpoint of the same process is told at once, and can be waited for. So is one that wrote down its address, in a file on
+this machine (`ADDRESS_SETTING` names it): under Spark Connect the sink runs in another process than `sparkis.serve`.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import threading
+import time
 from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import NamedTuple
 
+from resp_server.client import Client
+from state_backend.errors import SparkisError
 from state_backend.filesystems import open_filesystem
+
+logger = logging.getLogger("sparkis.serve")
+
+ADDRESS_SETTING = "spark.sparkis.server"
+CONTROL_TIMEOUT_S = 5.0
+WAIT_AGAIN_S = 0.1
 
 
 class Endpoint(ABC):
@@ -21,6 +36,92 @@ class Endpoint(ABC):
     @abstractmethod
     def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
         """Return whether the epoch, or a later one, can be read; wait for it that long."""
+
+
+class ControlAddress(NamedTuple):
+    """Where a server's control listener is, on this machine, and what it must be told first."""
+
+    port: int
+    token: str
+
+    def write(self, path: Path) -> None:
+        """Write the address down; the folder should be one that others cannot read."""
+        unfinished = path.with_suffix(".new")
+        unfinished.write_text(json.dumps(self._asdict()))
+        unfinished.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> ControlAddress:
+        """Read an address; OSError if there is none (the server was stopped, or is of another machine)."""
+        return cls(**json.loads(path.read_text()))
+
+
+class ControlledEndpoint(Endpoint):
+    """A server that is told through its control listener."""
+
+    def __init__(self) -> None:
+        self._client: Client | None = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+
+    @abstractmethod
+    def _address(self) -> ControlAddress:
+        """Return where the server listens now; it may have moved since it was asked last."""
+
+    def notice(self, job: str, epoch: int) -> None:
+        """Tell the server of a committed epoch. Never raises: it finds the epoch by itself within a second."""
+        words = ("NOTICE", job, str(epoch))
+        with self._lock:
+            for _ in range(2):  # a second time only on a new connection
+                try:
+                    if self._client is None:
+                        self._client = self._connect()
+                    self._client.call(*words)
+                    return
+                except (SparkisError, OSError) as error:
+                    logger.debug("%r did not answer %s: %s", self, words[0], error)
+                    self._disconnect()
+
+    def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
+        """Return whether an epoch can be read; wait for it that long."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+            try:
+                with self._connect() as client:  # of its own: another query's notices must not wait for this
+                    reached = client.call(
+                        "WAIT", job, str(epoch), str(left_ms), timeout_s=timeout_s + CONTROL_TIMEOUT_S
+                    )
+                return bool(reached == 1)
+            except (SparkisError, OSError) as error:  # it may be starting again
+                logger.debug("%r did not answer WAIT: %s", self, error)
+            if time.monotonic() >= deadline or self._stopping.is_set():
+                return False
+            time.sleep(WAIT_AGAIN_S)
+
+    def _connect(self) -> Client:
+        """Connect to the control listener."""
+        address = self._address()
+        return Client("127.0.0.1", address.port, password=address.token, timeout_s=CONTROL_TIMEOUT_S)
+
+    def _disconnect(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+class DescribedEndpoint(ControlledEndpoint):
+    """A server of another process of this machine, by the file that has its address."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def __repr__(self) -> str:
+        return f"DescribedEndpoint({str(self._path)!r})"
+
+    def _address(self) -> ControlAddress:
+        return ControlAddress.read(self._path)
 
 
 _endpoints: dict[str, list[Endpoint]] = {}

@@ -20,13 +20,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from pyspark.sql import SparkSession
 
 from resp_server import children
-from resp_server.client import Client
 from resp_server.control import TOKEN_VARIABLE
 from resp_server.process import PASSWORD_VARIABLE, WORKERS_MAX
 from spark_hooks import endpoints
@@ -40,14 +40,12 @@ logger = logging.getLogger("sparkis.serve")
 DEFAULT_LOG = "sparkis-log"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
-CONTROL_TIMEOUT_S = 5.0
 # A server that dies is started again at once, and after that with pauses that double up to the longest.
 RESTART_PAUSE_S = 1.0
 RESTART_PAUSE_S_MAX = 60.0
-WAIT_AGAIN_S = 0.1
 
 
-class ServedEndpoint(endpoints.Endpoint):
+class ServedEndpoint(endpoints.ControlledEndpoint):
     """A server process beside the driver. `url` is what a Redis client connects to; `log` the log that it follows.
 
     A server that dies is started again on the same port, with the store it had.
@@ -63,17 +61,17 @@ class ServedEndpoint(endpoints.Endpoint):
         password: str | None,
         temporary: Path | None,
     ) -> None:
+        super().__init__()
         self.log = log
         self._temporary = temporary
+        self.address_file = _temporary_folder("server") / "address.json"  # nobody else can look into the folder
         self._command = command
         self._environment = environment
         self._token = environment[TOKEN_VARIABLE]
-        self._client: Client | None = None
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
         self._process, ports = self._start(port=None)
         self.port = ports["port"]
         self._control_port = ports["control_port"]
+        self._address().write(self.address_file)
         secret = f":{quote(password, safe='')}@" if password else ""
         self.url = f"redis://{secret}{f'[{host}]' if ':' in host else host}:{self.port}"
         endpoints.add(log, self)
@@ -88,37 +86,6 @@ class ServedEndpoint(endpoints.Endpoint):
     def pid(self) -> int:
         """The server's process id."""
         return self._process.pid
-
-    def notice(self, job: str, epoch: int) -> None:
-        """Tell the server of a committed epoch. Never raises: it finds the epoch by itself within a second."""
-        words = ("NOTICE", job, str(epoch))
-        with self._lock:
-            for _ in range(2):  # a second time only on a new connection
-                try:
-                    if self._client is None:
-                        self._client = self._connect()
-                    self._client.call(*words)
-                    return
-                except (SparkisError, OSError) as error:
-                    logger.debug("the server at port %d did not answer %s: %s", self.port, words[0], error)
-                    self._disconnect()
-
-    def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
-        """Return whether an epoch can be read; wait for it that long."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left_ms = max(0, int((deadline - time.monotonic()) * 1000))
-            try:
-                with self._connect() as client:  # of its own: another query's notices must not wait for this
-                    reached = client.call(
-                        "WAIT", job, str(epoch), str(left_ms), timeout_s=timeout_s + CONTROL_TIMEOUT_S
-                    )
-                return bool(reached == 1)
-            except (SparkisError, OSError) as error:  # it may be starting again
-                logger.debug("the server at port %d did not answer WAIT: %s", self.port, error)
-            if time.monotonic() >= deadline or self._stopping.is_set():
-                return False
-            time.sleep(WAIT_AGAIN_S)
 
     def stop(self) -> None:
         """End the server; clients are disconnected. The log stays as it is."""
@@ -135,6 +102,7 @@ class ServedEndpoint(endpoints.Endpoint):
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        shutil.rmtree(self.address_file.parent, ignore_errors=True)
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
@@ -187,15 +155,11 @@ class ServedEndpoint(endpoints.Endpoint):
             self._disconnect()
         if self._stopping.is_set():
             process.kill()
+        with suppress(OSError):  # the folder goes with the endpoint; who finds no address does without notices
+            self._address().write(self.address_file)
 
-    def _connect(self) -> Client:
-        """Connect to the control listener."""
-        return Client("127.0.0.1", self._control_port, password=self._token, timeout_s=CONTROL_TIMEOUT_S)
-
-    def _disconnect(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+    def _address(self) -> endpoints.ControlAddress:
+        return endpoints.ControlAddress(self._control_port, self._token)
 
 
 def serve(
@@ -227,7 +191,7 @@ def serve(
     root = open_filesystem(log or spark.conf.get(LOG_SETTING, None) or DEFAULT_LOG).root
     check_writable(root)
     hosts = [bind] if isinstance(bind, str) else list(bind)
-    temporary = _temporary_folder() if store is None else None
+    temporary = _temporary_folder("store") if store is None else None
     command = [sys.executable, "-m", "resp_server.process", "--child", "--compact", "--log", root, "--port", str(port)]
     command += ["--bind", *hosts, "--role", role, "--loglevel", "warning", "--store", str(temporary or store)]
     command += ["--workers", str(workers)]
@@ -238,11 +202,12 @@ def serve(
     host = "127.0.0.1" if hosts[0] == "0.0.0.0" else hosts[0]
     endpoint = ServedEndpoint(command, environment, log=root, host=host, password=password, temporary=temporary)
     spark.conf.set(LOG_SETTING, root)
+    spark.conf.set(endpoints.ADDRESS_SETTING, str(endpoint.address_file))
     return endpoint
 
 
-def _temporary_folder() -> Path:
-    """Return a folder that goes with this process. It can be made anew from the log at any time."""
-    folder = Path(tempfile.mkdtemp(prefix="sparkis-store-"))
+def _temporary_folder(what: str) -> Path:
+    """Return a folder that goes with this process."""
+    folder = Path(tempfile.mkdtemp(prefix=f"sparkis-{what}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
