@@ -27,8 +27,8 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from state_backend.descriptor import StateDescriptor, check_name
-from state_backend.epochs import Epoch, EpochRef, runs_in
+from state_backend.descriptor import Reduce, StateDescriptor, check_name
+from state_backend.epochs import FORMAT, FORMAT_WITH_FOLDS, Epoch, EpochRef, check_format, runs_in
 from state_backend.errors import EpochHoleError, LogCorruptError
 from state_backend.filesystems import Filesystem, open_filesystem
 
@@ -78,10 +78,15 @@ class Description:
         """All states that an epoch of this generation may name."""
         return self.states + self.dropped
 
+    @property
+    def format(self) -> int:
+        """Which version of the log's files a reader must know."""
+        return FORMAT if all(state.reduce in (None, Reduce.LAST) for state in self.known) else FORMAT_WITH_FOLDS
+
     def to_bytes(self) -> bytes:
         """Return the file's content."""
         content: dict[str, Any] = {
-            "format": 1,
+            "format": self.format,
             "job": self.job,
             "query_id": self.query_id,
             "version": self.version,
@@ -120,6 +125,7 @@ class JobLog:
         stored = self._json(path)
         if stored is None:
             raise LogCorruptError(f"{path} is missing in the log {self.filesystem.root}; restore it from a copy")
+        check_format(stored.get("format", FORMAT), f"{self.filesystem.root}/{path}")
         with self._whole(path):
             states = tuple(map(StateDescriptor.from_json, stored["states"]))
             dropped = tuple(map(StateDescriptor.from_json, stored.get("dropped", ())))

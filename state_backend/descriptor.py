@@ -41,6 +41,16 @@ class Encoding(StrEnum):
     BINARY = "binary"
 
 
+class Reduce(StrEnum):
+    """How a reducing state takes in what a micro-batch brings (see `reductions`)."""
+
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    COUNT = "count"
+    LAST = "last"
+
+
 def check_name(what: str, name: object) -> str:
     """Return a job or state name that may stand in a key and be a folder; DescriptorError otherwise."""
     if not isinstance(name, str) or not name:
@@ -60,7 +70,8 @@ def check_name(what: str, name: object) -> str:
 class KeyFormat:
     """A Redis key as literal texts around column placeholders: `literals[0] <columns[0]> literals[1] ...`.
 
-    One more literal than columns; a literal may be empty at either end only, or two keys could be one.
+    One more literal than columns; a literal may be empty at either end only, or two keys could be one. Without a column
+    it is one key: that of a state which has only one.
     """
 
     literals: tuple[str, ...]
@@ -68,7 +79,7 @@ class KeyFormat:
 
     @classmethod
     def parse(cls, text: str) -> KeyFormat:
-        """Read `plane/<tailnum>`; DescriptorError if there is no placeholder, or nothing between two of them."""
+        """Read `plane/<tailnum>`; DescriptorError if there is nothing between two placeholders."""
         parts = PLACEHOLDER.split(text)
         parsed = cls(tuple(parts[::2]), tuple(parts[1::2]))
         parsed._check(text)
@@ -88,8 +99,6 @@ class KeyFormat:
         return made
 
     def _check(self, text: str) -> None:
-        if not self.columns:
-            raise DescriptorError(f"the key format {text!r} names no column; write one as <column>")
         if any(not literal for literal in self.literals[1:-1]):
             raise DescriptorError(
                 f"the key format {text!r} has nothing between two columns, so that two rows could make one key; "
@@ -105,6 +114,10 @@ class KeyFormat:
     def overlaps(self, other: KeyFormat) -> bool:
         """Tell whether some key could be made by both formats (their ends agree; the middle can always be met)."""
         mine, theirs = self.literals, other.literals
+        if not self.columns:
+            return bool(re.match(other.pattern(), mine[0].encode(), re.DOTALL))
+        if not other.columns:
+            return other.overlaps(self)
         heads = mine[0].startswith(theirs[0]) or theirs[0].startswith(mine[0])
         tails = mine[-1].endswith(theirs[-1]) or theirs[-1].endswith(mine[-1])
         return heads and tails
@@ -112,6 +125,8 @@ class KeyFormat:
     def pattern(self) -> bytes:
         """Return a regular expression (bytes, DOTALL, from the key's start) that every key of this format matches."""
         head, tail = self.literals[0].encode(), self.literals[-1].encode()
+        if not self.columns:
+            return re.escape(head) + rb"\Z"
         return re.escape(head) + (b".*" + re.escape(tail) + rb"\Z" if tail else b"")
 
 
@@ -133,6 +148,7 @@ class StateArguments(TypedDict, total=False):
     duplicates: str
     where: str | None
     length_max: int | None
+    reduce: Reduce | str | None
 
 
 def _is_count(given: object) -> bool:
@@ -160,6 +176,7 @@ class StateDescriptor:
     order_by    the column, or columns, that order the rows of one key within a micro-batch; the last one wins
     duplicates  `error` (default), or `any`: which of two unordered rows of one key wins does not matter
     where       an SQL condition: only rows that meet it feed this state
+    reduce      `sum`, `min`, `max`, `count` or `last`: rows are folded into what the state holds, once per micro-batch
     columns     filled in by the sink: the columns' types, for `STATE DESCRIBE`
     """
 
@@ -179,6 +196,7 @@ class StateDescriptor:
     duplicates: str
     where: str | None
     length_max: int | None
+    reduce: Reduce | None
     columns: Mapping[str, str]
 
     def __init__(
@@ -200,6 +218,7 @@ class StateDescriptor:
         duplicates: str = "error",
         where: str | None = None,
         length_max: int | None = None,
+        reduce: Reduce | str | None = None,
         columns: Mapping[str, str] | None = None,
     ) -> None:
         put = partial(object.__setattr__, self)  # the class is frozen; only here its fields are filled in
@@ -220,6 +239,7 @@ class StateDescriptor:
         put("duplicates", duplicates)
         put("where", where)
         put("length_max", length_max)
+        put("reduce", None if reduce is None else self._choice("reduce", reduce, Reduce))
         put("columns", dict(columns or {}))
         self._check()
 
@@ -232,8 +252,13 @@ class StateDescriptor:
             given = getattr(self, what)
             if given is not None and not (isinstance(given, str) and given):
                 raise DescriptorError(f"state {self.name!r}: {what}= must be a non-empty text, not {given!r}")
-        self.format_for("job")
-        if not self.value:
+        form = self.format_for("job")
+        if not form.columns and self.field is None and self.reduce is None:
+            raise DescriptorError(
+                f"the key format {form.text!r} names no column, so that all rows would make one key; "
+                f"write one as <column>, or give field="
+            )
+        if not self.value and self.reduce is not Reduce.COUNT:
             raise DescriptorError(f"state {self.name!r}: value= must name at least one column")
         if len(set(self.value)) < len(self.value):
             raise DescriptorError(f"state {self.name!r}: value= names a column twice")
@@ -259,6 +284,33 @@ class StateDescriptor:
             raise DescriptorError(f"state {self.name!r}: resets= is for a state with kind='list'")
         if self.duplicates not in ("error", "any"):
             raise DescriptorError(f"state {self.name!r}: duplicates= is 'error' or 'any', not {self.duplicates!r}")
+        if self.reduce is not None:
+            self._check_reduce(self.reduce)
+
+    def _check_reduce(self, reduce: Reduce) -> None:
+        at = f"state {self.name!r}: reduce={reduce.value!r}"
+        if self.kind is Kind.LIST:
+            raise DescriptorError(f"{at} is not for a list, whose rows are appended; leave out one of them")
+        if len(self.value) > 1:
+            raise DescriptorError(
+                f"{at} takes one value column; for several, give several StateDescriptors in one call, each with its "
+                f"own reduce="
+            )
+        if self.kind is Kind.MAP and self.field is None:
+            raise DescriptorError(f"{at} makes a map only with field=; leave out kind='map'")
+        for what in ("deletion", "expire_at"):
+            if getattr(self, what) is not None:
+                raise DescriptorError(f"{at} and {what}= do not go together: rows are folded, whatever their order")
+        if reduce is Reduce.LAST:
+            if not self.order_by and self.duplicates == "error":
+                raise DescriptorError(
+                    f"{at} needs order_by= with the column that tells which row is the last, or duplicates='any'"
+                )
+            return
+        if self.order_by or self.duplicates != "error":
+            raise DescriptorError(f"{at} folds all rows of a key, in any order; leave out order_by= and duplicates=")
+        if self.encoding is not Encoding.TEXT:
+            raise DescriptorError(f"{at} takes encoding='text', not {self.encoding.value!r}")
 
     def _texts(self, what: str, given: str | Sequence[str]) -> tuple[str, ...]:
         try:
@@ -322,6 +374,7 @@ class StateDescriptor:
             "duplicates": self.duplicates,
             "where": self.where,
             "length_max": self.length_max,
+            "reduce": None if self.reduce is None else str(self.reduce),
             "columns": dict(self.columns),
         }
 

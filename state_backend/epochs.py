@@ -2,7 +2,7 @@
 
 `epochs/<epoch>.json` is one JSON object:
 
-    format      1
+    format      1; 2 if the job has a reducing state, whose changes older versions cannot read
     epoch, term         this epoch's number, and the term of the writer that committed it
     previous            [epoch, term] of the one before, or null for the first of the log
     clock_ms            the one clock reading of the epoch, milliseconds since 1970 UTC
@@ -32,7 +32,9 @@ import pyarrow as pa
 from state_backend.errors import LogCorruptError
 from state_backend.slots import slot_at
 
+# The second has changes that fold (see `records.Op`); what has none is written as the first, for older readers.
 FORMAT = 1
+FORMAT_WITH_FOLDS = 2
 
 
 class EpochRef(NamedTuple):
@@ -80,6 +82,7 @@ class Epoch:
     origin: int = 0
     files: tuple[ChangeFile, ...] = ()
     inline: tuple[bytes, ...] = ()
+    format: int = FORMAT
 
     @property
     def ref(self) -> EpochRef:
@@ -89,7 +92,7 @@ class Epoch:
     def to_bytes(self) -> bytes:
         """Return the file's content."""
         content = {
-            "format": FORMAT,
+            "format": self.format,
             "epoch": self.epoch,
             "term": self.term,
             "previous": self.previous,
@@ -114,10 +117,7 @@ class Epoch:
             raise LogCorruptError(f"{path} is not a whole epoch file; restore it from a copy of the log") from None
         if checksum != _checksum(content):
             raise LogCorruptError(f"{path} does not match its checksum; restore it from a copy of the log")
-        if content["format"] != FORMAT:
-            raise LogCorruptError(
-                f"{path} has format {content['format']}; this version reads {FORMAT}: upgrade sparkis"
-            )
+        check_format(content["format"], path)
         previous = content["previous"]
         return cls(
             epoch=content["epoch"],
@@ -131,6 +131,15 @@ class Epoch:
             origin=content["origin"],
             files=tuple(map(ChangeFile.from_json, content["files"])),
             inline=tuple(map(b64decode, content["inline"])),
+            format=content["format"],
+        )
+
+
+def check_format(number: int, path: str) -> None:
+    """Raise LogCorruptError for a file that a newer version wrote in a way that this one does not know."""
+    if number not in (FORMAT, FORMAT_WITH_FOLDS):
+        raise LogCorruptError(
+            f"{path} has format {number}; this version reads up to {FORMAT_WITH_FOLDS}: upgrade sparkis"
         )
 
 

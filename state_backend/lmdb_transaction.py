@@ -5,7 +5,7 @@ Keeps the expiry index, the counts and the changed keys in step with the records
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -52,9 +52,10 @@ from state_backend.lmdb_layout import (
 )
 from state_backend.lmdb_lists import ListBlocks, LongList
 from state_backend.records import RUN_ROWS_MAX, Change, Op, rows_in
+from state_backend.reductions import Reduction, folded, reduction_of
 from state_backend.slots import POSITION_BYTES, place_of, places_of
 
-PUT = int(Op.PUT)
+PUT, FOLD = int(Op.PUT), int(Op.FOLD)
 # What a line of the expiry index stands for (see `lmdb_layout`).
 KEY_LINE, MAP_LINE, DROPPED_LINE = b"k", b"m", b"d"
 STATE_AND_KEY = itemgetter(0, 2)  # of a row (see `records.rows_in`)
@@ -67,6 +68,7 @@ class _State(NamedTuple):
     kind: Kind
     is_replaced: bool
     length_max: int | None
+    reduction: Reduction | None
 
 
 class LmdbTransaction:
@@ -112,7 +114,8 @@ class LmdbTransaction:
         """Learn the states that changes may name, and those whose whole content this epoch brings."""
         for state in states:
             number = self.meta.number_of(state.name)
-            self._states[state.name] = _State(number, state.kind, state.name in replaces, state.length_max)
+            is_replaced = state.name in replaces
+            self._states[state.name] = _State(number, state.kind, is_replaced, state.length_max, reduction_of(state))
             self._counts.setdefault(number, 0)
         self._replaced_numbers = {self.meta.state_numbers[name] for name in replaces & self.meta.state_numbers.keys()}
 
@@ -121,6 +124,8 @@ class LmdbTransaction:
         if self._is_plain(run):
             run = self._put_values(run)
         get, now_ms, touched = self._keys.get, self._now_ms, self._touched
+        has_folds = bool((run.column("op").to_numpy() == FOLD).any())
+        rows: Iterable[tuple[Any, ...]]
         for (name, key), rows in groupby(rows_in(run), STATE_AND_KEY):
             state = self._states.get(name)
             if state is None:
@@ -134,6 +139,8 @@ class LmdbTransaction:
             if self._replaced_numbers:
                 is_first = key not in touched
                 touched.add(key)
+            if has_folds:
+                rows = self._without_folds(None if state.is_replaced and is_first else record, list(rows), state)
             if state.kind is Kind.VALUE:
                 *_, last = rows
                 self._apply_to_value(at, record, last, state.number)
@@ -302,6 +309,50 @@ class LmdbTransaction:
             value.startswith(self._txn.get(piece_name(text_id, number), db=self._tables.blocks) or b"-", start)
             for number, start in enumerate(range(0, length, PIECE_BYTES))
         )
+
+    def _text(self, record: bytes) -> bytes:
+        """Return the value of a key or of a field as a whole."""
+        payload = payload_of(record)
+        if record[14] == VALUE:
+            return payload
+        text_id, length = payload[:ID_BYTES][::-1], LONG_TEXT.unpack(payload)[1]
+        pieces = range((length + PIECE_BYTES - 1) // PIECE_BYTES)
+        return b"".join(self._txn.get(piece_name(text_id, number), db=self._tables.blocks) or b"" for number in pieces)
+
+    # Reducing states -------------------------------------------------------------------------------------------
+
+    def _without_folds(
+        self, record: bytes | None, rows: list[tuple[Any, ...]], state: _State
+    ) -> Iterable[tuple[Any, ...]]:
+        """Make puts of the rows of one key that fold; `record` is what they are folded into."""
+        changes = list(map(Change._make, rows))
+        stands: dict[bytes, bytes | None] = {}  # by field, after the changes so far; a value's is empty
+        for index, change in enumerate(changes):
+            is_dead = change.expire_at_ms is not None and change.expire_at_ms <= self._now_ms
+            is_whole = state.kind is Kind.VALUE or change.field is None
+            at = b"" if state.kind is Kind.VALUE else change.field or b""
+            if change.op == FOLD:
+                old = stands[at] if at in stands else self._stands(record, at)
+                change = changes[index] = change._replace(op=Op.PUT, value=folded(state.reduction, change, old))
+            elif is_whole:
+                record, stands = None, {}
+            if state.kind is Kind.MAP and is_whole and change.op == PUT and not is_dead:
+                stands = dict(packed_map.pairs(change.value or packed_map.EMPTY))
+            else:
+                stands[at] = change.value if change.op == PUT and not is_dead else None
+        return changes
+
+    def _stands(self, record: bytes | None, field: bytes) -> bytes | None:
+        """Return the live value that stands at a key, or at a field of a map."""
+        if record is None:
+            return None
+        if record[14] == PACKED:
+            return packed_map.find(payload_of(record), field)
+        if record[14] != LARGE:
+            return self._text(record)
+        map_id = LargeMap.of(payload_of(record)).map_id
+        _, found = find(self._fields.get, field_place(map_id, field), field)
+        return None if found is None or 0 < expiry_of(found) <= self._now_ms else self._text(found)
 
     # Lists -----------------------------------------------------------------------------------------------------
 

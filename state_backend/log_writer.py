@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from state_backend.change_log import ChangeLog, Current, Description, Rewind, generation_name
 from state_backend.clock import now_ms
-from state_backend.descriptor import StateDescriptor, check_name, check_states
+from state_backend.descriptor import Reduce, StateDescriptor, check_name, check_states
 from state_backend.epochs import ChangeFile, Epoch, runs_in, slots_of_run, to_stream
 from state_backend.errors import (
     DescriptorError,
@@ -28,6 +28,7 @@ from state_backend.errors import (
 )
 from state_backend.filesystems import Filesystem
 from state_backend.records import SCHEMA, Change, runs_of
+from state_backend.reductions import Reduction, check_change, reduction_of
 
 logger = logging.getLogger("sparkis.log")
 
@@ -123,6 +124,7 @@ class LogWriter:
         for folder in ("changes", "epochs"):
             self._filesystem.make_folder(f"{job}/{generation}/{folder}")
         self.states = tuple(state.for_job(job) for state in states)
+        self._reductions = {state.name: (state, reduction_of(state)) for state in self.states}
         self._description = self._describe()
         kept = before.rewinds if before and before.generation == generation else ()
         self.current = Current(generation, self._last_term(before) + 1, uuid.uuid4().hex, kept)
@@ -180,7 +182,7 @@ class LogWriter:
 
         def runs() -> Iterator[pa.RecordBatch]:
             nonlocal rows, digest
-            for run in runs_of(changes, known):
+            for run in runs_of(map(self._checked, changes), known):
                 rows += run.num_rows
                 digest += _digest(run)
                 yield run
@@ -199,6 +201,10 @@ class LogWriter:
             replaces=replaces,
         )
         return number
+
+    def _checked(self, change: Change) -> Change:
+        check_change(change, *self._reductions[change.state])
+        return change
 
     def commit(
         self,
@@ -241,6 +247,7 @@ class LogWriter:
             origin=self._origin(number, replaces),
             files=tuple(files),
             inline=tuple(inline),
+            format=self._description.format,
         )
         self._create(self._fold(epoch))
         self.last = replace(epoch, inline=())
@@ -385,6 +392,24 @@ def _check_compatible(theirs: Description, mine: Description) -> None:
                 f"this log and is now a {state.kind} with keys {state.key_format!r}; give the state another name, "
                 f"or start the query with a new checkpoint"
             )
+        if before is not None and _folding(before) != _folding(state):
+            raise DescriptorError(
+                f"job {mine.job!r}: the state {state.name!r} was folded by {_folding_text(before)} in this log and is "
+                f"now by {_folding_text(state)}; what it holds cannot be carried on: give the state another name, "
+                f"or start the query with a new checkpoint"
+            )
+
+
+def _folding(state: StateDescriptor) -> tuple[Reduce, Reduction] | None:
+    reduction = reduction_of(state)
+    return None if state.reduce is None or reduction is None else (state.reduce, reduction)
+
+
+def _folding_text(state: StateDescriptor) -> str:
+    if _folding(state) is None:
+        return "nothing"
+    of = f" of {state.columns.get(state.value[0])}" if state.value else ""
+    return f"reduce={str(state.reduce)!r}{of}"
 
 
 def _digest(run: pa.RecordBatch) -> int:

@@ -14,6 +14,7 @@ from state_backend.changed_keys import EPOCHS_KEPT
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, WrongKindError
 from state_backend.records import Change, Op, changes_in
+from state_backend.reductions import folded, reduction_of
 from state_backend.slots import field_position_of, position_of
 from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store, Text, Values
 
@@ -156,6 +157,8 @@ def _conflict(change: Change, other: str) -> str:
 def _changed(old: _Held | None, change: Change, state: StateDescriptor) -> _Held | None:
     """Return what stands at the key after a change."""
     kind = state.kind
+    if change.op == Op.FOLD:
+        change = change._replace(op=Op.PUT, value=folded(reduction_of(state), change, _folded_into(old, change, kind)))
     if change.op == Op.CLEAR or (change.op == Op.DELETE and change.field is None):
         return None
     if kind is Kind.VALUE:
@@ -179,6 +182,14 @@ def _changed(old: _Held | None, change: Change, state: StateDescriptor) -> _Held
     if not fields:
         return None
     return _Held(change.state, kind, b"", fields, old.expire_at_ms if old is not None else None)
+
+
+def _folded_into(old: _Held | None, change: Change, kind: Kind) -> bytes | None:
+    """Return what stands where a change is folded in."""
+    if old is None or kind is Kind.VALUE:
+        return None if old is None else old.value
+    each = old.fields.get(change.field or b"")
+    return None if each is None else each.value
 
 
 class MemorySnapshot(Snapshot):

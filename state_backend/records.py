@@ -16,6 +16,9 @@ its own order. The rows of one key keep the order in which they happened. Column
     DELETE  deletes the key   deletes the field          deletes the key                  deletes the key
     CLEAR   deletes the key   -                          deletes the key                  deletes the key
     APPEND  -                 -                          -                                adds an element at the end
+    FOLD    folds it in       folds it into the field    -                                -
+
+What FOLD does to what is there is said by its state's `reduce` (see `reductions`); where nothing is, it is a PUT.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class Op(IntEnum):
     DELETE = 2
     CLEAR = 3
     APPEND = 4
+    FOLD = 5
 
 
 class Change(NamedTuple):

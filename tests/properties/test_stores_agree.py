@@ -47,8 +47,12 @@ STATES = (
     StateDescriptor("city", key="k", field="f", value="v").for_job("job"),
     StateDescriptor("news", key="k", value="v", kind="list").for_job("job"),
     StateDescriptor("last", key="k", value="v", kind="list", length_max=130).for_job("job"),
+    StateDescriptor("total", key="k", value="v", reduce="sum", columns={"v": "bigint"}).for_job("job"),
+    StateDescriptor("least", key="k", value="v", reduce="min", columns={"v": "string"}).for_job("job"),
+    StateDescriptor("hits", key="k", field="f", reduce="count").for_job("job"),
 )
 VALUES, MAPS, LISTS = ("temp", "mode"), ("trip", "city"), ("news", "last")
+FOLDED = ("total", "least", "hits")
 
 # A key that two states may make, an empty one, some that are no text, one with a hash tag, and one that is long.
 SHARED = (b"", b"\xff\xfe", b"{tag}1")
@@ -122,6 +126,33 @@ def list_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
     return st.builds(made, st.sampled_from(LISTS), st.integers(0, 7), ops, SIZES, TEXTS, DELAYS)
 
 
+def folding_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
+    def made(
+        state: str, number: int, op: Op, field: bytes, more: int, value: int, copies: int, delay: int | None
+    ) -> list[Change]:
+        key, at_ms = KEYS[state][number], expiry(clock_ms, delay)
+        # As a text, some of these numbers are longer than a piece of the store.
+        text = b"%d" % value if state != "least" else b"%d" % value * copies
+        names = [field, *(b"f%d" % each for each in range(more))] if state == "hits" else [None]
+        if op is Op.PUT and state == "hits" and more % 2:
+            return [Change(state, op, key, None, packed_map.pack([(b"f1", text), (b"f2", text)]), at_ms)]
+        if op in (Op.PUT, Op.FOLD):
+            return [Change(state, op, key, name, text, at_ms) for name in names]
+        return [Change(state, op, key, None if op is Op.CLEAR else name) for name in names]
+
+    return st.builds(
+        made,
+        st.sampled_from(FOLDED),
+        st.integers(0, 7),
+        st.sampled_from((Op.FOLD, Op.FOLD, Op.FOLD, Op.PUT, Op.DELETE, Op.CLEAR)),
+        st.sampled_from(FIELDS),
+        st.sampled_from((0, 0, 0, 1, 2, packed_map.FIELDS_MAX + 1)),
+        st.sampled_from((-1, 0, 1, 10**20)),
+        st.sampled_from((1, 1, 500)),
+        DELAYS,
+    )
+
+
 class StoresAgree(RuleBasedStateMachine):
     """Both stores get the same epochs; after each step they are asked everything."""
 
@@ -155,7 +186,7 @@ class StoresAgree(RuleBasedStateMachine):
         assert self.lmdb.applied == self.memory.applied
 
     def draw_epoch(self, data: Any) -> EpochChanges:
-        makers = (value_change, whole_map_change, field_change, list_change)
+        makers = (value_change, whole_map_change, field_change, list_change, folding_change)
         each = st.one_of([make(self.clock_ms) for make in makers])
         changes = [change for group in data.draw(st.lists(each, max_size=8)) for change in group]
         runs = list(runs_of(changes, [state.name for state in STATES]))
@@ -172,6 +203,14 @@ class StoresAgree(RuleBasedStateMachine):
         changes = [Change(state, Op.PUT, KEYS[state][number], None, value) for number, value in rows]
         runs = list(runs_of(changes, [state.name for state in STATES]))
         self.take(EpochChanges(self.epoch + 1, 1, self.clock_ms, runs))
+
+    @rule(state=st.sampled_from(("total", "least")), rows=st.lists(st.tuples(st.integers(0, 7), st.integers(-2, 2))))
+    def fold_values(self, state: str, rows: list[tuple[int, int]]) -> None:
+        """Apply an epoch as the sink makes them: changes that fold, and nothing else."""
+        changes = [Change(state, Op.FOLD, KEYS[state][number], None, b"%d" % value) for number, value in rows]
+        self.take(
+            EpochChanges(self.epoch + 1, 1, self.clock_ms, list(runs_of(changes, [state.name for state in STATES])))
+        )
 
     def take(self, epoch: EpochChanges) -> None:
         before = self.lmdb.applied

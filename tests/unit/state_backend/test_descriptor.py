@@ -38,6 +38,7 @@ def test_for_a_job_the_key_format_is_written_out_once() -> None:
         StateDescriptor("s", "k", "v"),
         StateDescriptor("s", ("a", "b"), "v", field="f", ttl=timedelta(days=2), deletion="gone", order_by=("t", "n")),
         StateDescriptor("ß", key_format="{<a>}x", value=("a", "b"), encoding="json", duplicates="any", where="a > 1"),
+        StateDescriptor("s", "k", "v", reduce="max", columns={"v": "int"}),
         StateDescriptor("s", "k", "v", encoding=Encoding.BINARY, columns={"k": "string", "v": "binary"}).for_job("j"),
     ],
 )
@@ -90,6 +91,17 @@ def test_a_name_that_a_newer_version_added_to_the_json_is_left_out() -> None:
         ({"order_by": ("",)}, "order_by="),
         ({"where": 1}, "where="),
         ({"deletion": ""}, "deletion="),
+        ({"reduce": "mean"}, "'sum', 'min', 'max', 'count', 'last'"),
+        ({"reduce": "sum", "kind": "list"}, "not for a list"),
+        ({"reduce": "sum", "value": ("a", "b")}, "several StateDescriptors"),
+        ({"reduce": "sum", "kind": "map"}, "only with field="),
+        ({"reduce": "sum", "value": ()}, "value="),
+        ({"reduce": "sum", "deletion": "d"}, "reduce='sum' and deletion="),
+        ({"reduce": "last", "order_by": "t", "expire_at": "t"}, "reduce='last' and expire_at="),
+        ({"reduce": "max", "order_by": "t"}, "leave out order_by= and duplicates="),
+        ({"reduce": "count", "duplicates": "any"}, "leave out order_by= and duplicates="),
+        ({"reduce": "last"}, "needs order_by="),
+        ({"reduce": "sum", "encoding": "json"}, "encoding='text'"),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(arguments: dict[str, Any], named: str) -> None:
@@ -116,11 +128,22 @@ def test_a_job_name_is_refused_in_the_same_words() -> None:
         ("<k>:a", "x<k>", True),
         ("x<k>1", "x<k>2", False),
         ("ab<k>", "a<k>", True),
+        ("j:all", "j:all", True),
+        ("j:all", "j:<k>", True),
+        ("j:all", "j:s:<k>", False),
+        ("j:all", "j:<k>:x", False),
+        ("j:all", "j:all:<k>", False),
     ],
 )
 def test_formats_overlap_if_one_key_could_be_made_by_both(one: str, other: str, do_overlap: bool) -> None:
     mine, theirs = KeyFormat.parse(one), KeyFormat.parse(other)
     assert mine.overlaps(theirs) == theirs.overlaps(mine) == do_overlap
+
+
+def test_a_state_with_fields_or_that_reduces_may_have_one_key() -> None:
+    one = StateDescriptor("s", key_format="{j}:all", field="f", value="v").for_job("j")
+    assert one.format_for("j").pattern() == rb"\{j\}:all\Z"
+    assert StateDescriptor("n", key_format="total", reduce="count").value == ()
 
 
 def test_a_pattern_matches_the_keys_of_its_format() -> None:
