@@ -91,6 +91,14 @@ def arguments_of(wholes: Sequence[bytes], its_head: bytes, count: int) -> list[S
     return found
 
 
+def lone_key_of(whole: bytes) -> bytes:
+    """Return the key of a GET, nothing if it is none or not whole (or has no key)."""
+    line = _LENGTH_LINES.get(len(whole) - len(GET_HEAD))
+    if line is None or not whole.startswith(GET_HEAD + line) or not whole.endswith(b"\r\n"):
+        return b""
+    return whole[len(GET_HEAD) + len(line) : -2]
+
+
 def gets_of(mget: bytes, its_head: bytes) -> list[bytes]:
     """Return the GETs that ask for the same keys as an MGET does; not all of them are requests if it is not whole."""
     return mget[len(its_head) - 1 :].replace(b"$", _GET_START).split(b"*")[1:]
