@@ -23,6 +23,7 @@ PARTS = {
     "startup": "from the start of a process to its first answer: from store, from snapshot, from log",
     "updates": "rows of a Spark stream until they can be read, beside the same job that writes to redis-server",
     "delay": "from the end of a micro-batch's last task to the first read, step by step",
+    "attach": "the delay of what is attached to a query, and what the query's own rate loses by it",
 }
 DESCRIPTION = """\
 Measure sparkis, mostly as ratios beside redis-server: same machine, same run, rounds in turns. Rows are merged by name

@@ -37,6 +37,11 @@ INTERVAL_MS = 250
 TIMEOUT_S = 300.0
 BUDGET_P50_MS, BUDGET_P99_MS = 50.0, 200.0
 STEPS = ("task end", "committed", "noticed", "applied", "read")
+EVENT_LOG = {
+    "spark__eventLog__enabled": "true",
+    "spark__eventLog__compress": "false",
+    "spark__eventLog__rolling__enabled": "false",
+}
 
 
 @dataclass
@@ -60,15 +65,9 @@ def run(options: Options) -> Iterator[Row]:
     with temporary_folder() as folder:
         events = folder / "events"
         events.mkdir()
-        logged = {
-            "spark__eventLog__enabled": "true",
-            "spark__eventLog__dir": events.as_uri(),
-            "spark__eventLog__compress": "false",
-            "spark__eventLog__rolling__enabled": "false",
-        }
-        with local_spark.session(**logged) as spark:
+        with local_spark.session(**EVENT_LOG, spark__eventLog__dir=events.as_uri()) as spark:
             times = _times(spark, folder, batches, options)
-        times["task end"] = _task_ends(events)
+        times["task end"] = task_ends(events)
     whole = [batch for batch in range(WARM_UP_BATCHES, batches) if all(batch in times[step] for step in STEPS)]
     if len(whole) < (batches - WARM_UP_BATCHES) * 0.9:  # a reader that looks every millisecond may miss few at most
         raise VoidError(f"only {len(whole)} of {batches - WARM_UP_BATCHES} batches were seen at every step")
@@ -124,16 +123,17 @@ def _times(spark: SparkSession, folder: Path, batches: int, options: Options) ->
     return {"committed": committed, "noticed": recorder.at_ms, **times}
 
 
-def _task_ends(events: Path) -> dict[int, float]:
-    """Return when each batch's last task ended, from Spark's event log."""
+def task_ends(events: Path, query_id: str | None = None) -> dict[int, float]:
+    """Return when the last task of each batch ended, of one query if there are several, from Spark's event log."""
     batch_of_stage: dict[int, int] = {}
     ends: dict[int, float] = {}
     for path in events.iterdir():
         for text in path.read_text().splitlines():
             event: dict[str, Any] = json.loads(text)
             if event["Event"] == "SparkListenerJobStart":
-                batch = event.get("Properties", {}).get("streaming.sql.batchId")
-                if batch is not None:
+                properties = event.get("Properties", {})
+                batch = properties.get("streaming.sql.batchId")
+                if batch is not None and query_id in (None, properties.get("sql.streaming.queryId")):
                     batch_of_stage.update(dict.fromkeys(event["Stage IDs"], int(batch)))
             elif event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in batch_of_stage:
                 batch = batch_of_stage[event["Stage ID"]]
@@ -141,26 +141,21 @@ def _task_ends(events: Path) -> dict[int, float]:
     return ends
 
 
-def _row(name: str, found: Sequence[float], *, budget: float | None = None, note: str = "") -> Row:
-    return replace(alone(name, "delay", found, unit="ms", budget=budget, note=note), rounds=1)
+def percentile_row(
+    name: str, part: str, found: Sequence[float], share: float, *, budget: float | None = None, note: str = ""
+) -> Row:
+    """Make a row of a percentile of many times; of the median with the lowest and the highest."""
+    percentile = sorted(found)[max(0, ceil(share * len(found)) - 1)]  # the smallest that so many do not exceed
+    shown = [min(found), percentile, max(found)] if share == 0.5 else [percentile]
+    return replace(alone(name, part, shown, unit="ms", budget=budget, note=note), rounds=1)
 
 
 def _rows(times: Mapping[str, Mapping[int, float]], batches: Sequence[int]) -> Iterator[Row]:
     note = f"{len(batches)} batches of {ROWS:,} rows"
     whole = [times["read"][batch] - times["task end"][batch] for batch in batches]
-    yield _row("task end to read, p50", _around(whole, 0.5), budget=BUDGET_P50_MS, note=note)
-    yield _row("task end to read, p99", [_percentile(whole, 0.99)], budget=BUDGET_P99_MS, note=note)
+    yield percentile_row("task end to read, p50", "delay", whole, 0.5, budget=BUDGET_P50_MS, note=note)
+    yield percentile_row("task end to read, p99", "delay", whole, 0.99, budget=BUDGET_P99_MS, note=note)
     for before, after in pairwise(STEPS):
         step = [times[after][batch] - times[before][batch] for batch in batches]
-        yield _row(f"{before} to {after}, p50", _around(step, 0.5))
-        yield _row(f"{before} to {after}, p99", [_percentile(step, 0.99)])
-
-
-def _percentile(found: Sequence[float], share: float) -> float:
-    """Return the smallest number that so many of the others do not exceed."""
-    return sorted(found)[max(0, ceil(share * len(found)) - 1)]
-
-
-def _around(found: Sequence[float], share: float) -> list[float]:
-    """Return the lowest, the percentile and the highest, as a row shows them."""
-    return [min(found), _percentile(found, share), max(found)]
+        yield percentile_row(f"{before} to {after}, p50", "delay", step, 0.5)
+        yield percentile_row(f"{before} to {after}, p99", "delay", step, 0.99)

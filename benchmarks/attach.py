@@ -1,0 +1,259 @@
+"""What an attachment costs: how long after a micro-batch a client reads it, and how much slower the query runs.
+
+A running maximum that Spark alone keeps, with nothing of sparkis in the query; each micro-batch changes as many keys as
+it has rows, a fifth of those there are. Two runs for each number of changes:
+
+    delay       a micro-batch every so often; from the end of its last task (Spark's event log says when) until a
+                connection that asks all the time gets the new value of a key
+    the job     micro-batches without a pause, which is as fast as the cores allow, for some seconds with the attachment
+                and some without, in turns
+
+Everything shares the machine: the query, the attachment's Spark jobs and Python workers, applier and server.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparkis
+from benchmarks import spark as local_spark
+from benchmarks.delay import EVENT_LOG, percentile_row, task_ends
+from benchmarks.options import Options
+from benchmarks.results import Row, compared
+from benchmarks.servers import VoidError, temporary_folder, until
+from resp_server import children
+from sparkis import Attachment
+
+STATE = "last"
+KEYS_PER_CHANGE = 5
+WARM_UP_BATCHES = 12
+TIMEOUT_S = 120.0
+BUDGET_P99_MS = 2_000.0
+BUDGET_RATE = 0.9
+STEPS = ("task end", "Spark's commit", "epoch", "read")
+
+Times = Mapping[str, Mapping[int, float]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many changes a micro-batch; for the delay, how many micro-batches and how often one; how long a turn lasts."""
+
+    changes: int
+    batches: int
+    interval_ms: int
+    turn_s: float
+    has_budget: bool = False
+
+    @property
+    def job(self) -> str:
+        """The query's name, and the job's."""
+        return f"attached{self.changes}"
+
+
+CASES = (
+    Case(1_000, batches=60, interval_ms=500, turn_s=2.0),
+    Case(20_000, batches=50, interval_ms=1_000, turn_s=3.0, has_budget=True),
+    Case(200_000, batches=8, interval_ms=4_000, turn_s=5.0),
+)
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield the job's rate beside its rate alone, then the delay and its steps."""
+    found: list[tuple[Case, str, Times]] = []
+    with temporary_folder() as folder:
+        events = folder / "events"
+        events.mkdir()
+        with local_spark.session(**EVENT_LOG, spark__eventLog__dir=events.as_uri()) as spark:
+            for case in CASES:
+                scene = Scene(spark, folder / case.job, case, options)
+                try:
+                    found.append((case, *scene.delays()))
+                    yield scene.rate()
+                finally:
+                    scene.close()
+        for case, query_id, times in found:
+            yield from _delay_rows(case, {"task end": task_ends(events, query_id), **times})
+
+
+class Scene:
+    """A query, what is attached to it, and a server."""
+
+    def __init__(self, spark: SparkSession, folder: Path, case: Case, options: Options) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._case = case
+        self._options = options
+        folder.mkdir()
+        self._log, self._store = folder / "log", folder / "store"
+        self._log.mkdir()
+        self._endpoint = sparkis.serve(spark, log=self._log, store=self._store)
+
+    def close(self) -> None:
+        """End the server; the queries have ended."""
+        self._endpoint.stop()
+
+    def _start(self, interval_ms: int) -> StreamingQuery:
+        """Start the query, or go on with it; a micro-batch every so often, 0 for one after the other."""
+        changes = self._case.changes
+        rows: DataFrame = (
+            self._spark.readStream.format("rate-micro-batch")
+            .option("rowsPerBatch", changes)
+            .option("numPartitions", local_spark.CORES)
+            .load()
+        )
+        number = F.col("value")
+        # The marker is key 0, which every micro-batch changes.
+        key = F.when(number % changes == 0, 0).otherwise(number % (changes * KEYS_PER_CHANGE))
+        greatest = rows.groupBy(key.alias("key")).agg(F.max("value"))
+        return (
+            greatest.writeStream.outputMode("update")
+            .format("noop")
+            .queryName(self._case.job)
+            .option("checkpointLocation", str(self._folder / "checkpoint"))
+            .trigger(processingTime=f"{interval_ms} milliseconds")
+            .start()
+        )
+
+    def _attach(self, query: StreamingQuery) -> Attachment:
+        attachment = sparkis.attach(query, log=self._log, state=STATE)
+        if not attachment.wait(timeout_s=TIMEOUT_S):
+            raise VoidError(f"the attachment did not come to the query's last batch within {TIMEOUT_S:g} s")
+        return attachment
+
+    def _commits(self) -> dict[int, float]:
+        """Return when Spark committed each batch that it still keeps, in milliseconds since 1970."""
+        found = {}
+        for path in (self._folder / "checkpoint" / "commits").glob("[0-9]*"):
+            with suppress(FileNotFoundError):  # it was purged meanwhile
+                found[int(path.name)] = path.stat().st_mtime_ns / 1e6
+        return found
+
+    def _last_batch(self, query: StreamingQuery) -> int:
+        """Return the last committed batch; VoidError if the query has failed."""
+        failure = query.exception()
+        if failure is not None:
+            raise VoidError(f"the query failed: {failure}")
+        return max(self._commits(), default=-1)
+
+    def delays(self) -> tuple[str, Times]:
+        """Run the query at its interval; return its id, and by step when each batch reached it."""
+        case = self._case
+        query = self._start(case.interval_ms)
+        watcher: subprocess.Popen[bytes] | None = None
+        try:
+            until(lambda: self._last_batch(query) >= 0, TIMEOUT_S, "the first batch")
+            with self._attach(query) as attachment:
+                words = [str(self._endpoint.port), str(self._store / case.job)]
+                words += [f"{case.job}:{STATE}:0", str(case.changes)]
+                watcher = subprocess.Popen(
+                    [sys.executable, "-m", "benchmarks.watcher", *words],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=children.environment(),
+                )
+                first = self._last_batch(query) + self._scaled(WARM_UP_BATCHES)
+                last = first + self._scaled(case.batches)
+
+                def has_run() -> bool:
+                    batch = self._last_batch(query)
+                    self._options.report(f"attach, {case.changes:,} changes: batch {batch} of {last}")
+                    return batch > last
+
+                until(has_run, TIMEOUT_S + (last + 1) * case.interval_ms / 1e3, "running the batches")
+                query.stop()
+                attachment.wait(last)
+                seen, _ = watcher.communicate(timeout=30)  # it ends with its input
+        finally:
+            query.stop()
+            if watcher is not None and watcher.poll() is None:
+                watcher.kill()
+                watcher.wait()
+        wanted = range(first, last)
+        read = {batch: at_ms for step, batch, at_ms in map(json.loads, seen.splitlines()) if step == "read"}
+        epochs = {
+            int(path.stem): path.stat().st_ctime_ns / 1e6 for path in self._log.glob(f"{case.job}/*/epochs/[0-9]*.json")
+        }
+        return query.id, {
+            "Spark's commit": {batch: at_ms for batch, at_ms in self._commits().items() if batch in wanted},
+            "epoch": epochs,
+            "read": _first_reads(read, wanted),
+        }
+
+    def _scaled(self, batches: int) -> int:
+        return max(2, int(batches * self._options.scale))
+
+    def rate(self) -> Row:
+        """Return the query's rows per second with the attachment beside those without it."""
+        case = self._case
+        query = self._start(0)
+        pairs = []
+        try:
+            began = self._last_batch(query)
+            until(lambda: self._last_batch(query) >= began + WARM_UP_BATCHES, TIMEOUT_S, "running without a pause")
+            for number in range(self._options.rounds):
+                self._options.report(f"attach, {case.changes:,} changes: round {number + 1} of {self._options.rounds}")
+                alone = self._rows_per_s(query)
+                with self._attach(query) as attachment:
+                    attached = self._rows_per_s(query)
+                    if not attachment.wait(timeout_s=TIMEOUT_S):
+                        raise VoidError("the attachment fell behind the query without end")
+                pairs.append((attached, alone))
+        finally:
+            query.stop()
+        return compared(
+            f"the job's own rate, {case.changes:,} changes a batch",
+            "attach",
+            pairs,
+            unit="rows/s",
+            better="more",
+            budget=BUDGET_RATE if case.has_budget else None,
+            peer_name="the same without the attachment",
+        )
+
+    def _rows_per_s(self, query: StreamingQuery) -> float:
+        """Return what the query does in a turn, from one commit to another."""
+        first = self._last_batch(query)
+        ends_s = time.monotonic() + self._case.turn_s * min(1.0, self._options.scale)
+        until(lambda: time.monotonic() > ends_s and self._last_batch(query) > first, TIMEOUT_S, "a turn")
+        commits = self._commits()
+        last = max(commits)
+        return (last - first) * self._case.changes / ((commits[last] - commits[first]) / 1e3)
+
+
+def _first_reads(read: Mapping[int, float], batches: Sequence[int]) -> dict[int, float]:
+    """Return when each batch, or a later one, was first read: a turn may bring several, of which the last is seen."""
+    found: dict[int, float] = {}
+    for batch in sorted(batches, reverse=True):
+        later = [at_ms for number, at_ms in read.items() if number >= batch]
+        if later:
+            found[batch] = min(later)
+    return found
+
+
+def _delay_rows(case: Case, times: Times) -> Iterator[Row]:
+    batches = sorted(set.intersection(*(set(times[step]) for step in STEPS)))
+    wanted = len(times["Spark's commit"])
+    if len(batches) < wanted * 0.9:
+        raise VoidError(f"{case.changes:,} changes: only {len(batches)} of {wanted} batches were seen at every step")
+    of = f"{case.changes:,} changes a batch"
+    note = f"{len(batches)} batches, one each {case.interval_ms / 1e3:g} s"
+    whole = [times["read"][batch] - times["task end"][batch] for batch in batches]
+    yield percentile_row(f"task end to read, {of}, p50", "attach", whole, 0.5, note=note)
+    budget = BUDGET_P99_MS if case.has_budget else None
+    yield percentile_row(f"task end to read, {of}, p99", "attach", whole, 0.99, budget=budget, note=note)
+    for before, after in pairwise(STEPS):
+        step = [times[after][batch] - times[before][batch] for batch in batches]
+        yield percentile_row(f"{before} to {after}, {of}, p50", "attach", step, 0.5)
