@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks import endpoints, task
 from spark_hooks.layout import Layout
+from spark_hooks.sessions import parallelism_of
 from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import DescriptorError, SparkisError
@@ -219,4 +220,4 @@ def partitions_of(session: SparkSession) -> int:
             raise DescriptorError(f"{PARTITIONS_SETTING} is a number of partitions, at least 1, not {given!r}")
         return int(given)
     shuffled = int(session.conf.get("spark.sql.shuffle.partitions", "200") or 200)
-    return max(1, min(shuffled, session.sparkContext.defaultParallelism))
+    return max(1, min(shuffled, parallelism_of(session)))

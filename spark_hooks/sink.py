@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack, get_args
+from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_hooks.columns import check_columns
 from spark_hooks.layout import check_layout
 from spark_hooks.publisher import NAME_MISSING, Mode, Publication, Publisher, Run, partitions_of
+from spark_hooks.sessions import is_connect
 from state_backend.change_log import check_writable
 from state_backend.descriptor import StateArguments, StateDescriptor, check_name, check_states
 from state_backend.errors import DescriptorError, SparkisError
@@ -41,7 +41,7 @@ SINK_TAKEN = (
 
 
 @contextmanager
-def _logged() -> Iterator[None]:
+def logged() -> Iterator[None]:
     """Say in one line why a batch failed: Spark reports it inside a Java traceback."""
     try:
         yield
@@ -50,11 +50,18 @@ def _logged() -> Iterator[None]:
         raise
 
 
-class QueryableWriter(DataStreamWriter):
-    """Spark's DataStreamWriter with the sink set. Refuses, before the query starts, what the sink cannot do."""
+# Classic Spark and Spark Connect each have a DataStreamWriter of their own; the checks go before either.
+if TYPE_CHECKING:
+    _Writer = DataStreamWriter
+else:
+    _Writer = object
+
+
+class SinkChecks(_Writer):
+    """Refuses, before the query starts, what the sink cannot do. Goes before a DataStreamWriter among the bases."""
 
     def __init__(self, df: DataFrame, told: Publication) -> None:
-        super().__init__(df)
+        vars(self).update(vars(df.writeStream))
         self._told = told
         self._name: str | None = None
         super().outputMode(told.mode)
@@ -98,20 +105,28 @@ class QueryableWriter(DataStreamWriter):
                 )
         return super().trigger(**trigger)
 
-    def start(self, *args: Any, **options: Any) -> StreamingQuery:
-        """Start the query and take the job's log over; SparkisError if the log refuses, and the query ends again."""
+    def _check_start(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Take the name from the arguments of `start`, if it is there; there must be one."""
         name = options.get("queryName") or (args[4] if len(args) > 4 else None)
         if name is not None:
             self.queryName(name)
         if self._name is None and self._told.job is None:
             raise DescriptorError(NAME_MISSING)
+
+
+class QueryableWriter(SinkChecks, DataStreamWriter):
+    """Spark's DataStreamWriter with the sink set."""
+
+    def start(self, *args: Any, **options: Any) -> StreamingQuery:
+        """Start the query and take the job's log over; SparkisError if the log refuses, and the query ends again."""
+        self._check_start(args, options)
         publisher = Publisher(self._told)  # one per start: the same writer may be started again
 
         def write(batch: DataFrame, batch_id: int) -> None:
-            with _logged():
+            with logged():
                 publisher.write(batch, batch_id)
 
-        super().foreachBatch(write)
+        DataStreamWriter.foreachBatch(self, write)
         query = super().start(*args, **options)
         try:
             publisher.open(Run.of_query(query))
@@ -160,9 +175,21 @@ def _publication(
     if not isinstance(timeout_s, (int, float)) or timeout_s < 0:
         raise DescriptorError(f"wait_for_visibility= is True, False or seconds, not {wait_for_visibility!r}")
     described = _checked_states(df, states, job, given)
+    _check_folded(described, mode)
     partitions_of(df.sparkSession)
-    root = log_of(df.sparkSession, log)
+    # Under Spark Connect the log is written by the server, and may be out of this process's reach.
+    root = _root_of(df.sparkSession, log) if is_connect(df) else log_of(df.sparkSession, log)
     return Publication(tuple(described), mode, job, root, float(timeout_s), on_rewind)
+
+
+def _check_folded(states: Sequence[StateDescriptor], mode: Mode) -> None:
+    for state in states:
+        if mode == "complete" and state.reduce is not None:
+            raise DescriptorError(
+                f"state {state.name!r}: reduce={state.reduce.value!r} folds what each micro-batch adds, and with "
+                f"mode='complete' it brings everything again; leave out reduce=, or publish the rows themselves with "
+                f"mode='append'"
+            )
 
 
 def _checked_states(
@@ -203,7 +230,7 @@ def queryable(
     wait_for_visibility: bool | float = False,
     on_rewind: OnRewind = "refuse",
     **columns: Unpack[StateArguments],
-) -> QueryableWriter:
+) -> DataStreamWriter:
     """Make a streaming DataFrame's rows readable as state; returns a DataStreamWriter to name and start.
 
     Give a state's name and its columns (`key=`, `value=` ...: the arguments of `StateDescriptor`), or several
@@ -216,11 +243,8 @@ def queryable(
     wait_for_visibility  True, or seconds: a micro-batch ends only when it can be read, or that time has passed
     on_rewind            `truncate` drops epochs of the log that a checkpoint which was set back is to write again
     """
-    if not isinstance(df, ClassicDataFrame):
-        raise DescriptorError(
-            f"sparkis.queryable takes a DataFrame of a classic Spark session, not {type(df).__module__}."
-            f"{type(df).__name__}; Spark Connect is not supported"
-        )
+    if not isinstance(df, DataFrame):
+        raise DescriptorError(f"sparkis.queryable takes a DataFrame, not {type(df).__module__}.{type(df).__qualname__}")
     if not df.isStreaming:
         raise DescriptorError(
             "sparkis.queryable takes a streaming DataFrame, and this one is not (spark.readStream makes one)"
@@ -235,6 +259,10 @@ def queryable(
         wait_for_visibility=wait_for_visibility,
         on_rewind=on_rewind,
     )
+    if is_connect(df):
+        from spark_hooks.connect import ConnectQueryableWriter  # it needs what only a client of Spark Connect has
+
+        return ConnectQueryableWriter(df, told)
     return QueryableWriter(df, told)
 
 
@@ -245,6 +273,14 @@ class _Published:
     run: Run
     asked: object
     publisher: Publisher
+
+
+def _run_of(batch: DataFrame, checkpoint: str | Path | None, job: str | None) -> Run:
+    if is_connect(batch):
+        from spark_hooks.connect import run_of_batch
+
+        return run_of_batch(batch.sparkSession, checkpoint, job)
+    return Run.of_batch(batch)
 
 
 # By log, job and query: one call per micro-batch, one writer per run. Two queries that share a job fence each other.
@@ -260,15 +296,17 @@ def publish(
     log: str | Path | None = None,
     wait_for_visibility: bool | float = False,
     on_rewind: OnRewind = "refuse",
+    checkpoint: str | Path | None = None,
     **columns: Unpack[StateArguments],
 ) -> None:
     """Publish a micro-batch from inside a foreachBatch function of your own; arguments as for `queryable`.
 
     Call it once for every micro-batch, also for an empty one, and let it run to its end. `mode` says what the batch is:
-    changed rows (`update`, `append`) or the whole result (`complete`).
+    changed rows (`update`, `append`) or the whole result (`complete`). `checkpoint` is the query's checkpoint: under
+    Spark Connect it is needed, and so is `job`; elsewhere it is not looked at.
     """
-    with _logged():
-        run = Run.of_batch(batch_df)
+    with logged():
+        run = _run_of(batch_df, checkpoint, job)
         name = job or run.name
         if name is None:
             raise DescriptorError(NAME_MISSING)
@@ -289,6 +327,10 @@ def publish(
                 wait_for_visibility=wait_for_visibility,
                 on_rewind=on_rewind,
             )
+            if is_connect(batch_df):
+                from spark_hooks.connect import know_server
+
+                know_server(batch_df.sparkSession, told.log)
             known = _published[place] = _Published(run, asked, Publisher(told))
             known.publisher.open(run)
         known.publisher.write(batch_df, batch_id)
