@@ -15,14 +15,16 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_hooks.encoding import RowPlan
-from state_backend.descriptor import Encoding, Kind, StateDescriptor
+from state_backend.descriptor import Encoding, Kind, Reduce, StateDescriptor
 from state_backend.errors import DescriptorError
+from state_backend.reductions import reduction_of
 
 JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}
 
 TEXT_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType)
 CAST_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType, T.DateType)
 FIXED_TYPES = (T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
+SUMS = (Reduce.SUM, Reduce.COUNT)
 NESTED_TYPES = (T.StructType, T.ArrayType, T.MapType, T.VariantType)
 
 
@@ -39,7 +41,7 @@ class StateColumns:
         return [
             *(("k", _text(df, name)[0]) for name in state.format_for(self.job).columns),
             *(("f", _text(df, name)[0]) for name in (state.field,) if name is not None),
-            *(("o", _column(name)) for name in state.order_by),
+            *(("o", column) for column in self._ordering(df)),
             *(("v", column) for column, _ in self._values(df)),
             *(("d", _column(name)) for name in (state.deletion,) if name is not None),
             *(("e", _milliseconds(df, name)) for name in (state.expire_at,) if name is not None),
@@ -50,6 +52,7 @@ class StateColumns:
         """Return what a task needs to know to encode these rows; `columns` says where in a batch each column lies."""
         state, form = self.state, self.state.format_for(self.job)
         is_whole_map = state.kind is Kind.MAP and state.field is None
+        reduction = reduction_of(state)
         return RowPlan(
             state=state.name,
             literals=form.literals,
@@ -68,14 +71,28 @@ class StateColumns:
             keeps_last=bool(state.order_by) or state.duplicates == "any",
             appends=state.kind is Kind.LIST and not self._is_array(df),
             replaces_list=state.kind is Kind.LIST and self._is_array(df),
+            reduce=state.reduce,
+            add=reduction.fold if reduction is not None and state.reduce in SUMS else None,
             columns=columns,
         )
+
+    def _ordering(self, df: DataFrame) -> list[Column]:
+        """Return what orders the rows of a key: to find the least or greatest value is left to Spark's sorting."""
+        if self.state.reduce in (Reduce.MIN, Reduce.MAX):
+            (name,) = self.state.value
+            is_text = isinstance(_type(df, name), T.StringType)
+            return [_text(df, name)[0] if is_text else _column(name)]  # a text: by its bytes, whatever its collation
+        return [_column(name) for name in self.state.order_by]
 
     def _is_array(self, df: DataFrame) -> bool:
         return len(self.state.value) == 1 and isinstance(_type(df, self.state.value[0]), T.ArrayType)
 
     def _values(self, df: DataFrame) -> list[tuple[Column, str]]:
         state = self.state
+        if state.reduce is Reduce.COUNT:
+            return [_one(*map(_column, state.value))]
+        if state.reduce is Reduce.SUM:
+            return [_number(df, *state.value)]
         if state.kind is Kind.LIST and self._is_array(df):
             return [self._elements(df, state.value[0])]
         if state.encoding is Encoding.TEXT:
@@ -121,7 +138,9 @@ def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescr
             raise DescriptorError(f"state {state.name!r}: the DataFrame has several columns {name!r}; rename them")
         _check_type(state, role, name, _type(df, name))
     _check_where(df, state)
-    return replace(state, columns={name: _type(df, name).simpleString() for _, name in roles})
+    checked = replace(state, columns={name: _type(df, name).simpleString() for _, name in roles})
+    reduction_of(checked)  # raises for a type that cannot be folded
+    return checked
 
 
 def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) -> None:
@@ -129,6 +148,8 @@ def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) 
     at = f"state {state.name!r}: the {role} column {name!r} has the type {kind.simpleString()}"
     if role in ("key", "field") and not plain:
         raise DescriptorError(f"{at}, which has no text form; make a string of it, for example with to_json()")
+    if role == "value" and state.reduce is Reduce.COUNT:
+        return
     if role == "value" and not plain and not isinstance(kind, NESTED_TYPES):
         raise DescriptorError(f"{at}, which sparkis cannot write; cast it to a string or a number")
     if role == "value" and state.resets is not None and isinstance(kind, T.ArrayType):
@@ -200,6 +221,22 @@ def _text_of(column: Column, kind: T.DataType) -> tuple[Column, str]:
     if isinstance(kind, T.StringType) and kind.collation != "UTF8_BINARY":
         return F.collate(column, "UTF8_BINARY"), "text"  # keys are compared as bytes
     return column.cast("string"), "text"
+
+
+def _number(df: DataFrame, name: str) -> tuple[Column, str]:
+    """Return a column as what is added up: a bigint, a double, or a decimal's text, and the form of the sum."""
+    kind = _type(df, name)
+    if isinstance(kind, T.DecimalType):
+        return _text(df, name)
+    if isinstance(kind, T.FractionalType):
+        return _column(name).cast("double"), "float"
+    return _column(name).cast("bigint"), "integer"
+
+
+def _one(*counted: Column) -> tuple[Column, str]:
+    """Return what a row adds to a count: one, or null where the column that is counted is null."""
+    one = F.lit(1).cast("bigint")
+    return (F.when(counted[0].isNotNull(), one) if counted else one), "integer"
 
 
 def _json(column: Column) -> Column:

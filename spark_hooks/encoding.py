@@ -18,9 +18,10 @@ from __future__ import annotations
 import sys
 import zlib
 from binascii import crc_hqx
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import reduce
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
@@ -30,6 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from state_backend.descriptor import Reduce
 from state_backend.errors import SparkisError
 from state_backend.records import KEY_BYTES_MAX, RUN_BYTES_MAX, RUN_ROWS_MAX, SCHEMA, VALUE_BYTES_MAX, Op
 from state_backend.slots import HASH_BITS, position_of
@@ -56,8 +58,8 @@ class RowPlan:
     literals stand around the key parts, as in `KeyFormat`. key_forms, field_form and value_forms say how each column
     becomes bytes: text (it is), float, decimal, timestamp, timestamp_ntz. names are the columns' own, for errors.
     map_fields holds the fields of a whole map per row, else it is empty. A list's rows append their value; with
-    replaces_list, its value column is an array that replaces the list. columns: (name, name in a batch) of each column
-    where the two differ.
+    replaces_list, its value column is an array that replaces the list. reduce: the rows of a key are folded; `add` does
+    it where that is adding them up. columns: (name, name in a batch) of each column where the two differ.
     """
 
     state: str
@@ -74,6 +76,8 @@ class RowPlan:
     keeps_last: bool
     appends: bool = False
     replaces_list: bool = False
+    reduce: Reduce | None = None
+    add: Callable[[bytes, bytes], bytes] | None = None
     columns: tuple[tuple[str, str], ...] = ()
 
 
@@ -103,7 +107,18 @@ def _all_changes(
     """Encode the rows of each state in its turn."""
     for number, parts in groupby(_by_state(plans, batches), key=itemgetter(0)):
         plan = plans[number]
-        yield from _last_of_each(plan, (_changes(plan, number, names, part, digest) for _, part in parts))
+        rows = _rows(plan, (part for _, part in parts), digest)
+        yield from _one_of_each(plan, (_changes(plan, number, names, batch) for batch in rows))
+
+
+def _rows(plan: RowPlan, batches: Iterable[pa.RecordBatch], digest: list[int]) -> Iterator[pa.RecordBatch]:
+    """Count rows in the digest, and leave out those without a value where they fold nothing."""
+    for batch in batches:
+        digest[0] += int(batch.column("h").to_numpy().view(np.uint64).sum(dtype=np.uint64))
+        if plan.reduce is not None and batch.column("v0").null_count:
+            batch = batch.filter(batch.column("v0").is_valid())
+        if batch.num_rows:
+            yield batch
 
 
 def _by_state(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -143,14 +158,17 @@ def _sorted_run(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return run.take(pc.sort_indices(run.column("position")))
 
 
-def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch, digest: list[int]) -> pa.RecordBatch:
+def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Encode one batch of the state `names[number]`, row by row in its order."""
     n = batch.num_rows
-    digest[0] += int(batch.column("h").to_numpy().view(np.uint64).sum(dtype=np.uint64))
     keys = _keys(plan, batch)
     field = pa.nulls(n, pa.binary()) if plan.field_name is None else _field(plan, batch)
     columns = [batch.column(f"v{i}") for i in range(len(plan.value_forms))]
-    if plan.replaces_list:
+    if plan.add is not None:
+        starts = np.flatnonzero(~_is_same(plan, keys, field))
+        value = _sums(columns[0], plan.value_forms[0], starts, plan.add)
+        n, keys, field, is_deleted = len(starts), keys.take(starts), field.take(starts), value.is_null()
+    elif plan.replaces_list:
         value, is_deleted = pack_arrays(plan, columns[0])
     else:
         values = [as_bytes(column, form) for column, form in zip(columns, plan.value_forms, strict=True)]
@@ -161,7 +179,8 @@ def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch,
     if "d" in names_there:
         is_deleted = pc.or_(is_deleted, pc.fill_null(batch.column("d"), False))
     _check_size(plan, "value", plan.value_names, value, VALUE_BYTES_MAX)
-    put = pa.scalar(Op.APPEND if plan.appends else Op.PUT, pa.uint8())
+    is_folded = plan.reduce not in (None, Reduce.LAST)
+    put = pa.scalar(Op.APPEND if plan.appends else Op.FOLD if is_folded else Op.PUT, pa.uint8())
     if "r" in names_there:
         is_reset = pc.fill_null(batch.column("r"), False)
         put = pc.if_else(is_reset, pa.scalar(Op.PUT, pa.uint8()), put)
@@ -197,7 +216,7 @@ def _keys(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
         if plan.key_is_open[i]:
             _check_separable(plan, name, part, literal)
         parts += [part, pa.scalar(literal)]
-    keys = pc.binary_join_element_wise(*parts, pa.scalar(b""))
+    keys = pc.binary_join_element_wise(*parts, pa.scalar(b"")) if plan.key_names else pa.repeat(parts[0], len(batch))
     _check_size(plan, "key", plan.key_names, keys, KEY_BYTES_MAX)
     return keys
 
@@ -242,10 +261,11 @@ def _check_size(plan: RowPlan, what: str, columns: Sequence[str], texts: pa.Arra
         )
 
 
-def _last_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _one_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Keep the last of neighbouring rows of one key and field; RowError if there are several and none is the last.
 
-    Of rows that append to a list all are kept; that there are several needs an order all the same.
+    Of rows that append to a list all are kept; that there are several needs an order all the same. Rows are in the
+    order of their values where the least or the greatest is asked for; sums are added up.
     """
     if plan.appends and plan.keeps_last:
         yield from batches
@@ -253,20 +273,57 @@ def _last_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
     held: pa.RecordBatch | None = None
     for each in batches:
         batch = each if held is None else pa.concat_batches([held, each])
-        keys, fields = batch.column("key"), batch.column("field")
-        if batch.num_rows > 1:
-            is_same = pc.equal(keys[1:], keys[:-1])
-            if plan.field_name is not None:
-                is_same = pc.and_(is_same, pc.equal(fields[1:], fields[:-1]))
-            if pc.any(is_same).as_py():
-                if not plan.keeps_last:
-                    _refuse_duplicates(plan, keys[1:].filter(is_same)[0].as_py())
-                keep = pa.concat_arrays([pc.invert(is_same), pa.array([True])])
-                batch = batch.filter(keep)
+        keys = batch.column("key")
+        is_same = _is_same(plan, keys, batch.column("field"))
+        if is_same.any():
+            if plan.add is not None:
+                batch = _added(batch, np.flatnonzero(~is_same), plan.add)
+            elif plan.reduce is Reduce.MIN:
+                batch = batch.filter(pa.array(~is_same))
+            elif plan.keeps_last or plan.reduce is Reduce.MAX:
+                batch = batch.filter(pa.array(np.append(~is_same[1:], True)))
+            else:
+                _refuse_duplicates(plan, keys.filter(pa.array(is_same))[0].as_py())
         yield batch.slice(0, batch.num_rows - 1)
         held = batch.slice(batch.num_rows - 1)
     if held is not None:
         yield held
+
+
+def _is_same(plan: RowPlan, keys: pa.Array, fields: pa.Array) -> npt.NDArray[np.bool_]:
+    """Tell of each row whether it has the key, and the field, of the one before."""
+    is_same = np.zeros(len(keys), bool)
+    if len(keys) > 1:
+        same = pc.equal(keys[1:], keys[:-1])
+        if plan.field_name is not None:
+            same = pc.and_(same, pc.equal(fields[1:], fields[:-1]))
+        is_same[1:] = same.to_numpy(zero_copy_only=False)
+    return is_same
+
+
+def _sums(column: pa.Array, form: str, starts: npt.NDArray[Any], add: Callable[[bytes, bytes], bytes]) -> pa.Array:
+    """Return the sum of each group of rows, as text; exact, whatever the size, but for floats."""
+    if form == "float":
+        with np.errstate(all="ignore"):
+            return as_bytes(pa.array(np.add.reduceat(column.to_numpy(), starts)), form)
+    if form == "integer":
+        numbers = column.to_numpy()
+        high, low = np.add.reduceat(numbers >> 32, starts), np.add.reduceat(numbers & 0xFFFF_FFFF, starts)
+        if np.abs(high).max() < 1 << 30:
+            return as_bytes(pa.array((high << 32) + low), form)
+        totals = [b"%d" % ((one << 32) + other) for one, other in zip(high.tolist(), low.tolist(), strict=True)]
+        return pa.array(totals, pa.binary())
+    texts = as_bytes(column, form).to_pylist()
+    ends = [*starts[1:].tolist(), len(texts)]
+    totals = [reduce(add, texts[start:end]) for start, end in zip(starts.tolist(), ends, strict=True)]
+    return pa.array(totals, pa.binary())
+
+
+def _added(batch: pa.RecordBatch, starts: npt.NDArray[Any], add: Callable[[bytes, bytes], bytes]) -> pa.RecordBatch:
+    """Add up neighbouring changes of one key and field."""
+    totals = _sums(batch.column("value"), "text", starts, add)
+    batch = batch.take(pa.array(starts))
+    return batch.set_column(batch.schema.get_field_index("value"), SCHEMA.field("value"), totals)
 
 
 def _refuse_duplicates(plan: RowPlan, key: bytes) -> None:
@@ -280,6 +337,8 @@ def as_bytes(column: pa.Array, form: str) -> pa.Array:
     """Return a column's values as the bytes that a client will see; null stays null."""
     if form == "float":
         column = _float_text(column)
+    elif form == "integer":
+        column = column.cast(pa.string())
     elif form == "decimal":
         column = _rewrite(column.cast(pa.string()), lambda text: format(Decimal(text), "f"))
     elif form.startswith("timestamp"):

@@ -29,7 +29,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_hooks.columns import StateColumns
+from spark_hooks.columns import SUMS, StateColumns
 from spark_hooks.encoding import STATE_BITS, RowPlan
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import DescriptorError
@@ -60,7 +60,7 @@ class Layout:
             {slot: column for slot, (_, column) in zip(names, each, strict=True)}
             for names, each in zip(placed, columns, strict=True)
         ]
-        is_ordered = any(state.duplicates != "any" or state.order_by for state in states)
+        is_ordered = any(map(_is_ordered, states))
         data = ["g", *slots.names("k", "f", "v", "d", "e", "r")]
         return cls(
             schema=df.schema,
@@ -110,6 +110,16 @@ def check_layout(df: DataFrame, states: Sequence[StateDescriptor], job: str) -> 
             raise DescriptorError(f"state {names}: Spark cannot read its columns: {error}") from None
 
 
+def _is_ordered(state: StateDescriptor) -> bool:
+    """Tell whether the rows of a key have an order, or have to lie together for sure.
+
+    What is added up may as well be folded in several parts, should two keys have one hash.
+    """
+    if state.reduce in SUMS and state.field is None:
+        return False
+    return state.duplicates != "any" or bool(state.order_by)
+
+
 @dataclass
 class _Slots:
     """The types of the slots of each role."""
@@ -157,7 +167,8 @@ def _renamed(slots: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 def _row(number: int, row: dict[str, Column]) -> tuple[Column, ...]:
     """Return the columns of a state's row."""
-    key_hash = F.xxhash64(*(column for slot, column in row.items() if slot[0] == "k"))
+    parts = [column for slot, column in row.items() if slot[0] == "k"]
+    key_hash = F.xxhash64(*parts) if parts else F.lit(0).cast("long")
     group = F.shiftrightunsigned(key_hash, STATE_BITS).bitwiseOR(F.lit(number << (64 - STATE_BITS)).cast("long"))
     return (group.alias("g"), *(column.alias(slot) for slot, column in row.items()))
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spark_hooks.encoding import (
@@ -23,7 +25,9 @@ from spark_hooks.encoding import (
     positions_of,
 )
 from state_backend import packed_list, packed_map
-from state_backend.records import changes_in
+from state_backend.descriptor import Reduce, StateDescriptor
+from state_backend.records import Op, changes_in
+from state_backend.reductions import reduction_of
 from state_backend.slots import position_of
 
 KEYS = st.one_of(
@@ -33,6 +37,7 @@ KEYS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(KEYS, max_size=30), st.integers(0, 5), st.sampled_from([b"", b"a", b"job:state:", b"{a}"]))
 @example([], 0, b"")
 @example([b"", b"{}", b"{}{a}", b"{a}b", b"a{", b"x" * COLUMN_HASH_BYTES_MAX], 1, b"")
@@ -48,6 +53,7 @@ COLUMNS = st.integers(1, 5).flatmap(
 )
 
 
+@settings(deadline=None)
 @given(COLUMNS, st.lists(st.text(max_size=10), min_size=5, max_size=5, unique=True))
 def test_columns_are_packed_as_a_row_at_a_time_is(table: list[list[bytes | None]], names: list[str]) -> None:
     fields = tuple(names[: len(table[0])])
@@ -60,6 +66,7 @@ def test_columns_are_packed_as_a_row_at_a_time_is(table: list[list[bytes | None]
     assert is_empty.to_pylist() == [not each for each in maps]
 
 
+@settings(deadline=None)
 @given(st.lists(st.none() | st.lists(st.binary(max_size=20), max_size=5), max_size=20), st.integers(0, 3))
 def test_arrays_are_packed_as_a_row_at_a_time_is(rows: list[list[bytes] | None], offset: int) -> None:
     packed, is_empty = pack_arrays(PLAN, pa.array(rows, pa.list_(pa.binary())).slice(offset))
@@ -82,6 +89,7 @@ def digits(text: str) -> str:
     return re.sub("[^0-9]", "", text.partition("e")[0]).strip("0")
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 @example(1e-7)
 @example(1e21)
@@ -92,6 +100,7 @@ def test_the_text_of_a_double_is_the_shortest_that_reads_back_the_same(number: f
     check_shortest(text.decode(), np.float64(number), repr(number))
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))
 def test_the_text_of_a_float_is_the_shortest_that_reads_back_the_same(number: float) -> None:
     (text,) = as_bytes(pa.array([number], pa.float32()), "float").to_pylist()
@@ -99,6 +108,7 @@ def test_the_text_of_a_float_is_the_shortest_that_reads_back_the_same(number: fl
     check_shortest(text.decode(), np.float32(number), shortest)
 
 
+@settings(deadline=None)
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=18))
 def test_a_decimal_is_written_in_plain_digits_with_its_scale(number: Decimal) -> None:
     (text,) = as_bytes(pa.array([str(number)]), "decimal").to_pylist()
@@ -106,6 +116,7 @@ def test_a_decimal_is_written_in_plain_digits_with_its_scale(number: Decimal) ->
     assert "e" not in text.decode().lower()
 
 
+@settings(deadline=None)
 @given(st.datetimes())
 def test_a_timestamp_is_iso_8601_in_utc(instant: datetime) -> None:
     (text,) = as_bytes(pa.array([instant.replace(tzinfo=UTC)], pa.timestamp("us", "UTC")), "timestamp").to_pylist()
@@ -131,6 +142,7 @@ PLAN = RowPlan(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.none() | st.text(max_size=3)), max_size=30),
     st.lists(st.integers(0, 30), max_size=5),
@@ -152,3 +164,57 @@ def test_however_rows_are_cut_into_batches_the_last_of_each_key_and_field_wins(
     last = {(key.encode(), field.encode()): None if value is None else value.encode() for key, field, value in rows}
     assert len(found) == len(last)
     assert {(change.key, change.field): change.value for change in found} == last
+
+
+TOTALS: dict[str, Callable[[list[int]], int]] = {"sum": sum, "count": sum, "min": min, "max": max}
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(list(TOTALS)),
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from("xy"), st.none() | st.integers(-(2**63), 2**63 - 1)),
+        max_size=30,
+    ),
+    st.lists(st.integers(0, 30), max_size=5),
+)
+def test_however_rows_are_cut_into_batches_those_of_each_key_and_field_become_one_change_that_folds(
+    how: str, rows: list[tuple[str, str, int | None]], cuts: list[int]
+) -> None:
+    state = StateDescriptor("s", "k", "n", field="f", reduce=how, columns={"n": "bigint"})
+    reduction = reduction_of(state)
+    assert reduction is not None
+    adds = how in ("sum", "count")
+    rows.sort(key=lambda row: (*row[:2], row[2] is not None, row[2] or 0))  # as Spark orders what min and max are of
+    keys, fields, numbers = zip(*rows, strict=True) if rows else ((), (), ())
+    values = pa.array(numbers, pa.int64())
+    whole = pa.RecordBatch.from_pydict(
+        {
+            "k0": pa.array(keys, pa.string()),
+            "f": pa.array(fields, pa.string()),
+            "v0": values if adds else values.cast(pa.string()),
+            "h": pa.array(range(len(rows)), pa.int64()),
+        }
+    )
+    borders = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    batches = [whole.slice(start, end - start) for start, end in pairwise(borders)]
+    plan = replace(
+        PLAN,
+        value_forms=("integer" if adds else "text",),
+        keeps_last=False,
+        reduce=Reduce(how),
+        add=reduction.fold if adds else None,
+    )
+
+    digest = [0]
+    found = [change for run in encode([plan], batches, digest) for change in changes_in(run)]
+
+    assert digest[0] == sum(range(len(rows)))
+    groups: dict[tuple[bytes, bytes | None], list[int]] = {}
+    for key, field, number in rows:
+        if number is not None:
+            groups.setdefault((key.encode(), field.encode()), []).append(number)
+    assert len(found) == len(groups)
+    assert all(change.op == Op.FOLD for change in found)
+    totals = {place: TOTALS[how](numbers) for place, numbers in groups.items()}
+    assert {(change.key, change.field): int(change.value or b"") for change in found} == totals
