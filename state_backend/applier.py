@@ -36,6 +36,7 @@ from state_backend.clock import Clock, now_ms
 from state_backend.compactor import Compactor
 from state_backend.epochs import Epoch, EpochRef
 from state_backend.errors import LogCorruptError, LogUnavailableError, SparkisError, StoreError
+from state_backend.heap import give_back
 from state_backend.lmdb_store import MAP_BYTES_MAX, LmdbStore
 from state_backend.store import Applied, EpochChanges
 
@@ -48,6 +49,8 @@ PROBE_INTERVAL_S = 1.0
 EXPIRED_KEYS_MAX = 5_000
 # A listing finds holes of any width in the chain of epochs, but its cost grows with the log: once a minute when quiet.
 LISTED_EVERY_LOOKS = 60
+# Fewer changes need no memory worth giving back (measured: 0.1 KiB a change).
+TRIM_ABOVE_CHANGES = 50_000
 # Below this, free pages are soon used again, or not worth a copy (guess).
 COMPACT_ABOVE_BYTES = 64 << 20
 
@@ -101,6 +104,7 @@ class Applier:
         self._pulse = Pulse()
         self._told: dict[str, Any] = {}
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
+        self._changed = 0  # since memory was given back
 
     def step(self) -> bool:
         """Apply every committed epoch, remove what has expired, and report; True if there is more to do at once."""
@@ -185,7 +189,8 @@ class Applier:
         manifest = snapshots.newest(self._log, current)
         if manifest is not None:
             self._description = self._log.description(current.generation)
-            self._store.apply(snapshots.changes(self._log, current.generation, manifest), self._description.known)
+            changes = snapshots.changes(self._log, current.generation, manifest)
+            self._changed += self._store.apply(changes, self._description.known)
             return self._next(current)
         first = self._log.first(current)
         if first is not None and first.previous is not None:
@@ -234,7 +239,7 @@ class Applier:
         # Not only when nothing is left to apply: while epochs come faster than they are applied, the pages that a dead
         # reader holds would never be used again.
         self._store.clear_stale_readers()
-        self._store.apply(changes, self._description.known)
+        self._changed += self._store.apply(changes, self._description.known)
         if self._compactor is not None:
             self._compactor.count(epoch)
 
@@ -323,7 +328,7 @@ class Applier:
         return -1
 
     def _tidy(self) -> bool:
-        """Remove expired keys, the slots of dead readers, and free pages; True if more has expired.
+        """Remove expired keys, the slots of dead readers, free pages and memory; True if more has expired.
 
         An error here shows at the next epoch as well.
         """
@@ -337,7 +342,18 @@ class Applier:
                 self._compact()
                 if self._compactor is not None:
                     self._compactor.run_if_due(self._store)
+            if self._changed > TRIM_ABOVE_CHANGES:
+                self._give_back_memory()
         return has_more
+
+    def _give_back_memory(self) -> None:
+        """Let go of the pages that a large epoch was written in; an open environment would keep them for the next."""
+        assert self._store is not None
+        generation = self._store.generation
+        self.close()
+        self._store = self._open_store(generation, is_anew=False)
+        give_back()
+        self._changed = 0
 
     def _compact(self) -> None:
         """Move to a copy of the store without free pages, if these outweigh the others. Readers are told to follow."""
