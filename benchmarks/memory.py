@@ -99,8 +99,8 @@ class Taken:
 
     @property
     def all_bytes(self) -> int:
-        """The file once, and the private memory of all processes."""
-        return self.file_bytes + sum(each.private_bytes for each in (*self.serving, self.applier))
+        """The file once, and the heaps of all processes."""
+        return self.file_bytes + sum(each.anonymous_bytes for each in (*self.serving, self.applier))
 
     @property
     def proportional_bytes(self) -> int:
@@ -123,10 +123,10 @@ class Taken:
         held = "redis-server's resident memory"
         yield beside("resident, shared pages once", self.proportional_bytes, peer.resident_bytes, None, held)
         sizes = {
-            "serving process, private": sum(each.private_bytes for each in self.serving),
-            "serving process, shared": sum(each.shared_bytes for each in self.serving),
-            "applier, private": self.applier.private_bytes,
-            "applier, shared": self.applier.shared_bytes,
+            "serving process, heap": sum(each.anonymous_bytes for each in self.serving),
+            "serving process, of files": sum(each.mapped_bytes for each in self.serving),
+            "applier, heap": self.applier.anonymous_bytes,
+            "applier, of files": self.applier.mapped_bytes,
             "change log on the disk": self.log_bytes,
         }
         for name, size in sizes.items():

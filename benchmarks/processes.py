@@ -12,16 +12,20 @@ CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a process. resident = private + shared; of the shared part others may use pages as well.
+    """Memory of a process. resident = anonymous + mapped; proportional: pages of several processes shared out.
 
-    anonymous is what belongs to no file: the heap. Pages of a mapped LMDB file are shared, even with one reader.
+    anonymous is what belongs to no file: the heap. What the system calls private is no measure of it: a mapped page of
+    a file is that too while no other process has looked at it.
     """
 
     resident_bytes: int
-    private_bytes: int
-    shared_bytes: int
     proportional_bytes: int
     anonymous_bytes: int
+
+    @property
+    def mapped_bytes(self) -> int:
+        """What it has in memory of files: the store, libraries."""
+        return self.resident_bytes - self.anonymous_bytes
 
 
 def cpu_s(pid: int) -> float:
@@ -38,8 +42,6 @@ def memory(pid: int) -> Memory:
         sizes[name.rstrip(":")] = int(size) << 10
     return Memory(
         resident_bytes=sizes["Rss"],
-        private_bytes=sizes["Private_Clean"] + sizes["Private_Dirty"],
-        shared_bytes=sizes["Shared_Clean"] + sizes["Shared_Dirty"],
         proportional_bytes=sizes["Pss"],
         anonymous_bytes=sizes["Anonymous"],
     )
