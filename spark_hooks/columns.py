@@ -173,7 +173,8 @@ def _check_where(df: DataFrame, state: StateDescriptor) -> None:
     if state.where is None:
         return
     try:
-        df.where(state.where).schema  # noqa: B018  # analysis happens here
+        # Not `df.where`: under Spark Connect the schema of that is known without an analysis.
+        df.select(F.when(F.expr(state.where), True)).schema  # noqa: B018  # analysis happens here
     except PySparkException as error:
         raise DescriptorError(f"state {state.name!r}: where={state.where!r} is not a condition: {error}") from None
 

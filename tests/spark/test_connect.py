@@ -69,3 +69,112 @@ def test_a_query_of_a_connect_session_publishes_its_state(client: redis.Redis, b
     assert eventually(lambda: lag(client, "connected"), lambda told: not told["stale"])["applied"] == 1
     query.stop()
     eventually(lambda: lag(client, "connected"), lambda told: bool(told["stale"]))
+
+
+def test_a_function_of_the_users_own_publishes_with_the_job_and_the_checkpoint(
+    client: redis.Redis, endpoint: sparkis.ServedEndpoint, batches: Make, tmp_path: Path
+):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
+    rows.add({"k": "a", "v": 3})
+    checkpoint, seen = str(tmp_path / "checkpoint"), tmp_path / "seen"
+
+    def function(batch: DataFrame, batch_id: int) -> None:
+        with seen.open("a") as file:
+            file.write(f"{batch_id}:{batch.count()} ")
+        sparkis.publish(batch, batch_id, STATE, job="own", checkpoint=checkpoint, wait_for_visibility=True)
+
+    def run() -> None:
+        writer = rows.df.writeStream.foreachBatch(function).option("checkpointLocation", checkpoint)
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(60)
+
+    run()
+    assert client.mget("own:s:a", "own:s:b") == ["3", "2"]
+    rows.add({"k": "b", "v": 4})
+    run()
+    assert client.mget("own:s:a", "own:s:b") == ["3", "4"]
+    assert seen.read_text() == "0:2 1:1 2:1 "
+    assert lag(client, "own")["applied"] == 2
+    log = ChangeLog(endpoint.log).job("own")
+    current = log.current()
+    assert current is not None and current.term == 2  # one writer for each run, and one generation for both
+    assert log.numbers(current.generation) == [0, 1, 2]
+
+
+def test_a_replayed_batch_is_left_out_and_a_checkpoint_that_was_set_back_is_refused(batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    rows.add({"k": "a", "v": 2})
+
+    def begin(log: Path) -> Any:
+        writer = sparkis.queryable(rows.df, STATE, mode="append", log=log)
+        return start(writer, "again", tmp_path / "checkpoint")
+
+    begin(tmp_path / "log").stop()
+    commits = tmp_path / "checkpoint" / "commits"
+    (commits / "1").unlink()
+    (commits / ".1.crc").unlink()
+    begin(tmp_path / "log").stop()
+    with sparkis.read_snapshot(tmp_path / "log", "again") as snapshot:
+        assert (snapshot.value(b"again:s:a"), snapshot.applied.epoch) == (b"2", 1)
+    for name in ("commits/0", "commits/.0.crc", "commits/1", "commits/.1.crc", "offsets/1", "offsets/.1.crc"):
+        (tmp_path / "checkpoint" / name).unlink()
+    writer = sparkis.queryable(rows.df, STATE, mode="append", log=tmp_path / "log").queryName("again")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    assert "epoch 0 was published again, but the log" in (message := failure_of(query))
+    assert "pass on_rewind='truncate'" in message
+
+
+def test_what_the_rows_or_the_log_do_not_allow_fails_the_micro_batch_with_its_reason(batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": None, "v": 1})
+    file = tmp_path / "file"
+    file.touch()
+    for number, (log, complaint) in enumerate(
+        ((tmp_path / "log", "batch 0: state 's': the key column 'k' is null in 1 row(s)"), (file, str(file)))
+    ):
+        writer = sparkis.queryable(rows.df, STATE, mode="append", log=log).queryName(f"wrong{number}")
+        query = writer.option("checkpointLocation", str(tmp_path / f"checkpoint{number}")).start()
+        assert complaint in failure_of(query)
+
+
+def test_what_is_wrong_with_a_call_is_refused_in_the_client(spark: SparkSession, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    with pytest.raises(DescriptorError, match=r"value= names the column 'nope'"):
+        sparkis.queryable(rows.df, "s", key="k", value="nope", log=tmp_path / "log")
+    with pytest.raises(DescriptorError, match=r"state 's': where='v \+' is not a condition"):
+        sparkis.queryable(rows.df, "s", key="k", value="v", where="v +", log=tmp_path / "log")
+    with pytest.raises(DescriptorError, match="takes a streaming DataFrame"):
+        sparkis.queryable(spark.range(3), "s", key="id", value="id", log=tmp_path / "log")
+    writer = sparkis.queryable(rows.df, STATE, mode="append", log=tmp_path / "log")
+    with pytest.raises(DescriptorError, match="the query has no name"):
+        writer.start()
+    with pytest.raises(DescriptorError, match=r"under Spark Connect.*\.option\('checkpointLocation', \.\.\.\)"):
+        writer.queryName("nowhere").start()
+    with pytest.raises(DescriptorError, match=r"trigger\(continuous=\.\.\.\) has no micro-batches"):
+        writer.trigger(continuous="1 second")
+    with pytest.raises(DescriptorError, match=r"is the sink of this query.*sparkis\.publish"):
+        writer.foreachBatch(print)
+
+
+def test_publish_says_what_it_needs(spark: SparkSession, batches: Make, tmp_path: Path):
+    with pytest.raises(DescriptorError, match=r"outside of a streaming query's foreachBatch.*LogWriter"):
+        sparkis.publish(spark.range(1), 0, "s", key="id", value="id", job="j", checkpoint=tmp_path)
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1})
+    elsewhere = str(tmp_path / "elsewhere")
+    for number, (given, complaint) in enumerate(
+        (
+            ({"job": "j"}, "learns it from the checkpoint: pass checkpoint= to sparkis.publish"),
+            ({"checkpoint": elsewhere}, "is not told the query's name: pass job="),
+            ({"job": "j", "checkpoint": elsewhere}, f"is '{elsewhere}' this query's checkpoint?"),
+        )
+    ):
+
+        def function(batch: DataFrame, batch_id: int, given: dict[str, str] = given) -> None:
+            sparkis.publish(batch, batch_id, STATE, log=elsewhere + "-log", **given)  # type: ignore[arg-type]
+
+        writer = rows.df.writeStream.foreachBatch(function)
+        query = writer.option("checkpointLocation", str(tmp_path / f"checkpoint{number}")).start()
+        assert complaint in failure_of(query)
