@@ -3,7 +3,8 @@
 Two streaming queries of one session read folders that get the same files; a round puts a batch's files into one folder,
 in one rename, and waits until all of its rows can be read. Ours: `sparkis.queryable`. The peer's: a foreachBatch
 function whose partitions write with redis-py (hiredis underneath) in one of several ways; each is tried once, and the
-fastest runs the rounds. Spark makes the keys' text on both sides.
+fastest runs the rounds. Spark makes the keys' text on both sides. A third query writes nowhere: what it takes is
+Spark's own, which no way of writing can be faster than.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import sparkis
 from benchmarks import processes
 from benchmarks import spark as local_spark
 from benchmarks.options import Options
-from benchmarks.results import Row, compared
+from benchmarks.results import Row, alone, compared
 from benchmarks.servers import VoidError, start_redis, temporary_folder, until
 
 JOB, STATE = "updates", "last"
@@ -158,7 +159,7 @@ class Race:
         self._random = np.random.default_rng(1)
         self._checks = Random(1)
         self._way = case.ways[0]
-        self._peer_done_s = 0.0
+        self._peer_done_s = self._nowhere_done_s = 0.0
         self._process, self._port, _ = start_redis(folder)
         self._endpoint = sparkis.serve(spark, log=folder / "log", store=folder / "store")
         self._ours = redis.Redis(port=self._endpoint.port, decode_responses=True)
@@ -167,8 +168,10 @@ class Race:
         value = self._case.columns[0] if len(self._case.columns) == 1 else self._case.columns
         ours = sparkis.queryable(self._stream("ours"), STATE, key="key", value=value, mode="update")
         peer = self._stream("peer").writeStream.outputMode("update").foreachBatch(self._write_to_peer)
+        nowhere = self._stream("nowhere").writeStream.outputMode("update").foreachBatch(self._write_nowhere)
         self._our_query = ours.queryName(JOB).option("checkpointLocation", str(folder / "c1")).start()
         self._peer_query = peer.queryName("peer").option("checkpointLocation", str(folder / "c2")).start()
+        self._no_query = nowhere.queryName("nowhere").option("checkpointLocation", str(folder / "c3")).start()
 
     def _stream(self, name: str) -> DataFrame:
         folder = self._folder / name
@@ -181,10 +184,11 @@ class Race:
         name = f"{self._case.name}, {rows:,} rows a batch"
         self._round_of_ours(self._files(rows))  # Spark compiles, and all keys are there that will be
         self._round_of_peer(self._files(rows))
-        yield self._compare(name, rows, self._fastest(self._case.ways, name, rows, options), options, BUDGET)
+        self._round_of_nowhere(self._files(rows))
+        yield from self._compare(name, rows, self._fastest(self._case.ways, name, rows, options), options, BUDGET)
         if rows >= MANY_ROWS * options.scale and self._case is VALUES:
             fastest = self._fastest(ARROW_WAYS, name, rows, options)
-            yield self._compare(f"{name}, peer fed by Arrow", rows, fastest, options, None)
+            yield from self._compare(f"{name}, peer fed by Arrow", rows, fastest, options, None)
 
     def _fastest(self, ways: Sequence[Way], name: str, rows: int, options: Options) -> Way:
         found = {}
@@ -194,16 +198,17 @@ class Race:
             found[way] = self._round_of_peer(self._files(rows)).took_s
         return min(found, key=found.__getitem__)
 
-    def _compare(self, name: str, rows: int, way: Way, options: Options, budget: float | None) -> Row:
+    def _compare(self, name: str, rows: int, way: Way, options: Options, budget: float | None) -> Iterator[Row]:
         self._way = way
-        ours, peer = [], []
+        ours, peer, nowhere = [], [], []
         for number in range(options.rounds):
             options.report(f"{name}: round {number + 1} of {options.rounds}")
             files = self._files(rows)
             ours.append(self._round_of_ours(files))
             peer.append(self._round_of_peer(files))
+            nowhere.append(self._round_of_nowhere(files))
         took_s, commit_s = median(each.took_s for each in ours), median(each.commit_s for each in ours)
-        return compared(
+        yield compared(
             name,
             "updates",
             [(rows / mine.took_s, rows / theirs.took_s) for mine, theirs in zip(ours, peer, strict=True)],
@@ -215,6 +220,9 @@ class Race:
             peer_cpu_us=median(each.cpu_s for each in peer) / rows * 1e6,
             note=f"{took_s:.2f} s, {commit_s:.2f} s of it until the commit",
         )
+        least_s, peer_s = median(nowhere), median(each.took_s for each in peer)
+        note = f"beyond it: sparkis {took_s - least_s:.2f} s, peer {peer_s - least_s:.2f} s"
+        yield alone(f"{name}: Spark's own, written nowhere", "updates", nowhere, unit="s", note=note)
 
     def _files(self, rows: int) -> Files:
         """Write a batch's files where no query looks: each key once, and values that no batch had before."""
@@ -254,6 +262,19 @@ class Race:
         self._check(files, self._found_at_peer, "redis-server")
         self._peer_query.processAllAvailable()
         return Round(took_s, cpu_s)
+
+    def _round_of_nowhere(self, files: Files) -> float:
+        """Let a batch arrive at the query that writes nowhere; return its seconds."""
+        self._nowhere_done_s = 0.0
+        started_s = self._arrive(files, "nowhere")
+        until(lambda: self._nowhere_done_s > 0 or self._fail(self._no_query), TIMEOUT_S, "reading files", 0.002)
+        took_s = self._nowhere_done_s - started_s
+        self._no_query.processAllAvailable()
+        return took_s
+
+    def _write_nowhere(self, batch: DataFrame, batch_id: int) -> None:
+        batch.write.format("noop").mode("append").save()
+        self._nowhere_done_s = time.monotonic()
 
     def _last_commit_s(self) -> float:
         """Return when the last epoch was committed: its file is made then."""
@@ -315,8 +336,8 @@ class Race:
         return self._peer.get(name) if len(self._case.columns) == 1 else self._peer.hgetall(name)
 
     def close(self) -> None:
-        """End both jobs and their servers."""
-        for query in (self._our_query, self._peer_query):
+        """End the jobs and their servers."""
+        for query in (self._our_query, self._peer_query, self._no_query):
             query.stop()
         self._endpoint.stop()
         self._process.kill()
