@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -102,8 +103,10 @@ class Publisher:
         self._layout: Layout | None = None
         self._committed_here = -1
 
-    def open(self, run: Run) -> LogWriter:
+    def open(self, run: Run, siblings: Collection[str] = ()) -> LogWriter:
         """Return the writer of the run, opened at the first call; opening it fences whoever wrote before.
+
+        siblings are the writers of the run's other jobs.
 
         Called by the thread that starts the query and by the one that runs its batches, whichever comes first.
         """
@@ -112,7 +115,9 @@ class Publisher:
                 job = self._told.job or run.name
                 if job is None:
                     raise DescriptorError(NAME_MISSING)
-                writer = LogWriter(self._told.log, job, self._told.states, run.query_id, self._told.on_rewind)
+                writer = LogWriter(
+                    self._told.log, job, self._told.states, run.query_id, self._told.on_rewind, siblings=siblings
+                )
                 beat = threading.Thread(target=_beat, args=(writer, run.query), name=f"sparkis-beat-{job}", daemon=True)
                 beat.start()
                 for endpoint in endpoints.of_log(self._told.log):
@@ -132,6 +137,11 @@ class Publisher:
         if not is_new:
             logger.info("job %s: epoch %d was committed before a restart; its replay is left out", writer.job, batch_id)
         self._make_visible(writer.job, batch_id, is_first=is_first)
+
+    @property
+    def writer_id(self) -> str | None:
+        """The id of the writer that was opened last, in a log's `current.json`."""
+        return None if self._writer is None else self._writer.current.writer
 
     def check_not_committed(self, job: str, batch_id: int) -> None:
         """Refuse a second epoch for one micro-batch; it would pass for a replay and be left out."""

@@ -332,5 +332,6 @@ def publish(
 
                 know_server(batch_df.sparkSession, told.log)
             known = _published[place] = _Published(run, asked, Publisher(told))
-            known.publisher.open(run)
+            others = (each.publisher.writer_id for each in _published.values() if each.run == run)
+            known.publisher.open(run, [writer for writer in others if writer is not None])
         known.publisher.write(batch_df, batch_id)

@@ -5,7 +5,8 @@
 The server that started it writes lines to its standard input: any line means "look now"; its end means "end". It
 answers with one JSON object a line on standard output:
 
-    {"event": "open", "path", "generation", "states", "is_incomplete"}  readers open this store from now on
+    {"event": "open", "path", "generation", "states", "is_incomplete", "renamed_from"}
+        readers open this store from now on; that of the job it was renamed from they need no more
     {"event": "told", "committed", "committed_clock_ms", "applied", "is_stale", "error"}  when one of them changed
 
 Stores lie in `<FOLDER>/<job>/<generation>.<n>`. A store that no longer follows from the log (the log was rewound, or
@@ -288,7 +289,9 @@ class Applier:
                 "path": str(self._store.path),
                 "generation": current.generation,
                 "states": [state.to_json() for state in description.states],
-                "is_incomplete": first is not None and first.origin > 0 and not first.replaces,
+                "is_incomplete": bool(description.late)
+                or (first is not None and first.origin > 0 and not first.replaces),
+                "renamed_from": description.renamed_from,
             }
         )
         self._announced = self._store.path

@@ -64,6 +64,8 @@ class Description:
 
     dropped: states that earlier epochs name and the query keeps no more; the next epoch empties them.
     source: what an attachment reads the states from (see `spark_hooks.attach`); None if the query itself publishes.
+    late: states that began in the middle of the query, and lack what did not change since.
+    renamed_from: the job that this one was until it was renamed (see `rename`).
     """
 
     job: str
@@ -72,6 +74,8 @@ class Description:
     version: int = 1
     dropped: tuple[StateDescriptor, ...] = ()
     source: Mapping[str, Any] | None = None
+    late: tuple[str, ...] = ()
+    renamed_from: str | None = None
 
     @property
     def known(self) -> tuple[StateDescriptor, ...]:
@@ -95,6 +99,10 @@ class Description:
         }
         if self.source is not None:
             content["source"] = dict(self.source)
+        if self.late:
+            content["late"] = list(self.late)
+        if self.renamed_from is not None:
+            content["renamed_from"] = self.renamed_from
         return json.dumps(content, indent=1).encode() + b"\n"
 
 
@@ -129,8 +137,16 @@ class JobLog:
         with self._whole(path):
             states = tuple(map(StateDescriptor.from_json, stored["states"]))
             dropped = tuple(map(StateDescriptor.from_json, stored.get("dropped", ())))
-            source = stored.get("source")
-            return Description(stored["job"], stored["query_id"], states, stored["version"], dropped, source)
+            return Description(
+                stored["job"],
+                stored["query_id"],
+                states,
+                stored["version"],
+                dropped,
+                stored.get("source"),
+                tuple(stored.get("late", ())),
+                stored.get("renamed_from"),
+            )
 
     def alive(self) -> dict[str, Any]:
         """Return the writer's last sign of life (see `log_writer.LogWriter.beat`); empty if there is none."""

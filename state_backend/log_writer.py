@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -17,18 +17,20 @@ import pyarrow as pa
 
 from state_backend.change_log import ChangeLog, Current, Description, Rewind, generation_name
 from state_backend.clock import now_ms
-from state_backend.descriptor import Reduce, StateDescriptor, check_name, check_states
+from state_backend.descriptor import StateDescriptor, check_name, check_states
 from state_backend.epochs import ChangeFile, Epoch, runs_in, slots_of_run, to_stream
 from state_backend.errors import (
     DescriptorError,
     EpochHoleError,
     FencedWriterError,
+    LogCorruptError,
     LogUnavailableError,
     RewoundCheckpointError,
 )
+from state_backend.evolution import check_evolution
 from state_backend.filesystems import Filesystem
 from state_backend.records import SCHEMA, Change, runs_of
-from state_backend.reductions import Reduction, check_change, reduction_of
+from state_backend.reductions import check_change, reduction_of
 
 logger = logging.getLogger("sparkis.log")
 
@@ -99,8 +101,9 @@ class ChangeFileWriter:
 class LogWriter:
     """The one writer of a job. Runs in the driver; opening it fences the writer before.
 
-    Raises LogUnavailableError if the log cannot be written, DescriptorError if the states do not fit those that the
-    log holds. Not to be shared between threads, but for `beat`.
+    siblings are the writers of other jobs that the same run of the query publishes. Raises LogUnavailableError if the
+    log cannot be written, DescriptorError if the states do not fit those that the log holds. Not to be shared between
+    threads, but for `beat`.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class LogWriter:
         query_id: str | None = None,
         on_rewind: OnRewind = "refuse",
         source: Mapping[str, Any] | None = None,
+        siblings: Collection[str] = (),
     ) -> None:
         check_name("job", job)
         check_states(job, states)
@@ -121,6 +125,8 @@ class LogWriter:
         before = self.log.current()
         generation = query_id or (before.generation if before else uuid.uuid4().hex)
         self.generation = generation_name(generation)
+        if query_id is not None and source is None:
+            self._check_not_renamed(siblings)
         for folder in ("changes", "epochs"):
             self._filesystem.make_folder(f"{job}/{generation}/{folder}")
         self.states = tuple(state.for_job(job) for state in states)
@@ -249,6 +255,7 @@ class LogWriter:
             inline=tuple(inline),
             format=self._description.format,
         )
+        self._settle_late(replaces)
         self._create(self._fold(epoch))
         self.last = replace(epoch, inline=())
         return True
@@ -267,12 +274,57 @@ class LogWriter:
             theirs = self.log.description(self.generation)
             if (theirs.states, theirs.source) == (mine.states, mine.source):
                 return theirs
-            _check_compatible(theirs, mine)
+            for note in check_evolution(self.job, theirs.states, theirs.known, mine.states):
+                logger.warning("job %s: %s", self.job, note)
             names = {state.name for state in mine.states}
             dropped = tuple(state for state in theirs.known if state.name not in names)
-            mine = replace(mine, version=theirs.version + 1, dropped=dropped)
+            there = {state.name for state in theirs.states} - set(theirs.late)
+            begins_late = self.log.numbers(self.generation)
+            late = tuple(state.name for state in mine.states if begins_late and state.name not in there)
+            version, renamed_from = theirs.version + 1, theirs.renamed_from
+            mine = replace(mine, version=version, dropped=dropped, late=late, renamed_from=renamed_from)
         self._filesystem.replace(path, mine.to_bytes())
         return mine
+
+    def _check_not_renamed(self, siblings: Collection[str]) -> None:
+        """Refuse to begin in the middle of a query whose state the log has under another job's name.
+
+        Costs a look at every other job, and only where this one has no epoch of the query.
+        """
+        if self.log.numbers(self.generation):
+            return
+        log = ChangeLog(self._filesystem)
+        for name in log.jobs():
+            other = log.job(name)
+            try:
+                current = other.current()
+            except LogCorruptError:
+                continue  # not this job's to complain about
+            if name == self.job or current is None or current.generation != self.generation:
+                continue
+            if current.writer not in siblings and other.numbers(self.generation):
+                raise DescriptorError(
+                    f"job {self.job!r} would begin in the middle of its query: the log {self._filesystem.root} has the "
+                    f"query's state as job {name!r}. If the query was renamed, run: sparkis rename --log "
+                    f"{self._filesystem.root} {name} {self.job}. If it is to be another job, start it with a "
+                    f"checkpoint or a log of its own"
+                )
+
+    def _settle_late(self, replaces: tuple[str, ...]) -> None:
+        """Before the first epoch with new states: those that it brings as a whole lack nothing; warn of the others."""
+        if self.last is None or self.last.description == self._description.version or not self._description.late:
+            return
+        late = tuple(name for name in self._description.late if name not in replaces)
+        if late != self._description.late:
+            self._description = replace(self._description, late=late)
+            self._filesystem.replace(f"{self.job}/{self.generation}/job.json", self._description.to_bytes())
+        for name in late:
+            logger.warning(
+                "job %s: the state %r begins in the middle of the query: keys that do not change from now on are "
+                "missing in it; start the query with a new checkpoint to have them all",
+                self.job,
+                name,
+            )
 
     def _origin(self, number: int, replaces: tuple[str, ...]) -> int:
         """Return where what this generation knows begins: 0 if its first epoch brings the whole of every state."""
@@ -379,37 +431,6 @@ class LogWriter:
             f"job {self.job!r}: epoch {epoch.epoch} appeared in the log {self._filesystem.root} while it was being "
             f"committed; start the query again"
         )
-
-
-def _check_compatible(theirs: Description, mine: Description) -> None:
-    """Refuse a change that would make the log's earlier epochs wrong under the new states."""
-    old = {state.name: state for state in theirs.known}
-    for state in mine.states:
-        before = old.get(state.name)
-        if before is not None and (before.kind, before.key_format) != (state.kind, state.key_format):
-            raise DescriptorError(
-                f"job {mine.job!r}: the state {state.name!r} was a {before.kind} with keys {before.key_format!r} in "
-                f"this log and is now a {state.kind} with keys {state.key_format!r}; give the state another name, "
-                f"or start the query with a new checkpoint"
-            )
-        if before is not None and _folding(before) != _folding(state):
-            raise DescriptorError(
-                f"job {mine.job!r}: the state {state.name!r} was folded by {_folding_text(before)} in this log and is "
-                f"now by {_folding_text(state)}; what it holds cannot be carried on: give the state another name, "
-                f"or start the query with a new checkpoint"
-            )
-
-
-def _folding(state: StateDescriptor) -> tuple[Reduce, Reduction] | None:
-    reduction = reduction_of(state)
-    return None if state.reduce is None or reduction is None else (state.reduce, reduction)
-
-
-def _folding_text(state: StateDescriptor) -> str:
-    if _folding(state) is None:
-        return "nothing"
-    of = f" of {state.columns.get(state.value[0])}" if state.value else ""
-    return f"reduce={str(state.reduce)!r}{of}"
 
 
 def _digest(run: pa.RecordBatch) -> int:
