@@ -27,7 +27,7 @@ from resp_server.followers import Followers
 from resp_server.listening import make_room_for
 from resp_server.server import Server
 from resp_server.shown import Readers, ShownJobs
-from resp_server.workers import Workers
+from resp_server.workers.master import Workers
 from state_backend.compact import add_retention_option
 from state_backend.errors import SparkisError, StoreError
 from state_backend.filesystems import open_filesystem

@@ -91,7 +91,7 @@ def server(tmp_path: Path) -> Iterator[Running]:
 
 def workers_with_stores(server: Running) -> list[int]:
     """Return the workers that have opened what they are to show."""
-    return [pid for pid in children_of(server.process.pid, "workers_process") if has_store(pid)]
+    return [pid for pid in children_of(server.process.pid, "workers.worker") if has_store(pid)]
 
 
 def sockets_of(pid: int) -> int:
@@ -130,7 +130,7 @@ def test_nothing_is_left_of_a_server_whose_master_is_killed(scene: Scene) -> Non
     server = scene.start_server(workers=2)
     load = Load(scene.port)
     load.wait_until_all_are_answered()
-    left = [pid for word in ("workers_process", "applier") for pid in children_of(server.popen.pid, word)]
+    left = [pid for word in ("workers.worker", "applier") for pid in children_of(server.popen.pid, word)]
     assert len(left) == 3
     server.popen.kill()  # the master alone
     server.popen.wait()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from resp_server import workers_channel
-from resp_server.workers_channel import Channel
+from resp_server.workers import channel
+from resp_server.workers.channel import Channel
 
 WAIT_S_MAX = 20.0
 
@@ -101,7 +101,7 @@ def test_a_line_that_is_not_understood_does_not_stop_the_next_one() -> None:
 
 
 def test_a_process_that_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_channel, "UNSENT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(channel, "UNSENT_BYTES_MAX", 1 << 20)
 
     async def body(one: End, other: End) -> None:
         other.channel._loop.remove_reader(other.channel._socket)

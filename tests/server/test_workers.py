@@ -53,7 +53,7 @@ def workers_of(server: Running) -> list[int]:
             command = Path(f"/proc/{entry}/cmdline").read_bytes()
         except (OSError, IndexError):
             continue
-        if parent == server.process.pid and b"workers_process" in command:
+        if parent == server.process.pid and b"workers.worker" in command:
             found.append(int(entry))
     return sorted(found)
 
@@ -339,9 +339,10 @@ def test_an_epoch_that_does_not_come_is_waited_for_in_vain(serve: Serve) -> None
 # A master whose line to every second worker is slow: what it tells comes there later than to the other.
 SLOW_LINE = """
 import asyncio, sys
-from resp_server import process, workers
+from resp_server import process
+from resp_server.workers import master
 
-class SlowChannel(workers.Channel):
+class SlowChannel(master.Channel):
     made = 0
 
     def __init__(self, *given):
@@ -355,7 +356,7 @@ class SlowChannel(workers.Channel):
         else:
             super().send(*given)
 
-workers.Channel = SlowChannel
+master.Channel = SlowChannel
 sys.exit(process.main(sys.argv[1:]))
 """
 

@@ -41,7 +41,7 @@ from resp_server.listening import listen
 from resp_server.numbers import Numbers
 from resp_server.shown import Event, Readers
 from resp_server.stats import Stats
-from resp_server.workers_channel import Channel, Line
+from resp_server.workers.channel import Channel, Line
 from state_backend.clock import now_ms
 from state_backend.errors import DescriptorError, SparkisError, StoreError
 
@@ -270,7 +270,7 @@ class Workers(Readers):
         here, there = socket.socketpair()
         with there:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "resp_server.workers_process", str(there.fileno())),
+                *(sys.executable, "-m", "resp_server.workers.worker", str(there.fileno())),
                 pass_fds=(there.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,

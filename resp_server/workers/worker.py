@@ -1,6 +1,6 @@
 """A worker: a process that serves clients which its master hands over. The master starts it.
 
-    python -m resp_server.workers_process DESCRIPTOR      of the line to the master (see `workers`)
+    python -m resp_server.workers.worker DESCRIPTOR      of the line to the master (see `workers`)
 
 It shows what the master tells it to show, and ends with the line.
 """
@@ -23,7 +23,7 @@ from resp_server.connection import Connection
 from resp_server.listening import make_room_for
 from resp_server.server import Server
 from resp_server.shown import ShownJobs
-from resp_server.workers_channel import Channel
+from resp_server.workers.channel import Channel
 from state_backend.errors import SparkisError, StoreError
 from state_backend.keyspace import Job, Keyspace
 
