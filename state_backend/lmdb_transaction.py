@@ -26,6 +26,7 @@ from state_backend.lmdb_layout import (
     LONG,
     LONG_LIST,
     LONG_TEXT,
+    NAME_AT,
     NEVER,
     PACKED,
     PIECE_BYTES,
@@ -58,6 +59,8 @@ from state_backend.slots import POSITION_BYTES, place_of, places_of
 PUT, FOLD = int(Op.PUT), int(Op.FOLD)
 # What a line of the expiry index stands for (see `lmdb_layout`).
 KEY_LINE, MAP_LINE, DROPPED_LINE = b"k", b"m", b"d"
+# To find so many fields of a small map one by one takes less time than to take it apart (about).
+FINDS_MAX = 4
 STATE_AND_KEY = itemgetter(0, 2)  # of a row (see `records.rows_in`)
 
 
@@ -123,6 +126,8 @@ class LmdbTransaction:
         """Apply a run. The changes of one key lie together in it, so that a map is read and written once."""
         if self._is_plain(run):
             run = self._put_values(run)
+        if not run.num_rows:
+            return
         get, now_ms, touched = self._keys.get, self._now_ms, self._touched
         has_folds = bool((run.column("op").to_numpy() == FOLD).any())
         rows: Iterable[tuple[Any, ...]]
@@ -154,16 +159,20 @@ class LmdbTransaction:
                 self._apply_to_map(at, record, changes, state.number)
 
     def _is_plain(self, run: pa.RecordBatch) -> bool:
-        """Tell whether all that a run does is to put values that never expire, of one state that is not replaced."""
+        """Tell whether all that a run does is to put values that never expire, of one state that is not replaced.
+
+        Or to fold them in.
+        """
         if not run.num_rows or self._replaced_numbers:
             return False
-        names = run.column("state").indices.to_numpy()
+        names, ops = run.column("state").indices.to_numpy(), run.column("op").to_numpy()
         state = self._states.get(run.column("state")[0].as_py())
         return (
             state is not None
             and state.kind is Kind.VALUE
             and bool((names == names[0]).all())
-            and bool((run.column("op").to_numpy() == PUT).all())
+            and (ops[0] == PUT or (ops[0] == FOLD and state.reduction is not None))
+            and bool((ops == ops[0]).all())
             and run.column("expire_at_ms").null_count == run.num_rows
             and not run.column("value").null_count
         )
@@ -171,10 +180,14 @@ class LmdbTransaction:
     def _put_values(self, run: pa.RecordBatch) -> pa.RecordBatch:
         """Apply the rows of a plain run at whose keys nothing stands, or a value of the same kind; return the others.
 
-        The hot path of an epoch. It does with these rows what `apply` does.
+        The hot path of an epoch. It does with these rows what `apply` does. Of several at one position only the first
+        is among them: the others come after it, in their order.
         """
         keys, values = run.column("key").to_pylist(), run.column("value").to_pylist()
-        number = self._states[run.column("state")[0].as_py()].number
+        state = self._states[run.column("state")[0].as_py()]
+        number = state.number
+        if run.column("op")[0].as_py() == FOLD:
+            values = self._folded_values(keys, values, state)
         get, put, note = self._keys.get, self._keys.put, self._changed_keys.add
         heads: dict[int, bytes] = {}  # of records, by the length of their keys
         left: list[int] = []
@@ -184,16 +197,38 @@ class LmdbTransaction:
             head = heads.get(length) or heads.setdefault(length, HEADER.pack(length, 0, number, VALUE))
             start = head + key
             old = get(at)
-            if (old is not None and not old.startswith(start)) or len(value) > PIECE_BYTES or key == before:
+            if (old is not None and not old.startswith(start)) or len(value) > PIECE_BYTES or at == before:
                 left.append(row)
             elif old != (new := start + value):
                 put(at, new)
                 note(key)
                 new_keys += old is None
                 self.changed += 1
-            before = key
+            before = at
         self._counts[number] += new_keys
         return run.take(pa.array(left, pa.int64()))
+
+    def _folded_values(self, keys: list[bytes], values: list[bytes], state: _State) -> list[bytes]:
+        """Return what the rows of a plain run that folds have to put, but for those behind one of their position."""
+        assert state.reduction is not None
+        get, fold = self._keys.get, state.reduction.fold
+        heads: dict[int, bytes] = {}
+        made: list[bytes] = []
+        for key, value, at in zip(keys, values, places_of(keys), strict=True):
+            length = len(key)
+            head = heads.get(length) or heads.setdefault(length, HEADER.pack(length, 0, state.number, VALUE))
+            old = get(at)
+            if old is not None and old.startswith(head + key):
+                old = old[NAME_AT + length :]
+                try:
+                    value = fold(old, value)
+                except (ValueError, ArithmeticError):
+                    folded(state.reduction, Change(self._name_of(state), Op.FOLD, key, None, value), old)  # raises
+            made.append(value)
+        return made
+
+    def _name_of(self, state: _State) -> str:
+        return self.meta.names()[state.number]
 
     def _make_way(self, at: bytes, record: bytes, key: bytes, state: _State) -> tuple[bytes, bytes | None]:
         """Remove what stands at a key if it is dead, or of another state that this epoch replaces; return the place."""
@@ -327,6 +362,8 @@ class LmdbTransaction:
         """Make puts of the rows of one key that fold; `record` is what they are folded into."""
         changes = list(map(Change._make, rows))
         stands: dict[bytes, bytes | None] = {}  # by field, after the changes so far; a value's is empty
+        if record is not None and record[14] == PACKED and len(rows) > FINDS_MAX:
+            stands, record = dict(packed_map.pairs(payload_of(record))), None
         for index, change in enumerate(changes):
             is_dead = change.expire_at_ms is not None and change.expire_at_ms <= self._now_ms
             is_whole = state.kind is Kind.VALUE or change.field is None
