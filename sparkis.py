@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from spark_hooks.attach import AttachedState, Attachment, attach
     from spark_hooks.serve import ServedEndpoint, serve
     from spark_hooks.sink import publish, queryable
+    from spark_hooks.table import publish_table
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "StateDescriptor",
     "attach",
     "publish",
+    "publish_table",
     "queryable",
     "read_snapshot",
     "serve",
@@ -40,6 +42,7 @@ _NEED_SPARK = {
     "ServedEndpoint": "serve",
     "queryable": "sink",
     "publish": "sink",
+    "publish_table": "table",
     "attach": "attach",
     "AttachedState": "attach",
     "Attachment": "attach",

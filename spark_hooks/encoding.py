@@ -51,6 +51,14 @@ class RowError(SparkisError):
     """A row cannot become a change: its message names the state and the column."""
 
 
+class DuplicateRowsError(RowError):
+    """Several rows make one change, and nothing says which one counts."""
+
+    def __init__(self, message: str, field: bytes | None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 @dataclass(frozen=True)
 class RowPlan:
     """How the rows of one state become changes; picklable, sent to every task.
@@ -283,7 +291,8 @@ def _one_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[p
             elif plan.keeps_last or plan.reduce is Reduce.MAX:
                 batch = batch.filter(pa.array(np.append(~is_same[1:], True)))
             else:
-                _refuse_duplicates(plan, keys.filter(pa.array(is_same))[0].as_py())
+                row = int(np.argmax(is_same))
+                _refuse_duplicates(plan, keys[row].as_py(), batch.column("field")[row].as_py())
         yield batch.slice(0, batch.num_rows - 1)
         held = batch.slice(batch.num_rows - 1)
     if held is not None:
@@ -326,10 +335,11 @@ def _added(batch: pa.RecordBatch, starts: npt.NDArray[Any], add: Callable[[bytes
     return batch.set_column(batch.schema.get_field_index("value"), SCHEMA.field("value"), totals)
 
 
-def _refuse_duplicates(plan: RowPlan, key: bytes) -> None:
-    raise RowError(
+def _refuse_duplicates(plan: RowPlan, key: bytes, field: bytes | None) -> None:
+    raise DuplicateRowsError(
         f"state {plan.state!r}: a micro-batch holds several rows for the key {key[:100]!r}, and nothing says which "
-        f"comes last; pass order_by= with the column that orders them, or duplicates='any' if it does not matter"
+        f"comes last; pass order_by= with the column that orders them, or duplicates='any' if it does not matter",
+        field,
     )
 
 

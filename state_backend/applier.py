@@ -72,6 +72,8 @@ class Pulse:
             self._last = beat
             if not first_look:  # the first one may be as old as the log: wait for it to move
                 self._moved_at_s = self._clock()
+        if sign.get("is_at_rest"):
+            return False
         return not sign.get("is_running") or self._clock() - self._moved_at_s > STALE_AFTER_S
 
 

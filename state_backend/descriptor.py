@@ -66,6 +66,13 @@ def check_name(what: str, name: object) -> str:
     return name
 
 
+def check_user_name(name: object) -> str:
+    """Return the name of a state that a user may declare; those with `_` in front are sparkis' own."""
+    if isinstance(name, str) and name.startswith("_"):
+        raise DescriptorError(f"the state name {name!r} begins with _, as sparkis' own states do; choose another name")
+    return check_name("state", name)
+
+
 @dataclass(frozen=True)
 class KeyFormat:
     """A Redis key as literal texts around column placeholders: `literals[0] <columns[0]> literals[1] ...`.

@@ -260,11 +260,16 @@ class LogWriter:
         self.last = replace(epoch, inline=())
         return True
 
-    def beat(self, *, is_running: bool = True) -> None:
+    def beat(self, *, is_running: bool = True, is_at_rest: bool = False) -> None:
         """Show a sign of life, once a second while the query runs; from any thread. Readers watch the counter move."""
         self._beats += 1
         sign = {"writer": self.current.writer, "beat": self._beats, "is_running": is_running}
+        sign |= {"is_at_rest": True} if is_at_rest else {}
         self._filesystem.replace(f"{self.job}/alive.json", json.dumps(sign).encode(), is_durable=False)
+
+    def rest(self) -> None:
+        """Say that what is there is whole, and not stale for want of more: nothing runs that would bring it."""
+        self.beat(is_running=False, is_at_rest=True)
 
     def _describe(self) -> Description:
         """Write `job.json`, or a new version of it if the states have changed; return it."""
