@@ -1,6 +1,6 @@
 """sparkis: read the live state of a Spark Structured Streaming job with any Redis client.
 
-`serve`, `queryable`, `publish` and `attach` need PySpark; all else works without it.
+`serve`, `queryable`, `publish`, `attach` and `queryable_processor` need PySpark; all else works without it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from state_backend.replay import read_snapshot
 
 if TYPE_CHECKING:
     from spark_hooks.attach import AttachedState, Attachment, attach
+    from spark_hooks.processor import queryable_processor
     from spark_hooks.serve import ServedEndpoint, serve
     from spark_hooks.sink import publish, queryable
     from spark_hooks.table import publish_table
@@ -33,6 +34,7 @@ __all__ = [
     "publish",
     "publish_table",
     "queryable",
+    "queryable_processor",
     "read_snapshot",
     "serve",
 ]
@@ -44,6 +46,7 @@ _NEED_SPARK = {
     "publish": "sink",
     "publish_table": "table",
     "attach": "attach",
+    "queryable_processor": "processor",
     "AttachedState": "attach",
     "Attachment": "attach",
 }

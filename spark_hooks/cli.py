@@ -70,6 +70,7 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     state.add_argument("--key-format", metavar="TEXT", help="instead: any text with <column> placeholders")
     state.add_argument("--field", metavar="COLUMN", help="a part of the key that is the field of a hash")
     state.add_argument("--value", nargs="+", metavar="COLUMN", help="the columns that are the value")
+    state.add_argument("--kind", choices=("value", "map"), help="several columns as one JSON object, one as a hash")
     state.add_argument("--column", action="append", default=[], metavar="NAME=SQL", help="a column of your own")
     state.add_argument("--encoding", choices=("text", "json", "binary"), help="how a value becomes bytes")
     state.add_argument("--length-max", type=int, metavar="N", help="keep this many last elements of a list")

@@ -25,11 +25,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks import endpoints, task
+from spark_hooks.attach import declared
 from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError
 from spark_hooks.attach.operators import Collection, collections
 from spark_hooks.attach.rows import AttachedArguments, AttachedState, BoundState
 from spark_hooks.attach.task import RESULT, BatchesTask
 from spark_hooks.encoding import RowError
+from spark_hooks.processor import CHANGELOG_SETTING
 from spark_hooks.publisher import BEAT_INTERVAL_S
 from spark_hooks.sink import log_of
 from state_backend.change_log import ChangeLog
@@ -48,7 +50,6 @@ logger = logging.getLogger("sparkis.attach")
 OnMismatch = Literal["refuse", "replace"]
 
 FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 # How long a query may take to its first committed batch, unless told otherwise (guess).
 FIRST_BATCH_TIMEOUT_S = 60.0
 # How often the next commit is looked for: one look at one file, which costs something on an object store.
@@ -65,6 +66,10 @@ WAIT_TIMEOUT_S = 60.0
 
 # Trying again would not help.
 LASTING = (DescriptorError, RowError, FencedWriterError, LogCorruptError, EpochHoleError)
+
+
+class FeedMissingError(DescriptorError):
+    """The changes of the last batch cannot be read, because nothing wrote them down."""
 
 
 class Attachment:
@@ -346,6 +351,8 @@ def attach(
 
     Give a query of this driver, or the checkpoint of any query. All of its state becomes readable, each operator's as
     one state; to choose, give the arguments of `AttachedState` (`state` is its name), or several of them as `states`.
+    Of a query whose processors declare states (`queryable_processor`) those become readable, and the attachment that
+    has been made for them is returned; it ends with the query.
 
     job          the name that keys begin with; the query's name unless given
     log          the change log's root; the setting spark.sparkis.log unless given
@@ -358,6 +365,30 @@ def attach(
         raise DescriptorError(f"on_mismatch= is 'refuse' or 'replace', not {on_mismatch!r}")
     wanted = _wanted(states, state, given)
     spark = SparkSession.builder.getOrCreate()
+    run = None if query is None else declared.run_of(query)
+    if query is not None and checkpoint is None and run is not None and _is_its_job(spark, query, job, log):
+        if wanted:
+            raise DescriptorError(
+                f"job {query.name!r} is written already, with the states that processors of the query declare, and a "
+                f"log has one writer for a job: give this attachment another name with job="
+            )
+        if run.error is None or on_mismatch == "refuse":
+            return run.attachment(timeout_s)
+    return attach_anew(spark, query, checkpoint, wanted, job=job, log=log, on_mismatch=on_mismatch, timeout_s=timeout_s)
+
+
+def attach_anew(
+    spark: SparkSession,
+    query: StreamingQuery | None,
+    checkpoint: str | Path | None = None,
+    wanted: Sequence[AttachedState] = (),
+    *,
+    job: str | None = None,
+    log: str | Path | None = None,
+    on_mismatch: OnMismatch = "refuse",
+    timeout_s: float = FIRST_BATCH_TIMEOUT_S,
+) -> Attachment:
+    """Make an attachment, whoever else has one already; arguments as for `attach`."""
     session = reading_session(spark)
     place = Checkpoint(session, _location(query, checkpoint))
     name = job or (query.name if query is not None else None)
@@ -365,7 +396,10 @@ def attach(
         raise DescriptorError("keys begin with the job's name, and the query has none: pass job=")
     check_name("job", name)
     root = log_of(spark, log)
+    is_declared = query is not None and not wanted and bool(declared.states_of(query))
     batch = _first_batch(place, query, timeout_s)
+    if query is not None and is_declared:
+        wanted = declared.located_states(query, place, timeout_s)
     bound = bind(session, place, batch, name, wanted)
     _check_feed(place, batch, bound)
     query_id = place.query_id()
@@ -378,6 +412,11 @@ def attach(
         on_mismatch=on_mismatch,
         is_active=(lambda: spark.streams.get(query_id) is not None) if query is not None else (lambda: True),
     )
+
+
+def _is_its_job(spark: SparkSession, query: StreamingQuery, job: str | None, log: str | Path | None) -> bool:
+    """Tell whether an attachment would be a second writer of what is attached to the query for its declarations."""
+    return job in (None, query.name) and (log is None or log_of(spark, log) == log_of(spark, None))
 
 
 def reading_session(spark: SparkSession) -> SparkSession:
@@ -446,7 +485,7 @@ def _check_feed(checkpoint: Checkpoint, batch: int, states: Sequence[BoundState]
     for collection in (state.collection for state in states):
         store = dict(collection.options).get("storeName", "")
         if not checkpoint.has_changelog(collection.operator_id, store, batch):
-            raise DescriptorError(
+            raise FeedMissingError(
                 f"{collection} keeps its state in RocksDB without a change log, so that the changes of a batch cannot "
                 f"be read: start the query with {CHANGELOG_SETTING}=true, and attach when it has committed a batch"
             )

@@ -125,7 +125,7 @@ def _follow(spark: SparkSession, options: argparse.Namespace, ended: threading.E
 def _state_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of the state that was described on the command line."""
     given: dict[str, Any] = {}
-    for name in ("operator", "variable", "key", "key_format", "field", "value", "encoding", "length_max"):
+    for name in ("operator", "variable", "key", "key_format", "field", "value", "kind", "encoding", "length_max"):
         if getattr(options, name) is not None:
             given[name] = getattr(options, name)
     if options.column:

@@ -47,6 +47,7 @@ class AttachedArguments(TypedDict, total=False):
     separator: str
     field: str | None
     value: str | Sequence[str]
+    kind: Kind | str | None
     columns: Mapping[str, str] | None
     encoding: Encoding | str | None
     length_max: int | None
@@ -62,6 +63,7 @@ class AttachedState:
     key         the columns that make the key, joined by `separator`; or `key_format`, as for a StateDescriptor
     field       a part of the operator's key that becomes the field of a hash
     value       the column, or columns, that are the value
+    kind        `value`: several columns are one JSON object, not a hash; `map`: one column is a hash, too
     columns     more columns by SQL expressions, such as {"mean": "_1 / _0"}; they are the value unless value= is given.
                 One with the name of a part of the key stands in its place
     encoding    `text`, `json` or `binary`, as for a StateDescriptor
@@ -77,6 +79,7 @@ class AttachedState:
     separator: str = ":"
     field: str | None = None
     value: str | Sequence[str] = ()
+    kind: Kind | str | None = None
     columns: Mapping[str, str] | None = None
     encoding: Encoding | str | None = None
     length_max: int | None = None
@@ -354,8 +357,8 @@ def _descriptor(collection: Collection, parts: _Parts, wanted: AttachedState) ->
     )
     if not value:
         raise DescriptorError(f"{collection}: its value has no field that can be written; name some with columns=")
-    kind = Kind.MAP if of_field is not None else collection.kind if collection.kind is Kind.LIST else None
-    is_object = len(value) > 1 and kind is not None
+    kind = _kind(collection, of_field, wanted)
+    is_object = len(value) > 1 and kind is not None and (kind is not Kind.MAP or of_field is not None)
     descriptor = StateDescriptor(
         wanted.name or collection.name,
         key=key,
@@ -373,6 +376,18 @@ def _descriptor(collection: Collection, parts: _Parts, wanted: AttachedState) ->
     )
     _check_names(collection, parts, wanted, descriptor)
     return descriptor
+
+
+def _kind(collection: Collection, of_field: str | None, wanted: AttachedState) -> Kind | None:
+    """Return what the state is to be; nothing where that follows from how many columns its value has."""
+    if of_field is None and collection.kind is not Kind.LIST:
+        if wanted.kind not in (None, Kind.VALUE, Kind.MAP):
+            raise DescriptorError(f"{collection}: kind= is 'value' or 'map', not {wanted.kind!r}")
+        return None if wanted.kind is None else Kind(wanted.kind)
+    kind = Kind.LIST if of_field is None else Kind.MAP
+    if wanted.kind not in (None, kind):
+        raise DescriptorError(f"{collection} is a {kind.value}; leave out kind={wanted.kind!r}")
+    return kind
 
 
 def _names(members: Sequence[_Member]) -> tuple[str, ...]:

@@ -1,0 +1,405 @@
+"""`sparkis.queryable_processor`: what it declares is readable with no further call, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import redis
+from attaching import SCHEMA, shown, text, whole
+from micro_batches import Batches, eventually, failure_of, start
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparkis
+from sparkis import AttachedState
+from state_backend.errors import DescriptorError
+
+Make = Callable[[str], Batches]
+
+pytestmark = pytest.mark.usefixtures("endpoint")
+
+STORE = "spark.sql.streaming.stateStore."
+PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+CHANGELOG = STORE + "rocksdb.changelogCheckpointing.enabled"
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(autouse=True)
+def rocksdb(spark: SparkSession) -> Iterator[None]:
+    """Let queries keep their state where transformWithState can."""
+    made = {STORE + "providerClass": PROVIDER, CHANGELOG: "true"}
+    for name, value in made.items():
+        spark.conf.set(name, value)
+    yield
+    for name in made:
+        spark.conf.unset(name)
+
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot import this module
+
+
+class Sensor(StatefulProcessor):
+    """Keeps a value, a list and a map of a sensor's rows; a timer forgets a sensor that falls silent."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.last = handle.getValueState("lastTemp", "v double, n int")
+        self.count = handle.getValueState("count", "rows long", ttlDurationMs=HOUR_MS)
+        self.recent = handle.getListState("recent", "v double")
+        self.days = handle.getMapState("days", "day int", "v double, n int", ttlDurationMs=HOUR_MS)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        count = self.count.get()[0] if self.count.exists() else 0
+        for row in rows:
+            count += 1
+            self.last.update((row.v, row.n))
+            self.recent.appendValue((row.v,))
+            self.days.updateValue((row.n,), (row.v, row.n))
+            if row.n == 0:
+                self.recent.clear()
+                self.days.clear()
+        self.count.update((count,))
+        yield Row(k=key[0], rows=count)
+
+
+STATES: dict[str, str | AttachedState] = {
+    "lastTemperature": "lastTemp",
+    "lastReading": AttachedState(variable="lastTemp", kind="value"),
+    "rows": AttachedState(variable="count", key_format="rows-of/<k>"),
+    "recent": AttachedState(variable="recent", length_max=2),
+    "days": AttachedState(variable="days", value="v"),
+    "dayObjects": "days",
+}
+
+
+def of_sensors(df: DataFrame, processor: StatefulProcessor) -> DataFrame:
+    """Return the query that the tests of `Sensor` run."""
+    return df.groupBy("k").transformWithState(processor, "k string, rows long", "append", "processingTime")
+
+
+def expected(read: Callable[..., list[Any]], job: str) -> dict[str, Any]:
+    """Return what clients should see of STATES, by Spark's own reader."""
+    found: dict[str, Any] = {}
+    for row in read(stateVarName="lastTemp"):
+        value = row.value
+        found[f"{job}:lastTemperature:{row.key.k}"] = {"v": text(value.v), "n": text(value.n)}
+        found[f"{job}:lastReading:{row.key.k}"] = {"v": value.v, "n": value.n}
+    for row in read(stateVarName="count"):
+        found[f"rows-of/{row.key.k}"] = text(row.value.value.rows)
+    for row in read(stateVarName="recent"):
+        found.setdefault(f"{job}:recent:{row.key.k}", []).append(text(row.list_element.v))
+    for row in read(stateVarName="days"):
+        day, value = text(row.user_map_key.day), row.user_map_value.value
+        found.setdefault(f"{job}:days:{row.key.k}", {})[day] = text(value.v)
+        found.setdefault(f"{job}:dayObjects:{row.key.k}", {})[day] = {"v": value.v, "n": value.n}
+    return {key: value[-2:] if isinstance(value, list) else value for key, value in found.items()}
+
+
+def seen(client: redis.Redis, job: str) -> dict[str, Any]:
+    """Return what clients see of STATES; JSON is read."""
+    found = shown(client, job)
+    for key, value in found.items():
+        if key.startswith(f"{job}:lastReading:"):
+            found[key] = json.loads(value)
+        elif key.startswith(f"{job}:dayObjects:"):
+            found[key] = {field: json.loads(each) for field, each in value.items()}
+    return found | {key: client.get(key) for key in client.scan_iter(match="rows-of/*")}
+
+
+def taken(query: StreamingQuery, count: int) -> None:
+    """Wait until a run of a query has read so many rows. One with processing time has batches without end."""
+    eventually(lambda: sum(each.numInputRows for each in query.recentProgress), lambda found: found >= count)
+
+
+def test_what_a_processor_declares_is_readable_with_no_further_call_over_restarts(
+    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    checkpoint = tmp_path / "checkpoint"
+    made = of_sensors(rows.df, sparkis.queryable_processor(Sensor(), states=STATES))
+    writer = made.writeStream.format("noop").outputMode("append").queryName("tws")
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime="1 second")
+    for added in (
+        [("a", 1, 1.5), ("b", 2, 2.5), ("a", 2, 3.5)],
+        [("a", 1, 4.5), ("a", 3, 5.5), ("c", 1, 6.5)],
+        [("b", 0, 0.0), ("c", 2, 7.5), ("c", 3, 8.5)],
+    ):
+        rows.add(*({"k": k, "n": n, "v": v} for k, n, v in added))
+        query = writer.start()
+        taken(query, len(added))
+        attachment = sparkis.attach(query)
+        query.stop()
+        assert attachment.wait()
+        read = partial(whole, spark, checkpoint, attachment.batch)
+        assert seen(client, "tws") == expected(read, "tws")
+    assert client.ttl("rows-of/a") > 0
+    assert client.ttl("tws:lastTemperature:a") == -1
+    assert client.httl("tws:days:a", "1")[0] > 0
+
+
+def test_a_declaration_changes_nothing_in_what_is_computed_and_comes_and_goes_with_restarts(
+    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    results: dict[str, list[tuple[str, int]]] = {"declared": [], "plain": []}
+
+    def run(name: str, processor: StatefulProcessor) -> StreamingQuery:
+        def keep(batch: DataFrame, _: int) -> None:
+            results[name] += [tuple(row) for row in batch.collect()]
+
+        writer = of_sensors(rows.df, processor).writeStream.foreachBatch(keep).outputMode("append").queryName(name)
+        query = writer.option("checkpointLocation", str(tmp_path / name)).trigger(processingTime="1 second").start()
+        taken(query, 2)
+        return query
+
+    declared = sparkis.queryable_processor(Sensor(), states={"lastTemperature": "lastTemp"})
+    for round_, processor in enumerate([Sensor(), declared, Sensor(), declared]):
+        rows.add({"k": "a", "n": round_, "v": round_}, {"k": f"b{round_}", "n": 1, "v": 0.5})
+        query = run("declared", processor)
+        if processor is declared:
+            assert sparkis.attach(query).wait()
+            assert client.hget("declared:lastTemperature:a", "n") == str(round_)
+            assert len(list(client.scan_iter(match="declared:*"))) == round_ + 2
+        query.stop()
+        run("plain", Sensor()).stop()
+    assert sorted(results["declared"]) == sorted(results["plain"]) != []
+    for variable in ("lastTemp", "recent"):  # without a time to live, which depends on the clock
+        mine, theirs = (
+            {str(row) for row in whole(spark, tmp_path / name, newest(tmp_path / name), stateVarName=variable)}
+            for name in ("declared", "plain")
+        )
+        assert mine == theirs != set()
+
+
+def newest(checkpoint: Path) -> int:
+    """Return a stopped query's last committed batch."""
+    return max(int(file.name) for file in (checkpoint / "commits").glob("[0-9]*"))
+
+
+class Session(StatefulProcessor):
+    """Counts the rows of a key in pandas, and forgets it by a timer a minute after its last row, in event time."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.rows = handle.getValueState("rows", "rows long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        count = self.rows.get()[0] if self.rows.exists() else 0
+        for part in rows:
+            count += len(part)
+            for timer in list(self.handle.listTimers()):
+                self.handle.deleteTimer(timer)
+            self.handle.registerTimer(int(part["t"].max().timestamp() * 1000) + 60_000)
+        self.rows.update((count,))
+        yield pd.DataFrame({"k": [key[0]], "rows": [count]})
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        self.rows.clear()
+        yield pd.DataFrame({"k": [key[0]], "rows": [-1]})
+
+
+def test_what_a_timer_clears_is_gone_for_readers_too(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches(SCHEMA)
+    grouped = rows.df.withWatermark("t", "10 seconds").groupBy("k")
+    processor = sparkis.queryable_processor(Session(), states={"rows": "rows"})
+    made = grouped.transformWithStateInPandas(processor, "k string, rows long", "append", "eventTime")
+    rows.add({"k": "a", "t": "2026-01-01T00:00:00Z"}, {"k": "b", "t": "2026-01-01T00:00:30Z"})
+    writer = made.writeStream.format("noop").outputMode("append")
+    query = start(writer, "timed", tmp_path / "checkpoint")
+    attachment = sparkis.attach(query)
+    assert attachment.wait()
+    assert shown(client, "timed") == {"timed:rows:a": "1", "timed:rows:b": "1"}
+    rows.add({"k": "b", "t": "2026-01-01T00:01:20Z"})
+    query.processAllAvailable()
+    assert attachment.wait()
+    assert shown(client, "timed") == {"timed:rows:b": "2"}
+
+
+class Counter(StatefulProcessor):
+    """Counts the rows of a key, in steps of its own, in a variable that every counter calls `count`."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        count = self.step * sum(1 for _ in rows) + (self.count.get()[0] if self.count.exists() else 0)
+        self.count.update((count,))
+        yield Row(k=key[0])
+
+
+def counted(df: DataFrame, step: int, **states: str) -> DataFrame:
+    """Return a DataFrame of one more counter; it declares what states are given."""
+    processor: StatefulProcessor = Counter(step)
+    if states:
+        processor = sparkis.queryable_processor(processor, states=states)
+    return df.groupBy("k").transformWithState(processor, "k string", "append", "none")
+
+
+def begun(df: DataFrame, name: str, checkpoint: Path) -> StreamingQuery:
+    """Start a query whose rows nobody takes."""
+    writer = df.writeStream.format("noop").outputMode("append").queryName(name)
+    return writer.option("checkpointLocation", str(checkpoint)).start()
+
+
+def test_each_of_several_processors_in_one_query_has_its_own_state(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches(SCHEMA)
+    chained = counted(counted(counted(rows.df, 1, ones="count"), 10), 100, hundreds="count")
+    writer = chained.writeStream.format("noop").outputMode("append")
+    for round_ in (1, 2):
+        rows.add({"k": "a"}, {"k": "a"}, {"k": "b"})
+        query = start(writer, "chained", tmp_path / "checkpoint")
+        assert sparkis.attach(query).wait()
+        assert shown(client, "chained") == {
+            "chained:ones:a": str(2 * round_),
+            "chained:ones:b": str(round_),
+            "chained:hundreds:a": str(100 * round_),
+            "chained:hundreds:b": str(100 * round_),
+        }
+        query.stop()
+
+
+def test_several_queries_of_one_driver_are_attached_to_by_what_each_declares(
+    client: redis.Redis, batches: Make, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"})
+    queries = [
+        start(
+            counted(rows.df, step, **states).writeStream.format("noop").outputMode("append"),
+            f"query{step}",
+            tmp_path / str(step),
+        )
+        for step, states in [(1, {"one": "count"}), (2, {"two": "count"}), (3, {})]
+    ]
+    for query in queries[:2]:
+        assert sparkis.attach(query).wait()
+    assert shown(client, "query1") == {"query1:one:a": "1"}
+    assert shown(client, "query2") == {"query2:two:a": "2"}
+    assert shown(client, "query3") == {}
+
+
+def test_other_state_of_such_a_query_is_attached_to_as_another_job(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"}, {"k": "b"})
+    made = counted(counted(rows.df, 1, ones="count"), 10)
+    query = start(made.writeStream.format("noop").outputMode("append"), "first", tmp_path / "checkpoint")
+    with pytest.raises(DescriptorError, match=r"job 'first' is written already.*give this attachment another name"):
+        sparkis.attach(query, operator=0, state="tens")
+    with sparkis.attach(query, operator=0, state="tens", job="second") as other, sparkis.attach(query) as own:
+        assert other.wait()
+        assert own.wait()
+        assert own is sparkis.attach(query, log=own.log)
+        assert shown(client, "second") == {"second:tens:a": "10", "second:tens:b": "10"}
+        assert shown(client, "first") == {"first:ones:a": "1", "first:ones:b": "1"}
+
+
+def test_a_log_may_come_after_the_query(
+    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"})
+    log = spark.conf.get("spark.sparkis.log")
+    spark.conf.unset("spark.sparkis.log")
+    try:
+        made = counted(rows.df, 1, count="count")
+        query = start(made.writeStream.format("noop").outputMode("append"), "late", tmp_path / "checkpoint")
+        eventually(
+            lambda: caplog.text, lambda found: "query 'late' declares states, and there is no change log" in found
+        )
+    finally:
+        spark.conf.set("spark.sparkis.log", log)
+    assert sparkis.attach(query).wait()
+    assert client.get("late:count:a") == "1"
+
+
+def test_a_variable_that_is_not_there_is_refused_by_what_there_is(batches: Make, tmp_path: Path):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"})
+    for variable in ("last_temp", "$procTimers_keyToTimestamp"):
+        made = of_sensors(rows.df, sparkis.queryable_processor(Sensor(), states={"last": variable}))
+        message = failure_of(begun(made, "wrong", tmp_path / "checkpoint"))
+        assert f"state 'last': the processor Sensor has no variable '{variable}' that can be read" in message
+        assert (
+            "it has 'lastTemp' (ValueState), 'count' (ValueState), 'recent' (ListState), 'days' (MapState). "
+            "Timers cannot be read" in message
+        )
+
+
+def test_state_whose_changes_are_not_written_down_is_refused_by_the_setting_and_goes_on_with_it(
+    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"})
+
+    def begin(**states: str) -> StreamingQuery:
+        return begun(counted(rows.df, 1, **states), "nolog", tmp_path / "checkpoint")
+
+    spark.conf.unset(CHANGELOG)
+    query = begin()
+    query.processAllAvailable()
+    query.stop()
+    rows.add({"k": "a"})
+    message = failure_of(begin(first="count", second="count"))
+    assert "'first', 'second': RocksDB keeps the state without a change log" in message
+    assert f"start the query with {CHANGELOG}=true" in message
+    spark.conf.set(CHANGELOG, "true")
+    query = begin(first="count")
+    query.processAllAvailable()
+    assert sparkis.attach(query).wait()
+    assert client.get("nolog:first:a") == "2"
+
+
+def test_two_states_of_one_name_are_refused_and_so_is_a_query_without_a_name(batches: Make, tmp_path: Path):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"})
+    checkpoint = tmp_path / "checkpoint"
+    made = counted(counted(rows.df, 1, count="count", other="count"), 10, count="count")
+    query = begun(made, "twice", checkpoint)
+    message = "its processors declare the state 'count' more than once (they declare count, count, other)"
+    assert message in failure_of(query)
+    with pytest.raises(DescriptorError, match="declare the state 'count' more than once"):
+        sparkis.attach(query)
+    assert not list((checkpoint / "commits").glob("[0-9]*"))
+    again = counted(counted(rows.df, 1, count="count", other="count"), 10, tens="count")
+    unnamed = again.writeStream.format("noop").outputMode("append").option("checkpointLocation", str(checkpoint))
+    assert "call .queryName('...') before start()" in failure_of(unnamed.start())
+    query = begun(again, "once", checkpoint)
+    query.processAllAvailable()
+    assert sparkis.attach(query).wait()
+
+
+def test_a_description_that_does_not_fit_the_variable_is_told_by_attach_and_the_query_goes_on(
+    batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a", "n": 1, "v": 1.5})
+    processor = sparkis.queryable_processor(Counter(1), states={"c": AttachedState(variable="count", value="m")})
+    made = rows.df.groupBy("k").transformWithState(processor, "k string", "append", "none")
+    query = start(made.writeStream.format("noop").outputMode("append"), "misfit", tmp_path / "checkpoint")
+    with pytest.raises(DescriptorError, match=r"has no column 'm'; it has _0, k, n"):
+        sparkis.attach(query)
+    assert "what it declares cannot be read" in caplog.text
+    assert query.isActive
+
+
+def test_a_query_that_declares_nothing_is_left_alone(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"})
+    made = rows.df.groupBy("k").agg(F.count("*").alias("n"))
+    query = start(made.writeStream.format("noop").outputMode("update"), "plain", tmp_path / "checkpoint")
+    with sparkis.attach(query, state="n") as attachment:
+        assert attachment.wait()
+        assert shown(client, "plain") == {"plain:n:a": "1"}

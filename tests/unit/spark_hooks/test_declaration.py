@@ -1,0 +1,75 @@
+"""`sparkis.queryable_processor` before Spark sees it: what it refuses, and how the declaration lies in its bytes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from spark_hooks.processor import MARK, declared_in, queryable_processor
+from sparkis import AttachedState
+from state_backend.errors import DescriptorError
+
+
+class Plain(StatefulProcessor):
+    """Keeps nothing."""
+
+    note = ""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Make no variable."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        return iter(())
+
+
+@pytest.mark.parametrize("protocol", range(pickle.DEFAULT_PROTOCOL, pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("padding", [0, 65_300, 65_500, 200_000])
+def test_a_declaration_is_found_in_the_pickled_bytes_wherever_it_lies(padding: int, protocol: int):
+    described = AttachedState(variable="b", kind="value", columns={"ä": "concat(x, '\"}')"}, length_max=3)
+    made = queryable_processor(Plain(), states={"a": "x", "Zahl-ü": described})
+    command = ("x" * padding, made, {"returns": "k string"})
+    plain, full = declared_in(cloudpickle.dumps(command, protocol))
+    assert AttachedState(**plain) == AttachedState("a", variable="x")
+    assert AttachedState(**full) == AttachedState(
+        "Zahl-ü", variable="b", kind="value", columns={"ä": "concat(x, '\"}')"}, length_max=3
+    )
+
+
+def test_what_declares_nothing_has_no_declaration_though_it_holds_the_mark():
+    processor = Plain()
+    processor.note = MARK
+    assert declared_in(cloudpickle.dumps(processor)) == ()
+    made = queryable_processor(processor, states={"a": "x"})
+    assert [each["variable"] for each in declared_in(cloudpickle.dumps((processor, made)))] == ["x"]
+
+
+def test_a_processor_comes_out_of_its_bytes_with_what_it_declared():
+    made = queryable_processor(Plain(), states={"a": "x"})
+    again = pickle.loads(cloudpickle.dumps(made))
+    assert declared_in(cloudpickle.dumps(again)) == declared_in(cloudpickle.dumps(made)) != ()
+
+
+@pytest.mark.parametrize(
+    ("processor", "states", "message"),
+    [
+        (Plain, {"a": "x"}, "takes an instance of a StatefulProcessor"),
+        (queryable_processor(Plain(), states={"a": "x"}), {"b": "y"}, "declared its states already"),
+        (Plain(), {}, "which variable each state is read from"),
+        (Plain(), ["x"], "which variable each state is read from"),
+        (Plain(), {"a:b": "x"}, "state name 'a:b' may not hold"),
+        (Plain(), {"a": 1}, "state 'a' is a variable of the processor"),
+        (Plain(), {"a": ""}, "state 'a' is a variable of the processor"),
+        (Plain(), {"a": AttachedState(key="k")}, "state 'a' is a variable of the processor"),
+        (Plain(), {"a": AttachedState("b", variable="x")}, "state 'a' has another name in its AttachedState, 'b'"),
+        (Plain(), {"a": AttachedState(variable="x", operator=0)}, "leave out operator="),
+        (Plain(), {"a": AttachedState(variable="x", value=(b"v",))}, "not JSON serializable"),
+    ],
+)
+def test_what_declares_no_state_is_refused_at_once(processor: Any, states: Any, message: str):
+    with pytest.raises(DescriptorError, match=message):
+        queryable_processor(processor, states=states)
