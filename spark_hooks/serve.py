@@ -22,6 +22,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 from urllib.parse import quote
 
 from pyspark.sql import SparkSession
@@ -81,6 +82,12 @@ class ServedEndpoint(endpoints.ControlledEndpoint):
 
     def __repr__(self) -> str:
         return f"ServedEndpoint(port={self.port}, log={self.log!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     @property
     def pid(self) -> int:
