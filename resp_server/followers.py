@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -36,6 +37,7 @@ class JobFollower:
     def __init__(self, readers: Readers, log: str, job: str, folder: Path, *, retention_ms: int | None) -> None:
         self.log = log
         self.name = job
+        self.renamed_from: str | None = None  # known when it is shown
         self._readers = readers
         self._folder = folder
         self._retention_ms = retention_ms
@@ -154,6 +156,7 @@ class JobFollower:
                 self._process.stdin.close()  # a store is announced once: the next applier announces it again
             return
         self._is_shown = True
+        self.renamed_from = event["renamed_from"]
         self.opened.set()
         if event["is_incomplete"]:
             logger.warning(
@@ -233,6 +236,17 @@ class Followers:
                 continue
             for job in jobs:
                 self._follow(root, job)
+            await self._leave_renamed(root, jobs)
+
+    async def _leave_renamed(self, root: str, jobs: list[str]) -> None:
+        """Stop to follow jobs that are gone from their log and shown under another name."""
+        known = self._followers.values()
+        for name in [each.renamed_from for each in known if each.log == root and each.name in jobs]:
+            if name is not None and name in self._followers and name not in jobs:
+                await self._followers.pop(name).stop()
+                self._readers.forget(name)
+                await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
+                logger.info("job %s: goes on under another name", name)
 
     def _follow(self, root: str, job: str) -> None:
         known = self._followers.get(job)

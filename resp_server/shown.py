@@ -37,6 +37,10 @@ class Readers(ABC):
         """
 
     @abstractmethod
+    def forget(self, job: str) -> None:
+        """Show nothing of a job any more: its keys do not exist."""
+
+    @abstractmethod
     def tell(self, job: str, known: Event) -> None:
         """Write down what is known of a job: fields of `Job`, such as `is_stale` and `error`."""
 
@@ -65,6 +69,10 @@ class ShownJobs(Readers):
         if shown is not None:
             self._keyspace.jobs[job] = replace(shown, **known)
 
+    def forget(self, job: str) -> None:
+        self._keyspace.remove(job)
+        self._stores.pop(job, None)
+
     def refuse(self, job: str, reason: str) -> None:
         """Answer a job's keys with an error, unless it is shown."""
         self._keyspace.refuse(job, reason)
@@ -80,7 +88,14 @@ class ShownJobs(Readers):
         is_new = store is None or store.path != path
         if store is None or is_new:
             store = LmdbStore(path, event["generation"], is_reader=True)
-        made = Job(job, event["generation"], states, store, is_incomplete=event["is_incomplete"])
+        made = Job(
+            job,
+            event["generation"],
+            states,
+            store,
+            is_incomplete=event["is_incomplete"],
+            renamed_from=event["renamed_from"],
+        )
         try:
             self._keyspace.check(made)
         except Exception:
@@ -94,6 +109,8 @@ class ShownJobs(Readers):
         assert isinstance(job.store, LmdbStore)
         self._keyspace.put(job)
         self._stores[job.name] = job.store
+        for gone in self._stores.keys() - self._keyspace.jobs.keys():
+            del self._stores[gone]
 
     def drop(self, job: Job) -> None:
         """Let go of what was prepared and is not to be shown."""

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from resp_server import process, status
 from sparkis import __version__
-from state_backend import compact
+from state_backend import compact, rename
 
 DESCRIPTION = "Read the live keyed state of Spark streaming jobs with any Redis client."
 
@@ -43,11 +43,15 @@ def main(arguments: list[str] | None = None) -> int:
     status.add_options(shown)
     compacted = commands.add_parser("compact", help="shorten a change log", description=compact.DESCRIPTION)
     compact.add_options(compacted)
+    renamed = commands.add_parser("rename", help="give a job another name", description=rename.DESCRIPTION)
+    rename.add_options(renamed)
     options = parser.parse_args(arguments)
     if options.command == "serve":
         return process.run(options)
     if options.command == "compact":
         return compact.run(options)
+    if options.command == "rename":
+        return rename.run(options)
     if options.command == "status":
         return status.run(options)
     if options.command == "attach":

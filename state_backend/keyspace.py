@@ -29,6 +29,7 @@ class Job:
 
     is_stale is True while no writer shows signs of life: the job is stopped, restarting, or out of reach. error is the
     reason why epochs are not applied, or empty. is_incomplete: the log began after the query did, in update mode.
+    renamed_from: the job that this one was; that one is shown until this one is.
     """
 
     name: str
@@ -40,10 +41,15 @@ class Job:
     is_stale: bool = True
     is_incomplete: bool = False
     error: str = ""
+    renamed_from: str | None = None
 
     def lag_epochs(self, applied: Applied) -> int:
         """Return how many committed epochs the epoch that is shown is behind."""
         return max(0, self.committed_epoch - applied.epoch)
+
+    def follows(self, other: Job) -> bool:
+        """Tell whether this is another job under a new name."""
+        return self.renamed_from == other.name and self.generation == other.generation
 
 
 @dataclass
@@ -61,6 +67,8 @@ class Keyspace:
     def put(self, job: Job) -> None:
         """Add a job, or replace it by its new generation; DescriptorError if its keys could be another job's."""
         self.check(job)
+        for other in [other for other in self.jobs.values() if job.follows(other)]:
+            del self.jobs[other.name]
         self.jobs[job.name] = job
         self.unreadable.pop(job.name, None)
         self.version += 1
@@ -68,7 +76,7 @@ class Keyspace:
     def check(self, job: Job) -> None:
         """Raise DescriptorError if a job's keys could be another job's."""
         for other in self.jobs.values():
-            if other.name != job.name:
+            if other.name != job.name and not job.follows(other):
                 self._check_apart(job, other)
 
     def refuse(self, name: str, reason: str | None) -> None:

@@ -10,7 +10,7 @@ by all at one moment: each opens it, then all stand still, and go on when the la
 to another worker never sees an older epoch.
 
     master to worker    {"event": "start", ...}        once, with everything a server has to know
-                        {"event": "found", "job"}, "told"     what is known of a job (see `shown`)
+                        {"event": "found", "job"}, "told", "forget"     what is known of a job (see `shown`)
                         {"event": "open", "job", "of"}, then "hold", then "show"; or "drop" if one could not open it
                         {"event": "loading", "is_loading"}, "port"
                         {"event": "client", "id"}      with a client's socket
@@ -213,6 +213,11 @@ class Workers(Readers):
             self._send_all({"event": "show"})
             self._shown[job] = event
             self._found.pop(job, None)
+
+    def forget(self, job: str) -> None:
+        for known in (self._found, self._shown, self._told):
+            known.pop(job, None)
+        self._send_all({"event": "forget", "job": job})
 
     def tell(self, job: str, known: Event) -> None:
         if known.get("error") and job not in self._shown:

@@ -87,6 +87,8 @@ class Worker:
                 self._keyspace.refuse(line["job"], line.get("reason"))
             case "told":
                 self._jobs.tell(line["job"], line["known"])
+            case "forget":
+                self._jobs.forget(line["job"])
             case "open":
                 self._answer(line, self._open(line))
             case "hold":

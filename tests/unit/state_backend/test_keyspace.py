@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -164,3 +165,20 @@ def test_keys_of_a_job_that_cannot_be_read_are_an_error_and_not_missing() -> Non
     keyspace.put(job_of("b", [b"b:s:1"]))
     view.renew(NOW_MS)
     assert view.at(b"b:s:1").entry(b"b:s:1") is not None
+
+
+def test_a_renamed_job_takes_the_place_of_what_it_was_though_their_keys_are_the_same() -> None:
+    keyspace = keyspace_of(job_of("old", [b"plane/1"], "plane/<k>"), job_of("other", [b"other:s:1"]))
+    view = keyspace.view(NOW_MS)
+    assert view.at(b"plane/1").value(b"plane/1") == b"old"
+    keyspace.put(replace(job_of("new", [b"plane/1"], "plane/<k>"), renamed_from="old"))
+    view.renew(NOW_MS)
+    assert view.at(b"plane/1").value(b"plane/1") == b"new"
+    assert set(keyspace.jobs) == {"new", "other"}
+
+
+def test_another_query_may_take_a_name_that_became_free() -> None:
+    renamed = replace(job_of("new", [b"new:s:1"]), renamed_from="old")
+    keyspace = keyspace_of(renamed, job_of("old", [b"old:s:1"], generation="other"))
+    keyspace.put(renamed)
+    assert set(keyspace.jobs) == {"new", "old"}

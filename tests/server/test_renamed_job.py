@@ -1,0 +1,68 @@
+"""Servers follow a job that gets another name: new keys come as the old ones go, and others are there all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+from typing import TypeVar
+
+import pytest
+
+from compat.conformance.servers import sparkis_server
+from compat.conformance.wire import Connection
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+from state_backend.rename import rename
+
+Found = TypeVar("Found")
+
+STATES = [StateDescriptor("temp", key="k", value="v"), StateDescriptor("planes", key_format="plane/<k>", value="v")]
+WAIT_S_MAX = 60.0
+
+
+def eventually(find: Callable[[], Found], is_enough: Callable[[Found], bool]) -> Found:
+    """Return what is found as soon as it is enough."""
+    ends = monotonic() + WAIT_S_MAX
+    while not is_enough(found := find()):
+        assert monotonic() < ends, f"still {found!r} after {WAIT_S_MAX} s"
+        sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_server_follows_a_renamed_job(tmp_path: Path, workers: str) -> None:
+    log = tmp_path / "log"
+    changes = [Change("temp", Op.PUT, b"old:temp:a", None, b"1"), Change("planes", Op.PUT, b"plane/7", None, b"B737")]
+    with LogWriter(log, "old", STATES, "q") as writer:
+        writer.publish(changes)
+    with sparkis_server(tmp_path / "store", log, "--workers", workers) as server, Connection(server.port) as client:
+        planes: set[bytes] = set()
+
+        def look() -> list[bytes | None]:
+            planes.add(client.call("GET", "plane/7").value)
+            values = [client.call("GET", key) for key in ("old:temp:a", "new:temp:a")]
+            return [b"?" if value.is_error else value.value for value in values]
+
+        assert look() == [b"1", None]
+        rename(log, "old", "new", watch_s=0)
+        eventually(look, lambda found: found == [None, b"1"])
+        eventually(lambda: (tmp_path / "store" / "old").exists(), lambda is_there: not is_there)
+        assert look() == [None, b"1"]
+        assert planes == {b"B737"}
+        jobs = {job[b"job"]: job for job in map(as_map, client.call("STATE", "LAG").plain)}
+        assert list(jobs) == [b"new"]
+        # A query may have the name that is free now.
+        with LogWriter(log, "old", STATES[:1], "p") as writer:
+            writer.publish(changes[:1])
+        eventually(look, lambda found: found == [b"1", b"1"])
+        with LogWriter(log, "new", STATES, "q") as writer:
+            writer.publish([Change("temp", Op.PUT, b"new:temp:a", None, b"2")])
+        eventually(look, lambda found: found == [b"1", b"2"])
+    with sparkis_server(tmp_path / "other", log) as server, Connection(server.port) as client:
+        assert client.call("MGET", "old:temp:a", "new:temp:a", "plane/7").plain == [b"1", b"2", b"B737"]
+
+
+def as_map(pairs: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))
