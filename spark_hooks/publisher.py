@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks import endpoints, task
+from spark_hooks import endpoints, progress, task
 from spark_hooks.layout import Layout
 from spark_hooks.sessions import parallelism_of
 from state_backend.clock import now_ms
@@ -91,6 +91,7 @@ class Publication:
     log: str
     visibility_timeout_s: float
     on_rewind: OnRewind
+    has_progress: bool = False
 
 
 class Publisher:
@@ -102,6 +103,7 @@ class Publisher:
         self._writer: LogWriter | None = None
         self._layout: Layout | None = None
         self._committed_here = -1
+        self._query: StreamingQuery | None = None
 
     def open(self, run: Run, siblings: Collection[str] = ()) -> LogWriter:
         """Return the writer of the run, opened at the first call; opening it fences whoever wrote before.
@@ -115,9 +117,14 @@ class Publisher:
                 job = self._told.job or run.name
                 if job is None:
                     raise DescriptorError(NAME_MISSING)
-                writer = LogWriter(
-                    self._told.log, job, self._told.states, run.query_id, self._told.on_rewind, siblings=siblings
-                )
+                states = list(self._told.states)
+                if self._told.has_progress and run.query is not None:
+                    progress.check_apart(job, states)
+                    states.append(progress.state_of(job))
+                    self._query = run.query
+                elif self._told.has_progress:
+                    logger.warning("job %s: Spark does not show the query's progress here; there will be none", job)
+                writer = LogWriter(self._told.log, job, states, run.query_id, self._told.on_rewind, siblings=siblings)
                 beat = threading.Thread(target=_beat, args=(writer, run.query), name=f"sparkis-beat-{job}", daemon=True)
                 beat.start()
                 for endpoint in endpoints.of_log(self._told.log):
@@ -132,7 +139,8 @@ class Publisher:
         clock_ms = now_ms()
         results = self._write_files(batch, batch_id, writer, clock_ms)
         replaces = tuple(state.name for state in self._told.states) if self._told.mode == "complete" else ()
-        is_new = task.commit(writer, batch_id, clock_ms, results, replaces)
+        own = None if self._query is None else progress.stream_of(writer.job, self._query)
+        is_new = task.commit(writer, batch_id, clock_ms, results, replaces, own)
         is_first, self._committed_here = self._committed_here < 0, batch_id
         if not is_new:
             logger.info("job %s: epoch %d was committed before a restart; its replay is left out", writer.job, batch_id)

@@ -21,10 +21,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_hooks.columns import check_columns
 from spark_hooks.layout import check_layout
+from spark_hooks.progress import check_apart, is_asked_for
 from spark_hooks.publisher import NAME_MISSING, Mode, Publication, Publisher, Run, partitions_of
 from spark_hooks.sessions import is_connect
 from state_backend.change_log import check_writable
-from state_backend.descriptor import StateArguments, StateDescriptor, check_name, check_states
+from state_backend.descriptor import StateArguments, StateDescriptor, check_name, check_states, check_user_name
 from state_backend.errors import DescriptorError, SparkisError
 from state_backend.filesystems import open_filesystem
 from state_backend.log_writer import OnRewind
@@ -167,6 +168,7 @@ def _publication(
     log: str | Path | None,
     wait_for_visibility: bool | float,
     on_rewind: OnRewind,
+    progress: bool | None,
 ) -> Publication:
     """Return the arguments of a call, checked."""
     _check_choice("mode", mode, get_args(Mode))
@@ -179,7 +181,15 @@ def _publication(
     partitions_of(df.sparkSession)
     # Under Spark Connect the log is written by the server, and may be out of this process's reach.
     root = _root_of(df.sparkSession, log) if is_connect(df) else log_of(df.sparkSession, log)
-    return Publication(tuple(described), mode, job, root, float(timeout_s), on_rewind)
+    has_progress = is_asked_for(df.sparkSession, progress)
+    if has_progress:
+        check_apart(job or "job", described)
+    if progress and is_connect(df):
+        raise DescriptorError(
+            "progress=True: under Spark Connect the sink runs where Spark does not show the query's progress; "
+            "leave it out"
+        )
+    return Publication(tuple(described), mode, job, root, float(timeout_s), on_rewind, has_progress)
 
 
 def _check_folded(states: Sequence[StateDescriptor], mode: Mode) -> None:
@@ -213,6 +223,8 @@ def _checked_states(
         if not states:
             raise DescriptorError("the state has no name; it comes first: sparkis.queryable(df, 'name', key=...)")
         raise DescriptorError(f"{', '.join(sorted(given))}: say this in the StateDescriptor")
+    for each in described:
+        check_user_name(each.name)
     if job is not None:
         check_name("job", job)
     check_states(job or "job", described)
@@ -229,6 +241,7 @@ def queryable(
     log: str | Path | None = None,
     wait_for_visibility: bool | float = False,
     on_rewind: OnRewind = "refuse",
+    progress: bool | None = None,
     **columns: Unpack[StateArguments],
 ) -> DataStreamWriter:
     """Make a streaming DataFrame's rows readable as state; returns a DataStreamWriter to name and start.
@@ -242,6 +255,7 @@ def queryable(
     log                  the change log's root; the setting spark.sparkis.log unless given
     wait_for_visibility  True, or seconds: a micro-batch ends only when it can be read, or that time has passed
     on_rewind            `truncate` drops epochs of the log that a checkpoint which was set back is to write again
+    progress             True: the facts of the query's last micro-batch, as the hash `job:_progress`
     """
     if not isinstance(df, DataFrame):
         raise DescriptorError(f"sparkis.queryable takes a DataFrame, not {type(df).__module__}.{type(df).__qualname__}")
@@ -258,6 +272,7 @@ def queryable(
         log=log,
         wait_for_visibility=wait_for_visibility,
         on_rewind=on_rewind,
+        progress=progress,
     )
     if is_connect(df):
         from spark_hooks.connect import ConnectQueryableWriter  # it needs what only a client of Spark Connect has
@@ -296,6 +311,7 @@ def publish(
     log: str | Path | None = None,
     wait_for_visibility: bool | float = False,
     on_rewind: OnRewind = "refuse",
+    progress: bool | None = None,
     checkpoint: str | Path | None = None,
     **columns: Unpack[StateArguments],
 ) -> None:
@@ -312,7 +328,7 @@ def publish(
             raise DescriptorError(NAME_MISSING)
         check_name("job", name)
         place = (_root_of(batch_df.sparkSession, log), name, run.query_id)
-        asked = (states, columns, mode, wait_for_visibility, on_rewind)
+        asked = (states, columns, mode, wait_for_visibility, on_rewind, progress)
         known = _published.get(place)
         if known is not None and known.run == run:
             known.publisher.check_not_committed(name, batch_id)
@@ -326,6 +342,7 @@ def publish(
                 log=log,
                 wait_for_visibility=wait_for_visibility,
                 on_rewind=on_rewind,
+                progress=progress,
             )
             if is_connect(batch_df):
                 from spark_hooks.connect import know_server

@@ -75,14 +75,22 @@ def check(results: Iterable[Any], job: str, batch: int | None = None) -> None:
 
 
 def commit(
-    writer: LogWriter, epoch: int, clock_ms: int, results: Sequence[Any], replaces: tuple[str, ...] = ()
+    writer: LogWriter,
+    epoch: int,
+    clock_ms: int,
+    results: Sequence[Any],
+    replaces: tuple[str, ...] = (),
+    own: bytes | None = None,
 ) -> bool:
-    """Commit what the tasks of an epoch wrote; see `LogWriter.commit`."""
+    """Commit what the tasks of an epoch wrote; see `LogWriter.commit`.
+
+    own: inline changes that are no part of what a replay is recognised by.
+    """
     return writer.commit(
         epoch,
         clock_ms=clock_ms,
         files=[ChangeFile.from_json(json.loads(each.file)) for each in results if each.file is not None],
-        inline=[bytes(each.inline) for each in results if each.inline is not None],
+        inline=[bytes(each.inline) for each in results if each.inline is not None] + ([own] if own else []),
         rows=sum(each.rows for each in results),
         digest=sum(each.digest for each in results) & DIGEST_MASK,
         replaces=replaces,
