@@ -335,10 +335,8 @@ class LogWriter:
         """Return where what this generation knows begins: 0 if its first epoch brings the whole of every state."""
         if self.last is not None:
             return self.last.origin
-        own = {
-            state.name for state in self.states if not state.name.startswith("_")
-        }  # what is sparkis' own is no matter
-        return 0 if own <= set(replaces) else number
+        of_the_query = {state.name for state in self.states if not state.name.startswith("_")}
+        return 0 if of_the_query <= set(replaces) else number
 
     def _to_empty(self) -> tuple[str, ...]:
         """Return the dropped states, for the first epoch without them: then other states may make their keys."""
