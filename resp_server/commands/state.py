@@ -108,6 +108,7 @@ def _description(job: Job, state: StateDescriptor) -> Reply:
         b"order_by": [column.encode() for column in state.order_by],
         b"duplicates": state.duplicates.encode(),
         b"length_max": state.length_max,
+        b"reduce": _text(state.reduce),
         b"where": _text(state.where),
     }
 
