@@ -96,6 +96,13 @@ class QueryableProcessor(StatefulProcessor):
         self._processor = processor
         self._described = described
 
+    @property
+    def states(self) -> tuple[AttachedState, ...]:
+        """What is declared, for `sparkis.attach(checkpoint=..., states=...)`."""
+        from spark_hooks.attach.rows import AttachedState  # not for the workers
+
+        return tuple(AttachedState(**described) for described in json.loads(self._described))
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the declaration in the bytes as a text of its own, and have starts of queries noticed from now on."""
         from spark_hooks.attach import watch_declared  # not for the workers, which do not pickle

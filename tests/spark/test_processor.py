@@ -325,6 +325,29 @@ def test_a_log_may_come_after_the_query(
     assert client.get("late:count:a") == "1"
 
 
+def test_attach_finds_the_declaration_where_nobody_heard_of_the_query(
+    spark: SparkSession, client: redis.Redis, tmp_path: Path
+):
+    other = spark.newSession()
+    for name, value in {STORE + "providerClass": PROVIDER, CHANGELOG: "true"}.items():
+        other.conf.set(name, value)
+    rows = Batches(other, tmp_path / "input", SCHEMA)
+    rows.add({"k": "a"}, {"k": "a"})
+    processor = sparkis.queryable_processor(Counter(1), states={"ones": "count"})
+    made = rows.df.groupBy("k").transformWithState(processor, "k string", "append", "none")
+    checkpoint = tmp_path / "checkpoint"
+    query = begun(made, "elsewhere", checkpoint)
+    query.processAllAvailable()
+    assert not list(client.scan_iter(match="elsewhere:*"))
+    with sparkis.attach(query) as attachment:
+        assert attachment.wait()
+        assert shown(client, "elsewhere") == {"elsewhere:ones:a": "2"}
+    query.stop()
+    with sparkis.attach(checkpoint=checkpoint, job="stopped", states=processor.states) as attachment:
+        assert attachment.wait()
+        assert shown(client, "stopped") == {"stopped:ones:a": "2"}
+
+
 def test_a_variable_that_is_not_there_is_refused_by_what_there_is(batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a"})

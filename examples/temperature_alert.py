@@ -1,0 +1,180 @@
+"""A stateful processor that declares its state: alerts for sensors that stay too hot, readable while the job runs.
+
+    python examples/temperature_alert.py
+    python examples/temperature_alert.py --limit 60 --minutes 20
+
+The processor of Spark's transformWithState keeps three variables for each sensor: the last temperature (a value), since
+when it is too hot (a struct), and the alerts that were raised (a list). A timer clears all of them when a sensor has
+been silent for half an hour. `sparkis.queryable_processor` declares the variables, and that is all it takes to read
+them with any Redis client once the query is started. The readings are made up: some hours of three sensors; the boiler
+gets too hot, and the cellar's sensor dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import redis
+from local import ROCKSDB, folder, spark
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparkis
+
+SENSORS = ("attic", "boiler", "cellar")
+BEGIN = datetime(2026, 1, 1, 8, tzinfo=UTC)
+MINUTES, MINUTES_PER_FILE = 100, 20
+SILENCE = timedelta(minutes=30)
+
+
+class TemperatureAlert(StatefulProcessor):
+    """Raises an alert when a sensor has been hotter than the limit for some minutes; once, until it has cooled down."""
+
+    def __init__(self, limit: float, minutes: int) -> None:
+        self.limit = limit
+        self.patience = timedelta(minutes=minutes)
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Make the variables; Spark does this wherever it runs the processor."""
+        self.handle = handle
+        self.last = handle.getValueState("lastTemp", "temperature double")
+        self.hot = handle.getValueState("hot", "since timestamp, highest double, alerted boolean")
+        self.alerts = handle.getListState("alerts", "time timestamp, temperature double")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        """Take a sensor's readings of a micro-batch; give back the alerts."""
+        for time, temperature in sorted((row.time.astimezone(UTC), row.temperature) for row in rows):
+            self.last.update((temperature,))
+            if temperature <= self.limit:
+                self.hot.clear()
+                continue
+            since, highest, alerted = self.hot.get() or (time, temperature, False)
+            if not alerted and time - since.astimezone(UTC) >= self.patience:
+                alerted = True
+                self.alerts.appendValue((time, temperature))
+                yield Row(sensor=key[0], time=time, temperature=temperature)
+            self.hot.update((since, max(highest, temperature), alerted))
+        for timer in list(self.handle.listTimers()):
+            self.handle.deleteTimer(timer)
+        self.handle.registerTimer(int((time + SILENCE).timestamp() * 1000))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        """Forget a sensor that is silent."""
+        self.last.clear()
+        self.hot.clear()
+        self.alerts.clear()
+        return iter(())
+
+
+def alerts(readings: DataFrame, processor: StatefulProcessor) -> DataFrame:
+    """Return the alerts of a stream of readings."""
+    return (
+        readings.withWatermark("time", "1 minute")
+        .groupBy("sensor")
+        .transformWithState(
+            # This declares which variables can be read, and under which name. The rest of the job is as it was.
+            sparkis.queryable_processor(
+                processor, states={"lastTemperature": "lastTemp", "hot": "hot", "alerts": "alerts"}
+            ),
+            "sensor string, time timestamp, temperature double",
+            outputMode="append",
+            timeMode="eventTime",
+        )
+    )
+
+
+def start_job(session: SparkSession, readings: Path, checkpoint: Path, processor: StatefulProcessor) -> StreamingQuery:
+    """Start the job: files of readings in, alerts out."""
+    schema = "sensor string, time timestamp, temperature double"
+    stream = session.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(readings))
+    return (
+        alerts(stream, processor)
+        .writeStream.outputMode("append")
+        .foreachBatch(_print_alerts)
+        .queryName("temperatures")
+        .option("checkpointLocation", str(checkpoint))
+        .start()
+    )
+
+
+def _print_alerts(batch: DataFrame, batch_id: int) -> None:
+    for row in batch.selectExpr("*", "date_format(time, 'HH:mm') AS at").collect():
+        print(f"ALERT  {row['at']} {row.sensor} is at {row.temperature} °C", flush=True)
+
+
+def main() -> None:
+    """Let the readings arrive, and read the state after each of their files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=float, default=50.0, metavar="C", help="what is too hot (default %(default)g)")
+    parser.add_argument(
+        "--minutes", type=int, default=10, metavar="N", help="how long, for an alert (default %(default)d)"
+    )
+    options = parser.parse_args()
+    processor = TemperatureAlert(options.limit, options.minutes)
+
+    with (
+        folder() as place,
+        spark("temperature alert", ROCKSDB) as session,
+        sparkis.serve(session, log=place / "log") as endpoint,
+    ):
+        readings = place / "readings"
+        readings.mkdir()
+        query = start_job(session, readings, place / "checkpoint", processor)
+        client = redis.Redis.from_url(endpoint.url, decode_responses=True)
+        print(f"the state is at {endpoint.url}; for example:")
+        print(f"  redis-cli -p {endpoint.port} GET temperatures:lastTemperature:boiler")
+        print(f"  redis-cli -p {endpoint.port} HGETALL temperatures:hot:boiler")
+        print(f"  redis-cli -p {endpoint.port} LRANGE temperatures:alerts:boiler 0 -1")
+        for minute in range(0, MINUTES, MINUTES_PER_FILE):
+            _arrive(readings, minute)
+            query.processAllAvailable()
+            # A reader need not do this. It makes sure that what is printed here is the state of the last micro-batch.
+            sparkis.attach(query).wait()
+            print(f"{BEGIN + timedelta(minutes=minute + MINUTES_PER_FILE):%H:%M}  {_state(client)}", flush=True)
+
+
+def _arrive(readings: Path, minute: int) -> None:
+    """Let a file with some minutes of readings appear, as a whole."""
+    rows = [
+        {"sensor": sensor, "time": (BEGIN + timedelta(minutes=each)).isoformat(), "temperature": temperature}
+        for each in range(minute, minute + MINUTES_PER_FILE)
+        for sensor in SENSORS
+        if (temperature := _temperature(sensor, each)) is not None
+    ]
+    hidden = readings / f".{minute}.json"
+    hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    os.utime(hidden, (minute, minute))  # Spark takes files by their times
+    hidden.rename(readings / f"{minute:03d}.json")
+
+
+def _temperature(sensor: str, minute: int) -> float | None:
+    """Return what a sensor shows after some minutes."""
+    if sensor == "boiler":
+        return 20.0 + 2 * minute if minute < 40 else max(20.0, 100.0 - 2 * (minute - 40))
+    if sensor == "cellar":
+        return 12.0 if minute < 50 else None
+    return 18.0 + minute / 8
+
+
+def _state(client: redis.Redis) -> str:
+    """Return what clients read of each sensor."""
+    cells = []
+    for sensor in SENSORS:
+        temperature = client.get(f"temperatures:lastTemperature:{sensor}")
+        since = client.hget(f"temperatures:hot:{sensor}", "since")
+        count = client.llen(f"temperatures:alerts:{sensor}")
+        cell = f"{sensor} -" if temperature is None else f"{sensor} {temperature} °C"
+        cell += f", too hot since {since[11:16]}" if since else ""
+        cells.append(cell + (f", {count} alert" if count else ""))
+    return "   ".join(cells)
+
+
+if __name__ == "__main__":
+    main()
