@@ -15,7 +15,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin
        PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-slow test-large bench soak demo lock clean
+.PHONY: help setup setup-test jdk fmt check test test-slow test-large bench soak demo example lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ soak: setup-test ## half an hour of random epochs and dying readers, all of it c
 
 demo: setup ## a streaming job over flights and its state on a Redis port; ARGS go to sparkis demo
 	@$(RUN) sparkis demo $(ARGS)
+
+example: setup ## an example of examples/README.md: make example NAME=word_count; ARGS go to it
+	@$(RUN) python examples/$(or $(NAME),word_count).py $(ARGS)
 
 lock: $(PYTHON) ## write requirements.lock anew from pyproject.toml
 	$(PYTHON) scripts/lock.py > requirements.lock.new

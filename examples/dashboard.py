@@ -1,0 +1,121 @@
+"""A dashboard: five sensors, read in one request and shown again every second.
+
+    python examples/dashboard.py                       a job with five sensors, and the dashboard beside it
+    python examples/dashboard.py --url redis://HOST:7379   only the dashboard, for a job that runs elsewhere
+    sh examples/dashboard.sh 7379                      the same with nothing but redis-cli
+
+It asks for what it shows with one MGET, so that all five values are of one micro-batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import redis
+from local import folder, spark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparkis
+
+SENSORS = [f"sensor_{number}" for number in range(1, 6)]
+READINGS_PER_S = 50
+FIRST_READING_TIMEOUT_S = 60.0
+
+
+def readings(session: SparkSession) -> DataFrame:
+    """Return a stream of made-up readings: each sensor's temperature goes up and down at a pace of its own."""
+    number = F.col("value") % len(SENSORS)
+    swing = F.sin(F.col("value") / (100 + 40 * number)) * (3 + number)
+    return (
+        session.readStream.format("rate")
+        .option("rowsPerSecond", READINGS_PER_S)
+        .load()
+        .select(
+            F.concat(F.lit("sensor_"), (number + 1).cast("string")).alias("sensor"),
+            F.round(20 + swing, 1).alias("temperature"),
+            F.col("value").alias("number"),
+        )
+    )
+
+
+def start_job(session: SparkSession, checkpoint: Path) -> StreamingQuery:
+    """Start the job: each sensor's last reading is its state."""
+    return (
+        sparkis.queryable(
+            readings(session), "temperature", key="sensor", value="temperature", order_by="number", mode="append"
+        )
+        .queryName("sensors")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime="500 milliseconds")
+        .start()
+    )
+
+
+def show(client: redis.Redis, rounds: int) -> None:
+    """Show the sensors once a second; on a terminal in one place. `rounds` 0: for ever."""
+    keys = [f"sensors:temperature:{sensor}" for sensor in SENSORS]
+    is_terminal = sys.stdout.isatty()
+    shown = 0
+    while not rounds or shown < rounds:
+        if shown:
+            time.sleep(1)
+        line = "   ".join(map(_cell, SENSORS, client.mget(keys)))
+        print(f"\r{line}" if is_terminal else line, end="" if is_terminal else "\n", flush=True)
+        shown += 1
+    if is_terminal:
+        print()
+
+
+def _cell(sensor: str, value: str | None) -> str:
+    return f"{sensor} {'-' if value is None else value:>5}"
+
+
+def _wait_for_readings(client: redis.Redis) -> None:
+    """Wait until every sensor has a reading."""
+    deadline = time.monotonic() + FIRST_READING_TIMEOUT_S
+    keys = [f"sensors:temperature:{sensor}" for sensor in SENSORS]
+    found: list[str | None] = [None]
+    while None in found:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"dashboard: not all sensors have a reading after {FIRST_READING_TIMEOUT_S:.0f} s")
+        time.sleep(0.1)
+        with suppress(redis.BusyLoadingError):  # the server is just opening the job
+            found = client.mget(keys)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the job and the dashboard, or only the dashboard."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="a server where the job's state is read; without it the job is started here")
+    parser.add_argument("--port", type=int, default=0, help="where the job's state is served (default: any free port)")
+    parser.add_argument("--rounds", type=int, default=10, metavar="N", help="seconds to show, 0 for ever (default 10)")
+    options = parser.parse_args(arguments)
+    try:
+        if options.url:
+            show(redis.Redis.from_url(options.url, decode_responses=True), options.rounds)
+            return
+        with (
+            folder() as place,
+            spark("sensors") as session,
+            sparkis.serve(session, log=place / "log", port=options.port) as endpoint,
+        ):
+            start_job(session, place / "checkpoint")
+            client = redis.Redis.from_url(endpoint.url, decode_responses=True)
+            _wait_for_readings(client)
+            print(f"in another terminal: sh examples/dashboard.sh {endpoint.port}", file=sys.stderr)
+            show(client, options.rounds)
+    except redis.ConnectionError as error:
+        raise SystemExit(f"dashboard: {error}; is the job running, and is this its port?") from None
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What the examples share: a Spark on this machine that says little, and a folder that goes when they end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+# transformWithState needs RocksDB, and whoever attaches to RocksDB needs its change log.
+ROCKSDB = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+
+
+@contextmanager
+def spark(name: str, settings: dict[str, str] | None = None) -> Iterator[SparkSession]:
+    """Run Spark on two cores of this machine for a block; its queries end with it."""
+    print("starting Spark ...", file=sys.stderr)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master("local[2]").appName(name)
+    quiet = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    for setting, value in (quiet | (settings or {})).items():
+        builder = builder.config(setting, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        for query in session.streams.active:
+            query.stop()
+        session.stop()
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """Make a folder for data, checkpoints and the change log; it goes with the block."""
+    with tempfile.TemporaryDirectory(prefix="sparkis-example-", ignore_cleanup_errors=True) as made:
+        yield Path(made)

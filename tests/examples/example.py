@@ -1,0 +1,35 @@
+"""How a test runs an example: as its readers do, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 300
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    """Return the command line of an example."""
+    return [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return this process's environment, with this checkout to import from."""
+    return os.environ | {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable} | more
+
+
+def run(name: str, *arguments: str, **more: str) -> list[str]:
+    """Run an example to its end; return the lines that it printed. `more`: environment variables."""
+    done = subprocess.run(
+        command(name, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env=environment(**more),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

@@ -1,0 +1,46 @@
+"""The dashboard shows five sensors, through redis-py and through nothing but redis-cli."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from example import ROOT, TIMEOUT_S, command, environment
+
+pytestmark = pytest.mark.spark
+
+
+def test_five_sensors_by_redis_py_and_by_redis_cli_while_the_job_runs():
+    job = subprocess.Popen(
+        command("dashboard", "--rounds", "0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        assert job.stdout is not None and job.stderr is not None
+        told = next((line for line in job.stderr if "dashboard.sh" in line), "")
+        port = told.split()[-1]
+        assert re.fullmatch(r"(sensor_[1-5] +-?\d+(\.\d)? *){5}", job.stdout.readline().strip() + " ")
+
+        script = ["sh", str(ROOT / "examples" / "dashboard.sh"), port, "2"]
+        by_cli = subprocess.run(script, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        assert len(re.findall(r"^-?\d+(?:\.\d)?$", by_cli.stdout, re.MULTILINE)) == 10
+
+        beside = [*command("dashboard", "--url", f"redis://127.0.0.1:{port}", "--rounds", "2")]
+        shown = subprocess.run(beside, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment(), check=True)
+        assert len(shown.stdout.splitlines()) == 2
+        assert "starting Spark" not in shown.stderr
+    finally:
+        job.terminate()
+        job.communicate(timeout=TIMEOUT_S)
+
+
+def test_a_server_that_is_not_there_is_one_line():
+    asked = command("dashboard", "--url", "redis://127.0.0.1:1", "--rounds", "1")
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment(), check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("dashboard: ")
+    assert len(done.stderr.splitlines()) == 1
