@@ -41,7 +41,7 @@ class ConnectQueryableWriter(SinkChecks, ConnectDataStreamWriter):  # type: igno
 
     _checkpoint: str | None = None
 
-    def option(self, key: str, value: Any) -> ConnectDataStreamWriter:
+    def option(self, key: str, value: Any) -> Any:
         """Set an option of the query; the checkpoint's place is remembered."""
         if key.lower() == CHECKPOINT_OPTION.lower() and value is not None:
             self._checkpoint = str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -14,6 +15,25 @@ SPREAD_IDS = 1 << 16
 def is_connect(of: object) -> bool:
     """Tell whether a session, a DataFrame or a query is one of Spark Connect."""
     return type(of).__module__.startswith("pyspark.sql.connect.")
+
+
+def session_at_hand() -> SparkSession:
+    """Return the session that this thread works with, else the one of this process; a classic one if there is none."""
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
+def is_stopped(session: SparkSession) -> bool:
+    """Tell whether a session's Spark was stopped, by whom that may be done in this process."""
+    if is_connect(session):
+        remote: Any = session
+        return bool(remote.is_stopped)
+    return session.sparkContext._jsc is None
+
+
+def describe_jobs(session: SparkSession, text: str) -> None:
+    """Say in Spark's UI what this thread's next jobs are for; under Spark Connect there is no such place."""
+    if not is_connect(session):
+        session.sparkContext.setJobDescription(text)
 
 
 def parallelism_of(session: SparkSession) -> int:

@@ -26,13 +26,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks import endpoints, task
 from spark_hooks.attach import declared
-from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError
+from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError, checkpoint_at
 from spark_hooks.attach.operators import Collection, collections
 from spark_hooks.attach.rows import AttachedArguments, AttachedState, BoundState
 from spark_hooks.attach.task import RESULT, BatchesTask
 from spark_hooks.encoding import RowError
 from spark_hooks.processor import CHANGELOG_SETTING
 from spark_hooks.publisher import BEAT_INTERVAL_S
+from spark_hooks.sessions import describe_jobs, is_connect, is_stopped, parallelism_of, session_at_hand
 from spark_hooks.sink import log_of
 from state_backend.change_log import ChangeLog
 from state_backend.descriptor import StateDescriptor, check_name, check_states
@@ -93,7 +94,7 @@ class Attachment:
         self._checkpoint = checkpoint
         self._states = tuple(states)
         self._is_active = is_active
-        self._partitions: int = session.sparkContext.defaultParallelism
+        self._partitions = parallelism_of(session)
         self._poll_interval_s = POLL_INTERVAL_LOCAL_S if checkpoint.is_local else POLL_INTERVAL_REMOTE_S
         self._looks = 0
         self._stopping = threading.Event()
@@ -234,7 +235,7 @@ class Attachment:
                 has_more = self._step()
                 failures = 0
             except Exception as error:
-                if self._session.sparkContext._jsc is None:  # Spark was stopped, and this ends with it
+                if is_stopped(self._session):  # Spark was stopped, and this ends with it
                     self._stopping.set()
                     return
                 failures += 1
@@ -320,7 +321,7 @@ class Attachment:
 
     def _run(self, parts: Sequence[tuple[BoundState, DataFrame]], what: str) -> list[Any]:
         """Write the rows of all states; one Spark job."""
-        self._session.sparkContext.setJobDescription(f"sparkis attach {self.job}: {what}")
+        describe_jobs(self._session, f"sparkis attach {self.job}: {what}")
         written = [
             rows.mapInArrow(BatchesTask(self.log, self._writer.folder, state.layout.row_plans), RESULT)
             for state, rows in parts
@@ -364,7 +365,7 @@ def attach(
     if on_mismatch not in get_args(OnMismatch):
         raise DescriptorError(f"on_mismatch= is 'refuse' or 'replace', not {on_mismatch!r}")
     wanted = _wanted(states, state, given)
-    spark = SparkSession.builder.getOrCreate()
+    spark = session_at_hand()
     run = None if query is None else declared.run_of(query)
     if query is not None and checkpoint is None and run is not None and _is_its_job(spark, query, job, log):
         if wanted:
@@ -390,7 +391,7 @@ def attach_anew(
 ) -> Attachment:
     """Make an attachment, whoever else has one already; arguments as for `attach`."""
     session = reading_session(spark)
-    place = Checkpoint(session, _location(query, checkpoint))
+    place = checkpoint_at(session, _location(query, checkpoint))
     name = job or (query.name if query is not None else None)
     if name is None:
         raise DescriptorError("keys begin with the job's name, and the query has none: pass job=")
@@ -474,6 +475,11 @@ def _location(query: StreamingQuery | None, checkpoint: str | Path | None) -> st
         raise DescriptorError("sparkis.attach takes a query or checkpoint=, one of the two")
     if query is None:
         return str(checkpoint)
+    if is_connect(query):
+        raise DescriptorError(
+            "Spark Connect does not tell where a query keeps its checkpoint: leave the query out, and pass checkpoint= "
+            "and job="
+        )
     running: Any = query
     return str(running._jsq.streamingQuery().resolvedCheckpointRoot())
 

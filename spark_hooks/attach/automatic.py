@@ -27,6 +27,7 @@ from spark_hooks.attach import declared
 from spark_hooks.attach.attachment import LASTING, Attachment, FeedMissingError, attach_anew
 from spark_hooks.attach.checkpoint import CheckpointError
 from spark_hooks.processor import REFUSAL_PROPERTY
+from spark_hooks.sessions import is_connect, session_at_hand
 from spark_hooks.sink import LOG_SETTING
 from state_backend.descriptor import check_name
 from state_backend.errors import DescriptorError
@@ -46,9 +47,13 @@ _listened_to: set[str] = set()
 
 def watch_declared() -> None:
     """Notice the queries that are started in the session at hand; called when Spark pickles a declared processor."""
-    if SparkContext._active_spark_context is None:
-        return  # Spark Connect: the driver is elsewhere
-    session = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+    session = session_at_hand()
+    if is_connect(session):
+        logger.warning(
+            "under Spark Connect what a processor declares is not attached to by itself, because the query's driver is "
+            "elsewhere; call sparkis.attach(checkpoint=..., job=..., states=[sparkis.AttachedState(...)])"
+        )
+        return
     name = str(session._jsparkSession.sessionUUID())
     if name not in _listened_to:
         _listened_to.add(name)

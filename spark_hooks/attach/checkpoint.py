@@ -5,19 +5,22 @@
     commits/<batch>   written when the batch is over: from then on its state counts
 
 Runs on the driver. Files are read through Hadoop's filesystems, as Spark itself reads them, so any place that can hold
-a checkpoint can be read here, with the settings that Spark has for it.
+a checkpoint can be read here, with the settings that Spark has for it. A client of Spark Connect has none of them: it
+reads the files as those of a log (`ClientCheckpoint`).
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
+from spark_hooks.sessions import is_connect
 from state_backend.errors import DescriptorError, SparkisError
+from state_backend.filesystems import open_filesystem
 
 PROVIDER_SETTING = "spark.sql.streaming.stateStore.providerClass"
 MISSING_FILE = "java.io.FileNotFoundException"
@@ -42,11 +45,7 @@ class Checkpoint:
             raise CheckpointError(f"the checkpoint {location!r} cannot be read: {_reason(error)}") from None
         self.location: str = self._root.toString()
         if self._root.toUri().getRawPath() != self._root.toUri().getPath():
-            raise DescriptorError(
-                f"the checkpoint {location!r} has a character in its path that is written in another way in a URL, "
-                f"such as a space, and Spark's state reader does not find it there; move the checkpoint, or reach it "
-                f"by a symbolic link with a plain name"
-            )
+            raise _odd_path(location)
 
     @property
     def is_local(self) -> bool:
@@ -149,6 +148,44 @@ class Checkpoint:
 
     def _unreadable(self, error: Py4JError) -> CheckpointError:
         return CheckpointError(f"the checkpoint {self.location} cannot be read: {_reason(error)}")
+
+
+class ClientCheckpoint(Checkpoint):
+    """A checkpoint that a client of Spark Connect reads by itself; it must be where the client reaches it."""
+
+    def __init__(self, location: str) -> None:
+        self._files = open_filesystem(location)
+        is_path = "://" not in self._files.root
+        if is_path and quote(self._files.root) != self._files.root:
+            raise _odd_path(location)
+        self.location = f"file:{self._files.root}" if is_path else self._files.root
+
+    @property
+    def name(self) -> str:
+        return self.location.rstrip("/").rpartition("/")[2]
+
+    def is_committed(self, batch: int) -> bool:
+        return self._read(f"commits/{batch}") is not None
+
+    def _names(self, folder: str) -> list[str]:
+        return self._files.names(folder)
+
+    def _read(self, name: str) -> str | None:
+        stored = self._files.read(name)
+        return None if stored is None else stored.decode()
+
+
+def checkpoint_at(session: SparkSession, location: str) -> Checkpoint:
+    """Return the checkpoint at a place, to be read as the session can."""
+    return ClientCheckpoint(location) if is_connect(session) else Checkpoint(session, location)
+
+
+def _odd_path(location: str) -> DescriptorError:
+    return DescriptorError(
+        f"the checkpoint {location!r} has a character in its path that is written in another way in a URL, such as a "
+        f"space, and Spark's state reader does not find it there; move the checkpoint, or reach it by a symbolic link "
+        f"with a plain name"
+    )
 
 
 def _reason(error: Py4JError) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import redis
 from micro_batches import Batches, eventually, failure_of, start
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import sparkis
 from sparkis import StateDescriptor
@@ -178,3 +179,76 @@ def test_publish_says_what_it_needs(spark: SparkSession, batches: Make, tmp_path
         writer = rows.df.writeStream.foreachBatch(function)
         query = writer.option("checkpointLocation", str(tmp_path / f"checkpoint{number}")).start()
         assert complaint in failure_of(query)
+
+
+def test_the_state_of_a_query_is_attached_to_by_its_checkpoint(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
+    counted = rows.df.groupBy("k").agg(F.sum("v").alias("v"))
+    writer = counted.writeStream.format("noop").outputMode("update")
+    query = start(writer, "plain", tmp_path / "checkpoint")
+
+    def attach() -> sparkis.Attachment:
+        return sparkis.attach(
+            checkpoint=tmp_path / "checkpoint", job="attached", state="s", columns={"twice": "2 * sum"}
+        )
+
+    with attach() as attachment:
+        assert attachment.wait()
+        assert client.mget("attached:s:a", "attached:s:b") == ["2", "4"]
+        rows.add({"k": "a", "v": 5}, {"k": "c", "v": 3})
+        query.processAllAvailable()
+        assert attachment.wait(1)
+        assert client.mget("attached:s:a", "attached:s:b", "attached:s:c") == ["12", "4", "6"]
+    rows.add({"k": "b", "v": 5})
+    query.processAllAvailable()
+    query.stop()
+    with attach() as attachment:
+        assert attachment.wait()
+        assert client.mget("attached:s:a", "attached:s:b", "attached:s:c") == ["12", "14", "6"]
+
+
+def test_a_declared_processor_runs_and_is_attached_to_by_its_checkpoint(
+    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    class Last(StatefulProcessor):
+        def init(self, handle: StatefulProcessorHandle) -> None:
+            self.last = handle.getValueState("last", "v int")
+
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+            for row in rows:
+                self.last.update((row.v,))
+            yield Row(k=key[0])
+
+    store = "spark.sql.streaming.stateStore."
+    settings = {
+        store + "providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        store + "rocksdb.changelogCheckpointing.enabled": "true",
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
+    processor = sparkis.queryable_processor(Last(), states={"s": "last"})
+    df = rows.df.groupBy("k").transformWithState(processor, "k string", "append", "none")
+    start(df.writeStream.format("noop").outputMode("append"), "declared", tmp_path / "checkpoint").stop()
+    for name in settings:
+        spark.conf.unset(name)
+    assert "under Spark Connect what a processor declares is not attached to by itself" in caplog.text
+    states = [sparkis.AttachedState("s", variable="last")]
+    with sparkis.attach(checkpoint=tmp_path / "checkpoint", job="declared", states=states) as attachment:
+        assert attachment.wait()
+    assert client.mget("declared:s:a", "declared:s:b") == ["1", "2"]
+
+
+def test_a_query_cannot_be_attached_to_by_its_handle(batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    writer = rows.df.groupBy("k").count().writeStream.format("noop").outputMode("update")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    with pytest.raises(DescriptorError, match="Spark Connect does not tell where a query keeps its checkpoint"):
+        sparkis.attach(query)
+
+
+def test_a_checkpoint_with_a_name_that_spark_does_not_find_is_refused(spark: SparkSession, tmp_path: Path):
+    with pytest.raises(DescriptorError, match="reach it by a symbolic link with a plain name"):
+        sparkis.attach(checkpoint=tmp_path / "with a space", job="odd")
