@@ -107,8 +107,10 @@ def _check_is_quiet(before: JobLog, watch_s: float) -> None:
     deadline = time.monotonic() + watch_s
     while sign.get("is_running") and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL_S)
-        if before.alive() != sign:
+        now = before.alive()
+        if now != sign and now.get("is_running"):
             raise LogError(f"job {before.job!r} is being written; stop its query first")
+        sign = now
 
 
 def _is_there(log: ChangeLog, new: str, current: Current, old: str) -> Epoch | None:
