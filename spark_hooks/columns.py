@@ -25,6 +25,8 @@ TEXT_TYPES = (T.StringType, T.CharType, T.VarcharType, T.BinaryType)
 CAST_TYPES = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.BooleanType, T.DateType)
 FIXED_TYPES = (T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
 SUMS = (Reduce.SUM, Reduce.COUNT)
+# Spark's sum has ten digits more than what it adds up, and no more than 38.
+SUMMED_DIGITS_MAX = 28
 NESTED_TYPES = (T.StructType, T.ArrayType, T.MapType, T.VariantType)
 
 
@@ -35,9 +37,18 @@ class StateColumns:
     state: StateDescriptor
     job: str
 
-    def selected(self, df: DataFrame) -> list[tuple[str, Column]]:
-        """Return the columns that the state's rows need, each with its role (see `layout`)."""
+    def selected(self, df: DataFrame, is_folded: bool = False) -> list[tuple[str, Column]]:
+        """Return the columns that the state's rows need, each with its role (see `layout`).
+
+        is_folded: Spark is to make one row of all rows of a key and field.
+        """
         state = self.state
+        if is_folded:
+            return [
+                *(("k", _text(df, name)[0]) for name in state.format_for(self.job).columns),
+                *(("f", _text(df, name)[0]) for name in (state.field,) if name is not None),
+                self._aggregated(df),
+            ]
         return [
             *(("k", _text(df, name)[0]) for name in state.format_for(self.job).columns),
             *(("f", _text(df, name)[0]) for name in (state.field,) if name is not None),
@@ -48,7 +59,22 @@ class StateColumns:
             *(("r", _column(name)) for name in (state.resets,) if name is not None),
         ]
 
-    def plan(self, df: DataFrame, columns: tuple[tuple[str, str], ...]) -> RowPlan:
+    def can_be_folded(self, df: DataFrame) -> bool:
+        """Tell whether Spark can make one row of all rows of a key, exactly; it can add up no longer decimals."""
+        if self.state.reduce in (None, Reduce.LAST):
+            return False
+        kind = _type(df, self.state.value[0]) if self.state.reduce is Reduce.SUM else None
+        return not isinstance(kind, T.DecimalType) or kind.precision <= SUMMED_DIGITS_MAX
+
+    def _aggregated(self, df: DataFrame) -> tuple[str, Column]:
+        """Return the column that Spark is to fold, and its role: a sum, the least or the greatest."""
+        if self.state.reduce in SUMS:
+            ((column, form),) = self._values(df)
+            return "s", _column(*self.state.value) if form == "decimal" else column
+        (column,) = self._ordering(df)
+        return ("l" if self.state.reduce is Reduce.MIN else "x"), column
+
+    def plan(self, df: DataFrame, columns: tuple[tuple[str, str], ...], is_folded: bool = False) -> RowPlan:
         """Return what a task needs to know to encode these rows; `columns` says where in a batch each column lies."""
         state, form = self.state, self.state.format_for(self.job)
         is_whole_map = state.kind is Kind.MAP and state.field is None
@@ -65,14 +91,15 @@ class StateColumns:
             field_name=state.field,
             field_form="text" if state.field is None else _text(df, state.field)[1],
             value_names=state.value,
-            value_forms=tuple(value_form for _, value_form in self._values(df)),
+            value_forms=tuple("text" if is_folded and form == "integer" else form for _, form in self._values(df)),
             map_fields=state.value if is_whole_map else (),
             expire_at_ms=None,
             keeps_last=bool(state.order_by) or state.duplicates == "any",
             appends=state.kind is Kind.LIST and not self._is_array(df),
             replaces_list=state.kind is Kind.LIST and self._is_array(df),
             reduce=state.reduce,
-            add=reduction.fold if reduction is not None and state.reduce in SUMS else None,
+            add=reduction.fold if reduction is not None and state.reduce in SUMS and not is_folded else None,
+            is_folded=is_folded,
             columns=columns,
         )
 
@@ -232,6 +259,30 @@ def _number(df: DataFrame, name: str) -> tuple[Column, str]:
     if isinstance(kind, T.FractionalType):
         return _column(name).cast("double"), "float"
     return _column(name).cast("bigint"), "integer"
+
+
+def folded(role: str, slot: str, kind: T.DataType) -> tuple[list[Column], Column]:
+    """Return how Spark folds a slot, and the outcome on its way to text (see `_text_of`).
+
+    A bigint's sum may be none, so its halves are added up.
+    """
+    column = F.col(slot)
+    if role != "s":
+        whole = (F.min if role == "l" else F.max)(column).alias(slot)
+        return [whole], _text_of(F.col(slot), kind)[0].alias(slot)
+    if not isinstance(kind, T.LongType):
+        return [F.sum(column).alias(slot)], (
+            F.col(slot).cast("string") if isinstance(kind, T.DecimalType) else F.col(slot)
+        ).alias(slot)
+    high, low = F.col(f"{slot}_high"), F.col(f"{slot}_low")
+    parts = [
+        F.sum(F.shiftright(column, 32)).alias(f"{slot}_high"),
+        F.sum(column.bitwiseAND(F.lit(0xFFFF_FFFF))).alias(f"{slot}_low"),
+    ]
+    fits = F.abs(high) < F.lit(1 << 30)
+    short = (F.shiftleft(high, 32) + low).cast("string")
+    whole = high.cast("decimal(28,0)") * F.lit(1 << 32).cast("decimal(10,0)") + low.cast("decimal(20,0)")
+    return parts, F.when(fits, short).otherwise(whole.cast("string")).alias(slot)
 
 
 def _one(*counted: Column) -> tuple[Column, str]:

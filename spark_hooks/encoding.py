@@ -67,7 +67,8 @@ class RowPlan:
     becomes bytes: text (it is), float, decimal, timestamp, timestamp_ntz. names are the columns' own, for errors.
     map_fields holds the fields of a whole map per row, else it is empty. A list's rows append their value; with
     replaces_list, its value column is an array that replaces the list. reduce: the rows of a key are folded; `add` does
-    it where that is adding them up. columns: (name, name in a batch) of each column where the two differ.
+    it where that is adding them up, and with is_folded Spark has done it. columns: (name, name in a batch) of each
+    column where the two differ.
     """
 
     state: str
@@ -86,6 +87,7 @@ class RowPlan:
     replaces_list: bool = False
     reduce: Reduce | None = None
     add: Callable[[bytes, bytes], bytes] | None = None
+    is_folded: bool = False
     columns: tuple[tuple[str, str], ...] = ()
 
 
@@ -275,7 +277,7 @@ def _one_of_each(plan: RowPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[p
     Of rows that append to a list all are kept; that there are several needs an order all the same. Rows are in the
     order of their values where the least or the greatest is asked for; sums are added up.
     """
-    if plan.appends and plan.keeps_last:
+    if plan.is_folded or (plan.appends and plan.keeps_last):
         yield from batches
         return
     held: pa.RecordBatch | None = None

@@ -13,6 +13,8 @@ slots of one type. A row of the query becomes a row of the layout for each state
     e0            when the row expires
     r0            whether a list is emptied before the row's element is appended
     h             a hash of the row, for the epoch's digest
+    s0, l0, x0 ...   instead of values, where Spark makes one row of all rows of a key and field: it does if all of the
+                  states fold (see `reductions`), after the shuffle. What is a sum, the least, the greatest
 
 Runs on the driver. A layout is made once for a schema: its columns are not bound to a DataFrame, so that a micro-batch
 costs few calls of Spark.
@@ -29,12 +31,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_hooks.columns import SUMS, StateColumns
+from spark_hooks.columns import SUMS, StateColumns, folded
 from spark_hooks.encoding import STATE_BITS, RowPlan
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import DescriptorError
 
-ROLES = ("k", "f", "o", "v", "d", "e", "r")
+ROLES = ("k", "f", "o", "v", "d", "e", "r", "s", "l", "x")
+FOLDED_ROLES = ("s", "l", "x")
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,15 @@ class Layout:
     selected: tuple[Column, ...]
     order: tuple[Column, ...]
     sent: tuple[Column, ...]
+    groups: tuple[str, ...] = ()
+    aggregates: tuple[Column, ...] = ()
 
     @classmethod
     def of(cls, df: DataFrame, states: Sequence[StateDescriptor], job: str) -> Self:
         """Lay out the columns of some states; costs a few hundred calls of Spark."""
         of_states = [StateColumns(state, job) for state in states]
-        columns = [each.selected(df) for each in of_states]
+        is_folded = all(each.can_be_folded(df) for each in of_states)
+        columns = [each.selected(df, is_folded) for each in of_states]
         kinds = iter(df.select(*(column for each in columns for _, column in each)).schema.fields)
         slots = _Slots()
         placed = [slots.place((role, next(kinds).dataType) for role, _ in each) for each in columns]
@@ -60,15 +66,31 @@ class Layout:
             {slot: column for slot, (_, column) in zip(names, each, strict=True)}
             for names, each in zip(placed, columns, strict=True)
         ]
-        is_ordered = any(map(_is_ordered, states))
+        is_ordered = any(map(_is_ordered, states)) and not is_folded
+        groups = slots.names("k", "f") if is_folded else []
+        folds = [
+            folded(role, f"{role}{index}", kind)
+            for role in FOLDED_ROLES
+            for index, kind in enumerate(slots.kinds[role])
+        ]
         data = ["g", *slots.names("k", "f", "v", "d", "e", "r")]
         return cls(
             schema=df.schema,
             states=tuple(states),
-            row_plans=tuple(each.plan(df, _renamed(names)) for each, names in zip(of_states, placed, strict=True)),
+            row_plans=tuple(
+                each.plan(df, _renamed(names), is_folded) for each, names in zip(of_states, placed, strict=True)
+            ),
             selected=(_expanded(states, rows, slots),) if _is_expanded(states) else _row(0, rows[0]),
             order=tuple(map(F.col, ["g", *slots.names("k", "f", "o")])) if is_ordered else (F.col("g"),),
-            sent=(*map(F.col, data), F.xxhash64(*map(F.col, data)).alias("h")),
+            sent=(*map(F.col, data), *(outcome for _, outcome in folds), F.col("h"))
+            if is_folded
+            else (*map(F.col, data), F.xxhash64(*map(F.col, data)).alias("h")),
+            groups=("g", *groups) if is_folded else (),
+            aggregates=(
+                *(part for parts, _ in folds for part in parts),
+                # Of half of each hash: the sum of whole ones is no bigint.
+                F.sum(F.xxhash64(*map(F.col, slots.names(*ROLES))).bitwiseAND(F.lit(0xFFFF_FFFF))).alias("h"),
+            ),
         )
 
     def rows(self, df: DataFrame, partitions: int) -> DataFrame:
@@ -79,7 +101,10 @@ class Layout:
         rows = df.select(*self.selected)
         if _is_expanded(self.states):
             rows = rows.where("g IS NOT NULL")
-        return rows.repartition(partitions, "g").sortWithinPartitions(*self.order).select(*self.sent)
+        rows = rows.repartition(partitions, "g")
+        if self.groups:
+            rows = rows.groupBy(*self.groups).agg(*self.aggregates)
+        return rows.sortWithinPartitions(*self.order).select(*self.sent)
 
     def rows_in_place(self, df: DataFrame, *first: str) -> DataFrame:
         """Return the rows of the only state, in such an order, where all rows of a key lie in one partition already.
@@ -160,7 +185,7 @@ def _renamed(slots: Sequence[str]) -> tuple[tuple[str, str], ...]:
     for slot in slots:
         role = slot[0]
         if role != "o":
-            renamed.append((f"{role}{counts[role]}" if role in "kv" else role, slot))
+            renamed.append((f"{role}{counts[role]}" if role in "kv" else "v0" if role in FOLDED_ROLES else role, slot))
         counts[role] += 1
     return (*renamed, ("h", "h"))
 
