@@ -120,7 +120,7 @@ def _writer_of(root: str, job: str, state: StateDescriptor) -> LogWriter:
         except FencedWriterError:
             raise _fenced(state.name, job) from None
     others = [each for each in _tables_of(root, job) if each.name != state.name]
-    writer = _writers[root, job] = LogWriter(root, job, [*others, mine], source=SOURCE)
+    writer = _writers[root, job] = LogWriter(root, job, [*others, mine], source=SOURCE, is_whole=True)
     return writer
 
 

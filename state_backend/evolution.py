@@ -29,31 +29,37 @@ WHAT_TO_DO = (
 
 
 def check_evolution(
-    job: str, before: Sequence[StateDescriptor], known: Sequence[StateDescriptor], now: Sequence[StateDescriptor]
+    job: str,
+    before: Sequence[StateDescriptor],
+    known: Sequence[StateDescriptor],
+    now: Sequence[StateDescriptor],
+    *,
+    is_whole: bool = False,
 ) -> list[str]:
     """Return what a user should know of a change of a job's states; DescriptorError if they cannot go on so.
 
     before: the states that the log has; known: those and the ones that were left out earlier; now: the states as they
-    are to be. All as they stand in a log.
+    are to be. All as they stand in a log. is_whole: each state is written anew as a whole, so that of what was there
+    nothing stays.
     """
     names = {state.name for state in now}
     old = {state.name: state for state in known}
     for state in now:
         if state.name in old:
-            _check_same_keys(job, old[state.name], state)
+            _check_same(job, old[state.name], state, is_whole=is_whole)
     given_up = [state for state in before if state.name not in names]
     for state in now:
-        if state.name not in old:
+        if state.name not in old and not is_whole:
             _check_no_rename(job, state, given_up)
     notes = [f"the state {state.name!r} is left out, and its keys are removed" for state in given_up]
     current = {state.name: state for state in before}
     for state in now:
-        if state.name in current:
+        if state.name in current and not is_whole:
             notes += (f"the state {state.name!r}: {note}" for note in _notes(current[state.name], state))
     return notes
 
 
-def _check_same_keys(job: str, before: StateDescriptor, now: StateDescriptor) -> None:
+def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, is_whole: bool) -> None:
     """Refuse what would leave keys or fields behind that nobody writes any more, or values that mean two things."""
     changes = [
         f"{what} was {_shown(old)} in this log and is now {_shown(new)}"
@@ -62,11 +68,12 @@ def _check_same_keys(job: str, before: StateDescriptor, now: StateDescriptor) ->
             ("its key", before.key_format, now.key_format),
             ("its field", before.field, now.field),
         )
-        if old != new
+        if old != new and not (is_whole and what == "its field")
     ]
     if not changes and _folding(before) != _folding(now):
         changes.append(f"what folds it was {_folding_text(before)} in this log and is now {_folding_text(now)}")
-    for column in (*PLACEHOLDER.findall(now.key_format or ""), *filter(None, [now.field])):
+    named = () if is_whole else (*PLACEHOLDER.findall(now.key_format or ""), *filter(None, [now.field]))
+    for column in named:
         old, new = before.columns.get(column), now.columns.get(column)
         if old is None or new is None or old == new or (SAME_TEXT.fullmatch(old) and SAME_TEXT.fullmatch(new)):
             continue

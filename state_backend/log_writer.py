@@ -101,8 +101,9 @@ class ChangeFileWriter:
 class LogWriter:
     """The one writer of a job. Runs in the driver; opening it fences the writer before.
 
-    siblings are the writers of other jobs that the same run of the query publishes. Raises LogUnavailableError if the
-    log cannot be written, DescriptorError if the states do not fit those that the log holds. Not to be shared between
+    siblings are the writers of other jobs that the same run of the query publishes. is_whole: an epoch brings all of
+    each state that it changes, so that nothing of what was there before stays. Raises LogUnavailableError if the log
+    cannot be written, DescriptorError if the states do not fit those that the log holds. Not to be shared between
     threads, but for `beat`.
     """
 
@@ -115,6 +116,7 @@ class LogWriter:
         on_rewind: OnRewind = "refuse",
         source: Mapping[str, Any] | None = None,
         siblings: Collection[str] = (),
+        is_whole: bool = False,
     ) -> None:
         check_name("job", job)
         check_states(job, states)
@@ -131,7 +133,7 @@ class LogWriter:
             self._filesystem.make_folder(f"{job}/{generation}/{folder}")
         self.states = tuple(state.for_job(job) for state in states)
         self._reductions = {state.name: (state, reduction_of(state)) for state in self.states}
-        self._description = self._describe()
+        self._description = self._describe(is_whole)
         kept = before.rewinds if before and before.generation == generation else ()
         self.current = Current(generation, self._last_term(before) + 1, uuid.uuid4().hex, kept)
         self._put_current()
@@ -255,7 +257,6 @@ class LogWriter:
             inline=tuple(inline),
             format=self._description.format,
         )
-        self._settle_late(replaces)
         self._create(self._fold(epoch))
         self.last = replace(epoch, inline=())
         return True
@@ -271,25 +272,39 @@ class LogWriter:
         """Say that what is there is whole, and not stale for want of more: nothing runs that would bring it."""
         self.beat(is_running=False, is_at_rest=True)
 
-    def _describe(self) -> Description:
+    def _describe(self, is_whole: bool) -> Description:
         """Write `job.json`, or a new version of it if the states have changed; return it."""
         mine = Description(self.job, self.generation, self.states, source=self._source)
         path = f"{self.job}/{self.generation}/job.json"
         if self._filesystem.read(path) is not None:
             theirs = self.log.description(self.generation)
-            if (theirs.states, theirs.source) == (mine.states, mine.source):
+            is_same = (theirs.states, theirs.source) == (mine.states, mine.source)
+            if is_same and not (is_whole and theirs.late):
                 return theirs
-            for note in check_evolution(self.job, theirs.states, theirs.known, mine.states):
+            for note in check_evolution(self.job, theirs.states, theirs.known, mine.states, is_whole=is_whole):
                 logger.warning("job %s: %s", self.job, note)
             names = {state.name for state in mine.states}
             dropped = tuple(state for state in theirs.known if state.name not in names)
-            there = {state.name for state in theirs.states} - set(theirs.late)
-            begins_late = self.log.numbers(self.generation)
-            late = tuple(state.name for state in mine.states if begins_late and state.name not in there)
+            late = () if is_whole else self._late(theirs)
             version, renamed_from = theirs.version + 1, theirs.renamed_from
             mine = replace(mine, version=version, dropped=dropped, late=late, renamed_from=renamed_from)
         self._filesystem.replace(path, mine.to_bytes())
         return mine
+
+    def _late(self, before: Description) -> tuple[str, ...]:
+        """Return the states that lack what did not change since they began; warn of new ones, but sparkis' own."""
+        if not self.log.numbers(self.generation):
+            return ()
+        there = {state.name for state in before.states}
+        new = [state.name for state in self.states if state.name not in there and not state.name.startswith("_")]
+        for name in new:
+            logger.warning(
+                "job %s: the state %r begins in the middle of the query: keys that do not change from now on are "
+                "missing in it; start the query with a new checkpoint to have them all",
+                self.job,
+                name,
+            )
+        return tuple(state.name for state in self.states if state.name in new or state.name in before.late)
 
     def _check_not_renamed(self, siblings: Collection[str]) -> None:
         """Refuse to begin in the middle of a query whose state the log has under another job's name.
@@ -314,22 +329,6 @@ class LogWriter:
                     f"{self._filesystem.root} {name} {self.job}. If it is to be another job, start it with a "
                     f"checkpoint or a log of its own"
                 )
-
-    def _settle_late(self, replaces: tuple[str, ...]) -> None:
-        """Before the first epoch with new states: those that it brings as a whole lack nothing; warn of the others."""
-        if self.last is None or self.last.description == self._description.version or not self._description.late:
-            return
-        late = tuple(name for name in self._description.late if name not in replaces)
-        if late != self._description.late:
-            self._description = replace(self._description, late=late)
-            self._filesystem.replace(f"{self.job}/{self.generation}/job.json", self._description.to_bytes())
-        for name in late:
-            logger.warning(
-                "job %s: the state %r begins in the middle of the query: keys that do not change from now on are "
-                "missing in it; start the query with a new checkpoint to have them all",
-                self.job,
-                name,
-            )
 
     def _origin(self, number: int, replaces: tuple[str, ...]) -> int:
         """Return where what this generation knows begins: 0 if its first epoch brings the whole of every state."""

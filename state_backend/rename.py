@@ -94,8 +94,8 @@ def _check_may_rename(before: JobLog, current: Current, description: Description
         raise DescriptorError(f"the job is called {new!r} already")
     if description.source is not None:
         raise DescriptorError(
-            f"job {before.job!r} is read from its query's checkpoint (sparkis.attach), which needs no log to begin: "
-            f"attach with job={new!r}, and remove the folder {before.job!r} from the log"
+            f"job {before.job!r} is not written by a query's own sink, and needs no log to begin: attach, or publish "
+            f"its tables, with job={new!r}, and remove the folder {before.job!r} from the log"
         )
     if before.newest(current) is None:
         raise LogError(f"job {before.job!r} has no epoch yet; start its query under the new name")

@@ -117,9 +117,30 @@ def test_a_state_that_is_added_has_what_changes_from_then_on_and_the_log_says_so
     assert late(tmp_path) == ("t",)
 
 
-def test_a_state_that_is_added_as_a_whole_lacks_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_states_are_written_as_a_whole_nothing_stays_of_what_was_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hours = StateDescriptor("hours", **FIELDS, columns={"k": "date", "f": "int"})
+    days = StateDescriptor("hours", **FIELDS | {"field": "g"}, columns={"k": "timestamp", "f": "int"}, where="g > 1")
+    begin(tmp_path, state(), hours, is_whole=True).publish([], replaces=["s", "hours"])
+    begin(tmp_path, state("t"), days, is_whole=True).publish([], replaces=["t", "hours"])
+    assert late(tmp_path) == ()
+    assert caplog.messages == ["job job: the state 's' is left out, and its keys are removed"]
+    with pytest.raises(DescriptorError, match="its kind was 'map' in this log and is now 'value'"):
+        begin(tmp_path, state("t"), state("hours"), is_whole=True)
+
+
+def test_a_state_that_lacked_something_lacks_nothing_once_it_is_written_as_a_whole(tmp_path: Path) -> None:
     begin(tmp_path, state()).publish([])
-    begin(tmp_path, state(), state("t", value="w")).publish([], replaces=["s", "t"])
+    begin(tmp_path, state(), state("t", value="w")).publish([])
+    assert late(tmp_path) == ("t",)
+    begin(tmp_path, state(), state("t", value="w"), is_whole=True).publish([], replaces=["s", "t"])
+    assert late(tmp_path) == ()
+
+
+def test_what_sparkis_adds_of_its_own_lacks_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    begin(tmp_path, state()).publish([])
+    begin(tmp_path, state(), state("_progress", value="w")).publish([])
     assert (late(tmp_path), caplog.text) == ((), "")
 
 

@@ -247,7 +247,9 @@ def test_what_cannot_be_renamed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DescriptorError, match="has a job 'empty' already; take another name"):
         rename(tmp_path, "old", "empty", watch_s=0)
     LogWriter(tmp_path, "attached", STATES[:1], "q-0", source={"states": {}}).publish([])
-    with pytest.raises(DescriptorError, match="attach with job='new', and remove the folder 'attached'"):
+    with pytest.raises(
+        DescriptorError, match="attach, or publish its tables, with job='new', and remove the folder 'attached'"
+    ):
         rename(tmp_path, "attached", "new")
     LogWriter(tmp_path, "old", STATES, "q").publish([])
 
