@@ -3,6 +3,7 @@
     SparkisError
     ├── DescriptorError          a state is declared in a way that cannot work
     ├── ChangeError              a change that cannot be: longer than keys, fields or values may be
+    ├── KeyGroupsError           slots that cannot be, or are not written as slots are
     ├── LogError                 the change log
     │   ├── LogUnavailableError      its storage does not answer, or refuses
     │   ├── LogCorruptError          a listed file is missing, changed or unreadable
@@ -31,6 +32,10 @@ class DescriptorError(SparkisError):
 
 class ChangeError(SparkisError):
     """A change that cannot be, because something in it is too long; raised before its epoch is committed."""
+
+
+class KeyGroupsError(SparkisError):
+    """Slots that cannot be, or are not written as slots are."""
 
 
 class LogError(SparkisError):

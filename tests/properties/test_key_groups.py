@@ -1,0 +1,78 @@
+"""Key groups are sets of slots: whatever is done with them, plain sets of numbers give the same."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state_backend.errors import KeyGroupsError
+from state_backend.key_groups import ALL, NONE, KeyGroups
+from state_backend.slots import SLOTS
+
+# Few and narrow, so that they often touch or overlap; and some of any width.
+EDGES = st.one_of(st.integers(0, 40), st.integers(SLOTS - 20, SLOTS - 1), st.integers(0, SLOTS - 1))
+RANGES = st.lists(st.tuples(EDGES, EDGES).map(lambda pair: (min(pair), max(pair))), max_size=6)
+GROUPS = RANGES.map(KeyGroups.of)
+
+
+@given(RANGES)
+def test_ranges_in_any_order_become_sorted_ranges_that_do_not_touch(ranges: list[tuple[int, int]]) -> None:
+    groups = KeyGroups.of(ranges)
+    slots = {slot for first, last in ranges for slot in range(first, last + 1)}
+    assert list(groups) == sorted(slots)
+    assert len(groups) == len(slots)
+    assert all(last + 1 < first for (_, last), (first, _) in zip(groups.ranges, groups.ranges[1:], strict=False))
+    assert groups == KeyGroups.of((slot, slot) for slot in slots)
+
+
+@given(GROUPS, GROUPS)
+def test_union_intersection_and_difference_are_those_of_sets(one: KeyGroups, other: KeyGroups) -> None:
+    assert set(one | other) == set(one) | set(other)
+    assert set(one & other) == set(one) & set(other)
+    assert set(one - other) == set(one) - set(other)
+    for made in (one | other, one & other, one - other):
+        assert made == KeyGroups.of(made.ranges)
+
+
+@given(GROUPS, st.lists(EDGES, min_size=1, max_size=20))
+def test_a_slot_is_among_them_if_one_of_the_ranges_has_it(groups: KeyGroups, slots: list[int]) -> None:
+    numbers = set(groups)
+    first, last = min(slots), max(slots)
+    assert [slot in groups for slot in slots] == [slot in numbers for slot in slots]
+    assert groups.meets(first, last) == bool(numbers & set(range(first, last + 1)))
+    assert groups.covers(first, last) == (numbers >= set(range(first, last + 1)))
+
+
+@given(GROUPS)
+def test_what_is_written_is_read_back(groups: KeyGroups) -> None:
+    assert KeyGroups.parse(str(groups)) == groups
+
+
+@given(st.text(alphabet="0123456789-, x", max_size=12))
+def test_any_text_is_slots_or_an_error_of_ours(text: str) -> None:
+    try:
+        groups = KeyGroups.parse(text)
+    except KeyGroupsError:
+        return
+    assert KeyGroups.parse(str(groups)) == groups
+
+
+def test_all_and_none() -> None:
+    assert (str(ALL), len(ALL), str(NONE), len(NONE)) == ("0-16383", SLOTS, "", 0)
+    assert KeyGroups.parse("") == KeyGroups.parse(" ") == NONE
+    assert ALL - ALL == NONE
+    assert not NONE
+    assert KeyGroups.parse("9000-9010, 0-5460,5461") == KeyGroups(((0, 5461), (9000, 9010)))
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "1--2", "1-2-3", "1,,2", ",", "+1", "1_0", "٣"])
+def test_a_text_that_is_no_range_is_named(text: str) -> None:
+    with pytest.raises(KeyGroupsError, match="is no range of slots"):
+        KeyGroups.parse(text)
+
+
+@pytest.mark.parametrize("text", ["16384", "0-16384", "5-4"])
+def test_a_range_that_cannot_be_is_named(text: str) -> None:
+    with pytest.raises(KeyGroupsError, match=r"the slots \d+-\d+ cannot be"):
+        KeyGroups.parse(text)
