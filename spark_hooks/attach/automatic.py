@@ -47,6 +47,8 @@ _listened_to: set[str] = set()
 
 def watch_declared() -> None:
     """Notice the queries that are started in the session at hand; called when Spark pickles a declared processor."""
+    if SparkSession.getActiveSession() is None and SparkContext._active_spark_context is None:
+        return  # pickled by somebody else: there is no Spark
     session = session_at_hand()
     if is_connect(session):
         logger.warning(

@@ -131,8 +131,7 @@ def test_what_a_processor_declares_is_readable_with_no_further_call_over_restart
     writer = writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime="1 second")
     for added in (
         [("a", 1, 1.5), ("b", 2, 2.5), ("a", 2, 3.5)],
-        [("a", 1, 4.5), ("a", 3, 5.5), ("c", 1, 6.5)],
-        [("b", 0, 0.0), ("c", 2, 7.5), ("c", 3, 8.5)],
+        [("a", 1, 4.5), ("a", 3, 5.5), ("b", 0, 0.0), ("c", 1, 6.5)],
     ):
         rows.add(*({"k": k, "n": n, "v": v} for k, n, v in added))
         query = writer.start()
@@ -223,6 +222,42 @@ def test_what_a_timer_clears_is_gone_for_readers_too(client: redis.Redis, batche
     query.processAllAvailable()
     assert attachment.wait()
     assert shown(client, "timed") == {"timed:rows:b": "2"}
+
+
+class Mayfly(StatefulProcessor):
+    """Forgets a key a moment after its last row, by the clock, and notes that it did."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.alive = handle.getValueState("alive", "n int")
+        self.gone = handle.getMapState("gone", "n int", "since long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.alive.update((row.n,))
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1)
+        yield Row(k=key[0])
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        self.gone.updateValue(self.alive.get(), (expiredTimerInfo.getExpiryTimeInMs(),))
+        self.alive.clear()
+        return iter(())
+
+
+def test_what_a_timer_of_the_clock_changes_is_seen_as_it_is_committed(
+    client: redis.Redis, batches: Make, tmp_path: Path
+):
+    rows = batches(SCHEMA)
+    rows.add({"k": "a", "n": 7}, {"k": "b", "n": 8})
+    processor = sparkis.queryable_processor(Mayfly(), states={"alive": "alive", "gone": "gone"})
+    made = rows.df.groupBy("k").transformWithState(processor, "k string", "append", "processingTime")
+    query = begun(made, "mayflies", tmp_path / "checkpoint")
+    sparkis.attach(query)
+    found = eventually(lambda: shown(client, "mayflies"), lambda found: len(found) == 2 and "mayflies:gone:a" in found)
+    assert {key: list(fields) for key, fields in found.items()} == {
+        "mayflies:gone:a": ["7"],
+        "mayflies:gone:b": ["8"],
+    }
 
 
 class Counter(StatefulProcessor):

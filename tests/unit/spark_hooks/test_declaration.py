@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -52,6 +53,25 @@ def test_a_processor_comes_out_of_its_bytes_with_what_it_declared():
     made = queryable_processor(Plain(), states={"a": "x"})
     again = pickle.loads(cloudpickle.dumps(made))
     assert declared_in(cloudpickle.dumps(again)) == declared_in(cloudpickle.dumps(made)) != ()
+
+
+def test_the_processor_itself_does_all_the_work():
+    called = []
+    work = [name for name in vars(StatefulProcessor) if not name.startswith("_")]
+
+    class Recording(Plain):
+        def __getattribute__(self, name: str) -> Any:
+            if name not in work:
+                return super().__getattribute__(name)
+            return lambda *given: called.append((name, given))
+
+    made = queryable_processor(Recording(), states={"a": "x"})
+    for name in work:
+        count = len(inspect.signature(getattr(StatefulProcessor, name)).parameters) - 1
+        getattr(made, name)(*range(count))
+        assert called.pop() == (name, tuple(range(count)))
+    assert len(work) >= 5
+    assert not called
 
 
 @pytest.mark.parametrize(
