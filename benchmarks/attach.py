@@ -1,12 +1,12 @@
 """What an attachment costs: how long after a micro-batch a client reads it, and how much slower the query runs.
 
 A running maximum that Spark alone keeps, with nothing of sparkis in the query; each micro-batch changes as many keys as
-it has rows, a fifth of those there are. Two runs for each number of changes:
+it has rows, a fifth of those there are. Two runs for each number of changes, both with the attachment and without it,
+in turns:
 
-    delay       a micro-batch every so often; from the end of its last task (Spark's event log says when) until a
-                connection that asks all the time gets the new value of a key
-    the job     micro-batches without a pause, which is as fast as the cores allow, for some seconds with the attachment
-                and some without, in turns
+    steady      a micro-batch every so often: how long one takes; and the delay, from the end of its last task (Spark's
+                event log says when) until a connection that asks all the time gets the new value of a key
+    rate        micro-batches without a pause, which is as fast as the cores allow
 
 Everything shares the machine: the query, the attachment's Spark jobs and Python workers, applier and server.
 """
@@ -18,10 +18,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -41,7 +42,8 @@ KEYS_PER_CHANGE = 5
 WARM_UP_BATCHES = 12
 TIMEOUT_S = 120.0
 BUDGET_P99_MS = 2_000.0
-BUDGET_RATE = 0.9
+BUDGET_RATE, BUDGET_DURATION = 0.9, 1.1
+WITHOUT = "without the attachment"
 STEPS = ("task end", "Spark's commit", "epoch", "read")
 
 Times = Mapping[str, Mapping[int, float]]
@@ -49,12 +51,18 @@ Times = Mapping[str, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Case:
-    """So many changes a micro-batch; for the delay, how many micro-batches and how often one; how long a turn lasts."""
+    """So many changes a micro-batch.
+
+    batches      of a steady round, with the attachment and without; interval_ms: how often there is one
+    turn_s       how long a round of the rate lasts, each way
+    rounds_max   fewer rounds than were asked for, where they take long
+    """
 
     changes: int
     batches: int
     interval_ms: int
     turn_s: float
+    rounds_max: int
     has_budget: bool = False
 
     @property
@@ -64,9 +72,9 @@ class Case:
 
 
 CASES = (
-    Case(1_000, batches=60, interval_ms=500, turn_s=2.0),
-    Case(20_000, batches=50, interval_ms=1_000, turn_s=3.0, has_budget=True),
-    Case(200_000, batches=8, interval_ms=4_000, turn_s=5.0),
+    Case(1_000, batches=6, interval_ms=500, turn_s=1.5, rounds_max=5),
+    Case(20_000, batches=6, interval_ms=1_000, turn_s=2.5, rounds_max=5, has_budget=True),
+    Case(200_000, batches=2, interval_ms=4_000, turn_s=5.0, rounds_max=2),
 )
 
 
@@ -80,7 +88,8 @@ def run(options: Options) -> Iterator[Row]:
             for case in CASES:
                 scene = Scene(spark, folder / case.job, case, options)
                 try:
-                    found.append((case, *scene.delays()))
+                    found.append((case, *scene.steady()))
+                    yield scene.duration()
                     yield scene.rate()
                 finally:
                     scene.close()
@@ -96,6 +105,7 @@ class Scene:
         self._folder = folder
         self._case = case
         self._options = options
+        self._pairs: list[tuple[float, float]] = []
         folder.mkdir()
         self._log, self._store = folder / "log", folder / "store"
         self._log.mkdir()
@@ -148,52 +158,91 @@ class Scene:
             raise VoidError(f"the query failed: {failure}")
         return max(self._commits(), default=-1)
 
-    def delays(self) -> tuple[str, Times]:
+    def steady(self) -> tuple[str, Times]:
         """Run the query at its interval; return its id, and by step when each batch reached it."""
-        case = self._case
-        query = self._start(case.interval_ms)
-        watcher: subprocess.Popen[bytes] | None = None
+        query = self._start(self._case.interval_ms)
+        watched: list[int] = []
         try:
-            until(lambda: self._last_batch(query) >= 0, TIMEOUT_S, "the first batch")
-            with self._attach(query) as attachment:
-                words = [str(self._endpoint.port), str(self._store / case.job)]
-                words += [f"{case.job}:{STATE}:0", str(case.changes)]
-                watcher = subprocess.Popen(
-                    [sys.executable, "-m", "benchmarks.watcher", *words],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=children.environment(),
-                )
-                first = self._last_batch(query) + self._scaled(WARM_UP_BATCHES)
-                last = first + self._scaled(case.batches)
-
-                def has_run() -> bool:
-                    batch = self._last_batch(query)
-                    self._options.report(f"attach, {case.changes:,} changes: batch {batch} of {last}")
-                    return batch > last
-
-                until(has_run, TIMEOUT_S + (last + 1) * case.interval_ms / 1e3, "running the batches")
-                query.stop()
-                attachment.wait(last)
+            until(lambda: self._last_batch(query) >= WARM_UP_BATCHES, TIMEOUT_S, "the first batches")
+            self._attach(query).stop()  # now there is a store to be watched
+            with self._watching() as watcher:
+                for number in range(self._rounds):
+                    self._report(f"round {number + 1}, a micro-batch each {self._case.interval_ms} ms")
+                    alone, _ = self._durations(query)
+                    with self._attach(query) as attachment:
+                        attached, batches = self._durations(query)
+                        attachment.wait(batches[-1], TIMEOUT_S)
+                    self._pairs.append((attached, alone))
+                    watched += batches
                 seen, _ = watcher.communicate(timeout=30)  # it ends with its input
         finally:
             query.stop()
-            if watcher is not None and watcher.poll() is None:
-                watcher.kill()
-                watcher.wait()
-        wanted = range(first, last)
         read = {batch: at_ms for step, batch, at_ms in map(json.loads, seen.splitlines()) if step == "read"}
         epochs = {
-            int(path.stem): path.stat().st_ctime_ns / 1e6 for path in self._log.glob(f"{case.job}/*/epochs/[0-9]*.json")
+            int(path.stem): path.stat().st_ctime_ns / 1e6
+            for path in self._log.glob(f"{self._case.job}/*/epochs/[0-9]*.json")
         }
+        commits = self._commits()
         return query.id, {
-            "Spark's commit": {batch: at_ms for batch, at_ms in self._commits().items() if batch in wanted},
+            "Spark's commit": {batch: commits[batch] for batch in watched},
             "epoch": epochs,
-            "read": _first_reads(read, wanted),
+            "read": _first_reads(read, watched),
         }
 
-    def _scaled(self, batches: int) -> int:
-        return max(2, int(batches * self._options.scale))
+    @contextmanager
+    def _watching(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Ask for the marker all the time, in a process of its own."""
+        case = self._case
+        words = [str(self._endpoint.port), str(self._store / case.job), f"{case.job}:{STATE}:0", str(case.changes)]
+        watcher = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.watcher", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=children.environment(),
+        )
+        try:
+            yield watcher
+        finally:
+            if watcher.poll() is None:
+                watcher.kill()
+                watcher.wait()
+
+    def _durations(self, query: StreamingQuery) -> tuple[float, list[int]]:
+        """Let some batches run; return the median of how long they took, in milliseconds, and which they were."""
+        first = self._last_batch(query) + 2
+        batches = range(first, first + max(1, int(self._case.batches * self._options.scale)))
+        found: dict[int, float] = {}
+
+        def have_run() -> bool:
+            self._last_batch(query)
+            for each in query.recentProgress:
+                if each.numInputRows:  # else it tells of a trigger that found nothing to do
+                    found[each.batchId] = float(each.durationMs["triggerExecution"])
+            return found.keys() >= set(batches)
+
+        until(have_run, TIMEOUT_S, "running the batches")
+        return median(found[batch] for batch in batches), list(batches)
+
+    def duration(self) -> Row:
+        """Return how long a batch of the steady query takes with the attachment beside how long without it."""
+        case = self._case
+        return compared(
+            f"a batch of the job, {case.changes:,} changes",
+            "attach",
+            self._pairs,
+            unit="ms",
+            better="less",
+            budget=BUDGET_DURATION if case.has_budget else None,
+            peer_name=WITHOUT,
+            note=f"one each {case.interval_ms / 1e3:g} s",
+        )
+
+    @property
+    def _rounds(self) -> int:
+        return min(self._options.rounds, self._case.rounds_max)
+
+    def _report(self, text: str) -> None:
+        self._options.report(f"attach, {self._case.changes:,} changes: {text}")
 
     def rate(self) -> Row:
         """Return the query's rows per second with the attachment beside those without it."""
@@ -203,8 +252,8 @@ class Scene:
         try:
             began = self._last_batch(query)
             until(lambda: self._last_batch(query) >= began + WARM_UP_BATCHES, TIMEOUT_S, "running without a pause")
-            for number in range(self._options.rounds):
-                self._options.report(f"attach, {case.changes:,} changes: round {number + 1} of {self._options.rounds}")
+            for number in range(self._rounds):
+                self._report(f"round {number + 1}, without a pause")
                 alone = self._rows_per_s(query)
                 with self._attach(query) as attachment:
                     attached = self._rows_per_s(query)
@@ -220,7 +269,7 @@ class Scene:
             unit="rows/s",
             better="more",
             budget=BUDGET_RATE if case.has_budget else None,
-            peer_name="the same without the attachment",
+            peer_name=WITHOUT,
         )
 
     def _rows_per_s(self, query: StreamingQuery) -> float:

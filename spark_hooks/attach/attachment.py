@@ -19,7 +19,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack, get_args
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -53,15 +53,23 @@ OnMismatch = Literal["refuse", "replace"]
 FORMAT_SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 # How long a query may take to its first committed batch, unless told otherwise (guess).
 FIRST_BATCH_TIMEOUT_S = 60.0
-# How often the next commit is looked for: one look at one file, which costs something on an object store.
-POLL_INTERVAL_LOCAL_S = 0.1
+# How often the next commit is looked for: one look at one file. On a disk of this machine that takes microseconds; on
+# an object store it costs something, so that a query of this driver is asked instead, whose progress follows a commit.
+POLL_INTERVAL_LOCAL_S = 0.02
 POLL_INTERVAL_REMOTE_S = 1.0
-# Looks that find no next batch, between two that list all of them to see whether the checkpoint was set back.
-LOOKS_PER_LISTING = 10
+PROGRESS_INTERVAL_S = 0.1
+# Looks at the next commit, between two that list all of them to see whether the checkpoint was set back.
+LOOKS_PER_LISTING = 50
+LOOKS_PER_LISTING_REMOTE = 10
 # More waiting batches than this are read in several Spark jobs (guess).
 BATCHES_MAX = 16
-# A read that fails is tried again after 1, 2, 4, 8 and 16 seconds; then the attachment ends (guess).
-RETRIES_MAX = 5
+# A turn costs much the same for one batch as for several (measured by the benchmark `attach`). Where batches follow
+# each other so fast that turns would, there is a rest after each: a share of the time that it took.
+REST_SHARE = 2.0
+REST_S_MAX = 1.0
+# What fails is tried again after a second, then after pauses that double up to the longest (guess).
+PAUSE_S = 1.0
+PAUSE_S_MAX = 10.0
 STOP_TIMEOUT_S = 60.0
 WAIT_TIMEOUT_S = 60.0
 
@@ -74,7 +82,10 @@ class FeedMissingError(DescriptorError):
 
 
 class Attachment:
-    """A query's state on its way into a log, in a thread of its own. `error` is what ended it, if anything did."""
+    """A query's state on its way into a log, in a thread of its own.
+
+    `error` is what ended it, if anything did; `failure` what the last try met, which will be tried again.
+    """
 
     def __init__(
         self,
@@ -86,17 +97,18 @@ class Attachment:
         log: str,
         on_mismatch: OnMismatch,
         is_active: Callable[[], bool],
+        progress: Callable[[], str] | None = None,
     ) -> None:
         self.job = job
         self.log = log
         self.error: Exception | None = None
+        self.failure: Exception | None = None
         self._session = session
         self._checkpoint = checkpoint
         self._states = tuple(states)
         self._is_active = is_active
+        self._progress = progress
         self._partitions = parallelism_of(session)
-        self._poll_interval_s = POLL_INTERVAL_LOCAL_S if checkpoint.is_local else POLL_INTERVAL_REMOTE_S
-        self._looks = 0
         self._stopping = threading.Event()
         self._moved = threading.Condition()
         self._check_pinned(on_mismatch)
@@ -212,7 +224,7 @@ class Attachment:
             endpoint.notice(self.job, self.batch)
 
     def _beat(self) -> None:
-        """Show a sign of life once a second, while this attachment follows and its query runs."""
+        """Show a sign of life once a second; that it is none while nothing can be read, or the query does not run."""
         is_running = True
         while is_running:
             is_running = not self._stopping.wait(BEAT_INTERVAL_S) and self.error is None
@@ -222,35 +234,62 @@ class Attachment:
                 if current is None:
                     continue  # the log was taken away, perhaps for a while
                 if current.writer == writer.current.writer:
-                    writer.beat(is_running=is_running and self._is_active())
+                    writer.beat(is_running=is_running and self.failure is None and self._is_active())
             except Exception as error:  # of the log, or of a Spark that has stopped; the follower meets it too
                 logger.debug("no sign of life for job %s: %s", self.job, error)
 
     # The checkpoint --------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        failures = 0
+        pause_s = PAUSE_S
         while not self._stopping.is_set():
+            started_s = time.monotonic()
             try:
-                has_more = self._step()
-                failures = 0
+                if self._step():
+                    self.failure = None
+                    self._stopping.wait(min(REST_S_MAX, REST_SHARE * (time.monotonic() - started_s)))
+                else:
+                    self.failure = None
+                    self._wait_for_commit()
+                pause_s = PAUSE_S
             except Exception as error:
                 if is_stopped(self._session):  # Spark was stopped, and this ends with it
                     self._stopping.set()
                     return
-                failures += 1
-                if failures > RETRIES_MAX or isinstance(error, LASTING):
+                if isinstance(error, LASTING):
                     self._end(error)
                     return
-                pause_s = 2.0 ** (failures - 1)
-                logger.warning("job %s: trying again in %g s: %s", self.job, pause_s, error)
+                self.failure = error
+                last = self.batch
+                logger.warning("job %s: stays at batch %d; next try in %g s: %s", self.job, last, pause_s, _told(error))
                 self._stopping.wait(pause_s)
-                continue
-            if not has_more:
-                self._stopping.wait(self._poll_interval_s)
+                pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+
+    def _wait_for_commit(self) -> None:
+        """Return when the next batch is committed, or when it is time to look at all of them."""
+        last = self._writer.last
+        batch = 0 if last is None else last.epoch + 1
+        if self._checkpoint.is_local:
+            interval_s, looks = POLL_INTERVAL_LOCAL_S, LOOKS_PER_LISTING
+        else:
+            interval_s, looks = POLL_INTERVAL_REMOTE_S, LOOKS_PER_LISTING_REMOTE
+        for _ in range(looks):
+            self._wait_for_progress(interval_s)
+            if self._stopping.is_set() or self._checkpoint.is_committed(batch):
+                return
+
+    def _wait_for_progress(self, timeout_s: float) -> None:
+        """Wait, but no longer than until the query has done something, if it is one of this driver."""
+        if self._progress is None or timeout_s <= PROGRESS_INTERVAL_S:
+            self._stopping.wait(timeout_s)
+            return
+        ends_s, before = time.monotonic() + timeout_s, self._progress()
+        while time.monotonic() < ends_s and not self._stopping.wait(PROGRESS_INTERVAL_S):
+            if self._progress() != before:
+                return
 
     def _end(self, error: Exception) -> None:
-        logger.error("job %s: the attachment has ended: %s", self.job, error)
+        logger.error("job %s: the attachment has ended: %s", self.job, _told(error))
         with self._moved:
             self.error = error
             self._moved.notify_all()
@@ -258,12 +297,11 @@ class Attachment:
     def _step(self) -> bool:
         """Take what was committed since the last step; True if there may be more."""
         last = self._writer.last
-        self._looks += 1
-        if last is not None and not self._checkpoint.is_committed(last.epoch + 1) and self._looks % LOOKS_PER_LISTING:
-            return False
         newest = self._checkpoint.newest()
         if newest is None:
-            return False
+            if last is None:
+                return False
+            raise CheckpointError(f"{self._checkpoint.location} has no committed batch any more, or cannot be reached")
         if last is None:
             self._read_whole(newest)
         elif reason := self._break_after(last, newest):
@@ -412,6 +450,7 @@ def attach_anew(
         log=root,
         on_mismatch=on_mismatch,
         is_active=(lambda: spark.streams.get(query_id) is not None) if query is not None else (lambda: True),
+        progress=None if query is None else (lambda: _last_progress(query)),
     )
 
 
@@ -482,6 +521,20 @@ def _location(query: StreamingQuery | None, checkpoint: str | Path | None) -> st
         )
     running: Any = query
     return str(running._jsq.streamingQuery().resolvedCheckpointRoot())
+
+
+def _told(error: Exception) -> str:
+    """Return an error in one line, without what Java adds."""
+    if isinstance(error, Py4JJavaError):
+        return str(error.java_exception.getMessage()).partition("\n")[0]
+    return str(error).partition("\n")[0]
+
+
+def _last_progress(query: StreamingQuery) -> str:
+    """Return what is another text after each batch of a running query; a few calls of Spark, and no look at a file."""
+    running: Any = query
+    progress = running._jsq.lastProgress()
+    return "" if progress is None else str(progress.timestamp())
 
 
 def _check_feed(checkpoint: Checkpoint, batch: int, states: Sequence[BoundState]) -> None:

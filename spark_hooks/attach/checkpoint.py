@@ -12,6 +12,7 @@ reads the files as those of a log (`ClientCheckpoint`).
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -69,6 +70,8 @@ class Checkpoint:
 
     def is_committed(self, batch: int) -> bool:
         """Tell whether a batch is over and not yet purged; one look at one file."""
+        if self.is_local:
+            return os.path.exists(f"{urlsplit(self.location).path}/commits/{batch}")
         try:
             return bool(self._filesystem.exists(self._path(f"commits/{batch}")))
         except Py4JError as error:

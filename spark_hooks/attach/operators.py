@@ -43,6 +43,7 @@ OPERATORS = {
 }
 JOIN = "symmetricHashJoin"
 JOIN_STORES = {"left": "left-keyWithIndexToValue", "right": "right-keyWithIndexToValue"}
+JOIN_SETTING = "spark.sql.streaming.join.stateFormatVersion"
 TRANSFORMS = ("transformWithStateExec", "transformWithStateInPandasExec", "transformWithStateInPySparkExec")
 VARIABLE_KINDS = {"ValueState": Kind.VALUE, "ListState": Kind.LIST, "MapState": Kind.MAP}
 
@@ -112,9 +113,9 @@ def _parts(rows: list[Any]) -> list[tuple[str | None, str, Form, Kind, bool, dic
         stores = {row.stateStoreName for row in rows}
         if not stores >= set(JOIN_STORES.values()):
             raise DescriptorError(
-                f"operator {rows[0].operatorId} is a stream-stream join whose state is laid out as "
-                f"{', '.join(sorted(stores))}; sparkis reads the layout of "
-                f"spark.sql.streaming.join.stateFormatVersion=2, which a query keeps from its first start"
+                f"operator {rows[0].operatorId} is a stream-stream join that keeps both sides in one store "
+                f"({JOIN_SETTING}=3 or 4), whose changes Spark's state reader does not tell apart; sparkis reads 2, "
+                f"the default, and a query keeps what it was first started with"
             )
         return [(side, side, Form.JOIN, Kind.MAP, False, {"storeName": store}) for side, store in JOIN_STORES.items()]
     if operator in TRANSFORMS:

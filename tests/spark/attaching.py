@@ -18,6 +18,11 @@ from sparkis import Attachment
 from state_backend.change_log import ChangeLog, Current
 
 Attach = Callable[..., Attachment]
+Settings = Callable[[dict[str, str]], None]
+
+STORE = "spark.sql.streaming.stateStore."
+CHANGELOG = STORE + "rocksdb.changelogCheckpointing.enabled"
+ROCKSDB = {STORE + "providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
 
 # Another number gives other inputs and other moments of restarts.
 SEED = int(os.environ.get("SPARKIS_SEED") or 1)
@@ -78,6 +83,26 @@ def current_of(attachment: Attachment) -> Current:
 def epochs_of(attachment: Attachment) -> list[int]:
     """Return the numbers of the epochs of an attachment's generation."""
     return ChangeLog(attachment.log).job(attachment.job).numbers(current_of(attachment).generation)
+
+
+def rocksdb(format_version: str = "1") -> dict[str, str]:
+    """Return the settings of a query whose state in RocksDB can be attached to."""
+    return {**ROCKSDB, CHANGELOG: "true", STORE + "checkpointFormatVersion": format_version}
+
+
+@pytest.fixture
+def settings(spark: SparkSession) -> Iterator[Settings]:
+    """Set what queries that start in this test are to run with."""
+    made: dict[str, str] = {}
+
+    def set_all(given: dict[str, str]) -> None:
+        made.update(given)
+        for name, value in given.items():
+            spark.conf.set(name, value)
+
+    yield set_all
+    for name in made:
+        spark.conf.unset(name)
 
 
 @pytest.fixture

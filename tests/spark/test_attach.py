@@ -1,17 +1,15 @@
-"""`sparkis.attach`: what redis-py reads of a query's state is what Spark's own state reader shows, batch by batch."""
+"""`sparkis.attach` to an aggregation: how its state may be read; each kind of state is in `test_attach_operators`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import pytest
 import redis
-from attaching import SCHEMA, SEED, Attach, attached, current_of, epochs_of, shown, some_rows, text, whole
+from attaching import SCHEMA, Attach, attached, shown
 from micro_batches import Batches, start
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 __all__ = ["attached"]
@@ -27,68 +25,6 @@ def aggregated(rows: DataFrame) -> DataFrame:
 
 def windowed(rows: DataFrame) -> DataFrame:
     return rows.withWatermark("t", "1 minute").groupBy(F.window("t", "30 seconds"), "k").agg(F.max("v").alias("top"))
-
-
-def aggregation_as_hashes(rows: list[Row]) -> dict[str, Any]:
-    """The buffers of count(*), avg(v), min(n): `count` is there twice, so that it has no name of its own."""
-    return {
-        f"aggregation:{row.key.k}": dict(zip(("_0", "sum", "_2", "min"), map(text, tuple(row.value)), strict=True))
-        for row in rows
-    }
-
-
-def windows_as_values(rows: list[Row]) -> dict[str, Any]:
-    return {f"aggregation:{text(row.key.window.start)}:{row.key.k}": text(row.value["max"]) for row in rows}
-
-
-@pytest.mark.parametrize(
-    ("made_of", "as_keys"),
-    [(aggregated, aggregation_as_hashes), (windowed, windows_as_values)],
-    ids=["aggregation", "windows"],
-)
-def test_after_every_batch_all_keys_are_as_in_sparks_state_over_restarts_of_both_sides(
-    spark: SparkSession,
-    client: redis.Redis,
-    batches: Make,
-    attached: Attach,
-    tmp_path: Path,
-    made_of: Callable[[DataFrame], DataFrame],
-    as_keys: Callable[[list[Row]], dict[str, Any]],
-):
-    random = Random(SEED)
-    rows = batches(SCHEMA)
-    checkpoint = tmp_path / "checkpoint"
-    name = f"job-{made_of.__name__}"
-
-    def run() -> Any:
-        return start(made_of(rows.df).writeStream.outputMode("update").format("noop"), name, checkpoint)
-
-    rows.add(*some_rows(random, 0), {"k": "first", "n": 1, "v": 1.0, "t": "2026-01-01T00:00:00Z"})
-    query = run()
-    attachment = attached(query)
-    gone: set[str] = set()
-    before: set[str] = set()
-    for minute in range(1, 9):
-        rows.add(*some_rows(random, minute))
-        query.processAllAvailable()
-        if random.random() < 0.3:
-            attachment.stop()
-            rows.add(*some_rows(random, minute))
-            query.processAllAvailable()
-            attachment = attached(query)
-        if random.random() < 0.3:
-            query.stop()
-            rows.add(*some_rows(random, minute))
-            query = run()
-        assert attachment.wait()
-        expected = as_keys(whole(spark, checkpoint, attachment.batch))
-        assert shown(client, name) == {f"{name}:{key}": value for key, value in expected.items()}
-        gone |= before - expected.keys()
-        before = set(expected)
-    assert bool(gone) == (made_of is windowed), "the watermark evicts windows, and nothing else"
-    assert current_of(attachment).generation.endswith("-0"), "no gap, so the state is read whole once"
-    numbers = epochs_of(attachment)
-    assert numbers == list(range(numbers[0], attachment.batch + 1)), "one epoch for each batch"
 
 
 def test_a_stopped_querys_checkpoint_is_enough(

@@ -1,9 +1,14 @@
-"""`sparkis attach` may be killed at any moment: the next one goes on where the log ends, each batch once."""
+"""`sparkis attach`, and the query that it follows, may be killed at any moment: each batch is one epoch, once."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
 from time import sleep
@@ -11,68 +16,125 @@ from time import sleep
 import pytest
 import redis
 from attaching import SCHEMA, SEED, shown, some_rows, whole
-from micro_batches import Batches, eventually, start
-from processes import served
+from micro_batches import Batches, eventually
+from processes import Command, served
 from processes import sparkis as command
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from state_backend.change_log import ChangeLog
 
 pytestmark = pytest.mark.kill
 
 ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS") or 2)
+FILES_PER_ROUND = 6
+JOB = "killed"
 
 # A JVM starts, and reads its first batch, with everything still to be compiled.
 START_S_MAX = 180.0
 
 
-def test_kills_at_random_moments(spark: SparkSession, batches: Callable[[str], Batches], tmp_path: Path):
+class Scene:
+    """A query in a process of its own, and `sparkis attach` in another."""
+
+    def __init__(self, rows: Batches, folder: Path, random: Random) -> None:
+        self.files = 0
+        self.checkpoint, self.log = folder / "checkpoint", folder / "log"
+        self._rows = rows
+        self._random = random
+        self._job = ChangeLog(self.log).job(JOB)
+
+    def add_files(self, count: int) -> None:
+        """Let files arrive, each a micro-batch."""
+        for _ in range(count):
+            self._rows.add(*some_rows(self._random, 0), {"k": "each", "n": 1, "v": 1.0})
+        self.files += count
+
+    @contextmanager
+    def query(self) -> Iterator[subprocess.Popen[str]]:
+        """Run the query; its JVM ends with it, as if the machine had lost its power."""
+        driver = Path(__file__).with_name("untouched.py")
+        process = subprocess.Popen(
+            [sys.executable, driver, self._rows.folder, self.checkpoint],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        with process:
+            try:
+                yield process
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    @contextmanager
+    def attachment(self) -> Iterator[Command]:
+        """Run `sparkis attach`."""
+        with command("attach", "--checkpoint", self.checkpoint, "--job", JOB, "--log", self.log) as running:
+            try:
+                yield running
+            finally:
+                running.process.kill()
+                running.process.wait()
+
+    def newest(self) -> int:
+        """Return the query's last committed batch."""
+        return max((int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*")), default=-1)
+
+    def generation(self) -> str:
+        """Return which one of the log's is in charge; the first is the query's with `-0`."""
+        current = self._job.current()
+        return "" if current is None else current.generation
+
+    def epochs(self) -> list[int]:
+        """Return which batches are in the log."""
+        generation = self.generation()
+        return self._job.numbers(generation) if generation else []
+
+    def wait_for_one_more(self) -> None:
+        """Wait until another batch is in the log."""
+        before = max(self.epochs(), default=-1)
+        eventually(lambda: max(self.epochs(), default=-1), lambda epoch: epoch > before, START_S_MAX)
+
+
+def test_kills_of_either_side_at_random_moments(spark: SparkSession, batches: Callable[[str], Batches], tmp_path: Path):
     random = Random(SEED)
-    rows = batches(SCHEMA)
-    rows.add(*some_rows(random, 0))
-    counted = rows.df.groupBy("k").agg(F.count("*").alias("n"))
-    query = start(counted.writeStream.outputMode("update").format("noop"), "killed", tmp_path / "checkpoint")
-    job = ChangeLog(tmp_path / "log").job("killed")
-
-    def epochs() -> list[int]:
-        current = job.current()
-        return [] if current is None else job.numbers(current.generation)
-
-    def last() -> int:
-        return max(epochs(), default=-1)
-
-    attach = ("attach", "--checkpoint", tmp_path / "checkpoint", "--job", "killed", "--log", tmp_path / "log")
-    for _ in range(ROUNDS):
-        before = last()
-        with command(*attach) as running:
-            running.wait_for("attached: ", timeout_s=START_S_MAX)
-            for _ in range(6):
-                rows.add(*some_rows(random, 0))
-            eventually(last, lambda epoch, before=before: epoch > before, START_S_MAX)
+    scene = Scene(batches(SCHEMA), tmp_path, random)
+    with ExitStack() as queries, ExitStack() as attachments:
+        queries.enter_context(scene.query())
+        scene.add_files(1)
+        eventually(scene.newest, lambda batch: batch >= 0, START_S_MAX)
+        attachments.enter_context(scene.attachment())
+        for number in range(ROUNDS):
+            scene.add_files(FILES_PER_ROUND)
+            scene.wait_for_one_more()
             sleep(random.random())
-            running.process.kill()
-            running.process.wait()
-    query.processAllAvailable()
-    newest = query.lastProgress.batchId
-    with command(*attach) as running, served("--log", tmp_path / "log", "--store", tmp_path / "store") as url:
-        running.wait_for("attached: ", timeout_s=START_S_MAX)
-        eventually(last, lambda epoch: epoch == newest, START_S_MAX)
-        assert epochs() == list(range(epochs()[0], newest + 1))
-        current = job.current()
-        assert current is not None
-        assert current.generation == f"{query.id}-0", "the state was read whole once"
-        expected = {
-            f"killed:aggregation:{row.key.k}": str(row.value["count"])
-            for row in whole(spark, tmp_path / "checkpoint", newest)
-        }
-        with redis.Redis.from_url(url, decode_responses=True) as client:
-            eventually(lambda: seen_by(client), lambda found: found == expected)
+            if number % 2:
+                attachments.close()
+                attachments.enter_context(scene.attachment())
+            else:
+                queries.close()
+                queries.enter_context(scene.query())
+        scene.add_files(1)
+        newest = scene.files - 1
+        eventually(scene.epochs, lambda epochs: newest in epochs, START_S_MAX)
+        assert scene.newest() == newest
+    assert scene.epochs() == list(range(scene.epochs()[0], newest + 1))
+    query_id = json.loads((scene.checkpoint / "metadata").read_text())["id"]
+    assert scene.generation() == f"{query_id}-0", "the state was read whole once"
+    expected = {
+        f"{JOB}:aggregation:{row.key.k}": str(row.value["count"]) for row in whole(spark, scene.checkpoint, newest)
+    }
+    assert expected[f"{JOB}:aggregation:each"] == str(scene.files)
+    with (
+        served("--log", scene.log, "--store", tmp_path / "store") as url,
+        redis.Redis.from_url(url, decode_responses=True) as client,
+    ):
+        eventually(lambda: seen_by(client), lambda found: found == expected)
 
 
 def seen_by(client: redis.Redis) -> dict[str, str]:
     """Return what a server shows; nothing while it is opening the job."""
     try:
-        return shown(client, "killed")
+        return shown(client, JOB)
     except redis.RedisError:
         return {}

@@ -11,6 +11,7 @@ import pytest
 import redis
 from attaching import SCHEMA, Attach, attached, current_of, epochs_of, shown
 from micro_batches import Batches, eventually, start
+from processes import served
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -18,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import sparkis
 from sparkis import Attachment, SparkisError
 from state_backend.change_log import ChangeLog
-from state_backend.errors import DescriptorError, FencedWriterError
+from state_backend.errors import DescriptorError, FencedWriterError, LogUnavailableError
 
 __all__ = ["attached"]
 
@@ -172,6 +173,70 @@ def test_an_operator_that_looks_otherwise_is_refused_unless_the_log_may_begin_an
     replaced = attached(checkpoint=tmp_path / "second", job="changed", columns=columns, on_mismatch="replace")
     assert replaced.wait()
     eventually(lambda: shown(client, "changed"), lambda found: found == {"changed:aggregation:-1": "1"})
+
+
+@pytest.mark.parametrize("in_its_place", ["nothing", "a file", "an empty folder"])
+def test_an_attachment_outlives_that_its_log_is_away(
+    spark: SparkSession, batches: Make, attached: Attach, tmp_path: Path, in_its_place: str
+):
+    rows = batches(SCHEMA)
+    log, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
+    rows.add({"k": "a"})
+    query = run(counts(rows.df), "away", checkpoint)
+    attachment = attached(query, log=log)
+    assert attachment.wait()
+    with served("--log", log, "--store", tmp_path / "store") as url, redis.Redis.from_url(url) as client:
+        eventually(lambda: answer(client, "away:aggregation:a"), lambda count: count == b"1")
+        log.rename(tmp_path / "gone")
+        if in_its_place == "a file":
+            log.write_text("")
+        elif in_its_place == "an empty folder":
+            log.mkdir()
+        for _ in range(3):
+            rows.add({"k": "a"})
+        query.processAllAvailable()
+        failure = eventually(lambda: attachment.failure, bool)
+        assert isinstance(failure, LogUnavailableError)
+        assert str(log) in str(failure)
+        assert attachment.error is None
+        assert client.get("away:aggregation:a") == b"1", "servers go on"
+        if in_its_place == "a file":
+            log.unlink()
+        elif in_its_place == "an empty folder":
+            shutil.rmtree(log)
+        (tmp_path / "gone").rename(log)
+        assert attachment.wait()
+        eventually(lambda: answer(client, "away:aggregation:a"), lambda count: count == b"4")
+        eventually(lambda: attachment.failure, lambda failure: failure is None)
+    assert epochs_of(attachment) == list(range(attachment.batch + 1)), "nothing is lost, nothing is there twice"
+    assert current_of(attachment).generation == f"{query.id}-0"
+
+
+def test_an_attachment_outlives_that_the_checkpoint_is_away(batches: Make, attached: Attach, tmp_path: Path):
+    rows = batches(SCHEMA)
+    checkpoint = tmp_path / "checkpoint"
+    rows.add({"k": "a"})
+    writer = counts(rows.df).writeStream.outputMode("update").format("noop")
+    start(writer, "unreachable", checkpoint).stop()
+    attachment = attached(checkpoint=checkpoint, job="unreachable")
+    assert attachment.wait()
+    checkpoint.rename(tmp_path / "gone")
+    failure = eventually(lambda: attachment.failure, bool)
+    assert "checkpoint has no committed batch any more, or cannot be reached" in str(failure)
+    (tmp_path / "gone").rename(checkpoint)
+    rows.add({"k": "a"})
+    start(writer, "unreachable", checkpoint).stop()
+    assert attachment.wait(1)
+    assert attachment.error is None
+    assert current_of(attachment).generation.endswith("-0")
+
+
+def answer(client: redis.Redis, key: str) -> Any:
+    """Return a key's value; nothing while the server is opening the job."""
+    try:
+        return client.get(key)
+    except redis.ResponseError:
+        return None
 
 
 def test_a_log_that_the_query_writes_itself_is_left_alone(

@@ -1,0 +1,73 @@
+"""`sparkis.attach` and how a query's state is laid out: what is read, and what is refused by the setting's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+from attaching import CHANGELOG, ROCKSDB, SCHEMA, Attach, Settings, attached, rocksdb, settings, shown
+from micro_batches import Batches, start
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from state_backend.errors import DescriptorError
+
+__all__ = ["attached", "settings"]
+
+Make = Callable[[str], Batches]
+
+pytestmark = pytest.mark.usefixtures("endpoint")
+
+JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
+
+
+def joined(rows: DataFrame) -> DataFrame:
+    left = rows.select("k", "n", "t").withWatermark("t", "30 seconds")
+    right = rows.select(F.col("k").alias("k2"), F.col("v"), F.col("t").alias("t2")).withWatermark("t2", "30 seconds")
+    return left.join(right, F.expr("k = k2 AND t2 >= t AND t2 <= t + INTERVAL 20 SECONDS"))
+
+
+@pytest.mark.parametrize("format_version", ["1", "2"])
+def test_state_in_rocksdb_is_followed_by_its_change_log(
+    client: redis.Redis, batches: Make, attached: Attach, tmp_path: Path, settings: Settings, format_version: str
+):
+    settings(rocksdb(format_version))
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"}, {"k": "b"})
+    counted = rows.df.groupBy("k").agg(F.count("*").alias("n"))
+    name = f"rocks{format_version}"
+    query = start(counted.writeStream.outputMode("update").format("noop"), name, tmp_path / "checkpoint")
+    attachment = attached(query)
+    assert attachment.wait()
+    assert shown(client, name) == {f"{name}:aggregation:a": "1", f"{name}:aggregation:b": "1"}
+    rows.add({"k": "a"})
+    rows.add({"k": "a"}, {"k": "c"})
+    query.processAllAvailable()
+    assert attachment.wait()
+    assert shown(client, name) == {f"{name}:aggregation:{key}": count for key, count in zip("abc", "311", strict=True)}
+
+
+def test_rocksdb_without_a_change_log_is_refused_by_the_name_of_the_setting(
+    batches: Make, attached: Attach, tmp_path: Path, settings: Settings
+):
+    settings(ROCKSDB)
+    rows = batches(SCHEMA)
+    rows.add({"k": "a"})
+    counted = rows.df.groupBy("k").agg(F.count("*").alias("n"))
+    query = start(counted.writeStream.outputMode("update").format("noop"), "without", tmp_path / "checkpoint")
+    with pytest.raises(DescriptorError, match=f"start the query with {CHANGELOG}=true"):
+        attached(query)
+
+
+@pytest.mark.parametrize("version", ["3", "4"])
+def test_a_join_with_both_sides_in_one_store_is_refused_by_the_name_of_the_setting(
+    batches: Make, attached: Attach, tmp_path: Path, settings: Settings, version: str
+):
+    settings(rocksdb() | {JOIN_FORMAT: version})
+    rows = batches(SCHEMA)
+    rows.add({"k": "a", "n": 1, "v": 1.5, "t": "2026-01-01T00:00:00Z"})
+    query = start(joined(rows.df).writeStream.format("noop"), f"join{version}", tmp_path / "checkpoint")
+    with pytest.raises(DescriptorError, match=r"both sides in one store \(spark\.sql\.streaming\.join\.state.*3 or 4"):
+        attached(query)

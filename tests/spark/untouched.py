@@ -1,0 +1,27 @@
+"""A driver of a query that knows nothing of sparkis, in a process of its own, to be killed.
+
+    python untouched.py INPUT CHECKPOINT
+
+Counts the rows of each key, a file a micro-batch. Prints "started"; runs until it is killed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from attaching import SCHEMA
+from micro_batches import local_session
+from pyspark.sql import functions as F
+
+
+def main(folder: str, checkpoint: str) -> None:
+    rows = local_session("local[2]").readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(folder)
+    counted = rows.groupBy("k").agg(F.count("*").alias("n"))
+    writer = counted.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint)
+    query = writer.start()
+    print("started", flush=True)
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
