@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -32,6 +33,21 @@ PARTITIONS_SETTING = "spark.sparkis.partitions"
 # An applier is there half a second after its job is found; a loaded machine takes its time (guess).
 FIRST_VISIBILITY_TIMEOUT_S = 5.0
 BEAT_INTERVAL_S = 1.0
+
+
+class BatchInterruptedError(Exception):
+    """The query was stopped while its micro-batch ran.
+
+    The words in brackets are what Spark looks for in a Python function's error to tell a stop from a failure (its class
+    StreamExecution). It does so with a pattern that overflows the stack of the JVM on a text as long as the error's
+    own, so that whoever stopped a query in the middle of a batch got a thousand lines of that (seen with 4.3).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the query was stopped while this micro-batch ran; it runs again when the query starts again "
+            "(py4j.protocol.Py4JJavaError: An error occurred while calling collect: java.lang.InterruptedException)"
+        )
 
 
 @dataclass(frozen=True)
@@ -103,6 +119,7 @@ class Publisher:
         self._writer: LogWriter | None = None
         self._layout: Layout | None = None
         self._committed_here = -1
+        self._run: Run | None = None
         self._query: StreamingQuery | None = None
 
     def open(self, run: Run, siblings: Collection[str] = ()) -> LogWriter:
@@ -124,12 +141,20 @@ class Publisher:
                     self._query = run.query
                 elif self._told.has_progress:
                     logger.warning("job %s: Spark does not show the query's progress here; there will be none", job)
-                writer = LogWriter(self._told.log, job, states, run.query_id, self._told.on_rewind, siblings=siblings)
+                writer = LogWriter(
+                    self._told.log,
+                    job,
+                    states,
+                    run.query_id,
+                    self._told.on_rewind,
+                    siblings=siblings,
+                    is_whole=self._told.mode == "complete",
+                )
                 beat = threading.Thread(target=_beat, args=(writer, run.query), name=f"sparkis-beat-{job}", daemon=True)
                 beat.start()
                 for endpoint in endpoints.of_log(self._told.log):
                     endpoint.notice(job, -1)  # its servers open the job while Spark prepares the first batch
-                self._writer = writer
+                self._writer, self._run = writer, run
             return self._writer
 
     def write(self, batch: DataFrame, batch_id: int) -> None:
@@ -164,7 +189,12 @@ class Publisher:
         layout = self._layout_of(batch)
         of_batch = task.Task(self._told.log, writer.folder, batch_id, layout.plans(clock_ms))
         rows = layout.rows(batch, partitions_of(batch.sparkSession))
-        results = rows.mapInArrow(of_batch, task.RESULT).collect()
+        try:
+            results = rows.mapInArrow(of_batch, task.RESULT).collect()
+        except (PySparkException, Py4JError):  # the latter where Spark's exception has no class in Python
+            if not _is_active(self._run.query if self._run else None):
+                raise BatchInterruptedError from None
+            raise
         task.check(results, writer.job, batch_id)
         return results
 
