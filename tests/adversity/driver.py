@@ -32,6 +32,7 @@ class Orders:
     store      the server's folder
     dies       [when, epoch]: `before` or `after` the commit of that epoch, as if the machine had lost its power
     rewinds    what to do when the checkpoint was set back
+    reduces    the rows are counted by reducing states, and not by Spark
     """
 
     input: str
@@ -41,6 +42,7 @@ class Orders:
     store: str | None = None
     dies: tuple[str, int] | None = None
     rewinds: str = "refuse"
+    reduces: bool = False
 
 
 def session() -> SparkSession:
@@ -63,13 +65,21 @@ def session() -> SparkSession:
     return made
 
 
+def rows(spark: SparkSession, folder: str) -> DataFrame:
+    return spark.readStream.schema("k string, file int").option("maxFilesPerTrigger", 1).json(folder)
+
+
 def counts(spark: SparkSession, folder: str) -> DataFrame:
     """Return, for each key, how many rows it had and the last file that named it."""
-    rows = spark.readStream.schema("k string, file int").option("maxFilesPerTrigger", 1).json(folder)
-    return rows.groupBy("k").agg(F.count("*").alias("n"), F.max("file").alias("last"))
+    return rows(spark, folder).groupBy("k").agg(F.count("*").alias("n"), F.max("file").alias("last"))
 
 
-def states() -> list[sparkis.StateDescriptor]:
+def states(reduces: bool = False) -> list[sparkis.StateDescriptor]:
+    if reduces:
+        return [
+            sparkis.StateDescriptor("n", key="k", reduce="count"),
+            sparkis.StateDescriptor("last", key="k", value="file", reduce="max"),
+        ]
     return [
         sparkis.StateDescriptor("n", key="k", value="n"),
         sparkis.StateDescriptor("both", key="k", value=["n", "last"]),
@@ -104,8 +114,8 @@ def main() -> None:
     if orders.port is not None:
         endpoint = sparkis.serve(spark, log=orders.log, port=orders.port, store=orders.store)
     writer = sparkis.queryable(
-        counts(spark, orders.input),
-        *states(),
+        (rows if orders.reduces else counts)(spark, orders.input),
+        *states(orders.reduces),
         mode="update",
         job=JOB,
         log=orders.log,

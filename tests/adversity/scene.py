@@ -173,6 +173,7 @@ class Scene:
         self.random = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.last: dict[str, int] = {}
+        self.reduces = False
         self._files = 0
         self._processes: list[Process] = []
 
@@ -199,6 +200,8 @@ class Scene:
     def expected(self) -> dict[str, Any]:
         """Return the state after all files, computed without Spark."""
         values = {f"{JOB}:n:{key}": str(count) for key, count in self.counts.items()}
+        if self.reduces:
+            return values | {f"{JOB}:last:{key}": str(last) for key, last in self.last.items()}
         maps = {
             f"{JOB}:both:{key}": {"n": str(count), "last": str(self.last[key])} for key, count in self.counts.items()
         }
@@ -250,7 +253,9 @@ class Scene:
 
     def start_driver(self, *, checkpoint: Path | None = None, **orders: Any) -> Process:
         """Start a driver of this job."""
-        told = Orders(str(self.input), str(self.log), str(checkpoint or self.checkpoint), **orders)
+        told = Orders(
+            str(self.input), str(self.log), str(checkpoint or self.checkpoint), **orders, reduces=self.reduces
+        )
         return self._started([sys.executable, str(HERE / "driver.py"), json.dumps(asdict(told))])
 
     def start_server(self, store: str = "store", workers: int = 1) -> Process:

@@ -40,7 +40,12 @@ def kill_the_driver(scene: Scene, driver: Process) -> str:
     return "driver"
 
 
-def test_kills_at_random_moments(scene: Scene):
+by = pytest.mark.parametrize("reduces", [False, True], ids=["counted-by-spark", "counted-by-a-reducing-state"])
+
+
+@by
+def test_kills_at_random_moments(scene: Scene, reduces: bool):
+    scene.reduces = reduces
     scene.add_files(2)
     orders = {"port": scene.port, "store": str(scene.folder / "store")}
     driver = scene.start_driver(**orders)
@@ -63,7 +68,9 @@ def test_kills_at_random_moments(scene: Scene):
     assert len(watcher.seen) > ROUNDS
 
 
-def test_a_driver_that_dies_around_the_commit_goes_on_as_if_nothing_had_been(scene: Scene):
+@by
+def test_a_driver_that_dies_around_the_commit_goes_on_as_if_nothing_had_been(scene: Scene, reduces: bool):
+    scene.reduces = reduces
     server = scene.start_server()
     watcher = scene.watch()
     scene.add_files(3)
