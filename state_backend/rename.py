@@ -160,6 +160,7 @@ def _copy(log: ChangeLog, fenced: LogWriter, description: Description, last: Epo
         digest=last.digest,
         replaces=names,
         files=written,
+        format=described.format,
     )
     files.create(f"{new}/{generation}/epochs/{last.epoch}.json", first.to_bytes())
     LogWriter(files, new, states, generation).close()

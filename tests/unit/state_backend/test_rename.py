@@ -114,6 +114,21 @@ def test_the_query_goes_on_under_the_new_name_and_a_replay_is_known(
         LogWriter(tmp_path, "old", STATES, "q")
 
 
+def test_a_total_is_carried_on(tmp_path: Path) -> None:
+    totals = [StateDescriptor("total", key="k", value="v", reduce="sum", columns={"v": "bigint"})]
+
+    def add(job: str, number: int) -> None:
+        fold = Change("total", Op.FOLD, f"{job}:total:a".encode(), None, b"%d" % number)
+        LogWriter(tmp_path, job, totals, "q").publish([fold])
+
+    add("old", 2)
+    add("old", 3)
+    rename(tmp_path, "old", "new", watch_s=0)
+    add("new", 4)
+    with read_snapshot(tmp_path, "new") as snapshot:
+        assert snapshot.value(b"new:total:a") == b"9"
+
+
 def test_what_the_old_job_lacked_the_new_one_lacks(tmp_path: Path) -> None:
     LogWriter(tmp_path, "old", STATES[:1], "q").publish([], epoch=7)
     rename(tmp_path, "old", "new", watch_s=0)
