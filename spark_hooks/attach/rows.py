@@ -118,7 +118,8 @@ class _Parts:
             of_field = list(_flat(_members("user_map_key", collection)))
         if not key:
             key = [_Member("all", F.lit("all"), T.StringType())]
-        key, of_field = _named(key), _named(of_field)
+        key = _named(key)
+        of_field = _named(_told_apart(of_field, {member.name for member in key}))
         raw, expire_at = _value_members(collection)
         taken = {member.name for member in (*key, *of_field)}
         value = [_Member(f"_{index}", member.column, member.kind) for index, member in enumerate(raw)]
@@ -220,6 +221,11 @@ def _flat(members: Iterator[_Member] | Sequence[_Member]) -> Iterator[_Member]:
             yield _Member(f"{member.name}_end", end.column, end.kind)
         else:
             yield member
+
+
+def _told_apart(members: Sequence[_Member], taken: set[str]) -> list[_Member]:
+    """Rename parts of a map's key that are called as a part of the key: in Scala both may be `value`."""
+    return [each._replace(name=f"map_{each.name}") if each.name in taken else each for each in members]
 
 
 def _named(members: Sequence[_Member]) -> list[_Member]:
