@@ -34,7 +34,7 @@ from spark_hooks.encoding import RowError
 from spark_hooks.processor import CHANGELOG_SETTING
 from spark_hooks.publisher import BEAT_INTERVAL_S
 from spark_hooks.sessions import describe_jobs, is_connect, is_stopped, parallelism_of, session_at_hand
-from spark_hooks.sink import log_of
+from spark_hooks.sink import LOG_SETTING, log_of
 from state_backend.change_log import ChangeLog
 from state_backend.descriptor import StateDescriptor, check_name, check_states
 from state_backend.epochs import Epoch
@@ -456,7 +456,9 @@ def attach_anew(
 
 def _is_its_job(spark: SparkSession, query: StreamingQuery, job: str | None, log: str | Path | None) -> bool:
     """Tell whether an attachment would be a second writer of what is attached to the query for its declarations."""
-    return job in (None, query.name) and (log is None or log_of(spark, log) == log_of(spark, None))
+    root = log_of(spark, log)
+    own = spark.conf.get(LOG_SETTING, None)
+    return job in (None, query.name) and own is not None and root == log_of(spark, own)
 
 
 def reading_session(spark: SparkSession) -> SparkSession:

@@ -10,9 +10,12 @@ A listener of the session hears of each query before its `start` returns, and re
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
+from contextlib import suppress
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -59,7 +62,16 @@ def watch_declared() -> None:
     name = str(session._jsparkSession.sessionUUID())
     if name not in _listened_to:
         _listened_to.add(name)
-        session.streams.addListener(_Listener(session))
+        listener = _Listener(session)
+        session.streams.addListener(listener)
+        atexit.register(_end_listening, session, listener)
+
+
+def _end_listening(session: SparkSession, listener: _Listener) -> None:
+    """Take the listener away before Python is gone: Spark would print a long trace for each query that it ends then."""
+    if _is_spark_running():
+        with suppress(Py4JError, OSError):
+            session.streams.removeListener(listener)
 
 
 class _Listener(StreamingQueryListener):

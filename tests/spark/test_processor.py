@@ -351,6 +351,8 @@ def test_a_log_may_come_after_the_query(
     try:
         made = counted(rows.df, 1, count="count")
         query = start(made.writeStream.format("noop").outputMode("append"), "late", tmp_path / "checkpoint")
+        with pytest.raises(DescriptorError, match="there is no change log to write to"):
+            sparkis.attach(query)
         eventually(
             lambda: caplog.text, lambda found: "query 'late' declares states, and there is no change log" in found
         )
