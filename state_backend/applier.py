@@ -1,18 +1,23 @@
 """Applies one job's change log to its store: a process of its own, so that an epoch never delays a reader.
 
-    python -m state_backend.applier --log ROOT --job JOB --store FOLDER
+    python -m state_backend.applier --log ROOT --job JOB --store FOLDER [--slots 0-8191]
 
-The server that started it writes lines to its standard input: any line means "look now"; its end means "end". It
-answers with one JSON object a line on standard output:
+The server that started it writes lines to its standard input: `slots 0-8191,9000` says which slots it is to own from
+now on, any other line means "look now"; its end means "end". It answers with one JSON object a line on standard output:
 
     {"event": "open", "path", "generation", "states", "is_incomplete", "renamed_from"}
         readers open this store from now on; that of the job it was renamed from they need no more
-    {"event": "told", "committed", "committed_clock_ms", "applied", "is_stale", "error"}  when one of them changed
+    {"event": "told", "committed", "committed_clock_ms", "applied", "is_stale", "error", "slots", "loading"}
+        when one of them changed; `slots` are owned, `loading` are those wanted that are not owned yet
 
 Stores lie in `<FOLDER>/<job>/<generation>.<n>`. A store that no longer follows from the log (the log was rewound, or
 the store was lost) is built anew in the next folder, and readers answer from the old one until the new one has caught
 up; a new generation is taken over in the same way, once its first epoch is there. So is a copy without free pages,
 when these outweigh the others.
+
+Slots are gained and lost as `holding` says: one that is lost is not owned at once; one that is gained is loaded in
+portions between the epochs (see `loading`), and owned when it has caught up. While a store is built anew it is built of
+the slots that are wanted, and the one that readers have gains none.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,9 +41,18 @@ from state_backend.change_log import ChangeLog, Current, Description
 from state_backend.clock import Clock, now_ms
 from state_backend.compactor import Compactor
 from state_backend.epochs import Epoch, EpochRef
-from state_backend.errors import LogCorruptError, LogUnavailableError, SparkisError, StoreError
+from state_backend.errors import (
+    KeyGroupsError,
+    LogCorruptError,
+    LogUnavailableError,
+    SparkisError,
+    StoreError,
+)
 from state_backend.heap import give_back
+from state_backend.holding import Loading
+from state_backend.key_groups import ALL, NONE, KeyGroups
 from state_backend.lmdb_store import MAP_BYTES_MAX, LmdbStore
+from state_backend.loading import is_superseded, portions
 from state_backend.store import Applied, EpochChanges
 
 logger = logging.getLogger("sparkis.applier")
@@ -48,6 +62,12 @@ STALE_AFTER_S = 3.0
 PROBE_INTERVAL_S = 1.0
 # Bounds the time of one expiry transaction to tens of milliseconds (about 10 us a key).
 EXPIRED_KEYS_MAX = 5_000
+# Bounds the time of one transaction that removes keys of lost slots (about 10 us a key).
+LOST_KEYS_MAX = 5_000
+# New epochs wait so long for slots that are loaded; a portion that is begun is finished.
+LOADING_STEP_S = 0.05
+# A line of ranges that are as scattered as they can be has 100 KB.
+LINE_BYTES_MAX = 1 << 20
 # A listing finds holes of any width in the chain of epochs, but its cost grows with the log: once a minute when quiet.
 LISTED_EVERY_LOOKS = 60
 # Fewer changes need no memory worth giving back (measured: 0.1 KiB a change).
@@ -90,6 +110,7 @@ class Applier:
         map_bytes_max: int = MAP_BYTES_MAX,
         clock: Clock = now_ms,
         compactor: Compactor | None = None,
+        slots: KeyGroups = ALL,
     ) -> None:
         self._log = log.job(job)
         self._folder = Path(folder) / job
@@ -97,6 +118,10 @@ class Applier:
         self._map_bytes_max = map_bytes_max
         self._clock = clock
         self._compactor = compactor
+        self._wanted = slots
+        self._shown_slots = NONE
+        self._portions: Iterator[tuple[EpochChanges, Loading]] = iter(())
+        self._loading: Loading | None = None  # what `_portions` goes on from
         self._store: LmdbStore | None = None
         self._description: Description | None = None
         self._announced: Path | None = None
@@ -110,10 +135,13 @@ class Applier:
         self._changed = 0  # since memory was given back
 
     def step(self) -> bool:
-        """Apply every committed epoch, remove what has expired, and report; True if there is more to do at once."""
+        """Apply every committed epoch, load and remove a portion, and report; True if there is more to do at once."""
         error = ""
+        has_more = False
         try:
+            self._give_up()
             self._follow()
+            has_more = self._load()
         except (SparkisError, OSError) as failed:
             error = str(failed)
             if isinstance(failed, StoreError):
@@ -124,7 +152,11 @@ class Applier:
         if error and error != self._told.get("error"):
             logger.error("job %s: %s", self._log.job, error)
         self._tell(is_stale, error)
-        return self._tidy()
+        return self._tidy() or has_more
+
+    def want(self, slots: KeyGroups) -> None:
+        """Own these slots and no others: lost ones from the next step on, gained ones once they are loaded."""
+        self._wanted = slots
 
     def close(self) -> None:
         """Close the store."""
@@ -136,6 +168,45 @@ class Applier:
     def store(self) -> LmdbStore | None:
         """The store that is being written, if one is open."""
         return self._store
+
+    def _give_up(self) -> None:
+        """Let go of slots that are not wanted any more, and say so, before anything that may take long."""
+        if self._store is not None:
+            self._store.hold(self._wanted)
+            if self._told:
+                self._tell(self._told["is_stale"], self._told["error"])
+
+    def _load(self) -> bool:
+        """Load portions of what is to be gained, for a moment; True if there may be more."""
+        until_s = time.monotonic() + LOADING_STEP_S
+        while self._store is not None and (loading := self._store.hold(self._wanted).loading) is not None:
+            current = self._log.current()
+            if current is None or current.generation != self._store.generation or self._store.applied.epoch < 0:
+                return False
+            try:
+                self._load_portion(current, loading)
+            except LogCorruptError:
+                self._loading = None
+                if not is_superseded(self._log, current, loading, self._store.applied.epoch):
+                    raise
+                logger.warning(
+                    "job %s: what the slots %s are loaded from was swept from the log; they are loaded anew",
+                    self._log.job,
+                    loading.slots,
+                )
+                self._store.load_anew()
+            if time.monotonic() >= until_s:
+                return True
+        return False
+
+    def _load_portion(self, current: Current, loading: Loading) -> None:
+        assert self._store is not None
+        if loading != self._loading:
+            self._portions = portions(self._log, current, loading, self._store.applied.epoch)
+        portion, self._loading = next(self._portions)
+        if self._description is None:  # otherwise it is of the store's epoch, or later
+            self._description = self._log.description(current.generation)
+        self._changed += self._store.load(portion, self._description.known, self._loading)
 
     def _follow(self) -> None:
         # Who writes is looked up for each epoch: a new writer's epoch against the old writer's term would look foreign.
@@ -192,7 +263,7 @@ class Applier:
         manifest = snapshots.newest(self._log, current)
         if manifest is not None:
             self._description = self._log.description(current.generation)
-            changes = snapshots.changes(self._log, current.generation, manifest)
+            changes = snapshots.changes(self._log, current.generation, manifest, self._slots())
             self._changed += self._store.apply(changes, self._description.known)
             return self._next(current)
         first = self._log.first(current)
@@ -236,7 +307,7 @@ class Applier:
             epoch.epoch,
             epoch.term,
             epoch.clock_ms,
-            self._log.runs(current.generation, epoch),
+            self._log.runs(current.generation, epoch, self._slots()),
             frozenset(epoch.replaces),
         )
         # Not only when nothing is left to apply: while epochs come faster than they are applied, the pages that a dead
@@ -246,6 +317,12 @@ class Applier:
         if self._compactor is not None:
             self._compactor.count(epoch)
 
+    def _slots(self) -> KeyGroups | None:
+        """Return the slots that epochs are applied to; None for all."""
+        assert self._store is not None
+        owned = self._store.holding.owned
+        return None if owned == ALL else owned
+
     def _open(self, current: Current, *, is_anew: bool) -> None:
         """Open the newest store of a generation, or the next one.
 
@@ -254,6 +331,7 @@ class Applier:
         """
         self.close()
         self._store = self._open_store(current.generation, is_anew=is_anew)
+        self._store.hold(self._wanted)
         self._description = None
         self._writer = ""
         is_only = [path for path in self._folder.iterdir() if path.is_dir()] == [self._store.path]
@@ -298,6 +376,7 @@ class Applier:
         )
         self._announced = self._store.path
         self._shown = self._store.applied
+        self._shown_slots = self._store.holding.owned
         self._announced_version = description.version
         self._told = {}
         self._description = description
@@ -311,6 +390,8 @@ class Applier:
             return
         if self._store is not None and self._store.path == self._announced:
             self._shown = self._store.applied
+            self._shown_slots = self._store.holding.owned
+        slots = self._shown_slots & self._wanted
         told = {
             "event": "told",
             "version": self._announced_version,
@@ -319,6 +400,8 @@ class Applier:
             "applied": self._shown.epoch,
             "is_stale": is_stale,
             "error": error,
+            "slots": str(slots),
+            "loading": str(self._wanted - slots),
         }
         if told != self._told:
             self._told = told
@@ -341,11 +424,12 @@ class Applier:
             return False
         has_more = False
         with suppress(SparkisError, OSError):
-            has_more = self._store.remove_expired(self._clock(), EXPIRED_KEYS_MAX) >= EXPIRED_KEYS_MAX
+            has_more = self._store.remove_left(LOST_KEYS_MAX)
+            has_more |= self._store.remove_expired(self._clock(), EXPIRED_KEYS_MAX) >= EXPIRED_KEYS_MAX
             self._store.clear_stale_readers()
             if self._store.path == self._announced:
                 self._compact()
-                if self._compactor is not None:
+                if self._compactor is not None and self._slots() is None:
                     self._compactor.run_if_due(self._store)
             if self._changed > TRIM_ABOVE_CHANGES:
                 self._give_back_memory()
@@ -381,11 +465,34 @@ class Applier:
 
 def follow_until_end(applier: Applier, lines: int, probe_interval_s: float) -> None:
     """Step at each line of the input, and at least once an interval, until the input ends."""
+    rest = b""
     while True:
         has_more = applier.step()
         ready, _, _ = select.select([lines], [], [], 0 if has_more else probe_interval_s)
-        if ready and not os.read(lines, 65536):
+        if not ready:
+            continue
+        read = os.read(lines, 65536)
+        if not read:
             return
+        *whole, rest = (rest + read).split(b"\n")
+        rest = rest[:LINE_BYTES_MAX]
+        for line in whole:
+            if line.startswith(b"slots"):
+                _want(applier, line[len(b"slots") :].decode("ascii", "replace"))
+
+
+def _want(applier: Applier, text: str) -> None:
+    try:
+        applier.want(KeyGroups.parse(text))
+    except KeyGroupsError as error:
+        logger.error("the slots stay as they are: %s", error)
+
+
+def _slots(text: str) -> KeyGroups:
+    try:
+        return KeyGroups.parse(text)
+    except KeyGroupsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -394,7 +501,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--log", required=True, help="the log root")
     parser.add_argument("--job", required=True, help="the job to follow")
     parser.add_argument("--store", required=True, help="the folder that holds the stores")
-    parser.add_argument("--compact", action="store_true", help="write snapshots into the log, and sweep it")
+    parser.add_argument("--slots", type=_slots, default=ALL, help="the slots to own, as 0-5460,9000; all by default")
+    parser.add_argument(
+        "--compact", action="store_true", help="while it owns all slots: write snapshots, sweep the log"
+    )
     parser.add_argument("--retention-ms", type=int, default=snapshots.RETENTION_MS, help="what --compact keeps longer")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
     given = parser.parse_args(arguments)
@@ -410,7 +520,8 @@ def main(arguments: list[str] | None = None) -> None:
     fcntl.flock(lock, fcntl.LOCK_EX)  # an applier whose server died may still be in its last epoch
 
     compactor = Compactor(given.log, given.job, given.retention_ms) if given.compact else None
-    applier = Applier(ChangeLog(given.log), given.job, given.store, report, compactor=compactor)
+    log = ChangeLog(given.log)
+    applier = Applier(log, given.job, given.store, report, compactor=compactor, slots=given.slots)
     with suppress(KeyboardInterrupt, BrokenPipeError):
         follow_until_end(applier, sys.stdin.fileno(), given.probe_interval_s)
     applier.close()

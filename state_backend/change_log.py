@@ -28,9 +28,19 @@ from zlib import crc32
 import pyarrow as pa
 
 from state_backend.descriptor import Reduce, StateDescriptor, check_name
-from state_backend.epochs import FORMAT, FORMAT_WITH_FOLDS, Epoch, EpochRef, check_format, runs_in
+from state_backend.epochs import (
+    FORMAT,
+    FORMAT_WITH_FOLDS,
+    ChangeFile,
+    Epoch,
+    EpochRef,
+    check_format,
+    rows_of_slots,
+    runs_in,
+)
 from state_backend.errors import EpochHoleError, LogCorruptError
 from state_backend.filesystems import Filesystem, open_filesystem
+from state_backend.key_groups import KeyGroups
 
 
 class Rewind(NamedTuple):
@@ -204,27 +214,73 @@ class JobLog:
         """Return where a snapshot of an epoch lies, relative to the log's root."""
         return f"{self.job}/{generation}/snapshots/{epoch}"
 
-    def runs(self, generation: str, epoch: Epoch) -> Iterator[pa.RecordBatch]:
-        """Read an epoch's runs; see `runs_in_folder`."""
-        return self.runs_in_folder(f"{self.job}/{generation}/changes", epoch)
+    def changes_folder(self, generation: str) -> str:
+        """Return where the change files of a generation lie, relative to the log's root."""
+        return f"{self.job}/{generation}/changes"
+
+    def runs(self, generation: str, epoch: Epoch, slots: KeyGroups | None = None) -> Iterator[pa.RecordBatch]:
+        """Read an epoch's runs; of some slots only, if they are given. See `runs_in_folder` and `runs_of_slots`."""
+        folder = self.changes_folder(generation)
+        if slots is None:
+            return self.runs_in_folder(folder, epoch)
+        return (run for _, run in self.runs_of_slots(folder, epoch, slots))
 
     def runs_in_folder(self, folder: str, epoch: Epoch) -> Iterator[pa.RecordBatch]:
         """Read what an epoch or a manifest lists; LogCorruptError before the first run of a file that is not so."""
         for file in epoch.files:
-            path = f"{folder}/{file.name}"
-            content = self.filesystem.open_input(path)
-            where = f"{self.filesystem.root}/{path}, listed by epoch {epoch.epoch}"
-            if content is None:
-                raise LogCorruptError(f"{where}, is missing")
-            if content.size != file.size:
-                raise LogCorruptError(f"{where}, has {content.size} bytes instead of {file.size}")
-            if crc32(content) != file.checksum:
-                raise LogCorruptError(f"{where}, does not match its checksum")
-            reader = pa.ipc.open_file(content)
+            reader = self._open(folder, epoch, file)
             for index in range(reader.num_record_batches):
                 yield reader.get_batch(index)
         for stream in epoch.inline:
             yield from runs_in(stream)
+
+    def runs_of_slots(
+        self, folder: str, epoch: Epoch, slots: KeyGroups, done: int = 0
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Read the changes of some slots that an epoch or a manifest lists, after its first `done` runs.
+
+        Returns (how many runs are done with this one, its rows of these slots); a run without any is left out. Files
+        that have none are not opened; a file is checked as a whole where it is, as `runs_in_folder` does.
+        """
+        end = 0
+        for file in epoch.files:
+            start, end = end, end + len(file.runs)
+            wanted = [
+                index
+                for index, (first, last, _) in enumerate(file.runs)
+                if start + index >= done and slots.meets(first, last)
+            ]
+            if not wanted:
+                continue
+            reader = self._open(folder, epoch, file)
+            if reader.num_record_batches != len(file.runs):
+                raise LogCorruptError(
+                    f"{self.filesystem.root}/{folder}/{file.name} has {reader.num_record_batches} runs, and epoch "
+                    f"{epoch.epoch} lists {len(file.runs)} of it; restore the log from a copy"
+                )
+            for index in wanted:
+                rows = rows_of_slots(reader.get_batch(index), slots)
+                if rows.num_rows:
+                    yield start + index + 1, rows
+        for stream in epoch.inline:
+            for run in runs_in(stream):
+                end += 1
+                rows = rows_of_slots(run, slots) if end > done else run.slice(0, 0)
+                if rows.num_rows:
+                    yield end, rows
+
+    def _open(self, folder: str, epoch: Epoch, file: ChangeFile) -> pa.RecordBatchFileReader:
+        """Open a change file; LogCorruptError if it is not the one that was listed."""
+        path = f"{folder}/{file.name}"
+        content = self.filesystem.open_input(path)
+        where = f"{self.filesystem.root}/{path}, listed by epoch {epoch.epoch}"
+        if content is None:
+            raise LogCorruptError(f"{where}, is missing")
+        if content.size != file.size:
+            raise LogCorruptError(f"{where}, has {content.size} bytes instead of {file.size}")
+        if crc32(content) != file.checksum:
+            raise LogCorruptError(f"{where}, does not match its checksum")
+        return pa.ipc.open_file(content)
 
     def _json(self, path: str) -> dict[str, Any] | None:
         stored = self.filesystem.read(path)

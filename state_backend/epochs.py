@@ -30,7 +30,8 @@ from zlib import crc32
 import pyarrow as pa
 
 from state_backend.errors import LogCorruptError
-from state_backend.slots import slot_at
+from state_backend.key_groups import KeyGroups
+from state_backend.slots import HASH_BITS, slot_at
 
 # The second has changes that fold (see `records.Op`); what has none is written as the first, for older readers.
 FORMAT = 1
@@ -65,6 +66,15 @@ def slots_of_run(run: pa.RecordBatch) -> tuple[int, int, int]:
     """Return first slot, last slot and rows of a sorted run."""
     positions = run.column("position")
     return slot_at(positions[0].as_py()), slot_at(positions[-1].as_py()), run.num_rows
+
+
+def rows_of_slots(run: pa.RecordBatch, slots: KeyGroups) -> pa.RecordBatch:
+    """Return the rows of a run whose keys are in some slots, in their order; the run itself if all are."""
+    edges = [slot << HASH_BITS for first, last in slots.ranges for slot in (first, last + 1)]
+    positions = run.column("position").to_numpy()
+    # An odd number of edges at or before a position: it lies in a range.
+    is_inside = pa.array(edges, pa.uint64()).to_numpy().searchsorted(positions, side="right") & 1 == 1
+    return run if is_inside.all() else run.filter(pa.array(is_inside))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ Tables (LMDB databases) of an environment; all numbers in names are big endian, 
             0 (8), b"d", id (8)               -> nothing; a map, list or text that is no key's any more and is to go
     meta    b"applied"                        -> JSON: what the store holds (see `store.Applied`), states, counters
             b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
+            b"slot", slot (2)                 -> how many keys of which state are there (see `SLOT_COUNT`); only in a
+            store that holds, or held, some slots only
 
     record  name length u32 | expire_at_ms i64, 0 for never | state number u16 | form u8 | name | payload
             name is the key or the field; little endian; the form tells what the payload is:
@@ -34,14 +36,16 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import lmdb
 
 from state_backend.descriptor import Kind
-from state_backend.slots import field_position_of
+from state_backend.holding import Holding
+from state_backend.key_groups import KeyGroups
+from state_backend.slots import HASH_BITS, POSITION_BYTES, field_position_of
 from state_backend.store import Applied
 
 # Of the layout: a store of another one is made anew.
@@ -62,6 +66,10 @@ ID_BYTES = 8
 # Sixteen of LMDB's pages, less their header. Reading one takes some 10 us (measured).
 PIECE_BYTES = (64 << 10) - 16
 
+# A state's number, or one of the two below, and how many keys.
+SLOT_COUNT = struct.Struct("<Iq")
+EXPIRING, EXPIRING_MAPS = 1 << 16, (1 << 16) + 1
+
 TABLES = (b"keys", b"fields", b"maps", b"dues", b"blocks", b"expiry", b"meta")
 
 
@@ -79,24 +87,31 @@ class Tables(NamedTuple):
 
 @dataclass
 class Meta:
-    """The `applied` record: what the store holds and the numbers its records use."""
+    """The `applied` record: what the store holds and the numbers its records use.
+
+    holding: None while it owns all slots and always did; then nothing is counted by slot.
+    """
 
     applied: Applied
     state_numbers: dict[str, int] = field(default_factory=dict)
     next_id: int = 1
+    holding: Holding | None = None
 
     def to_bytes(self) -> bytes:
         content = asdict(self.applied) | {
             "state_numbers": self.state_numbers,
             "next_id": self.next_id,
         }
+        if self.holding is not None:
+            content["holding"] = self.holding.to_json()
         return json.dumps(content).encode()
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Meta:
         content = json.loads(stored)
         numbers, next_id = content.pop("state_numbers"), content.pop("next_id")
-        return cls(Applied(**content), numbers, next_id)
+        holding = content.pop("holding", None)
+        return cls(Applied(**content), numbers, next_id, holding and Holding.from_json(holding))
 
     def new_id(self) -> int:
         """Return the id of a new map, list or text."""
@@ -132,6 +147,18 @@ def find(get: Callable[[bytes], bytes | None], position: bytes, name: bytes) -> 
         ordinal += 1
         at = position + ordinal.to_bytes(2, "big")
     return at, None
+
+
+def records_of_slots(records: lmdb.Cursor[bytes], slots: KeyGroups, position: int = 0) -> Iterator[tuple[bytes, bytes]]:
+    """Iterate over (place, record) of the keys in some slots, from a position on."""
+    for first, last in slots.ranges:
+        start, end = max(position, first << HASH_BITS), (last + 1) << HASH_BITS
+        if start < end and records.set_range(start.to_bytes(POSITION_BYTES, "big")):
+            end_at = end.to_bytes(POSITION_BYTES, "big")
+            for at, record in records.iternext():
+                if at >= end_at:
+                    break
+                yield at, record
 
 
 class Table:
@@ -242,3 +269,7 @@ def field_place(map_id: int, name: bytes) -> bytes:
 
 def changed_name(epoch: int) -> bytes:
     return b"changed" + epoch.to_bytes(8, "big")
+
+
+def slot_counts_name(slot: bytes) -> bytes:
+    return b"slot" + slot

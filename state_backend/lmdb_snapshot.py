@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from binascii import crc_hqx
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from random import randrange
@@ -15,6 +15,7 @@ from state_backend import changed_keys, packed_list, packed_map
 from state_backend.changed_keys import EPOCHS_KEPT
 from state_backend.descriptor import Kind
 from state_backend.errors import StoreError, WrongKindError
+from state_backend.key_groups import ALL, KeyGroups
 from state_backend.lmdb_layout import (
     FIELD_POSITION_BYTES,
     ID_BYTES,
@@ -41,11 +42,12 @@ from state_backend.lmdb_layout import (
     piece_name,
     read_header,
     read_meta,
+    records_of_slots,
     state_number_of,
 )
 from state_backend.lmdb_lists import ListBlocks, LongList
 from state_backend.records import Change, Op
-from state_backend.slots import HASH_BITS, PLACE, POSITION_BYTES, POSITIONS, SLOTS, place_of, places_of, slot_of
+from state_backend.slots import HASH_BITS, PLACE, POSITION_BYTES, POSITIONS, place_of, places_of, slot_of
 from state_backend.store import Applied, Entry, LongText, Snapshot, Text, Values, whole
 
 # A step of a scan or a count ends after so many records, live or not, beyond those that it was asked for, or after so
@@ -92,7 +94,15 @@ class LmdbSnapshot(Snapshot):
     def applied(self) -> Applied:
         return self._known().applied
 
+    @property
+    def key_groups(self) -> KeyGroups:
+        holding = self._known().holding
+        return ALL if holding is None else holding.owned
+
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:
+        holding = self._known().holding
+        if holding is not None and epoch <= holding.changed_at:
+            return None  # a slot that was away may read differently in every key
         epochs = range(epoch + 1, self.applied.epoch + 1)
         if epoch > self.applied.epoch or len(epochs) > EPOCHS_KEPT:
             return None
@@ -356,9 +366,7 @@ class LmdbSnapshot(Snapshot):
         self._known()
         states, now_ms = self._states, self._now_ms
         with self._txn.cursor(db=self._tables.keys) as records:
-            if not records.set_range(cursor.to_bytes(POSITION_BYTES, "big")):
-                return 0, found
-            for visits, (at, record) in enumerate(records.iternext()):
+            for visits, (at, record) in enumerate(self._records(records, cursor)):
                 position = at[:POSITION_BYTES]
                 is_enough = len(found) >= count or visits >= VISITS_MAX + count or visited_bytes >= VISITED_BYTES_MAX
                 if is_enough and position != last:
@@ -373,10 +381,17 @@ class LmdbSnapshot(Snapshot):
                 )
         return 0, found
 
+    def _records(self, records: lmdb.Cursor[bytes], position: int = 0) -> Iterable[tuple[bytes, bytes]]:
+        """Iterate over (place, record) of the keys in owned slots, live or not, from a position on."""
+        owned = self.key_groups
+        if owned != ALL:
+            return records_of_slots(records, owned, position)
+        return records.iternext() if records.set_range(position.to_bytes(POSITION_BYTES, "big")) else ()
+
     def changes(self) -> Iterator[Change]:
         names = self._known().names()
         with self._txn.cursor(db=self._tables.keys) as records:
-            for _, record in records.iternext():
+            for _, record in self._records(records):
                 if self._is_live(record):
                     yield from self._changes_of(record, names[state_number_of(record)])
 
@@ -399,7 +414,11 @@ class LmdbSnapshot(Snapshot):
             yield Change(state, Op.PUT, key, name_of(each), whole(self._field_text(each)), expiry_of(each) or None)
 
     def random_entries(self) -> Iterator[Entry | None]:
-        cursor = randrange(SLOTS) << HASH_BITS | randrange(1 << HASH_BITS)
+        owned = self.key_groups
+        if not owned:
+            return
+        slot = next(islice(owned, randrange(len(owned)), None))
+        cursor = slot << HASH_BITS | randrange(1 << HASH_BITS)
         for _ in range(2):  # to the end, and from the beginning
             is_end = False
             while not is_end:

@@ -23,7 +23,10 @@ import lmdb
 
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import StoreError, StoreFullError
+from state_backend.holding import Holding, Loading
+from state_backend.key_groups import ALL, KeyGroups
 from state_backend.lmdb_layout import FORMAT, TABLES, Meta, Tables, read_meta
+from state_backend.lmdb_slots import SlotsTransaction
 from state_backend.lmdb_snapshot import LmdbSnapshot
 from state_backend.lmdb_transaction import LmdbTransaction
 from state_backend.store import Applied, EpochChanges, Store
@@ -148,23 +151,45 @@ class LmdbStore(Store):
         with self.begin() as txn:
             return self._meta(txn).applied
 
+    @property
+    def holding(self) -> Holding:
+        """Which slots are owned, loaded and given up."""
+        with self.begin() as txn:
+            return self._meta(txn).holding or Holding()
+
+    def _work(
+        self, txn: lmdb.Transaction[bytes], meta: Meta, now_ms: int, slots: KeyGroups | None = None
+    ) -> LmdbTransaction:
+        """Begin changes; in a store of some slots, of those given, or of the owned ones."""
+        if meta.holding is None:
+            return LmdbTransaction(txn, self.tables, meta, now_ms)
+        return SlotsTransaction(txn, self.tables, meta, now_ms, meta.holding.owned if slots is None else slots)
+
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
         with self._writing() as txn:
-            work = LmdbTransaction(txn, self.tables, self._meta(txn), epoch.clock_ms)
-            work.declare(states, epoch.replaces)
-            for run in epoch.runs:
-                work.apply(run)
-            work.remove_untouched(epoch.replaces)
+            work = self._work(txn, self._meta(txn), epoch.clock_ms)
+            self._change(work, epoch, states)
             work.keep_changed_keys(epoch.epoch)
             work.meta.applied = replace(work.meta.applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms)
             work.finish()
             return work.changed
 
+    @staticmethod
+    def _change(work: LmdbTransaction, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> None:
+        work.declare(states, epoch.replaces)
+        for run in epoch.runs:
+            work.apply(run)
+        work.remove_untouched()
+
     def remove_expired(self, now_ms: int, keys_max: int) -> int:
+        loading = self.holding.loading
+        if loading is not None:
+            # What is loaded is in the past, and what expired since may still be changed there before it does.
+            now_ms = min(now_ms, loading.clock_ms)
         if not self._has_expired(now_ms):
             return 0
         with self._writing() as txn:
-            work = LmdbTransaction(txn, self.tables, self._meta(txn), now_ms)
+            work = self._work(txn, self._meta(txn), now_ms, ALL)
             removed = work.remove_expired(keys_max)
             work.finish()
             return removed
@@ -172,6 +197,67 @@ class LmdbStore(Store):
     def _has_expired(self, now_ms: int) -> bool:
         with self.begin() as txn, txn.cursor(db=self.tables.expiry) as cursor:
             return bool(cursor.first()) and int.from_bytes(cursor.key()[:8], "big") <= now_ms
+
+    def hold(self, wanted: KeyGroups) -> Holding:
+        """Own no slot but those wanted from now on, and begin to load some that are missing; return what is held.
+
+        A store without an epoch owns them at once. The first time that a store of all slots gives some up its keys are
+        counted, about a microsecond for each.
+        """
+        if self._toward(self.applied, self.holding, wanted) == self.holding:
+            return self.holding
+        with self._writing() as txn:
+            meta = self._meta(txn)
+            is_counted = meta.holding is not None
+            before = meta.holding = meta.holding or Holding()
+            work = SlotsTransaction(txn, self.tables, meta, 0)
+            if not is_counted:
+                work.count_all()
+            meta.holding = self._toward(meta.applied, before, wanted)
+            work.finish()
+            return meta.holding
+
+    @staticmethod
+    def _toward(applied: Applied, holding: Holding, wanted: KeyGroups) -> Holding:
+        return Holding(wanted) if applied.epoch < 0 else holding.toward(wanted, applied.epoch)
+
+    def load(self, portion: EpochChanges, states: Sequence[StateDescriptor], then: Loading) -> int:
+        """Apply a part of a snapshot or of an epoch to the slots that are being loaded, and note how far they are then.
+
+        portion: runs of these slots only; all of an epoch that replaces states. Slots that are at the epoch of the
+        others are owned from then on. Returns about how many changes made a difference.
+        """
+        with self._writing() as txn:
+            meta = self._meta(txn)
+            if meta.holding is None or meta.holding.loading is None or meta.holding.loading.slots != then.slots:
+                raise StoreError(f"the store {self.path} does not load the slots {then.slots}")
+            work = SlotsTransaction(txn, self.tables, meta, portion.clock_ms, then.slots)
+            self._change(work, portion, states)
+            meta.holding = meta.holding.loaded(then, meta.applied)
+            work.finish()
+            return work.changed
+
+    def load_anew(self) -> None:
+        """Give up what was loaded so far of slots that are not owned yet; `hold` begins again once it is removed."""
+        with self._writing() as txn:
+            meta = self._meta(txn)
+            if meta.holding is not None:
+                meta.holding = meta.holding.anew()
+                txn.put(b"applied", meta.to_bytes(), db=self.tables.meta)
+
+    def remove_left(self, keys_max: int) -> bool:
+        """Remove up to about `keys_max` keys of slots that were given up; False if nothing is left of them."""
+        leaving = self.holding.leaving
+        if not leaving:
+            return False
+        with self._writing() as txn:
+            meta = self._meta(txn)
+            assert meta.holding is not None
+            work = SlotsTransaction(txn, self.tables, meta, 0, leaving)
+            rest = work.remove_slots(keys_max)
+            meta.holding = replace(meta.holding, leaving=rest)
+            work.finish()
+            return bool(rest)
 
     def snapshot(self, now_ms: int) -> LmdbSnapshot:
         return LmdbSnapshot(self.begin, self.tables, self.generation, now_ms)

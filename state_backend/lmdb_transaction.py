@@ -191,7 +191,8 @@ class LmdbTransaction:
         get, put, note = self._keys.get, self._keys.put, self._changed_keys.add
         heads: dict[int, bytes] = {}  # of records, by the length of their keys
         left: list[int] = []
-        before, new_keys = b"", 0
+        new_places: list[bytes] = []
+        before = b""
         for row, (key, value, at) in enumerate(zip(keys, values, places_of(keys), strict=True)):
             length = len(key)
             head = heads.get(length) or heads.setdefault(length, HEADER.pack(length, 0, number, VALUE))
@@ -202,11 +203,16 @@ class LmdbTransaction:
             elif old != (new := start + value):
                 put(at, new)
                 note(key)
-                new_keys += old is None
+                if old is None:
+                    new_places.append(at)
                 self.changed += 1
             before = at
-        self._counts[number] += new_keys
+        self._count_new(number, new_places)
         return run.take(pa.array(left, pa.int64()))
+
+    def _count_new(self, number: int, places: list[bytes]) -> None:
+        """Count keys of a state that were put where nothing stood, and do not expire."""
+        self._counts[number] += len(places)
 
     def _folded_values(self, keys: list[bytes], values: list[bytes], state: _State) -> list[bytes]:
         """Return what the rows of a plain run that folds have to put, but for those behind one of their position."""
@@ -642,13 +648,13 @@ class LmdbTransaction:
 
     # Whole states, expiry ----------------------------------------------------------------------------------------
 
-    def remove_untouched(self, states: frozenset[str]) -> None:
+    def remove_untouched(self) -> None:
         """Delete every key of the replaced states that this epoch did not name."""
-        if not any(self._counts.get(number) for number in self._replaced_numbers):
+        if not any(map(self._may_hold, self._replaced_numbers)):
             return
         gone: list[bytes] = []
         with self._txn.cursor(db=self._tables.keys) as cursor:
-            for _, record in cursor.iternext():
+            for _, record in self._records(cursor):
                 if state_number_of(record) in self._replaced_numbers and (name := name_of(record)) not in self._touched:
                     gone.append(name)
         for name in gone:
@@ -656,6 +662,14 @@ class LmdbTransaction:
             if found is not None:
                 self._delete_key(at, found)
                 self.changed += 1
+
+    def _may_hold(self, number: int) -> bool:
+        """Tell whether a state has keys where this transaction works."""
+        return bool(self._counts.get(number))
+
+    def _records(self, cursor: lmdb.Cursor[bytes]) -> Iterable[tuple[bytes, bytes]]:
+        """Iterate over (place, record) of all keys where this transaction works."""
+        return cursor.iternext()
 
     def remove_expired(self, most: int) -> int:
         """Work off lines of the expiry index that are due, oldest first: remove what they stand for.

@@ -13,9 +13,10 @@ from state_backend import packed_list, packed_map
 from state_backend.changed_keys import EPOCHS_KEPT
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, WrongKindError
+from state_backend.key_groups import ALL, KeyGroups
 from state_backend.records import Change, Op, changes_in
 from state_backend.reductions import folded, reduction_of
-from state_backend.slots import field_position_of, position_of
+from state_backend.slots import field_position_of, position_of, slot_of
 from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store, Text, Values
 
 
@@ -68,10 +69,21 @@ class MemoryStore(Store):
         self._applied = Applied(generation)
         self._changed: dict[int, Sequence[bytes]] = {}
         self._version = 0
+        self._key_groups = ALL
 
     @property
     def applied(self) -> Applied:
         return self._applied
+
+    def show(self, key_groups: KeyGroups) -> None:
+        """Count and show some slots only, as a store does that owns no others."""
+        self._key_groups = key_groups
+        self._count(self._applied)
+
+    def _shown(self) -> dict[bytes, _Held]:
+        if self._key_groups == ALL:
+            return self._held
+        return {key: held for key, held in self._held.items() if slot_of(key) in self._key_groups}
 
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
         known = {state.name: state for state in states}
@@ -132,11 +144,10 @@ class MemoryStore(Store):
         return done
 
     def _count(self, applied: Applied) -> None:
-        keys = Counter(each.state for each in self._held.values())
-        expiring = sum(each.expire_at_ms is not None for each in self._held.values())
-        expiring_maps = sum(
-            any(field.expire_at_ms is not None for field in each.fields.values()) for each in self._held.values()
-        )
+        shown = self._shown().values()
+        keys = Counter(each.state for each in shown)
+        expiring = sum(each.expire_at_ms is not None for each in shown)
+        expiring_maps = sum(any(field.expire_at_ms is not None for field in each.fields.values()) for each in shown)
         self._applied = replace(applied, keys=dict(keys), expiring=expiring, expiring_maps=expiring_maps)
         self._version += 1
 
@@ -201,7 +212,8 @@ class MemorySnapshot(Snapshot):
         self.renew(now_ms)
 
     def renew(self, now_ms: int) -> None:
-        self._held = self._store._held
+        self._held = self._store._shown()
+        self._key_groups = self._store._key_groups
         self._applied = self._store.applied
         self._changed = self._store._changed
         self.version = self._store._version
@@ -214,6 +226,10 @@ class MemorySnapshot(Snapshot):
     @property
     def applied(self) -> Applied:
         return self._applied
+
+    @property
+    def key_groups(self) -> KeyGroups:
+        return self._key_groups
 
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:
         epochs = range(epoch + 1, self._applied.epoch + 1)

@@ -21,7 +21,8 @@ import pyarrow as pa
 
 from state_backend.change_log import Current, JobLog
 from state_backend.epochs import ChangeFile, Epoch, EpochRef, slots_of_run
-from state_backend.errors import LogCorruptError
+from state_backend.errors import LogCorruptError, LogError
+from state_backend.key_groups import ALL, KeyGroups
 from state_backend.log_writer import ChangeFileWriter
 from state_backend.records import runs_of
 from state_backend.store import EpochChanges, Snapshot
@@ -39,15 +40,27 @@ def newest(log: JobLog, current: Current) -> Epoch | None:
     return next(log.snapshots(current), None)
 
 
-def changes(log: JobLog, generation: str, manifest: Epoch) -> EpochChanges:
-    """Return a snapshot as what an empty store applies."""
-    runs = log.runs_in_folder(log.snapshot_folder(generation, manifest.epoch), manifest)
+def changes(log: JobLog, generation: str, manifest: Epoch, slots: KeyGroups | None = None) -> EpochChanges:
+    """Return a snapshot, or some slots of it, as what an empty store applies."""
+    folder = log.snapshot_folder(generation, manifest.epoch)
+    if slots is None:
+        runs = log.runs_in_folder(folder, manifest)
+    else:
+        runs = (run for _, run in log.runs_of_slots(folder, manifest, slots))
     return EpochChanges(manifest.epoch, manifest.term, manifest.clock_ms, runs)
 
 
 def write(log: JobLog, current: Current, shown: Snapshot) -> Epoch:
-    """Write what a store's snapshot shows; return the manifest, or the one that another writer finished first."""
+    """Write what a store's snapshot shows; return the manifest, or the one that another writer finished first.
+
+    LogError if it does not show all slots: a snapshot in the log is of the whole state.
+    """
     applied = shown.applied
+    if shown.key_groups != ALL:
+        raise LogError(
+            f"job {log.job!r}: the store owns the slots {str(shown.key_groups) or 'none'} alone, and a snapshot is of "
+            f"all of them; write it with sparkis compact, or from a server that owns all"
+        )
     at = log.epoch(current, applied.epoch)
     if at is None or at.ref != EpochRef(applied.epoch, applied.term):
         raise LogCorruptError(f"job {log.job!r}: epoch {applied.epoch} is no longer in the log, so it gets no snapshot")

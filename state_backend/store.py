@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 
 from state_backend.descriptor import Kind, StateDescriptor
+from state_backend.key_groups import KeyGroups
 from state_backend.records import Change
 
 
@@ -126,11 +127,20 @@ class Snapshot(ABC):
     def applied(self) -> Applied:
         """The epoch that this snapshot shows."""
 
+    @property
+    @abstractmethod
+    def key_groups(self) -> KeyGroups:
+        """The slots that the store owns at this moment. Counts and scans are of these alone.
+
+        What is asked of a key in another slot may get any answer: it may be half loaded, or half removed.
+        """
+
     @abstractmethod
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:
         """Return the keys that the epochs after that one changed, made or deleted; None if that is not known.
 
-        It is known of the last few epochs, if they changed few enough keys. Expiry is no change.
+        It is known of the last few epochs, if they changed few enough keys, and the slots stayed the same. Expiry is
+        no change.
         """
 
     @abstractmethod

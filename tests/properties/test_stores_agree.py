@@ -6,8 +6,10 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -19,11 +21,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from state_backend import packed_list, packed_map
+from state_backend import packed_list, packed_map, slots
 from state_backend.descriptor import StateDescriptor
+from state_backend.epochs import rows_of_slots
 from state_backend.errors import KeyConflictError, WrongKindError
+from state_backend.holding import Loading
+from state_backend.key_groups import ALL, NONE, KeyGroups
 from state_backend.lmdb_layout import (
+    EXPIRING,
     LARGE,
+    SLOT_COUNT,
     LargeMap,
     Tables,
     due_name,
@@ -223,8 +230,12 @@ class StoresAgree(RuleBasedStateMachine):
                 assert self.lmdb.applied == before
                 return
             raise AssertionError("only the memory store saw the conflict") from None
-        self.lmdb.apply(epoch, STATES)
+        self.lmdb.apply(self.of_lmdb(epoch), STATES)
         self.epoch += 1
+
+    def of_lmdb(self, epoch: EpochChanges) -> EpochChanges:
+        """Return what the LMDB store gets of an epoch."""
+        return epoch
 
     @rule()
     def apply_again_what_is_there(self) -> None:
@@ -239,7 +250,7 @@ class StoresAgree(RuleBasedStateMachine):
         runs = list(runs_of(changes, VALUES))
         self.epoch += 1
         epoch = EpochChanges(self.epoch, 1, self.clock_ms, runs)
-        assert (self.memory.apply(epoch, STATES), self.lmdb.apply(epoch, STATES)) == (0, 0)
+        assert (self.memory.apply(epoch, STATES), self.lmdb.apply(self.of_lmdb(epoch), STATES)) == (0, 0)
 
     @rule(step=st.integers(-2, 20))
     def move_clock(self, step: int) -> None:
@@ -278,12 +289,13 @@ class StoresAgree(RuleBasedStateMachine):
     def kill_a_writer(self, data: Any, runs: int, is_kept: bool) -> None:
         """A process that is killed while it writes, or has just written, leaves the epoch before, or the whole one."""
         epoch = self.draw_epoch(data)
+        mine = self.of_lmdb(epoch)
         self.lmdb.close()
         child = os.fork()
         if not child:
             with suppress(KeyConflictError):
                 store = LmdbStore(self.folder, "g")
-                store.apply(epoch if is_kept else epoch._replace(runs=killed_after(epoch.runs, runs)), STATES)
+                store.apply(mine if is_kept else mine._replace(runs=killed_after(mine.runs, runs)), STATES)
             os.kill(os.getpid(), signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status)
@@ -350,8 +362,11 @@ def scanned(step: Callable[[int], tuple[int, list[Any]]]) -> Iterator[Any]:
 
 
 def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
+    """Ask for every key that the LMDB store owns, and for all that it has."""
     live = []
     for key in {key for keys in KEYS.values() for key in keys} | {b"nothing"}:
+        if slots.slot_of(key) not in lmdb.key_groups:
+            continue
         entry = memory.entry(key)
         assert lmdb.entry(key) == entry
         if entry is not None:
@@ -445,6 +460,127 @@ class StoresAgreeWhenPositionsCollide(StoresAgree):
             self.patches.enter_context(patch(f"state_backend.{module}.crc32", lambda text: 7))
 
 
+class StoresAgreeOnSomeSlots(StoresAgree):
+    """The LMDB store gains and loses slots; the memory store has all, and shows those that the other one owns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[EpochChanges] = []
+
+    @rule(step=st.integers(0, 20))
+    def move_clock(self, step: int) -> None:
+        """What is loaded goes through the epochs again: an earlier clock after a removal would show it less of them."""
+        self.clock_ms += step
+
+    def take(self, epoch: EpochChanges) -> None:
+        before = self.memory.applied
+        try:
+            self.memory.apply(epoch, STATES)
+        except KeyConflictError:  # which the other store may not see
+            assert self.memory.applied == before
+            return
+        self.lmdb.apply(self.of_lmdb(epoch), STATES)
+        self.epoch += 1
+        self.history.append(epoch)
+        self.show()
+
+    def of_lmdb(self, epoch: EpochChanges) -> EpochChanges:
+        return self.of_slots(epoch, self.lmdb.holding.owned)
+
+    @staticmethod
+    def of_slots(epoch: EpochChanges, key_groups: KeyGroups) -> EpochChanges:
+        return epoch._replace(runs=[rows_of_slots(run, key_groups) for run in epoch.runs])
+
+    def show(self) -> None:
+        self.memory.show(self.lmdb.holding.owned)
+
+    @rule()
+    def apply_again_what_is_there(self) -> None:
+        """What it changes is nothing where it is applied, and something where it is loaded: see the other machines."""
+
+    @rule(data=st.data(), runs=st.integers(0, 6), is_kept=st.booleans())
+    def kill_a_writer(self, data: Any, runs: int, is_kept: bool) -> None:
+        """The machine of appliers does that."""
+
+    @rule()
+    def remove_expired(self) -> None:
+        self.memory.remove_expired(self.clock_ms, 1 << 30)
+        self.lmdb.remove_expired(self.clock_ms, 1 << 30)
+        if self.lmdb.holding.loading is None:
+            theirs, mine = self.memory.applied, self.lmdb.applied
+            assert (mine.keys, mine.expiring, mine.expiring_maps) == (
+                theirs.keys,
+                theirs.expiring,
+                theirs.expiring_maps,
+            )
+            assert self.lmdb.remove_expired(self.clock_ms, 1) == 0
+
+    @rule(numbers=st.sets(st.integers(0, 30)), more=st.sampled_from((NONE, NONE, KeyGroups.parse("0-8191"), ALL)))
+    def hold(self, numbers: set[int], more: KeyGroups) -> None:
+        there = sorted({slots.slot_of(key) for keys in KEYS.values() for key in keys})
+        wanted = KeyGroups.of((there[each % len(there)],) * 2 for each in numbers) | more
+        assert self.lmdb.hold(wanted).owned - wanted == NONE
+        self.show()
+
+    @rule()
+    def begin_to_load_anew(self) -> None:
+        self.lmdb.load_anew()
+
+    @rule(epochs=st.integers(1, 30))
+    def load(self, epochs: int) -> None:
+        """Load epochs, the last one's runs one by one where that may be."""
+        for left in reversed(range(epochs)):
+            loading = self.lmdb.holding.loading
+            if loading is None or self.epoch < 0:
+                return
+            epoch = self.of_slots(self.history[loading.epoch + 1], loading.slots)
+            then = Loading(loading.slots, epoch.epoch, epoch.term, epoch.clock_ms)
+            if left or epoch.replaces or loading.runs:
+                runs = list(epoch.runs)[loading.runs :]
+                self.lmdb.load(epoch._replace(runs=runs), STATES, then)
+            else:
+                part = epoch._replace(runs=list(epoch.runs)[:1])
+                self.lmdb.load(part, STATES, replace(loading, runs=1))
+        self.show()
+
+    @rule(most=st.integers(1, 5), times=st.integers(1, 20))
+    def remove_left(self, most: int, times: int) -> None:
+        for _ in range(times):
+            self.lmdb.remove_left(most)
+
+    @invariant()
+    def what_is_nobodys_is_empty(self) -> None:
+        holding = self.lmdb.holding
+        held = holding.owned | holding.leaving | (holding.loading.slots if holding.loading else NONE)
+        with self.lmdb.begin() as txn:
+            places = [at for at, _ in txn.cursor(db=self.lmdb.tables.keys)]
+            counted = [
+                (name[4:], sum(count for number, count in SLOT_COUNT.iter_unpack(stored) if number < EXPIRING))
+                for name, stored in txn.cursor(db=self.lmdb.tables.meta)
+                if name.startswith(b"slot")
+            ]
+        assert all(int.from_bytes(at[:2], "big") in held for at in places)
+        if held != ALL or counted:
+            assert dict(counted) == Counter(at[:2] for at in places)
+
+    @invariant()
+    def counts_are_of_what_is_owned(self) -> None:
+        with self.lmdb.snapshot(0) as snapshot:
+            found = list(scanned(lambda at: snapshot.scan(at, 3)))
+        assert Counter(entry.state for entry in found) == dict(self.lmdb.applied.keys)
+        assert sum(entry.expire_at_ms is not None for entry in found) == self.lmdb.applied.expiring
+
+
+class StoresAgreeOnSomeSlotsWithSmallRuns(StoresAgreeOnSomeSlots):
+    """The changes of one key lie in several runs."""
+
+    rows_of_a_run = 3
+
+
+class StoresAgreeOnSomeOfThreeSlots(StoresAgreeOnSomeSlots, StoresAgreeWhenPositionsCollide):
+    """All keys share three positions, each in a slot of its own."""
+
+
 SETTINGS = settings(max_examples=25, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 TestStoresAgree = StoresAgree.TestCase
@@ -453,3 +589,9 @@ TestStoresAgreeWithSmallRuns = StoresAgreeWithSmallRuns.TestCase
 TestStoresAgreeWithSmallRuns.settings = SETTINGS
 TestStoresAgreeWhenPositionsCollide = StoresAgreeWhenPositionsCollide.TestCase
 TestStoresAgreeWhenPositionsCollide.settings = SETTINGS
+TestStoresAgreeOnSomeSlots = StoresAgreeOnSomeSlots.TestCase
+TestStoresAgreeOnSomeSlots.settings = SETTINGS
+TestStoresAgreeOnSomeSlotsWithSmallRuns = StoresAgreeOnSomeSlotsWithSmallRuns.TestCase
+TestStoresAgreeOnSomeSlotsWithSmallRuns.settings = SETTINGS
+TestStoresAgreeOnSomeOfThreeSlots = StoresAgreeOnSomeOfThreeSlots.TestCase
+TestStoresAgreeOnSomeOfThreeSlots.settings = SETTINGS
