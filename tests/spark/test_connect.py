@@ -148,6 +148,8 @@ def test_what_is_wrong_with_a_call_is_refused_in_the_client(spark: SparkSession,
         sparkis.queryable(rows.df, "s", key="k", value="v", where="v +", log=tmp_path / "log")
     with pytest.raises(DescriptorError, match="takes a streaming DataFrame"):
         sparkis.queryable(spark.range(3), "s", key="id", value="id", log=tmp_path / "log")
+    with pytest.raises(DescriptorError, match="progress=True: under Spark Connect"):
+        sparkis.queryable(rows.df, STATE, log=tmp_path / "log", progress=True)
     writer = sparkis.queryable(rows.df, STATE, mode="append", log=tmp_path / "log")
     with pytest.raises(DescriptorError, match="the query has no name"):
         writer.start()
@@ -252,3 +254,9 @@ def test_a_query_cannot_be_attached_to_by_its_handle(batches: Make, tmp_path: Pa
 def test_a_checkpoint_with_a_name_that_spark_does_not_find_is_refused(spark: SparkSession, tmp_path: Path):
     with pytest.raises(DescriptorError, match="reach it by a symbolic link with a plain name"):
         sparkis.attach(checkpoint=tmp_path / "with a space", job="odd")
+
+
+def test_a_table_is_published_by_the_client(spark: SparkSession, client: redis.Redis):
+    table = spark.createDataFrame([("a", 1), ("b", 2)], "k string, v int")
+    sparkis.publish_table(table, "limits", field="k", value="v", job="rules")
+    assert client.hgetall("rules:limits") == {"a": "1", "b": "2"}
