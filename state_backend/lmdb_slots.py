@@ -6,7 +6,7 @@ Beside the records it keeps counts by slot, so that a slot can be gained or lost
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import lmdb
@@ -16,6 +16,7 @@ from state_backend.lmdb_layout import (
     EXPIRING,
     EXPIRING_MAPS,
     LARGE,
+    NEVER,
     SLOT_COUNT,
     LargeMap,
     Meta,
@@ -61,8 +62,8 @@ class SlotsTransaction(LmdbTransaction):
 
     def _count_new(self, number: int, places: list[bytes]) -> None:
         super()._count_new(number, places)
-        for place in places:
-            self._added[place[:SLOT_BYTES]][number] += 1
+        for slot, keys in Counter(place[:SLOT_BYTES] for place in places).items():
+            self._added[slot][number] += keys
 
     def _add(self, at: bytes, number: int, keys: int, before: tuple[int, int]) -> None:
         expiring, expiring_maps = self._expiring - before[0], self._expiring_maps - before[1]
@@ -75,11 +76,18 @@ class SlotsTransaction(LmdbTransaction):
     def count_all(self) -> None:
         """Count everything by slot, in a store that did not until now: about a microsecond a key."""
         with self._txn.cursor(db=self._tables.keys) as cursor:
-            for at, record in cursor.iternext():
+            for slot_and_number, keys in Counter(self._plain(cursor)).items():
+                number = int.from_bytes(slot_and_number[SLOT_BYTES:], "little")
+                self._added[slot_and_number[:SLOT_BYTES]][number] += keys
+
+    def _plain(self, cursor: lmdb.Cursor[bytes]) -> Iterator[bytes]:
+        """Return slot and state of each key, and count what expires."""
+        for at, record in cursor.iternext():
+            if record[4:12] != NEVER or record[14] == LARGE:
                 added = self._added[at[:SLOT_BYTES]]
-                added[state_number_of(record)] += 1
                 added[EXPIRING] += expiry_of(record) > 0
                 added[EXPIRING_MAPS] += record[14] == LARGE and LargeMap.of(payload_of(record)).due_ms > 0
+            yield at[:SLOT_BYTES] + record[12:14]
 
     def finish(self) -> None:
         assert self.meta.holding is not None
