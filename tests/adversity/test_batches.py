@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from scene import MARKERS, Scene, eventually
 
 import sparkis
-from spark_hooks import publisher
+from spark_hooks import task as sink_task
 from state_backend.change_log import ChangeLog
 from state_backend.log_writer import LogWriter
 
@@ -193,7 +193,7 @@ def test_the_replay_of_a_query_that_is_not_deterministic_warns_and_leaves_the_fi
 # Tasks ----------------------------------------------------------------------------------------------------------------
 
 
-class _FailsOnce(publisher.Task):
+class _FailsOnce(sink_task.Task):
     """A task of the sink that writes all it has to, and fails at its very end, the first time."""
 
     marker: str
@@ -206,7 +206,7 @@ class _FailsOnce(publisher.Task):
         yield from results
 
 
-class _RunsTwice(publisher.Task):
+class _RunsTwice(sink_task.Task):
     """A task that is run twice, as by speculation, with the same rows; one result counts."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -217,10 +217,10 @@ class _RunsTwice(publisher.Task):
 
 @pytest.mark.parametrize("task", [_FailsOnce, _RunsTwice])
 def test_a_task_that_runs_more_than_once_leaves_each_change_once(
-    job: Job, scene: Scene, monkeypatch: pytest.MonkeyPatch, task: type[publisher.Task]
+    job: Job, scene: Scene, monkeypatch: pytest.MonkeyPatch, task: type[sink_task.Task]
 ):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors cannot import a test
-    monkeypatch.setattr(publisher, "Task", with_files_only(task))
+    monkeypatch.setattr(sink_task, "Task", with_files_only(task))
     marker = scene.folder / "failed"
     task.marker = str(marker)  # type: ignore[attr-defined]
     scene.add_files(3)
@@ -246,7 +246,7 @@ def test_a_task_that_runs_more_than_once_leaves_each_change_once(
         assert snapshot.applied.key_count == len(scene.expected())
 
 
-def with_files_only(task: type[publisher.Task]) -> type[publisher.Task]:
+def with_files_only(task: type[sink_task.Task]) -> type[sink_task.Task]:
     """Return a task class whose workers write even the smallest result as a file."""
 
     class WithFilesOnly(task):  # type: ignore[misc,valid-type]
