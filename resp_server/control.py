@@ -3,6 +3,8 @@
     AUTH token                     +OK; anything else before it ends the connection
     NOTICE job epoch               +OK; the job's applier looks at the log now
     WAIT job epoch timeout_ms      :1 when the epoch can be read, :0 when it cannot after that time
+    TOPOLOGY node json             +OK; clients are answered as by this node (its id or host:port) of this topology
+                                   from now on, or an error that tells why not, and nothing changes
 
 Few connections, few requests: a task for each connection, replies in order.
 """
@@ -13,14 +15,17 @@ import asyncio
 import hmac
 import logging
 
-from resp_server.errors import ReplyError
+from resp_server.cluster.membership import Membership
+from resp_server.cluster.topology import Topology, TopologyError
+from resp_server.errors import PlainError, ReplyError
 from resp_server.followers import Followers
 from resp_server.protocol.replies import OK, Reply, encode
 from resp_server.protocol.requests import Request, RequestLimits, RequestParser
 
 logger = logging.getLogger("sparkis.control")
 
-REQUEST_BYTES_MAX = 64 << 10
+# A topology of a thousand nodes takes some 200 KB.
+REQUEST_BYTES_MAX = 1 << 20
 READ_BYTES_MAX = 64 << 10
 WAIT_MS_MAX = 600_000
 TOKEN_VARIABLE = "SPARKIS_CONTROL_TOKEN"
@@ -29,8 +34,9 @@ TOKEN_VARIABLE = "SPARKIS_CONTROL_TOKEN"
 class ControlListener:
     """Answers the verbs of the control plane on a port of the loopback interface."""
 
-    def __init__(self, followers: Followers, token: str) -> None:
+    def __init__(self, followers: Followers, membership: Membership, token: str) -> None:
         self._followers = followers
+        self._membership = membership
         self._token = token.encode()
         self._server: asyncio.Server | None = None
 
@@ -80,6 +86,11 @@ class ControlListener:
                 case [b"WAIT", str(job), str(epoch), str(timeout_ms)]:
                     timeout_s = min(int(timeout_ms), WAIT_MS_MAX) / 1000
                     return int(await self._followers.wait(job, int(epoch), timeout_s))
+                case [b"TOPOLOGY", str(node), str(text)]:
+                    self._membership.take(Topology.parse(text), node)
+                    return OK
+        except TopologyError as error:
+            return PlainError(str(error))
         except ValueError:
             pass
         return ReplyError("not a request of the control plane")

@@ -1,6 +1,6 @@
 """From requests to replies: find the command, check in Redis' order, run it, turn what goes wrong into an answer.
 
-    unknown command or subcommand -> arity -> NOAUTH -> READONLY or not served -> LOADING -> run
+    unknown command or subcommand -> arity -> NOAUTH -> another node's -> READONLY or not served -> LOADING -> run
 
 A connection without anything special (`Session.is_plain`) has a run of like requests about keys checked once, by the
 command's name as it was typed. What has a short way (`short_way`) comes here only if it could not be taken.
@@ -17,7 +17,7 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from resp_server.commands.table import Command
-from resp_server.errors import LoadingError, NoAuthError, PlainError, ReplyError, reply_error_of
+from resp_server.errors import LoadingError, NoAuthError, PlainError, ReplyError, cluster_is_given, reply_error_of
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Pending, Sliced, encode
 from resp_server.protocol.requests import Request
@@ -128,6 +128,8 @@ class Dispatcher:
     def _checked(self, call: Call, command: Command, tally: Tally, request: Request) -> bytes | Later:
         try:
             command.check_arity(request)
+            if self._instance.cluster is not None:
+                self._instance.cluster.check(command.facts, request, call.session.is_readonly)
         except ReplyError as error:
             tally.rejected += 1
             tally.calls -= 1  # the run counts it
@@ -144,7 +146,12 @@ class Dispatcher:
             command.check_arity(request)
             if command.facts.needs_auth and not call.session.is_authenticated:
                 raise NoAuthError
+            cluster = self._instance.cluster
+            if cluster is not None:
+                cluster.check(command.facts, request, call.session.is_readonly)
             if command.declaration is None:
+                if cluster is not None and command.facts.group == "cluster":
+                    raise cluster_is_given(command.name)
                 raise command.refusal()
             if self._instance.is_loading and "loading" not in command.facts.flags:
                 raise LoadingError

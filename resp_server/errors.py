@@ -9,6 +9,9 @@
     ├── NoProtoError        NOPROTO
     ├── NoScriptError       NOSCRIPT
     ├── LoadingError        LOADING
+    ├── MovedError          MOVED
+    ├── CrossSlotError      CROSSSLOT
+    ├── ClusterDownError    CLUSTERDOWN
     └── DeniedError         DENIED
     ProtocolError           answered with ERR, then the connection is closed
 
@@ -101,6 +104,27 @@ class LoadingError(ReplyError, code="LOADING"):
         super().__init__(message)
 
 
+class MovedError(ReplyError, code="MOVED"):
+    """The key's slot is another node's."""
+
+    def __init__(self, slot: int, address: str) -> None:
+        super().__init__(f"{slot} {address}")
+
+
+class CrossSlotError(ReplyError, code="CROSSSLOT"):
+    """Keys of several slots in one request to a cluster's node."""
+
+    def __init__(self) -> None:
+        super().__init__("Keys in request don't hash to the same slot")
+
+
+class ClusterDownError(ReplyError, code="CLUSTERDOWN"):
+    """Nobody owns the key's slot."""
+
+    def __init__(self) -> None:
+        super().__init__("Hash slot not served")
+
+
 class DeniedError(ReplyError, code="DENIED"):
     """Protected mode: no password is set and the client is on another machine."""
 
@@ -175,6 +199,11 @@ def not_served(name: str) -> PlainError:
 def cluster_disabled() -> PlainError:
     """Return what CLUSTER, READONLY, READWRITE and ASKING are answered with outside of a cluster."""
     return PlainError("This instance has cluster support disabled")
+
+
+def cluster_is_given(name: str) -> PlainError:
+    """Return what a command that would change a cluster is answered with by one of its nodes."""
+    return PlainError(f"command '{name}' is not served by sparkis: its nodes are told a topology and never change it")
 
 
 def reply_error_of(error: StoreError) -> ReplyError:

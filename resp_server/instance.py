@@ -8,16 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from resp_server.cluster.view import PartView
 from resp_server.config import ServerConfig
 from resp_server.protocol.replies import Pending, Reply
 from resp_server.protocol.session import Session
 from resp_server.reply_cache import ReplyCache
 from resp_server.stats import Stats
 from state_backend.clock import Clock, now_ms
-from state_backend.keyspace import Keyspace, KeyspaceView
+from state_backend.key_groups import ALL
+from state_backend.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.store import Entry, Snapshot
 
 if TYPE_CHECKING:
+    from resp_server.cluster.standing import Standing
     from resp_server.commands.spec import Question
     from resp_server.commands.table import CommandTable
 
@@ -42,6 +45,8 @@ class Instance:
     port: int = 0
     # While jobs of the logs are still to be opened: commands about keys are answered with LOADING.
     is_loading: bool = False
+    # What this server is in a cluster; None: it is in none, and answers for all slots. Set by `stand`.
+    cluster: Standing | None = None
     # The process that the outside sees: the master's, where workers serve.
     process_id: int = field(default_factory=os.getpid)
     # Bytes waiting to be sent to a session, for CLIENT LIST; the server, which has the sockets, fills it in.
@@ -54,8 +59,28 @@ class Instance:
     def __post_init__(self) -> None:
         self.started_ms = self.clock()
         self.replies = {protocol: ReplyCache(self.config.reply_cache_bytes) for protocol in (2, 3)}
-        self.view = self.keyspace.view(self.started_ms, self._drop_replies)
+        self.view = self.view_of(self.keyspace, self.started_ms, self._drop_replies)
         self.nothing = Keyspace().view(self.started_ms)
+
+    def stand(self, standing: Standing) -> None:
+        """Answer as this node of this topology from the next input buffer on. No reply held before is sent after it."""
+        self._drop_replies(None)
+        self.cluster = standing
+        before, self.view = self.view, self.view_of(self.keyspace, self.clock(), self._drop_replies)
+        before.close()
+        for session in self.sessions.values():
+            session.serve_from(standing.is_replica)
+
+    def view_of(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
+        """Open a view of what this server shows of a keyspace."""
+        if self.cluster is None or self.cluster.slots == ALL:
+            return keyspace.view(now_ms, on_change)
+        return PartView(keyspace, self.cluster.slots, now_ms, on_change)
+
+    @property
+    def is_slave(self) -> bool:
+        """Tell whether clients are told that this is a replica: by the topology of a cluster, else by the settings."""
+        return self.config.is_slave if self.cluster is None else self.cluster.is_replica
 
     def _drop_replies(self, keys: Sequence[bytes] | None) -> None:
         for cache in self.replies.values():
@@ -121,7 +146,7 @@ class Call:
         The reply closes it.
         """
         jobs = self.instance.keyspace.jobs if self.session.db == 0 else {}
-        view = Keyspace(dict(jobs)).view(self.now_ms)
+        view = self.instance.view_of(Keyspace(dict(jobs)), self.now_ms)
         for _ in view.snapshots():
             pass  # they are opened when they are asked for, and later would be another epoch
         return view

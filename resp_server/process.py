@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 import uvloop
 
+from resp_server.cluster.membership import Membership, TopologyFile
 from resp_server.config import LOOPBACK, ServerConfig
 from resp_server.control import TOKEN_VARIABLE, ControlListener
 from resp_server.followers import Followers
@@ -48,6 +49,7 @@ examples:
   sparkis serve --log ./sparkis-log
   sparkis serve --log /data/log-a --log /data/log-b --port 6380
   SPARKIS_PASSWORD=secret sparkis serve --log ./sparkis-log --bind 0.0.0.0
+  sparkis serve --log /data/log --bind 10.0.0.1 --cluster cluster.json --cluster-node 10.0.0.1:7379
 """
 
 
@@ -77,6 +79,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=1,
         metavar="N",
         help="processes that serve the port (default %(default)s)",
+    )
+    parser.add_argument(
+        "--cluster", metavar="FILE", help="serve as a node of a Redis Cluster: its topology; read again when it changes"
+    )
+    parser.add_argument(
+        "--cluster-node", metavar="HOST:PORT", help="which node of the topology this server is: its address, or its id"
     )
     parser.add_argument("--maxclients", type=int, default=10_000, help="connections at a time (default %(default)s)")
     parser.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="close idle clients (default: never)")
@@ -120,6 +128,8 @@ def run(options: argparse.Namespace) -> int:
         level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
+        if (options.cluster is None) != (options.cluster_node is None):
+            raise ValueError("--cluster FILE and --cluster-node HOST:PORT are given together, or neither is")
         roots = [open_filesystem(log).root for log in options.log]
         _check_logs(roots)
         with _store_folder(options.store, roots) as folder:
@@ -176,9 +186,15 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
     retention_ms = int(options.retention * 60_000) if options.compact else None
     followers = Followers(readers, list(roots), folder, retention_ms=retention_ms)
     token = os.environ.pop(TOKEN_VARIABLE, None)
-    control = ControlListener(followers, token) if token else None
+    membership = Membership(server)
+    control = ControlListener(followers, membership, token) if token else None
     loading: asyncio.Task[None] | None = None
+    following: asyncio.Task[None] | None = None
     try:
+        if options.cluster is not None:
+            file = TopologyFile(Path(options.cluster), options.cluster_node, membership)
+            file.read()
+            following = asyncio.create_task(file.follow())
         await followers.start()
         loading = asyncio.create_task(followers.catch_up())
         await asyncio.wait([loading], timeout=LOADING_UNHEARD_S)
@@ -192,8 +208,9 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
             print(json.dumps({"port": server.port, "control_port": control_port}), flush=True)
         await _until_told_to_end(watches_input=options.child)
     finally:
-        if loading is not None:
-            loading.cancel()
+        for task in (loading, following):
+            if task is not None:
+                task.cancel()
         if control:
             await control.stop()
         await server.stop()

@@ -7,6 +7,8 @@ import logging
 import socket
 from ipaddress import ip_address
 
+from resp_server.cluster.standing import Standing
+from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
@@ -77,6 +79,10 @@ class Server:
         """Answer commands about keys with LOADING, or answer them."""
         self.instance.is_loading = is_loading
 
+    def show_topology(self, topology: Topology, node_id: str) -> None:
+        """Answer as this node of a cluster from now on."""
+        self.instance.stand(Standing(topology, node_id))
+
     # -- called by connections ----------------------------------------------------------------------------------------
 
     def admit(self, transport: asyncio.Transport) -> ReplyError | None:
@@ -98,7 +104,10 @@ class Server:
         if session_id is None:
             session_id, self._next_id = self._next_id, self._next_id + 1
         address, local = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
-        return Session(session_id, address, local, config.password is not None, self.instance.clock())
+        session = Session(session_id, address, local, config.password is not None, self.instance.clock())
+        if self.instance.cluster is not None:
+            session.serve_from(self.instance.cluster.is_replica)
+        return session
 
     def add(self, connection: Connection) -> None:
         """Take a client in."""

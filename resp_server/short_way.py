@@ -28,6 +28,7 @@ from resp_server.protocol.wholes import (
 )
 from resp_server.short_cuts import ShortCut, short_cuts
 from resp_server.stats import Tally
+from state_backend.slots import slot_of
 from state_backend.store import LongText
 
 # What is looked at in one go: about a millisecond if nothing is ready (measured: 2 us for a GET of 40 bytes).
@@ -130,6 +131,7 @@ class ShortWay:
     def _lone_get(self, whole: bytes) -> bytes:
         """Return the reply to a whole GET of a key that is no other's kind, in a job in which nothing expires."""
         key = lone_key_of(whole)
+        # A key that is another node's is an error there.
         snapshot = self._instance.view.at(key)
         if not key or snapshot.applied.expiring:
             return b""
@@ -188,7 +190,7 @@ class ShortWay:
         many: dict[bytes, _Many] = {}
         for whole in wholes if 0 < count <= SLICE_ENTRIES else ():
             gets = gets_of(whole, its_head)
-            if len(gets) != count:
+            if len(gets) != count or (self._instance.cluster is not None and _slots_of(gets) > 1):
                 continue
             replies = self._ready(gets)
             if not all(replies):
@@ -240,6 +242,11 @@ class ShortWay:
         self._stats.hits += keys - misses
         self._stats.misses += misses
         session.active_ms = self._instance.view.now_ms
+
+
+def _slots_of(gets: Sequence[bytes]) -> int:
+    """Return of how many slots the keys of GETs are: a cluster's node reads those of one slot at a time."""
+    return len({slot_of(lone_key_of(each)) for each in gets})
 
 
 def _missing(wholes: Sequence[bytes], replies: Sequence[bytes | None]) -> Sequence[bytes]:

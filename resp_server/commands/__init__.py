@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from resp_server.commands import (
     client,
+    cluster,
     command,
     connection,
     generic,
@@ -20,7 +21,7 @@ from resp_server.commands.refusals import REFUSALS
 from resp_server.commands.spec import declared_in, questions_in
 from resp_server.commands.table import CommandTable
 
-GROUPS = (connection, client, server, info, command, generic, string, hash, list, other_types, state)
+GROUPS = (connection, client, cluster, server, info, command, generic, string, hash, list, other_types, state)
 
 
 def command_table() -> CommandTable:

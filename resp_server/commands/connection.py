@@ -41,6 +41,8 @@ def select(call: Call, index: int) -> Reply:
     """Changes the selected database."""
     if not -INT32_MAX - 1 <= index <= INT32_MAX:
         raise PlainError(f"value is out of range, value must between {-INT32_MAX - 1} and {INT32_MAX}")
+    if index and call.instance.cluster is not None:
+        raise PlainError("SELECT is not allowed in cluster mode")
     if not 0 <= index < call.instance.config.databases:
         raise PlainError("DB index is out of range")
     call.session.select(index)
@@ -106,8 +108,8 @@ def hello(call: Call, *arguments: bytes) -> Reply:
         b"version": REDIS_VERSION.encode(),
         b"proto": protocol,
         b"id": session.id,
-        b"mode": b"standalone",
-        b"role": b"replica" if call.instance.config.is_slave else b"master",
+        b"mode": b"standalone" if call.instance.cluster is None else b"cluster",
+        b"role": b"replica" if call.instance.is_slave else b"master",
         b"modules": [],
     }
 

@@ -58,7 +58,7 @@ def _server(call: Call, total: Numbers) -> Section:
         "redis_git_sha1": "00000000",
         "redis_git_dirty": 0,
         "redis_build_id": 0,
-        "redis_mode": "standalone",
+        "redis_mode": "standalone" if instance.cluster is None else "cluster",
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "arch_bits": 64 if sys.maxsize > 2**32 else 32,
         "monotonic_clock": "POSIX clock_gettime",
@@ -172,12 +172,14 @@ def _stats(call: Call, total: Numbers) -> Section:
 
 def _replication(call: Call, total: Numbers) -> Section:
     head: dict[str, object] = {"role": "master"}
-    if call.instance.config.is_slave:
+    cluster = call.instance.cluster
+    replicas = [] if cluster is None else [*cluster.topology.replicas(cluster.myself)]
+    if call.instance.is_slave:
         is_stale = any(job.is_stale for job in call.instance.keyspace.jobs.values())
         head = {
             "role": "slave",
-            "master_host": "spark",
-            "master_port": 0,
+            "master_host": "spark" if cluster is None else cluster.master.host,
+            "master_port": 0 if cluster is None else cluster.master.port,
             "master_link_status": "down" if is_stale else "up",
             "master_last_io_seconds_ago": -1 if is_stale else 0,
             "master_sync_in_progress": 0,
@@ -188,7 +190,11 @@ def _replication(call: Call, total: Numbers) -> Section:
             "replica_announced": 1,
         }
     return head | {
-        "connected_slaves": 0,
+        "connected_slaves": len(replicas),
+        **{
+            f"slave{number}": f"ip={each.host},port={each.port},state=online,offset=0,lag=0"
+            for number, each in enumerate(replicas)
+        },
         "master_failover_state": "no-failover",
         "master_replid": call.instance.run_id,
         "master_replid2": "0" * 40,
@@ -259,7 +265,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Call, Numbers], Section]]] = {
     "modules": ("Modules", lambda call, total: {}),
     "commandstats": ("Commandstats", _commandstats),
     "errorstats": ("Errorstats", _errorstats),
-    "cluster": ("Cluster", lambda call, total: {"cluster_enabled": 0}),
+    "cluster": ("Cluster", lambda call, total: {"cluster_enabled": int(call.instance.cluster is not None)}),
     "keyspace": ("Keyspace", _keyspace),
     "sparkis": ("Sparkis", _sparkis),
 }

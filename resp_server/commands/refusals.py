@@ -29,13 +29,10 @@ def _debug() -> PlainError:
 
 # A container's name stands for all its subcommands.
 REFUSALS: dict[str, Refusal] = {
-    "asking": cluster_disabled,
     "cluster": cluster_disabled,
     "debug": _debug,
     "evalsha": NoScriptError,
     "evalsha_ro": NoScriptError,
-    "readonly": cluster_disabled,
-    "readwrite": cluster_disabled,
     "wait": _wait,
     "waitaof": _waitaof,
 }

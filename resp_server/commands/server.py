@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from resp_server.cluster.view import PartView
+from resp_server.commands.generic import sliced
 from resp_server.commands.spec import OneOrMore, command
 from resp_server.config import ServerConfig
 from resp_server.glob import matcher
 from resp_server.instance import Call
 from resp_server.protocol.replies import Reply
+from state_backend.keyspace import KeyspaceView
 
 GLOB_MARKS = frozenset(b"*?[")
 
 
 @command("dbsize")
-def dbsize(call: Call) -> int:
+def dbsize(call: Call) -> Reply:
     """Returns the number of keys in the database."""
+    if isinstance(call.view, PartView):
+        return sliced(call, _key_counts, int)
     return call.view.key_count()
+
+
+def _key_counts(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
+    assert isinstance(view, PartView)
+    return ([count] for count in view.key_counts())
 
 
 @command("time")
@@ -29,16 +39,20 @@ def time(call: Call) -> Reply:
 @command("role")
 def role(call: Call) -> Reply:
     """Returns the replication role."""
-    if call.instance.config.is_slave:
+    cluster = call.instance.cluster
+    if cluster is not None and cluster.is_replica:
+        return [b"slave", cluster.master.host.encode(), cluster.master.port, b"connected", 0]
+    if call.instance.is_slave:
         # The master is a Spark query: it has a name but no address.
         return [b"slave", b"spark", 0, b"connected", 0]
-    return [b"master", 0, []]
+    replicas = () if cluster is None else cluster.topology.replicas(cluster.myself)
+    return [b"master", 0, [[each.host.encode(), b"%d" % each.port, b"0"] for each in replicas]]
 
 
 @command("config|get")
 def config_get(call: Call, *patterns: OneOrMore) -> Reply:
     """Returns the effective values of configuration parameters."""
-    settings = config_values(call.instance.config, call.instance.port)
+    settings = {**config_values(call.instance.config, call.instance.port), **_cluster_values(call)}
     found: dict[str, bytes] = {}  # by their names, as the client typed them first
     for pattern in patterns:
         if not GLOB_MARKS.intersection(pattern):
@@ -78,6 +92,11 @@ def config_values(config: ServerConfig, port: int) -> Mapping[str, str]:
         "tcp-keepalive": str(config.tcp_keepalive_seconds),
         "timeout": str(config.idle_timeout_seconds),
     }
+
+
+def _cluster_values(call: Call) -> Mapping[str, str]:
+    """Return the settings that a cluster's node has. Keys are answered while others are nobody's."""
+    return {} if call.instance.cluster is None else {"cluster-enabled": "yes", "cluster-require-full-coverage": "no"}
 
 
 @command("config|help")

@@ -19,8 +19,9 @@ class ReplyMode(Enum):
 class Session:
     """One client's standing.
 
-    is_plain is the one flag that the hot path asks: authenticated, database 0, replies on, and staying. Whatever takes
-    a connection off the short way has to take it away.
+    is_plain is the one flag that the hot path asks: authenticated, database 0, replies on, staying, and answered here:
+    a cluster's replica sends clients to its master until they say READONLY. Whatever takes a connection off the short
+    way has to take it away.
     """
 
     def __init__(self, session_id: int, address: str, local_address: str, needs_auth: bool, now_ms: int) -> None:
@@ -36,6 +37,7 @@ class Session:
         self.is_no_evict = False
         self.is_no_touch = False
         self.is_closing = False
+        self.is_at_replica = False
         self.reply_mode = ReplyMode.ON
         self.restart()
 
@@ -45,13 +47,15 @@ class Session:
         self.is_authenticated = not self.needs_auth
         self.db = 0
         self.name = b""
+        self.is_readonly = False
         # A CLIENT REPLY SKIP before it silences RESET as any other command.
         self.reply_mode = ReplyMode.SKIP if self.reply_mode is ReplyMode.SKIP else ReplyMode.ON
         self._settle()
 
     def _settle(self) -> None:
         replies = self.reply_mode is ReplyMode.ON
-        self.is_plain = self.is_authenticated and self.db == 0 and replies and not self.is_closing
+        is_answered_here = self.is_readonly or not self.is_at_replica
+        self.is_plain = self.is_authenticated and self.db == 0 and replies and not self.is_closing and is_answered_here
 
     def authenticate(self) -> None:
         """Let the client in."""
@@ -71,6 +75,16 @@ class Session:
     def close(self) -> None:
         """Answer nothing more; the connection ends once what was answered is sent."""
         self.is_closing = True
+        self._settle()
+
+    def read_only(self, is_readonly: bool) -> None:
+        """Take a replica's answers, or be sent to its master, as READONLY and READWRITE ask for."""
+        self.is_readonly = is_readonly
+        self._settle()
+
+    def serve_from(self, is_replica: bool) -> None:
+        """Learn whether the server is a cluster's replica."""
+        self.is_at_replica = is_replica
         self._settle()
 
     def begin_command(self) -> None:

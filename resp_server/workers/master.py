@@ -13,6 +13,7 @@ to another worker never sees an older epoch.
                         {"event": "found", "job"}, "told", "forget"     what is known of a job (see `shown`)
                         {"event": "open", "job", "of"}, then "hold", then "show"; or "drop" if one could not open it
                         {"event": "loading", "is_loading"}, "port"
+                        {"event": "topology", "of", "node_id"}          what it is in a cluster
                         {"event": "client", "id"}      with a client's socket
                         {"event": "ask", "question", "argument"}, "answers"
     worker to master    {"event": "left", "id"}        a client has gone
@@ -34,6 +35,7 @@ from dataclasses import asdict
 from typing import Any
 
 from resp_server import children
+from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.errors import PlainError
 from resp_server.instance import GATHER_S_MAX
@@ -150,6 +152,7 @@ class Workers(Readers):
         self._found: dict[str, str | None] = {}  # jobs that are not shown, and why
         self._shown: dict[str, Event] = {}
         self._told: dict[str, dict[str, Any]] = {}
+        self._topology: Line | None = None
         self._next_id = 1
         self._stats = Stats()
         self._is_loading = True
@@ -172,6 +175,11 @@ class Workers(Readers):
         """Have commands about keys answered with LOADING, or answered."""
         self._is_loading = is_loading
         self._send_all({"event": "loading", "is_loading": is_loading})
+
+    def show_topology(self, topology: Topology, node_id: str) -> None:
+        """Answer as this node of a cluster from now on; a worker goes on with the topology before until it is told."""
+        self._topology = {"event": "topology", "of": topology.to_json(), "node_id": node_id}
+        self._send_all(self._topology)
 
     async def start(self) -> None:
         """Listen. OSError if an address cannot be had."""
@@ -304,6 +312,8 @@ class Workers(Readers):
             worker.send({"event": "found", "job": job, "reason": reason})
         for job, known in self._told.items():
             worker.send({"event": "told", "job": job, "known": known})
+        if self._topology is not None:
+            worker.send(self._topology)
         worker.send({"event": "port", "port": self.port})
         worker.send({"event": "loading", "is_loading": self._is_loading})
         self._serving.append(worker)

@@ -18,6 +18,7 @@ from typing import Any
 
 import uvloop
 
+from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
 from resp_server.listening import make_room_for
@@ -76,6 +77,8 @@ class Worker:
                 self._asked.pop(line["id"])(line["answers"])
             case "loading":
                 self.server.set_loading(line["is_loading"])
+            case "topology":
+                self.server.show_topology(Topology.of_json(line["of"]), line["node_id"])
             case "port":
                 self.server.instance.port = line["port"]
             case _:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from compat.conformance.dataset import Dataset
-from compat.conformance.servers import Running, sparkis_server, wait_for_keys
+from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_server, wait_for_keys
+from compat.conformance.wire import Connection
 
 HERE = Path(__file__).parent
 SCRIPT_S_MAX = 60.0
@@ -93,3 +94,55 @@ def run_script() -> Script:
         return json.loads(out)
 
     return run
+
+
+class Cluster:
+    """Three servers of the data set, each of which holds all of it; a topology says who answers what."""
+
+    def __init__(self, servers: list[Running]) -> None:
+        self.servers = servers
+        self._version = 0
+
+    def port(self, at: int) -> int:
+        """Return where a server is."""
+        return self.servers[at].port
+
+    def show(self, *parts: str) -> None:
+        """Have a new topology shown by all that run: slots of each server, or `replica of` a number."""
+        self._version += 1
+        nodes: list[dict[str, Any]] = []
+        for server, part in zip(self.servers, parts, strict=True):
+            row: dict[str, Any] = {"host": "127.0.0.1", "port": server.port}
+            if part.startswith("replica of "):
+                row["replica_of"] = f"127.0.0.1:{self.port(int(part.removeprefix('replica of ')))}"
+            elif part == "gone":
+                row["health"] = "fail"
+            else:
+                row["slots"] = part
+            nodes.append(row)
+        text = json.dumps({"version": self._version, "nodes": nodes})
+        for server in self.servers:
+            if server.process.poll() is None:
+                with Connection(server.control_port) as control:
+                    control.call("AUTH", CONTROL_TOKEN)
+                    assert control.call("TOPOLOGY", f"127.0.0.1:{server.port}", text).value == b"OK"
+
+    def kill(self, at: int) -> None:
+        """Kill a server."""
+        self.servers[at].process.kill()
+        self.servers[at].process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: Dataset) -> Iterator[Cluster]:
+    """Two servers with half of the slots each, one of them with two workers, and a replica of the first."""
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(sparkis_server(tmp_path_factory.mktemp("store"), dataset_log, *options))
+            for options in ((), ("--workers", "2"), ())
+        ]
+        for server in servers:
+            wait_for_keys(server, len(dataset.keys))
+        made = Cluster(servers)
+        made.show("0-8191", "8192-16383", "replica of 0")
+        yield made

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from resp_server import short_way
+from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
 from resp_server.server import Server
@@ -74,6 +75,7 @@ others = st.sampled_from(
     [
         b"PING", b"SELECT 1", b"SELECT 0", b"HELLO 3", b"HELLO 2", b"CLIENT REPLY OFF", b"CLIENT REPLY ON",
         b"CLIENT REPLY SKIP", b"NOPE a", b"AUTH secret", b"AUTH wrong", b"RESET", b"SET a b",
+        b"READONLY", b"READONLY", b"READWRITE", b"ASKING",
     ]
 )  # fmt: skip
 requests_sent = st.lists(
@@ -122,8 +124,32 @@ class Wire:
         pass
 
 
-async def answered(config: ServerConfig, chunks: list[bytes], is_loading: bool) -> Any:
-    """Return what a client is sent that sends these chunks, an epoch after each, and what was counted for it."""
+HERE = "10.0.0.1:7379"
+NO_CLUSTER: list[Topology] = []
+
+
+def topology(version: int, here: str, there: str, is_replica: bool) -> Topology:
+    """Return a topology in which the server owns some slots, or another one does of which it is a replica."""
+    nodes = [{"host": "10.0.0.1", "port": 7379}, {"host": "10.0.0.2", "port": 7379}, {"host": "10.0.0.3", "port": 1}]
+    nodes[2]["slots"] = there
+    nodes[int(is_replica)]["slots"] = here
+    if is_replica:
+        nodes[0]["replica_of"] = "10.0.0.2:7379"
+    return Topology.of_json({"version": version, "nodes": nodes})
+
+
+# Slots of all keys, of some, of others; some that nobody has.
+PARTS = [("0-16383", ""), ("0-8191", "8192-16383"), ("8192-16383", "0-4000"), ("", "0-16383"), ("100-12000", "")]
+topologies = st.lists(st.tuples(st.sampled_from(PARTS), st.booleans()), min_size=1, max_size=3).map(
+    lambda some: [topology(version, *parts, is_replica) for version, (parts, is_replica) in enumerate(some)]
+)
+
+
+async def answered(config: ServerConfig, chunks: list[bytes], is_loading: bool, shown: list[Topology]) -> Any:
+    """Return what a client is sent that sends these chunks, and what was counted for it.
+
+    There is an epoch after each chunk, and a topology before each as long as there are any.
+    """
     store = MemoryStore("g")
     keyspace = Keyspace()
     keyspace.put(Job("j", "g", STATES, store))
@@ -133,6 +159,8 @@ async def answered(config: ServerConfig, chunks: list[bytes], is_loading: bool) 
     wire, connection = Wire(), Connection(server)
     connection.connection_made(wire)  # type: ignore[arg-type]
     for turn, chunk in enumerate(chunks, 1):
+        if turn <= len(shown):
+            server.show_topology(shown[turn - 1], HERE)
         if not wire.is_closed:
             connection.data_received(chunk)
         for _ in range(TURNS_MAX):
@@ -166,7 +194,12 @@ def apply(store: MemoryStore, turn: int) -> None:
 )
 @settings(max_examples=60, deadline=None)
 @given(
-    requests_sent, endings, st.lists(st.integers(0, 2_000), max_size=6), st.booleans(), st.sampled_from([40, 16_384])
+    requests_sent,
+    endings,
+    st.lists(st.integers(0, 2_000), max_size=6),
+    st.booleans(),
+    st.sampled_from([40, 16_384]),
+    st.one_of(st.just(NO_CLUSTER), topologies),
 )
 def test_a_connection_answers_and_counts_as_one_without_a_short_way(
     settings_of: dict[str, Any],
@@ -175,12 +208,13 @@ def test_a_connection_answers_and_counts_as_one_without_a_short_way(
     places: list[int],
     is_loading: bool,
     at_once: int,
+    shown: list[Topology],
 ) -> None:
     data = b"".join(map(packed, sent)) + ending
     ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     chunks = [data[start:end] for start, end in pairwise(ends)]
     config = ServerConfig(**settings_of)
     with patch.object(ShortWay, "answer", lambda self, session, data: (b"", data)):
-        expected = asyncio.run(answered(config, chunks, is_loading and not sent[:2]))
+        expected = asyncio.run(answered(config, chunks, is_loading and not sent[:2], shown))
     with patch.object(short_way, "BYTES_MAX", at_once):
-        assert asyncio.run(answered(config, chunks, is_loading and not sent[:2])) == expected
+        assert asyncio.run(answered(config, chunks, is_loading and not sent[:2], shown)) == expected

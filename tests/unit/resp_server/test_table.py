@@ -156,4 +156,4 @@ def test_every_exact_refusal_is_of_a_command_that_is_not_served() -> None:
     for name in REFUSALS:
         found = TABLE.get(name.encode())
         assert found is not None
-        assert not found.is_served
+        assert found.declaration is None

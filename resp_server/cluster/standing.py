@@ -1,0 +1,50 @@
+"""Where one node stands in its cluster: which slots it answers, and what it tells clients that ask for others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from resp_server.cluster.topology import Node, Topology
+from resp_server.commands.facts import Facts
+from resp_server.commands.keys import keys_of
+from resp_server.errors import ClusterDownError, CrossSlotError, MovedError
+from state_backend.key_groups import KeyGroups
+from state_backend.slots import slot_of
+
+
+class Standing:
+    """One topology as one of its nodes sees it. Never changes: a new topology makes a new one.
+
+    slots: those whose keys it shows, its own or, for a replica, its master's.
+    """
+
+    def __init__(self, topology: Topology, name: str) -> None:
+        """Find the node of an id or an address; TopologyError if there is none."""
+        self.topology = topology
+        self.myself: Node = topology.node(name)
+        self.master = topology.master_of(self.myself)
+        self.slots: KeyGroups = self.master.slots
+        self._owners = topology.owners
+
+    @property
+    def is_replica(self) -> bool:
+        """Tell whether this node answers another's slots, and these only to clients that sent READONLY."""
+        return self.myself.is_replica
+
+    def check(self, facts: Facts, request: Sequence[bytes], is_readonly: bool) -> None:
+        """Raise what a request is answered with that is not for this node, in the order of Redis' getNodeByQuery.
+
+        A request without keys is for any node.
+        """
+        keys = keys_of(facts, request) if facts.key_specs else None
+        if not keys:
+            return
+        slot = slot_of(keys[0][0])
+        owner = self._owners.get(slot)
+        if owner is None:
+            raise ClusterDownError
+        if len(keys) > 1 and any(slot_of(key) != slot for key, _ in keys):
+            raise CrossSlotError
+        is_read_here = is_readonly and not facts.is_write and owner is self.master
+        if owner is not self.myself and not is_read_here:
+            raise MovedError(slot, owner.address)

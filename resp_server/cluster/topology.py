@@ -1,0 +1,238 @@
+"""Who owns which slots: the nodes of a cluster as a value, read from JSON and checked.
+
+    {"version": 1, "nodes": [
+        {"host": "10.0.0.1", "port": 7379, "slots": "0-8191"},
+        {"host": "10.0.0.2", "port": 7379, "slots": "8192-16383"},
+        {"host": "10.0.0.3", "port": 7379, "replica_of": "10.0.0.1:7379"}]}
+
+A host and a port are what clients are told to connect to, whatever a server listens on. An `id` may be given, 40 hex
+digits as in Redis; else it follows from the address. `replica_of` names another node by its id or its address.
+`health` is `online` unless it is given. Slots that nobody owns are allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from ipaddress import ip_address
+from typing import Any
+
+from state_backend.errors import KeyGroupsError, SparkisError
+from state_backend.key_groups import NONE, KeyGroups
+
+# Standard: the most nodes that Redis recommends for a cluster.
+NODES_MAX = 1000
+PORT_MAX = 65_535
+
+NODE_ID = re.compile(r"[0-9a-f]{40}")
+# RFC 1123, and underscores, which names of containers have.
+HOST_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
+
+
+class TopologyError(SparkisError):
+    """A topology that cannot be, or that this server cannot show; the message names what is wrong in it."""
+
+
+class Health(StrEnum):
+    """How a node is, in the words of CLUSTER SHARDS."""
+
+    ONLINE = "online"
+    LOADING = "loading"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One server as clients are told of it. A replica has no slots of its own: it answers its master's."""
+
+    id: str
+    host: str
+    port: int
+    slots: KeyGroups = NONE
+    replica_of: str | None = None
+    health: Health = Health.ONLINE
+
+    @property
+    def address(self) -> str:
+        """Where clients find it, as MOVED says it."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def is_replica(self) -> bool:
+        """Tell whether it answers another node's slots."""
+        return self.replica_of is not None
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All nodes, in the order given. A higher version replaces a lower one. Make it by `of_json` or `parse`."""
+
+    version: int
+    nodes: tuple[Node, ...]
+
+    def __post_init__(self) -> None:
+        self._check_names()
+        for node in self.nodes:
+            self._check_master(node)
+        self._check_owners()
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Topology:
+        """Read a topology from a JSON text; TopologyError."""
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            raise TopologyError(f"the topology is not JSON: {error}") from None
+        return cls.of_json(given)
+
+    @classmethod
+    def of_json(cls, given: Any) -> Topology:
+        """Read a topology from what JSON gave; TopologyError."""
+        version, rows = _fields("the topology", given, {"version": int, "nodes": list}, {})
+        if version < 0:
+            raise TopologyError(f"the topology's version is {version}; it is a number from 0 on")
+        if not 1 <= len(rows) <= NODES_MAX:
+            raise TopologyError(f"the topology has {len(rows)} nodes; there may be 1 to {NODES_MAX}")
+        nodes = [_node(number, row) for number, row in enumerate(rows, 1)]
+        ids = {node.address: node.id for node in nodes}
+        return cls(version, tuple(_with_master_id(node, ids) for node in nodes))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `of_json` reads."""
+        return {"version": self.version, "nodes": [_row(node) for node in self.nodes]}
+
+    def node(self, name: str) -> Node:
+        """Return the node of an id or an address, `host:port`; TopologyError if there is none."""
+        for node in self.nodes:
+            if name in (node.id, node.address):
+                return node
+        known = ", ".join(node.address for node in self.nodes[:5])
+        raise TopologyError(f"no node {name!r} in version {self.version} of the topology; there are {known} ...")
+
+    @cached_property
+    def masters(self) -> tuple[Node, ...]:
+        """The nodes that are no replica."""
+        return tuple(node for node in self.nodes if not node.is_replica)
+
+    @cached_property
+    def owners(self) -> Mapping[int, Node]:
+        """Each slot's owner; a slot that nobody owns is missing."""
+        return {slot: node for node in self.masters for slot in node.slots}
+
+    def replicas(self, master: Node) -> Iterator[Node]:
+        """Iterate over the replicas of a master."""
+        return (node for node in self.nodes if node.replica_of == master.id)
+
+    def master_of(self, node: Node) -> Node:
+        """Return a replica's master, or the master itself."""
+        return node if node.replica_of is None else self.node(node.replica_of)
+
+    def _check_names(self) -> None:
+        for what, names in (
+            ("id", [each.id for each in self.nodes]),
+            ("address", [each.address for each in self.nodes]),
+        ):
+            name, count = Counter(names).most_common(1)[0]
+            if count > 1:
+                raise TopologyError(f"{count} nodes have the {what} {name}; give each its own")
+
+    def _check_master(self, node: Node) -> None:
+        if node.replica_of is None:
+            return
+        master = next((each for each in self.nodes if each.id == node.replica_of), None)
+        if master is None:
+            raise TopologyError(
+                f"node {node.address} is a replica of {node.replica_of}, which is no node's id or address"
+            )
+        if master.is_replica:
+            raise TopologyError(f"node {node.address} is a replica of {master.address}, which is a replica itself")
+        if node.slots:
+            raise TopologyError(f"node {node.address} is a replica and has slots {node.slots}; it answers its master's")
+
+    def _check_owners(self) -> None:
+        taken = NONE
+        for node in self.masters:
+            if node.slots & taken:
+                other = next(each for each in self.masters if each is not node and each.slots & node.slots)
+                raise TopologyError(
+                    f"slots {node.slots & other.slots} have two owners: {other.address} and {node.address}"
+                )
+            taken |= node.slots
+
+
+def _fields(what: str, given: Any, required: Mapping[str, type], optional: Mapping[str, type]) -> list[Any]:
+    """Return the fields of a JSON object in the order asked for, None for one left out; TopologyError."""
+    if not isinstance(given, dict):
+        raise TopologyError(f"{what} is not a JSON object but {given!r:.80}")
+    kinds = {**required, **optional}
+    unknown = given.keys() - kinds.keys()
+    if unknown:
+        raise TopologyError(f"{what} has a field {min(unknown)!r}; there are {', '.join(kinds)}")
+    for name, kind in kinds.items():
+        if name in given and type(given[name]) is not kind:
+            raise TopologyError(f"{what}: {name} is {given[name]!r:.80}, not of type {kind.__name__}")
+        if name in required and name not in given:
+            raise TopologyError(f"{what} has no field {name!r}")
+    return [given.get(name) for name in kinds]
+
+
+def _node(number: int, row: Any) -> Node:
+    what = f"node {number}"
+    host, port, node_id, slots, replica_of, health = _fields(
+        what,
+        row,
+        {"host": str, "port": int},
+        {"id": str, "slots": str, "replica_of": str, "health": str},
+    )
+    _check_host(what, host)
+    if not 1 <= port <= PORT_MAX:
+        raise TopologyError(f"{what}: port {port} is not from 1 to {PORT_MAX}")
+    if node_id is None:
+        node_id = hashlib.sha1(f"{host}:{port}".encode(), usedforsecurity=False).hexdigest()
+    elif not NODE_ID.fullmatch(node_id):
+        raise TopologyError(
+            f"{what}: id {node_id!r:.80} is not 40 hex digits in lower case; leave it out to have one made"
+        )
+    if health is not None and health not in list(Health):
+        raise TopologyError(f"{what}: health {health!r:.80} is none of {', '.join(Health)}")
+    try:
+        groups = KeyGroups.parse(slots or "")
+    except KeyGroupsError as error:
+        raise TopologyError(f"{what}: {error}") from None
+    return Node(node_id, host, port, groups, replica_of, Health(health or Health.ONLINE))
+
+
+def _check_host(what: str, host: str) -> None:
+    """Refuse what no client can connect to; most lines about nodes would be torn by other signs."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        # What looks like an IPv4 address and is none is no name either.
+        if HOST_NAME.fullmatch(host) and not re.fullmatch(r"[0-9.]+", host):
+            return
+        raise TopologyError(f"{what}: host {host!r:.80} is neither an IP address nor a host's name") from None
+    if address.is_unspecified:
+        raise TopologyError(f"{what}: host {host} is one to listen on; give the address that clients connect to")
+
+
+def _with_master_id(node: Node, ids: Mapping[str, str]) -> Node:
+    if node.replica_of is None or node.replica_of not in ids:
+        return node
+    return Node(node.id, node.host, node.port, node.slots, ids[node.replica_of], node.health)
+
+
+def _row(node: Node) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": node.id, "host": node.host, "port": node.port}
+    if node.slots:
+        row["slots"] = str(node.slots)
+    if node.replica_of is not None:
+        row["replica_of"] = node.replica_of
+    if node.health is not Health.ONLINE:
+        row["health"] = str(node.health)
+    return row

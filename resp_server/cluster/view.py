@@ -1,0 +1,90 @@
+"""A view of the keys of some slots, of jobs that may have keys in all."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from random import randrange
+
+from state_backend.descriptor import Kind
+from state_backend.errors import StoreError
+from state_backend.key_groups import KeyGroups
+from state_backend.keyspace import Keyspace, KeyspaceView, OnChange
+from state_backend.slots import HASH_BITS, SLOTS, slot_at, slot_of
+from state_backend.store import Entry, Snapshot, Values
+
+# Entries of one step of counting: well below a millisecond (guess).
+STEP_ENTRIES = 512
+
+
+class PartView(KeyspaceView):
+    """What lies in some slots. A key of another one is an error: that it does not exist would be a wrong answer."""
+
+    def __init__(self, keyspace: Keyspace, slots: KeyGroups, now_ms: int, on_change: OnChange | None = None) -> None:
+        self._slots = slots
+        self._lasts = [last for _, last in slots.ranges]
+        self._is_here = bytearray(SLOTS)
+        for slot in slots:
+            self._is_here[slot] = 1
+        super().__init__(keyspace, now_ms, on_change)
+
+    def at(self, key: bytes) -> Snapshot:
+        if not self._is_here[slot_of(key)]:
+            raise StoreError(f"slot {slot_of(key)} is not shown by this server")
+        return super().at(key)
+
+    def freshen(self, keys: Iterable[bytes], count: int) -> None:
+        super().freshen((key for key in keys if self._is_here[slot_of(key)]), count)
+
+    def values(self, keys: Sequence[bytes], kind: Kind, bytes_max: int) -> Values:
+        here = [key for key in keys if self._is_here[slot_of(key)]]
+        if len(here) == len(keys):
+            return super().values(keys, kind, bytes_max)
+        values, expiring, left = super().values(here, kind, bytes_max)
+        found = iter(values)
+        placed = [next(found) if self._is_here[slot_of(key)] else None for key in keys]
+        return Values(placed, expiring, left.union(key for key in keys if not self._is_here[slot_of(key)]))
+
+    def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
+        start = self._from(cursor)
+        if start is None:
+            return 0, []
+        next_cursor, found = super().scan(start, count)
+        found = [entry for entry in found if self._is_here[slot_of(entry.key)]]
+        return (self._from(next_cursor) or 0 if next_cursor else 0), found
+
+    def _from(self, position: int) -> int | None:
+        """Return the first position of these slots from a given one on; None if there is none."""
+        at = bisect_left(self._lasts, slot_at(position))
+        return max(position, self._slots.ranges[at][0] << HASH_BITS) if at < len(self._lasts) else None
+
+    def key_counts(self) -> Iterator[int]:
+        """Iterate over numbers that add up to the number of keys; a step for each few hundred of them."""
+        cursor = 0
+        while True:
+            cursor, entries = self.scan(cursor, STEP_ENTRIES)
+            yield len(entries)
+            if not cursor:
+                return
+
+    def key_count(self) -> int:
+        return sum(self.key_counts())
+
+    def random_entries(self) -> Iterator[Entry | None]:
+        if not self._slots:
+            return
+        cursor = self._random_position()
+        for _ in range(2):  # to the end, and from the beginning
+            is_end = False
+            while not is_end:
+                cursor, found = self.scan(cursor, 1)
+                yield found[0] if found else None
+                is_end = not cursor
+
+    def _random_position(self) -> int:
+        nth = randrange(len(self._slots))
+        ends = list(accumulate(last - first + 1 for first, last in self._slots.ranges))
+        at = bisect_left(ends, nth + 1)
+        slot = self._slots.ranges[at][1] - (ends[at] - 1 - nth)
+        return slot << HASH_BITS | randrange(1 << HASH_BITS)

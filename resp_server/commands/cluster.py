@@ -1,0 +1,174 @@
+"""CLUSTER, and what a cluster's node is asked on the way: reads alone. A server that is in no cluster says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from resp_server.cluster import texts
+from resp_server.commands.generic import SLICE_ENTRIES, sliced
+from resp_server.commands.spec import command, integer
+from resp_server.errors import PlainError, cluster_disabled, typed
+from resp_server.instance import Call
+from resp_server.protocol.replies import OK, Reply, Verbatim
+from state_backend.keyspace import KeyspaceView
+from state_backend.slots import HASH_BITS, SLOTS, slot_at, slot_of
+
+if TYPE_CHECKING:
+    from resp_server.cluster.standing import Standing
+    from resp_server.cluster.topology import Node
+
+
+def _standing(call: Call) -> Standing:
+    """Return what this server is in its cluster; PlainError if it is in none. Comes before any look at arguments."""
+    if call.instance.cluster is None:
+        raise cluster_disabled()
+    return call.instance.cluster
+
+
+@command("asking")
+def asking(call: Call) -> Reply:
+    """Signals that a cluster client is following an -ASK redirect."""
+    _standing(call)  # No slot is ever on its way from one node to another: there is nothing to allow.
+    return OK
+
+
+@command("readonly")
+def readonly(call: Call) -> Reply:
+    """Enables read-only queries for a connection to a Redis Cluster replica node."""
+    _standing(call)
+    call.session.read_only(True)
+    return OK
+
+
+@command("readwrite")
+def readwrite(call: Call) -> Reply:
+    """Enables read-write queries for a connection to a Reids Cluster replica node."""
+    _standing(call)
+    call.session.read_only(False)
+    return OK
+
+
+@command("cluster|slots")
+def cluster_slots(call: Call) -> Reply:
+    """Returns the mapping of cluster slots to nodes."""
+    return texts.slots(_standing(call))
+
+
+@command("cluster|shards")
+def cluster_shards(call: Call) -> Reply:
+    """Returns the mapping of cluster slots to shards."""
+    return texts.shards(_standing(call))
+
+
+@command("cluster|nodes")
+def cluster_nodes(call: Call) -> Reply:
+    """Returns the cluster configuration for a node."""
+    return Verbatim(texts.nodes(_standing(call)).encode())
+
+
+@command("cluster|info")
+def cluster_info(call: Call) -> Reply:
+    """Returns information about the state of a node."""
+    return Verbatim(texts.info(_standing(call)).encode())
+
+
+@command("cluster|myid")
+def cluster_myid(call: Call) -> bytes:
+    """Returns the ID of a node."""
+    return _standing(call).myself.id.encode()
+
+
+@command("cluster|myshardid")
+def cluster_myshardid(call: Call) -> bytes:
+    """Returns the shard ID of a node."""
+    return texts.shard_id(_standing(call)).encode()
+
+
+@command("cluster|links")
+def cluster_links(call: Call) -> Reply:
+    """Returns a list of all TCP links to and from peer nodes."""
+    _standing(call)
+    return []
+
+
+@command("cluster|replicas")
+def cluster_replicas(call: Call, node_id: bytes) -> Reply:
+    """Lists the replica nodes of a master node."""
+    standing = _standing(call)
+    node = _node(standing, node_id)
+    if node.is_replica:
+        raise PlainError("The specified node is not a master")
+    return [texts.node_line(standing, each).encode() for each in standing.topology.replicas(node)]
+
+
+@command("cluster|slaves")
+def cluster_slaves(call: Call, node_id: bytes) -> Reply:
+    """Lists the replica nodes of a master node."""
+    return cluster_replicas(call, node_id)
+
+
+@command("cluster|count-failure-reports")
+def cluster_count_failure_reports(call: Call, node_id: bytes) -> int:
+    """Returns the number of active failure reports active for a node."""
+    _node(_standing(call), node_id)
+    return 0
+
+
+def _node(standing: Standing, node_id: bytes) -> Node:
+    for node in standing.topology.nodes:
+        if node.id.encode() == node_id:
+            return node
+    raise PlainError(f"Unknown node {typed(node_id)}")
+
+
+@command("cluster|keyslot")
+def cluster_keyslot(call: Call, key: bytes) -> int:
+    """Returns the hash slot for a key."""
+    _standing(call)
+    return slot_of(key)
+
+
+@command("cluster|countkeysinslot")
+def cluster_countkeysinslot(call: Call, slot: bytes) -> Reply:
+    """Returns the number of keys in a hash slot."""
+    _standing(call)
+    number = integer(slot)
+    if not 0 <= number < SLOTS:
+        raise PlainError("Invalid slot")
+    return sliced(call, lambda view: ([len(keys)] for keys in _keys_in(view, number)), int)
+
+
+@command("cluster|getkeysinslot")
+def cluster_getkeysinslot(call: Call, slot: bytes, count: bytes) -> Reply:
+    """Returns the key names in a hash slot."""
+    _standing(call)
+    number, keys_max = integer(slot), integer(count)
+    if not 0 <= number < SLOTS or keys_max < 0:
+        raise PlainError("Invalid slot or number of keys")
+    return sliced(call, lambda view: _first(_keys_in(view, number), keys_max))
+
+
+def _keys_in(view: KeyspaceView, slot: int) -> Iterator[Sequence[bytes]]:
+    """Iterate over the keys of a slot, in steps of bounded time: none of a slot that this server does not show."""
+    cursor = slot << HASH_BITS
+    while True:
+        cursor, entries = view.scan(cursor, SLICE_ENTRIES)
+        yield [entry.key for entry in entries if slot_of(entry.key) == slot]
+        if not cursor or slot_at(cursor) != slot:
+            return
+
+
+def _first(parts: Iterator[Sequence[bytes]], count: int) -> Iterator[Sequence[bytes]]:
+    for part in parts:
+        if not count:
+            return
+        yield part[:count]
+        count -= len(part[:count])
+
+
+@command("cluster|help")
+def cluster_help(call: Call) -> Reply:
+    """Returns helpful text about the different subcommands."""
+    _standing(call)
+    return call.instance.table.help("cluster")

@@ -1,0 +1,69 @@
+// Scenarios for the cluster clients of ioredis and node-redis: argument 3 is the client's name.
+import { createCluster } from "redis";
+import Redis from "ioredis";
+
+import { given, pause, port, run } from "./scenarios.mjs";
+
+const KEYS = Array.from({ length: 300 }, (_, at) => `many:${String(at).padStart(3, "0")}`);
+const TRIES_MAX = 100;
+
+const clients = {
+  async ioredis() {
+    const client = new Redis.Cluster([{ host: "127.0.0.1", port }], {
+      clusterRetryStrategy: () => 50,
+      retryDelayOnFailover: 50,
+      redisOptions: { connectTimeout: 1000 },
+    });
+    client.on("error", () => {});
+    return {
+      get: (key) => client.get(key),
+      mget: (...keys) => client.mget(...keys),
+      nodes: () => client.nodes("all").map((node) => node.options.port).sort(),
+      close: () => client.disconnect(),
+    };
+  },
+
+  async node_redis() {
+    const client = createCluster({
+      rootNodes: [{ url: `redis://127.0.0.1:${port}` }],
+      defaults: { socket: { reconnectStrategy: 50 } },
+    });
+    client.on("error", () => {});
+    client.on("node-error", () => {});
+    await client.connect();
+    return {
+      get: (key) => client.get(key),
+      mget: (...keys) => client.mGet(keys),
+      nodes: () => [...client.masters, ...client.replicas].map((node) => Number(node.address.split(":").at(-1))).sort(),
+      close: () => client.destroy(),
+    };
+  },
+};
+
+// What a user's own retry would be: until the client has found the new owner.
+const patiently = async (ask) => {
+  for (let tries = 1; ; tries += 1) {
+    try {
+      return await ask();
+    } catch (error) {
+      if (tries === TRIES_MAX) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 100));
+    }
+  }
+};
+
+const all = (client) => Promise.all(KEYS.map((key) => patiently(() => client.get(key))));
+
+await run({
+  // Read everything, wait for the test to change the cluster, read everything again.
+  async follow() {
+    const client = await clients[given[0]]();
+    const before = await all(client);
+    const many = await client.mget("many:001", "{many:001}x");
+    const nodes = client.nodes();
+    await pause();
+    const after = await all(client);
+    client.close();
+    return { before, many, nodes, after };
+  },
+});
