@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks import endpoints, task
+from spark_hooks import progress as query_progress
 from spark_hooks.attach import declared
 from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError, checkpoint_at
 from spark_hooks.attach.operators import Collection, collections
@@ -98,6 +99,7 @@ class Attachment:
         on_mismatch: OnMismatch,
         is_active: Callable[[], bool],
         progress: Callable[[], str] | None = None,
+        facts: Callable[[], bytes | None] | None = None,
     ) -> None:
         self.job = job
         self.log = log
@@ -108,6 +110,7 @@ class Attachment:
         self._states = tuple(states)
         self._is_active = is_active
         self._progress = progress
+        self._facts = facts
         self._partitions = parallelism_of(session)
         self._stopping = threading.Event()
         self._moved = threading.Condition()
@@ -167,6 +170,11 @@ class Attachment:
     # The log ---------------------------------------------------------------------------------------------------
 
     @property
+    def _descriptors(self) -> list[StateDescriptor]:
+        descriptors = [state.descriptor for state in self._states]
+        return descriptors if self._facts is None else [*descriptors, query_progress.state_of(self.job)]
+
+    @property
     def _source(self) -> dict[str, Any]:
         return {"states": {state.descriptor.name: state.pinned for state in self._states}}
 
@@ -205,18 +213,17 @@ class Attachment:
     def _open(self, *, is_anew: bool = False) -> LogWriter:
         """Open the newest generation of the query, or the next one if the states are made in another way now."""
         query_id = self._checkpoint.query_id()
-        descriptors = [state.descriptor for state in self._states]
         serial = max(self._serials(query_id), default=0)
         if is_anew or not self._fits(f"{query_id}-{serial}"):
             serial += 1
-        return LogWriter(self.log, self.job, descriptors, f"{query_id}-{serial}", source=self._source)
+        return LogWriter(self.log, self.job, self._descriptors, f"{query_id}-{serial}", source=self._source)
 
     def _fits(self, generation: str) -> bool:
         log = ChangeLog(self.log).job(self.job)
         if log.filesystem.read(f"{self.job}/{generation}/job.json") is None:
             return True
         description = log.description(generation)
-        mine = tuple(state.descriptor.for_job(self.job) for state in self._states)
+        mine = tuple(state.for_job(self.job) for state in self._descriptors)
         return (description.states, description.source) == (mine, self._source)
 
     def _notice(self) -> None:
@@ -369,7 +376,8 @@ class Attachment:
         return results
 
     def _commit(self, batch: int, began_at_ms: int, results: Sequence[Any], *, replaces: tuple[str, ...] = ()) -> None:
-        task.commit(self._writer, batch, began_at_ms, results, replaces)
+        own = None if self._facts is None else self._facts()
+        task.commit(self._writer, batch, began_at_ms, results, replaces, own)
         with self._moved:
             self._moved.notify_all()
 
@@ -383,6 +391,7 @@ def attach(
     job: str | None = None,
     log: str | Path | None = None,
     on_mismatch: OnMismatch = "refuse",
+    progress: bool | None = None,
     timeout_s: float = FIRST_BATCH_TIMEOUT_S,
     **given: Unpack[AttachedArguments],
 ) -> Attachment:
@@ -396,6 +405,7 @@ def attach(
     job          the name that keys begin with; the query's name unless given
     log          the change log's root; the setting spark.sparkis.log unless given
     on_mismatch  `replace` begins anew where the log was written from an operator that looked otherwise
+    progress     True: the query's facts as the hash `job:_progress`; the setting spark.sparkis.progress unless given
     timeout_s    how long to wait for the query's first committed micro-batch
 
     Raises SparkisError if the query keeps no state that can be read, or none as it was asked for.
@@ -413,7 +423,17 @@ def attach(
             )
         if run.error is None or on_mismatch == "refuse":
             return run.attachment(timeout_s)
-    return attach_anew(spark, query, checkpoint, wanted, job=job, log=log, on_mismatch=on_mismatch, timeout_s=timeout_s)
+    return attach_anew(
+        spark,
+        query,
+        checkpoint,
+        wanted,
+        job=job,
+        log=log,
+        on_mismatch=on_mismatch,
+        progress=progress,
+        timeout_s=timeout_s,
+    )
 
 
 def attach_anew(
@@ -425,6 +445,7 @@ def attach_anew(
     job: str | None = None,
     log: str | Path | None = None,
     on_mismatch: OnMismatch = "refuse",
+    progress: bool | None = None,
     timeout_s: float = FIRST_BATCH_TIMEOUT_S,
 ) -> Attachment:
     """Make an attachment, whoever else has one already; arguments as for `attach`."""
@@ -441,6 +462,14 @@ def attach_anew(
         wanted = declared.located_states(query, place, timeout_s)
     bound = bind(session, place, batch, name, wanted)
     _check_feed(place, batch, bound)
+    has_facts = query is not None and query_progress.is_asked_for(spark, progress)
+    if has_facts:
+        query_progress.check_apart(name, [state.descriptor for state in bound])
+    elif progress:
+        raise DescriptorError(
+            "progress=True shows what Spark tells of a query that runs in this driver, and a checkpoint does not hold "
+            "that: give the query, or leave it out"
+        )
     query_id = place.query_id()
     return Attachment(
         session,
@@ -451,6 +480,7 @@ def attach_anew(
         on_mismatch=on_mismatch,
         is_active=(lambda: spark.streams.get(query_id) is not None) if query is not None else (lambda: True),
         progress=None if query is None else (lambda: _last_progress(query)),
+        facts=(lambda: query_progress.stream_of(name, query)) if query is not None and has_facts else None,
     )
 
 

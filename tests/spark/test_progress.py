@@ -110,3 +110,20 @@ def test_a_session_may_ask_for_the_facts_of_all_its_queries_and_complete_mode_ke
         assert shown.applied.keys == {"count": 1}
     (job,) = (row for row in client.execute_command("STATE", "JOBS") if row["name"] == "total")
     assert job["incomplete"] == 0
+
+
+def test_what_is_attached_to_a_query_shows_its_facts_too(client: redis.Redis, batches: Make, tmp_path: Path):
+    rows = batches(ROWS)
+    rows.add({"k": "a", "n": 1}, {"k": "b", "n": 2})
+    counts = rows.df.groupBy("k").count().writeStream.outputMode("update").format("noop")
+    query = start(counts, "followed", tmp_path / "checkpoint")
+    with sparkis.attach(query, state="count", progress=True) as attachment:
+        rows.add({"k": "a", "n": 3})
+        query.processAllAvailable()
+        assert attachment.wait()
+        assert client.get("followed:count:a") == "2"
+        facts = client.hgetall("followed:_progress")
+        (told,) = [each for each in query.recentProgress if str(each.batchId) == facts["batch"]][-1:]
+        assert (facts["input_rows"], facts["run_id"]) == (str(told.numInputRows), str(query.runId))
+    with pytest.raises(sparkis.SparkisError, match="give the query, or leave it out"):
+        sparkis.attach(checkpoint=tmp_path / "checkpoint", job="elsewhere", progress=True)
