@@ -133,7 +133,7 @@ def _session_id(word: bytes) -> int:
 
 def client_line(instance: Instance, session: Session, now_ms: int) -> str:
     """Return a connection in the words of CLIENT LIST. What does not exist here (Redis' own buffers) is 0."""
-    flags = "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
+    flags = "r" * session.is_readonly + "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
     output_bytes = instance.output_bytes(session.id)
     return (
         f"id={session.id} addr={session.address} laddr={session.local_address} fd=-1 "

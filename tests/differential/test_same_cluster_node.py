@@ -291,3 +291,17 @@ def test_a_client_is_told_that_it_talks_to_a_cluster(trio: Trio, at: int) -> Non
         lines = [line for line in info.splitlines() if line.partition(":")[0] in kept]
         told.append((hello[b"mode"], hello[b"role"], sorted(lines), role[0], role[1:3] if at == 2 else len(role[2])))
     assert told[1] == told[0]
+
+
+@NODES
+def test_a_reader_of_replicas_is_marked_in_the_list_of_clients(trio: Trio, at: int) -> None:
+    requests: list[Words] = [
+        [b"CLIENT", b"INFO"],
+        [b"READONLY"],
+        [b"CLIENT", b"INFO"],
+        [b"RESET"],
+        [b"CLIENT", b"INFO"],
+    ]
+    theirs, ours = trio.both(at, "2", *requests)
+    flags = [[re.findall(rb"flags=(\w+)", reply) for reply in each] for each in (theirs, ours)]
+    assert flags[1] == flags[0]
