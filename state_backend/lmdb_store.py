@@ -246,7 +246,7 @@ class LmdbStore(Store):
                 txn.put(b"applied", meta.to_bytes(), db=self.tables.meta)
 
     def remove_left(self, keys_max: int) -> bool:
-        """Remove up to about `keys_max` keys of slots that were given up; False if nothing is left of them."""
+        """Remove up to about `keys_max` keys of slots that were given up; False if there were none any more."""
         leaving = self.holding.leaving
         if not leaving:
             return False
@@ -257,7 +257,7 @@ class LmdbStore(Store):
             rest = work.remove_slots(keys_max)
             meta.holding = replace(meta.holding, leaving=rest)
             work.finish()
-            return bool(rest)
+            return True
 
     def snapshot(self, now_ms: int) -> LmdbSnapshot:
         return LmdbSnapshot(self.begin, self.tables, self.generation, now_ms)

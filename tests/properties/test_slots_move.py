@@ -86,9 +86,13 @@ class SlotsMove(RuleBasedStateMachine):
 
     # What happens ------------------------------------------------------------------------------------------------
 
-    @rule(data=st.data(), step=st.integers(0, 20))
-    def publish(self, data: Any, step: int) -> None:
-        self.clock_ms += step
+    @rule(data=st.data(), step=st.integers(0, 20), epochs=st.integers(1, 4))
+    def publish(self, data: Any, step: int, epochs: int) -> None:
+        for _ in range(epochs):
+            self.clock_ms += step
+            self.publish_one(data)
+
+    def publish_one(self, data: Any) -> None:
         makers = (
             stores.value_change,
             stores.whole_map_change,
@@ -123,25 +127,26 @@ class SlotsMove(RuleBasedStateMachine):
         if is_swept:
             snapshots.sweep(self.log, current, self.clock_ms, retention_ms=0)
 
-    @rule(which=st.integers(0, 1), slots=wanted_slots())
-    def want(self, which: int, slots: KeyGroups) -> None:
+    @rule(which=st.integers(0, 1), slots=wanted_slots(), times=st.sampled_from((0, 1, 2, 3, 10, 50)))
+    def want(self, which: int, slots: KeyGroups, times: int) -> None:
         self.wanted[which] = slots
         self.appliers[which].want(slots)
+        self.step(which, times)
 
     @rule(slots=wanted_slots())
     def hand_over(self, slots: KeyGroups) -> None:
         """The one that gains owns them before the other lets go."""
         for which, mine in ((0, slots), (1, ALL - slots)):
-            self.want(which, mine | self.wanted[which])
+            self.want(which, mine | self.wanted[which], 0)
         self.settle()
         for which, mine in ((0, slots), (1, ALL - slots)):
-            self.want(which, mine)
+            self.want(which, mine, 1)
 
     @rule(which=st.integers(0, 1), times=st.integers(1, 6))
     def step(self, which: int, times: int) -> None:
         for _ in range(times):
             self.appliers[which].step()
-        self.check_reports(which)
+            self.check_reports(which)
 
     def check_reports(self, which: int) -> None:
         told, store = self.events[which], self.appliers[which].store
@@ -151,10 +156,16 @@ class SlotsMove(RuleBasedStateMachine):
             assert KeyGroups.parse(told["slots"]) == store.holding.owned & self.wanted[which] == store.holding.owned
             assert KeyGroups.parse(told["loading"]) == self.wanted[which] - store.holding.owned
 
-    @rule(which=st.integers(0, 1), transactions=st.integers(0, 12), is_committed=st.booleans())
-    def kill(self, which: int, transactions: int, is_committed: bool) -> None:
+    @rule(
+        which=st.integers(0, 1),
+        slots=st.none() | wanted_slots(),
+        transactions=st.integers(0, 12),
+        is_committed=st.booleans(),
+    )
+    def kill(self, which: int, slots: KeyGroups | None, transactions: int, is_committed: bool) -> None:
         """An applier is killed while it writes, at some transaction from now on, or has just written."""
         self.appliers[which].close()
+        self.wanted[which] = self.wanted[which] if slots is None else slots
         child = os.fork()
         if not child:
             die_after(transactions, is_committed=is_committed)
@@ -233,5 +244,5 @@ def die_after(transactions: int, *, is_committed: bool) -> None:
 
 TestSlotsMove = SlotsMove.TestCase
 TestSlotsMove.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -494,13 +494,8 @@ class StoresAgreeOnSomeSlots(StoresAgree):
     def show(self) -> None:
         self.memory.show(self.lmdb.holding.owned)
 
-    @rule()
-    def apply_again_what_is_there(self) -> None:
-        """What it changes is nothing where it is applied, and something where it is loaded: see the other machines."""
-
-    @rule(data=st.data(), runs=st.integers(0, 6), is_kept=st.booleans())
-    def kill_a_writer(self, data: Any, runs: int, is_kept: bool) -> None:
-        """The machine of appliers does that."""
+    apply_again_what_is_there = None  # it makes a difference where it is loaded
+    kill_a_writer = None  # the machine of appliers does that (`test_slots_move`)
 
     @rule()
     def remove_expired(self) -> None:
@@ -515,18 +510,31 @@ class StoresAgreeOnSomeSlots(StoresAgree):
             )
             assert self.lmdb.remove_expired(self.clock_ms, 1) == 0
 
-    @rule(numbers=st.sets(st.integers(0, 30)), more=st.sampled_from((NONE, NONE, KeyGroups.parse("0-8191"), ALL)))
-    def hold(self, numbers: set[int], more: KeyGroups) -> None:
+    @rule(
+        numbers=st.sets(st.integers(0, 30)),
+        more=st.sampled_from((NONE, NONE, KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383"), ALL)),
+        most=st.integers(1, 5),
+        times=st.sampled_from((0, 1, 2, 5, 20, 100)),
+        epochs=st.sampled_from((0, 1, 2, 5, 100)),
+    )
+    def hold(self, numbers: set[int], more: KeyGroups, most: int, times: int, epochs: int) -> None:
+        """Go some of the way towards other slots; the next time goes on from there, or elsewhere."""
         there = sorted({slots.slot_of(key) for keys in KEYS.values() for key in keys})
         wanted = KeyGroups.of((there[each % len(there)],) * 2 for each in numbers) | more
         assert self.lmdb.hold(wanted).owned - wanted == NONE
+        self.show()
+        self.what_is_nobodys_is_empty()
+        for _ in range(times):
+            self.lmdb.remove_left(most)
+        self.what_is_nobodys_is_empty()
+        self.lmdb.hold(wanted)
+        self.load(epochs)
         self.show()
 
     @rule()
     def begin_to_load_anew(self) -> None:
         self.lmdb.load_anew()
 
-    @rule(epochs=st.integers(1, 30))
     def load(self, epochs: int) -> None:
         """Load epochs, the last one's runs one by one where that may be."""
         for left in reversed(range(epochs)):
@@ -541,12 +549,6 @@ class StoresAgreeOnSomeSlots(StoresAgree):
             else:
                 part = epoch._replace(runs=list(epoch.runs)[:1])
                 self.lmdb.load(part, STATES, replace(loading, runs=1))
-        self.show()
-
-    @rule(most=st.integers(1, 5), times=st.integers(1, 20))
-    def remove_left(self, most: int, times: int) -> None:
-        for _ in range(times):
-            self.lmdb.remove_left(most)
 
     @invariant()
     def what_is_nobodys_is_empty(self) -> None:
@@ -590,6 +592,7 @@ TestStoresAgreeWithSmallRuns.settings = SETTINGS
 TestStoresAgreeWhenPositionsCollide = StoresAgreeWhenPositionsCollide.TestCase
 TestStoresAgreeWhenPositionsCollide.settings = SETTINGS
 TestStoresAgreeOnSomeSlots = StoresAgreeOnSomeSlots.TestCase
+SETTINGS = settings(SETTINGS, stateful_step_count=30)
 TestStoresAgreeOnSomeSlots.settings = SETTINGS
 TestStoresAgreeOnSomeSlotsWithSmallRuns = StoresAgreeOnSomeSlotsWithSmallRuns.TestCase
 TestStoresAgreeOnSomeSlotsWithSmallRuns.settings = SETTINGS

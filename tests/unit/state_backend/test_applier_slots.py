@@ -120,6 +120,31 @@ def test_files_that_hold_nothing_of_its_slots_are_not_opened(scene: Scene) -> No
     assert (scene.told["slots"], scene.told["loading"]) == ("0-8191", "8192-16383")
 
 
+def test_parts_of_a_snapshot_that_hold_nothing_of_its_slots_are_not_opened(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "FILE_BYTES_MAX", 1_000)
+    monkeypatch.setattr("state_backend.records.RUN_ROWS_MAX", 20)
+    scene.publish(b"1")
+    compact_log(str(scene.log), "job", retention_ms=0)
+    scene.writer.publish([])
+    folder = scene.log / "job/q/snapshots/0"
+    parts = Epoch.from_bytes((folder / "manifest.json").read_bytes(), "").files
+    gone = [part for part in parts if part.runs[0][0] > 8191]
+    assert 0 < len(gone) < len(parts)
+    for part in gone:
+        (folder / part.name).rename(scene.log / part.name)
+    scene.settle()
+    assert (scene.told["error"], scene.shown()) == ("", of(LOW, b"1"))
+    scene.applier.want(KeyGroups.parse("9000-9999"))
+    scene.settle()
+    assert "is missing" in scene.told["error"]
+    for part in gone:
+        (scene.log / part.name).rename(folder / part.name)
+    scene.settle()
+    assert (scene.told["error"], scene.shown()) == ("", of(KeyGroups.parse("9000-9999"), b"1"))
+
+
 def test_a_file_whose_runs_are_not_those_listed_is_an_error(scene: Scene) -> None:
     number = scene.publish(b"x" * 1000)
     path = scene.log / "job/q/epochs" / f"{number}.json"
