@@ -9,6 +9,9 @@ ARGS   ?=
 # More rounds for the tests that kill processes (make test runs a few).
 SPARKIS_KILL_ROUNDS ?= 200
 
+# How many files of tests run at a time; each may start a Spark of its own (1 GB).
+TEST_FILES ?= 2
+
 # How things run in this checkout: its own Python (Spark starts workers with it), its own JDK, no name look-up for this host,
 # and not another Spark or another source tree that the caller's environment points to.
 RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JAVA_HOME="$(CURDIR)/$(VENV)/jdk" \
@@ -37,7 +40,7 @@ check: $(READY) ## format, lint, types, import arrow
 	$(VENV)/bin/lint-imports --no-logo
 
 test: setup-test ## the tests; ARGS go to pytest
-	@$(RUN) python -m pytest $(ARGS)
+	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile $(ARGS)
 
 test-slow: setup-test ## the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
 	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m kill $(ARGS)

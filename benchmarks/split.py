@@ -189,7 +189,8 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
             for start in range(0, len(buffers) - some_buffers + 1, some_buffers)
         ]
         steps = {step: median(turn[step] for turn in turns) for step in (PARSE, LOOK_UP, WRITE)}
-        missing = [step for step, spent in steps.items() if not spent]
+        # A request that comes alone and has a ready reply is found as it was sent.
+        missing = [step for step, spent in steps.items() if not spent and (step, pipeline) != (PARSE, 1)]
         if missing:
             raise VoidError(f"nothing was spent on {', '.join(missing)}: SEAMS are not where they were")
         whole = median(turn[WHOLE] for turn in turns)

@@ -43,7 +43,7 @@ def kill_the_driver(scene: Scene, driver: Process) -> str:
 by = pytest.mark.parametrize("reduces", [False, True], ids=["counted-by-spark", "counted-by-a-reducing-state"])
 
 
-@by
+@pytest.mark.parametrize("reduces", [False, True] if ROUNDS > 2 else [True])
 def test_kills_at_random_moments(scene: Scene, reduces: bool):
     scene.reduces = reduces
     scene.add_files(2)
