@@ -91,6 +91,8 @@ class Connection(asyncio.Protocol):
             return  # not let in, or on its way out
         else:
             self._input += data
+            if self._pending is not None:
+                self._set_reading(False)
         if self._next_turn is None and self._is_writable:
             self._turn()
 
@@ -165,7 +167,8 @@ class Connection(asyncio.Protocol):
         if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
             self._settle(has_more)
         self._short_way = self._dispatcher.short_ways[self.session.protocol]
-        self._is_calm = not has_more and self._is_reading and not self._parser.buffered_bytes
+        is_waiting = has_more or self._pending is not None
+        self._is_calm = not is_waiting and self._is_reading and not self._parser.buffered_bytes
 
     def _go_on(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
@@ -238,9 +241,11 @@ class Connection(asyncio.Protocol):
         self.session.close()
 
     def _wait_for(self, pending: Pending) -> None:
-        """Let the next turn come when a reply is there, or its time is up; until then no input is read."""
+        """Let the next turn come when a reply is there, or its time is up.
+
+        Until then no more input is read than one buffer: most clients send nothing, and telling the system is not free.
+        """
         self._pending = pending
-        self._set_reading(False)
         if pending.is_resolved:
             self._next_turn = self._loop.call_soon(self._turn)
         else:

@@ -12,6 +12,7 @@
     ├── MovedError          MOVED
     ├── CrossSlotError      CROSSSLOT
     ├── ClusterDownError    CLUSTERDOWN
+    ├── TryAgainError       TRYAGAIN
     └── DeniedError         DENIED
     ProtocolError           answered with ERR, then the connection is closed
 
@@ -123,6 +124,10 @@ class ClusterDownError(ReplyError, code="CLUSTERDOWN"):
 
     def __init__(self) -> None:
         super().__init__("Hash slot not served")
+
+
+class TryAgainError(ReplyError, code="TRYAGAIN"):
+    """A proxy's servers do not agree on who answers; soon they will."""
 
 
 class DeniedError(ReplyError, code="DENIED"):

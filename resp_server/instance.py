@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,6 +53,8 @@ class Instance:
     output_bytes: Callable[[int], int] = lambda session_id: 0
     # Cuts a client's connection, for CLIENT KILL; filled in as well.
     cut: Callable[[int], None] = lambda session_id: None
+    # What is known of the servers behind a proxy, for INFO; None: this is none.
+    upstreams: Callable[[], Mapping[str, object]] | None = None
     # Asks the other processes that serve this port, and calls back with their answers; None: there are no others.
     ask_others: Callable[[str, Any, Callable[[list[Any]], None]], None] | None = None
 

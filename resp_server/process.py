@@ -56,20 +56,8 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a server to a command."""
     parser.add_argument("--log", action="append", required=True, metavar="PATH", help="a log root; may be repeated")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="TCP port (default %(default)s; 0: a free one)")
-    parser.add_argument(
-        "--bind",
-        nargs="+",
-        default=list(LOOPBACK),
-        metavar="ADDRESS",
-        help="addresses to listen on (default: loopback)",
-    )
+    add_listening_options(parser)
     parser.add_argument("--store", metavar="FOLDER", help="where to keep the stores (default: in the user's cache)")
-    parser.add_argument(
-        "--requirepass", metavar="PASSWORD", help=f"ask clients for it; better: {PASSWORD_VARIABLE} in the environment"
-    )
-    parser.add_argument("--requirepass-file", metavar="FILE", help="read the password from a file")
-    parser.add_argument("--protected-mode", choices=("yes", "no"), default="yes", help="as in Redis (default yes)")
     parser.add_argument(
         "--role", choices=("master", "slave"), default="master", help="what clients are told to talk to"
     )
@@ -86,14 +74,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster-node", metavar="HOST:PORT", help="which node of the topology this server is: its address, or its id"
     )
-    parser.add_argument("--maxclients", type=int, default=10_000, help="connections at a time (default %(default)s)")
-    parser.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="close idle clients (default: never)")
-    parser.add_argument("--loglevel", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument(
         "--compact", action="store_true", help="write snapshots into the log and remove what they supersede"
     )
     add_retention_option(parser, "with --compact: keep what is younger, for readers that are behind")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+
+
+def add_listening_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of whatever answers clients."""
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="TCP port (default %(default)s; 0: a free one)")
+    parser.add_argument(
+        "--bind",
+        nargs="+",
+        default=list(LOOPBACK),
+        metavar="ADDRESS",
+        help="addresses to listen on (default: loopback)",
+    )
+    parser.add_argument(
+        "--requirepass", metavar="PASSWORD", help=f"ask clients for it; better: {PASSWORD_VARIABLE} in the environment"
+    )
+    parser.add_argument("--requirepass-file", metavar="FILE", help="read the password from a file")
+    parser.add_argument("--protected-mode", choices=("yes", "no"), default="yes", help="as in Redis (default yes)")
+    parser.add_argument("--maxclients", type=int, default=10_000, help="connections at a time (default %(default)s)")
+    parser.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="close idle clients (default: never)")
+    parser.add_argument("--loglevel", choices=("debug", "info", "warning", "error"), default="info")
 
 
 def _worker_count(text: str) -> int:
@@ -206,7 +211,7 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
             logger.info("started @ %s:%d", host, server.port)
         if options.child:
             print(json.dumps({"port": server.port, "control_port": control_port}), flush=True)
-        await _until_told_to_end(watches_input=options.child)
+        await until_told_to_end(watches_input=options.child)
     finally:
         for task in (loading, following):
             if task is not None:
@@ -218,7 +223,7 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
         logger.info("ended")
 
 
-async def _until_told_to_end(*, watches_input: bool) -> None:
+async def until_told_to_end(*, watches_input: bool) -> None:
     """Wait for SIGTERM or SIGINT; a child also ends with its parent, which holds the other end of its input."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()

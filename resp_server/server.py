@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from ipaddress import ip_address
 
 from resp_server.cluster.standing import Standing
@@ -31,11 +32,17 @@ class Server:
     Runs on the event loop that `start` is called on; whoever changes the keyspace does it on that loop's thread.
     """
 
-    def __init__(self, keyspace: Keyspace, config: ServerConfig, clock: Clock = now_ms) -> None:
+    def __init__(
+        self,
+        keyspace: Keyspace,
+        config: ServerConfig,
+        clock: Clock = now_ms,
+        dispatcher: Callable[[Instance], Dispatcher] = Dispatcher,
+    ) -> None:
         self.instance = Instance(config, keyspace, command_table(), clock)
         self.instance.output_bytes = self._output_bytes
         self.instance.cut = self._cut
-        self.dispatcher = Dispatcher(self.instance)
+        self.dispatcher = dispatcher(self.instance)
         self._connections: dict[int, Connection] = {}
         self._next_id = 1
         self._listeners: list[asyncio.Server] = []

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from resp_server import process, status
+from resp_server.router import process as proxy
 from sparkis import __version__
 from state_backend import compact, rename
 
@@ -33,6 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     process.add_options(serve)
+    proxied = commands.add_parser(
+        "proxy",
+        help="answer plain clients from several servers",
+        description=proxy.DESCRIPTION,
+        epilog=proxy.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    proxy.add_options(proxied)
     attached = commands.add_parser(
         "attach",
         help="follow a query's checkpoint and write its state into a change log, with a Spark of its own",
@@ -48,6 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "serve":
         return process.run(options)
+    if options.command == "proxy":
+        return proxy.run(options)
     if options.command == "compact":
         return compact.run(options)
     if options.command == "rename":

@@ -105,6 +105,23 @@ def sparkis_server(
 
 
 @contextmanager
+def sparkis_proxy(topology: Path, *options: str, password: str | None = None) -> Iterator[Running]:
+    """Run a proxy in front of the servers of a topology."""
+    command = [sys.executable, "-m", "resp_server.router.process", "--child", "--port", "0", "--bind", "127.0.0.1"]
+    command += ["--cluster", str(topology), "--loglevel", "error", *options]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
+    if password:
+        environment["SPARKIS_PASSWORD"] = password
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    with _stopped_at_the_end(process):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the proxy does not start: exit code {process.wait()}")
+        yield Running(json.loads(line)["port"], process, password)
+
+
+@contextmanager
 def _stopped_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield

@@ -23,6 +23,13 @@ class ShowsTopology(Protocol):
         """Answer as this node of this topology from now on. The node is one of it."""
 
 
+class TakesTopology(Protocol):
+    """Whoever a topology is read for."""
+
+    def take(self, topology: Topology, name: str) -> None:
+        """Take it as its node of an id or an address; TopologyError, and then what was shown is kept."""
+
+
 class Membership:
     """The topology that is shown. Runs on the event loop's thread."""
 
@@ -51,7 +58,7 @@ class Membership:
 class TopologyFile:
     """A file with a topology in JSON, which holds for the node of an id or an address."""
 
-    def __init__(self, path: Path, name: str, membership: Membership) -> None:
+    def __init__(self, path: Path, name: str, membership: TakesTopology) -> None:
         self._path = path
         self._name = name
         self._membership = membership

@@ -22,6 +22,7 @@ Section = Mapping[str, object]
 def info(call: Call, *names: bytes) -> Reply:
     """Returns information and statistics about the server."""
     wanted = _wanted([name.decode("utf-8", "replace").lower() for name in names])
+    wanted -= OF_STATE if call.instance.upstreams is not None else {PROXY}
 
     def join(answers: Sequence[Mapping[str, Any]]) -> Reply:
         total = Numbers.total(map(Numbers.from_json, answers))
@@ -253,6 +254,14 @@ def _sparkis(call: Call, total: Numbers) -> Section:
     return rows
 
 
+def _proxy(call: Call, total: Numbers) -> Section:
+    """Return what a proxy knows of its servers. The keys and jobs are theirs."""
+    return {} if call.instance.upstreams is None else call.instance.upstreams()
+
+
+PROXY = "proxy"
+OF_STATE = {"keyspace", "sparkis"}
+
 # In Redis' order. A name that is not here asks for nothing, which is no error.
 SECTIONS: dict[str, tuple[str, Callable[[Call, Numbers], Section]]] = {
     "server": ("Server", _server),
@@ -268,5 +277,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Call, Numbers], Section]]] = {
     "cluster": ("Cluster", lambda call, total: {"cluster_enabled": int(call.instance.cluster is not None)}),
     "keyspace": ("Keyspace", _keyspace),
     "sparkis": ("Sparkis", _sparkis),
+    PROXY: ("Proxy", _proxy),
 }
 DEFAULT = set(SECTIONS) - {"commandstats"}

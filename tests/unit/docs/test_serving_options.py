@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from resp_server.process import add_options
+from resp_server.router.process import add_options as add_proxy_options
 from spark_hooks.serve import serve
 
 PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
@@ -23,3 +24,11 @@ def test_every_option_of_the_command_is_on_the_page_and_no_other() -> None:
 def test_every_argument_of_the_function_is_on_the_page_and_no_other() -> None:
     given = set(inspect.signature(serve).parameters) - {"spark"}
     assert set(re.findall(r"^\| `--[^|]*(?:\\\|[^|]*)*\| `([a-z]+)=` \|", PAGE, re.MULTILINE)) == given
+
+
+def test_every_option_of_a_proxy_is_in_its_section() -> None:
+    parser = argparse.ArgumentParser()
+    add_proxy_options(parser)
+    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS and action.dest != "help"]
+    section = PAGE.partition("\n## A proxy\n")[2]
+    assert {each.option_strings[0] for each in shown} <= set(re.findall(r"--[a-z-]+", section))

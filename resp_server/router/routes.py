@@ -1,0 +1,120 @@
+"""How a request is asked of several servers and their answers joined: pure, decided by the command table.
+
+A command with keys goes to their slot's owner; keys of several slots are split where the tips of the command say so
+(`request_policy:multi_shard`), and answers are added up (`response_policy:agg_sum`) or put in order. One without keys
+is the proxy's own, but for those about the keys of all servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from functools import partial
+from random import choices
+from typing import NamedTuple
+
+import hiredis
+
+from resp_server.commands.facts import Facts
+from resp_server.commands.keys import keys_of
+from resp_server.commands.table import Command
+from resp_server.errors import CrossSlotError
+from resp_server.protocol.replies import encode
+from resp_server.protocol.requests import Request
+from resp_server.router.frames import in_order, joined, sum_of
+from state_backend.slots import HASH_BITS, slot_of
+
+Merge = Callable[[Sequence[bytes]], bytes]
+
+SPLIT = "request_policy:multi_shard"
+SUMMED = "response_policy:agg_sum"
+
+NOTHING = (b"$-1\r\n", b"_\r\n")
+
+
+class Way(Enum):
+    """Who answers a command."""
+
+    HERE = auto()  # the proxy
+    KEYS = auto()  # the owners of its keys
+    ALL = auto()  # every server, for its own keys
+    SCAN = auto()  # the owner of a cursor's slot
+    ANY = auto()  # whichever server can
+
+
+WAYS = {"dbsize": Way.ALL, "keys": Way.ALL, "randomkey": Way.ALL, "scan": Way.SCAN}
+WAYS |= {f"state|{name}": Way.ANY for name in ("jobs", "list", "describe", "lag")}
+
+
+def way_of(command: Command) -> Way:
+    """Return who answers a command. What is not served is refused by the proxy."""
+    if command.declaration is None:
+        return Way.HERE
+    return Way.KEYS if command.facts.key_specs else WAYS.get(command.name, Way.HERE)
+
+
+def lone_key_at(command: Command) -> int:
+    """Return where the key of a command with one at a fixed place is; 0 if it is not as simple as that."""
+    facts = command.facts
+    is_simple = len(facts.key_specs) == 1 and "|" not in command.name and facts.first_key == facts.last_key
+    return facts.first_key if is_simple and facts.first_key > 0 and "movablekeys" not in facts.flags else 0
+
+
+class Part(NamedTuple):
+    """What one slot's owner is asked."""
+
+    slot: int
+    request: Request
+
+
+def split(facts: Facts, request: Request) -> tuple[list[Part], Merge] | None:
+    """Return what to ask for the keys of a request, and how the answers are joined; CrossSlotError.
+
+    None if the request makes no sense; any server, and the proxy itself, has the error for that.
+    """
+    keys = [key for key, _ in keys_of(facts, request) or ()]
+    if not keys:
+        return None
+    places: dict[int, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(slot_of(key), []).append(place)
+    if len(places) == 1:
+        return [Part(next(iter(places)), request)], _only
+    if SPLIT not in facts.tips:
+        raise CrossSlotError
+    parts = [Part(slot, (request[0], *(keys[place] for place in some))) for slot, some in places.items()]
+    return parts, sum_of if SUMMED in facts.tips else partial(_in_order, places=list(places.values()))
+
+
+def _only(replies: Sequence[bytes]) -> bytes:
+    return replies[0]
+
+
+def _in_order(replies: Sequence[bytes], places: Sequence[Sequence[int]]) -> bytes:
+    return in_order(replies, places)
+
+
+def merge_all(name: str, replies: Sequence[bytes], weights: Sequence[int]) -> bytes:
+    """Join what all servers said of their keys. weights: how many slots each of them has."""
+    if name == "dbsize":
+        return sum_of(replies)
+    if name == "keys":
+        return joined(replies)
+    found = [row for row in zip(replies, weights, strict=True) if row[0] not in NOTHING]
+    return choices([reply for reply, _ in found], [weight for _, weight in found])[0] if found else replies[0]
+
+
+def scan_reply(reply: bytes, last_slot: int, slots: int) -> bytes:
+    """Return a step of SCAN that ends with a run of slots: what lies behind comes when the cursor is there.
+
+    A cursor is a position, which begins with the slot, so it means the same to every server and proxy.
+    """
+    reader = hiredis.Reader()
+    reader.feed(reply)
+    cursor, keys = reader.gets()
+    position = int(cursor)
+    behind = (last_slot + 1) << HASH_BITS
+    if position == 0 or position >= behind:
+        position = behind if last_slot + 1 < slots else 0
+        keys = [key for key in keys if slot_of(key) <= last_slot]
+    return encode([b"%d" % position, keys], 2)

@@ -1,0 +1,69 @@
+"""A proxy in front of three servers with a part of the slots each answers as one real server with all keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compat.conformance import generators
+from compat.conformance.dataset import Dataset
+from compat.conformance.generators import checked
+from compat.conformance.judge import Judge
+from compat.conformance.pair import Pair
+from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
+from compat.conformance.wire import Words
+
+SLOTS = ("0-5460", "5461-6000,12001-16383", "6001-12000")
+# Of several slots they are refused, as by a cluster: there is nothing that could split them.
+NOT_SPLIT = {"sdiff", "sinter", "sunion"}
+NAMES = [name for name in generators.SHORT_ANSWERS if name not in NOT_SPLIT]
+
+
+@pytest.fixture(scope="module")
+def through(
+    tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: Dataset, redis_primary: Running, judge: Judge
+) -> Iterator[Pair]:
+    path = tmp_path_factory.mktemp("topology") / "cluster.json"
+    ports = [free_port() for _ in SLOTS]
+    nodes = [{"host": "127.0.0.1", "port": port, "slots": slots} for port, slots in zip(ports, SLOTS, strict=True)]
+    path.write_text(json.dumps({"version": 1, "nodes": nodes}))
+    with ExitStack() as stack:
+        for port in ports:
+            options = ("--cluster", str(path), "--cluster-node", f"127.0.0.1:{port}")
+            stack.enter_context(sparkis_server(tmp_path_factory.mktemp("store"), dataset_log, *options, port=port))
+        proxy = stack.enter_context(sparkis_proxy(path))
+        wait_for_keys(proxy, len(dataset.keys))
+        yield Pair(redis_primary, proxy, judge)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+@checked(20)
+def test_a_command_is_answered_as_redis_answers_it(through: Pair, name: str, data: st.DataObject) -> None:
+    greeting = data.draw(st.sampled_from([[], [[b"HELLO", b"3"]]]))
+    through.check([*greeting, *data.draw(st.lists(generators.requests(name), min_size=1, max_size=6))])
+
+
+@given(pipeline=generators.pipelines)
+@checked(200)
+def test_a_pipeline_of_any_commands_is_answered_as_redis_answers_it(through: Pair, pipeline: list[Words]) -> None:
+    through.check([words for words in pipeline if bytes(words[0]).lower().decode("latin-1") not in NOT_SPLIT])
+
+
+@pytest.mark.parametrize("count", [b"1", b"7", b"5000"])
+def test_a_scan_finds_each_key_once(through: Pair, dataset: Dataset, count: bytes) -> None:
+    found: list[bytes] = []
+    cursor = b"0"
+    with through.sparkis.connect() as connection:
+        while True:
+            cursor, keys = connection.call("SCAN", cursor, "COUNT", count).plain
+            found += keys
+            if cursor == b"0":
+                break
+    assert sorted(found) == sorted(dataset.keys)

@@ -1,0 +1,123 @@
+"""Whatever is asked: every key has one owner, replies are cut and joined as they are, and a scan skips nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resp_server.commands import command_table
+from resp_server.protocol.replies import ReplySet, encode
+from resp_server.router.frames import Frames, items_of
+from resp_server.router.routes import scan_reply, split
+from resp_server.router.slot_map import SlotMap, parse_nodes, runs_of
+from state_backend.slots import SLOTS, position_of, slot_of
+
+TABLE = command_table()
+keys = st.one_of(st.binary(max_size=8), st.sampled_from([b"a{tag}", b"b{tag}", b"same", b"same"]))
+leaves = st.one_of(st.none(), st.binary(max_size=20), st.integers(), st.booleans(), st.sampled_from(["OK", "PONG"]))
+replies = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.binary(max_size=4), inner, max_size=4),
+        st.lists(inner, max_size=4).map(ReplySet),
+    ),
+    max_leaves=12,
+)
+
+
+@given(given=st.lists(replies, max_size=6), protocol=st.sampled_from([2, 3]), data=st.data())
+def test_any_chunking_gives_the_same_replies(given: list[object], protocol: int, data: st.DataObject) -> None:
+    sent = [encode(each, protocol) for each in given]
+    whole = b"".join(sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+    frames = Frames(1 << 20)
+    found: list[bytes] = []
+    for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+        found += frames.feed(whole[start:end])
+    assert found == sent
+
+
+@given(given=st.lists(replies, max_size=6), protocol=st.sampled_from([2, 3]))
+def test_the_items_of_an_array_are_as_they_were_sent(given: list[object], protocol: int) -> None:
+    assert items_of(encode(given, protocol)) == [encode(each, protocol) for each in given]
+
+
+@given(asked=st.lists(keys, min_size=1, max_size=30))
+def test_a_split_request_asks_each_key_once_of_its_slot_and_answers_come_in_order(asked: list[bytes]) -> None:
+    found = split(TABLE.find([b"mget"]).facts, [b"MGET", *asked])
+    assert found is not None
+    parts, merge = found
+    assert len({part.slot for part in parts}) == len(parts)
+    assert all(slot_of(key) == part.slot for part in parts for key in part.request[1:])
+    assert Counter(key for part in parts for key in part.request[1:]) == Counter(asked)
+    assert merge([encode([b"of " + key for key in part.request[1:]], 2) for part in parts]) == encode(
+        [b"of " + key for key in asked], 2
+    )
+
+
+@given(asked=st.lists(keys, min_size=1, max_size=30))
+def test_counts_of_a_split_request_are_added_up(asked: list[bytes]) -> None:
+    found = split(TABLE.find([b"exists"]).facts, [b"EXISTS", *asked])
+    assert found is not None
+    parts, merge = found
+    assert merge([encode(len(part.request) - 1, 2) for part in parts]) == encode(len(asked), 2)
+
+
+@given(bounds=st.sets(st.integers(1, SLOTS - 1), max_size=6), owners=st.lists(st.sampled_from("abc"), min_size=7))
+def test_every_slot_has_the_owner_that_the_topology_names(bounds: set[int], owners: list[str]) -> None:
+    starts = [0, *sorted(bounds)]
+    ends = [*(start - 1 for start in starts[1:]), SLOTS - 1]
+    ranges = list(zip(starts, ends, owners, strict=False))
+    slots = SlotMap()
+    assert slots.learn(1, ranges)
+    assert not slots.learn(1, [])
+    assert [slots.owners[slot] for first, last, _ in ranges for slot in range(first, last + 1)] == [
+        owner for first, last, owner in ranges for _ in range(first, last + 1)
+    ]
+    assert slots.is_whole
+    assert sum(slots.counts.values()) == SLOTS
+    for first, last in runs_of(slots.told):
+        assert {slots.last_of_run(first), slots.last_of_run(last)} == {last}
+    slots.moved(0, "z")
+    assert slots.owners[0] == "z" != slots.told[0]
+
+
+@given(names=st.sets(st.binary(min_size=1, max_size=6), min_size=1, max_size=40), data=st.data())
+def test_steps_of_a_scan_that_end_with_a_run_of_slots_find_each_key_once(
+    names: set[bytes], data: st.DataObject
+) -> None:
+    """The server's step may go on to its next run: keys from there are left for when the cursor is there."""
+    bounds = [*sorted(data.draw(st.sets(st.integers(1, SLOTS - 1), max_size=4))), SLOTS]
+    in_order = sorted(names, key=position_of)
+    found: list[bytes] = []
+    cursor = 0
+    for _ in range(2 * len(names) + len(bounds) + 1):
+        behind = next(bound for bound in bounds if bound > cursor >> 32)
+        # Of a server that owns every other run from this one on.
+        own = bounds[bounds.index(behind) :: 2]
+        firsts = {end: ([0, *bounds])[bounds.index(end)] for end in own}
+        left = [key for key in in_order if position_of(key) >= cursor]
+        left = [key for key in left if any(firsts[end] <= slot_of(key) < end for end in own)]
+        step = data.draw(st.integers(1, 5))
+        place = position_of(left[step - 1]) if len(left) >= step else 0
+        taken = [key for key in left if not place or position_of(key) <= place]
+        rest = [key for key in left if place and position_of(key) > place]
+        reply = encode([b"%d" % (position_of(rest[0]) if rest else 0), taken], 2)
+        cursor_item, keys_item = items_of(scan_reply(reply, behind - 1, SLOTS))
+        cursor = int(cursor_item.split(b"\r\n")[1])
+        found += [item.split(b"\r\n", 1)[1][:-2] for item in items_of(keys_item)]
+        if not cursor:
+            break
+    assert sorted(found) == sorted(names)
+
+
+def test_what_cluster_nodes_says_is_read() -> None:
+    text = (
+        "a1 10.0.0.1:7379@17379 myself,master - 0 0 7 connected 0-99 101\n"
+        "a2 10.0.0.2:7379@17379 slave a1 0 0 7 connected\n"
+        "a3 ::1:7379@17379 master,fail - 0 0 7 disconnected 100\n"
+    )
+    assert parse_nodes(text) == (7, [(0, 99, "10.0.0.1:7379"), (101, 101, "10.0.0.1:7379"), (100, 100, "::1:7379")])

@@ -1,0 +1,307 @@
+"""A proxy in front of real servers: under many clients, while slots move, and when a server is gone or hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from compat.conformance.dataset import Dataset
+from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
+from compat.conformance.wire import Connection, replies_in, requests
+from resp_server.commands import command_table
+from state_backend.slots import slot_of
+
+MANY = {f"many:{number:03d}".encode(): b"%d" % number for number in range(300)}
+HALVES = ("0-8191", "8192-16383")
+WAIT_S_MAX = 20.0
+
+
+class Behind:
+    """Two servers of the data set, a proxy, and the files that tell them a topology: the proxy has one of its own."""
+
+    def __init__(self, folder: Path, log: Path, stack: ExitStack) -> None:
+        self._log, self._folder, self._stack = log, folder, stack
+        self.ports = [free_port() for _ in HALVES]
+        self.files = [folder / "servers.json", folder / "proxy.json"]
+        self._version = 0
+        self.show(*HALVES)
+        self.servers = [self.start(at) for at in range(2)]
+        self.proxy = stack.enter_context(sparkis_proxy(self.files[1]))
+
+    def start(self, at: int) -> Running:
+        options = ("--cluster", str(self.files[0]), "--cluster-node", f"127.0.0.1:{self.ports[at]}")
+        folder = self._folder / f"store{at}"
+        return self._stack.enter_context(sparkis_server(folder, self._log, *options, port=self.ports[at]))
+
+    def show(self, *slots: str, to_proxy: bool = True) -> None:
+        self._version += 1
+        nodes = [
+            {"host": "127.0.0.1", "port": port, "slots": each} for port, each in zip(self.ports, slots, strict=True)
+        ]
+        for file in self.files if to_proxy else self.files[:1]:
+            new = file.with_suffix(".new")
+            new.write_text(json.dumps({"version": self._version, "nodes": nodes}))
+            os.replace(new, file)
+
+    def of(self, at: int) -> list[bytes]:
+        """Return keys of the half that a server has at first."""
+        return [key for key in MANY if (slot_of(key) > 8191) == bool(at)]
+
+
+@pytest.fixture
+def behind(tmp_path: Path, dataset_log: Path, dataset: Dataset) -> Iterator[Behind]:
+    with ExitStack() as stack:
+        made = Behind(tmp_path, dataset_log, stack)
+        wait_for_keys(made.proxy, len(dataset.keys))
+        yield made
+
+
+def _info(proxy: Running) -> str:
+    with proxy.connect() as connection:
+        return str(connection.call("INFO", "proxy").plain.decode())
+
+
+def _answers_of_all(proxy: Running) -> Any:
+    with proxy.connect() as connection:
+        return connection.call("MGET", *MANY).plain
+
+
+def _until(what: str, is_so: Any) -> None:
+    ends = monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert monotonic() < ends, what
+        sleep(0.02)
+
+
+def _mixed(seed: int) -> list[tuple[bytes, ...]]:
+    made = random.Random(seed)
+    keys = list(MANY)
+    choices: list[Any] = [
+        lambda: (b"GET", made.choice(keys)),
+        lambda: (b"MGET", *made.choices(keys, k=5), b"hash:one", b"missing"),
+        lambda: (b"EXISTS", *made.choices(keys, k=3), b"missing"),
+        lambda: (b"HGETALL", b"hash:one"),
+        lambda: (b"GET", b"hash:one"),
+        lambda: (b"PING",),
+        lambda: (b"SINTER", b"many:001", b"many:002"),
+        lambda: (b"NOSUCH",),
+        lambda: (b"SET", b"a", b"b"),
+        lambda: (b"DBSIZE",),
+        lambda: (b"LRANGE", b"list:one", b"0", b"-1"),
+    ]
+    return [made.choice(choices)() for _ in range(300)]
+
+
+def test_fifty_clients_with_mixed_pipelines_get_their_answers_in_order(
+    behind: Behind, tmp_path: Path, dataset_log: Path, dataset: Dataset
+) -> None:
+    with sparkis_server(tmp_path / "alone", dataset_log) as alone:
+        wait_for_keys(alone, len(dataset.keys))
+
+        def asked(server: Running, seed: int) -> list[bytes]:
+            greeting = [(b"HELLO", b"3")] if seed % 2 else []
+            with server.connect() as connection:
+                connection.send(requests([*greeting, *_mixed(seed)]))
+                connection.end()
+                return [reply.raw for reply in replies_in(connection.read_to_end())][len(greeting) :]
+
+        with ThreadPoolExecutor(50) as pool:
+            found = list(pool.map(lambda seed: asked(behind.proxy, seed), range(50)))
+        for seed, answers in enumerate(found):
+            for request, got, expected in zip(_mixed(seed), answers, asked(alone, seed), strict=True):
+                if request[0] == b"SINTER":
+                    assert got == b"-CROSSSLOT Keys in request don't hash to the same slot\r\n"
+                else:
+                    assert got == expected, request
+
+
+@pytest.mark.parametrize("is_proxy_told", [True, False], ids=["by its file", "by MOVED"])
+def test_slots_move_under_load_and_no_read_fails_or_is_wrong(
+    behind: Behind, dataset: Dataset, is_proxy_told: bool
+) -> None:
+    stop = Event()
+
+    def read(number: int) -> tuple[int, list[Any]]:
+        rounds, wrong = 0, []
+        with behind.proxy.connect() as connection:
+            while not stop.is_set():
+                rounds += 1
+                if number == 0:
+                    size, keys = connection.call("DBSIZE").plain, connection.call("KEYS", "*").plain
+                    if size != len(dataset.keys) or sorted(keys) != sorted(dataset.keys):
+                        wrong.append((size, keys))
+                elif number == 1:
+                    found, cursor = [], b"0"
+                    while True:
+                        cursor, keys = connection.call("SCAN", cursor, "COUNT", "50").plain
+                        found += keys
+                        if cursor == b"0":
+                            break
+                    if sorted(found) != sorted(dataset.keys):
+                        wrong.append(found)
+                else:
+                    connection.send(requests([(b"GET", key) for key in MANY] + [(b"MGET", *MANY)]))
+                    values = [connection.read().plain for _ in range(len(MANY) + 1)]
+                    if values != [*MANY.values(), list(MANY.values())]:
+                        wrong.append(values)
+        return rounds, wrong
+
+    with ThreadPoolExecutor(6) as pool:
+        readers = [pool.submit(read, number) for number in range(6)]
+        try:
+            for slots in (("0-100", "101-16383"), ("8192-16383", "0-8191"), ("0-3,5,7-9000", "4,6,9001-16383"), HALVES):
+                behind.show(*slots, to_proxy=is_proxy_told)
+                version = behind._version
+                _until("the proxy learns", lambda v=version: f"topology_version:{v}\r\n" in _info(behind.proxy))
+                sleep(0.7)  # until both servers have read it as well
+        finally:
+            stop.set()
+        for reader in readers:
+            rounds, wrong = reader.result()
+            assert not wrong, str(wrong[0])[:500]
+            assert rounds
+
+
+def test_a_killed_server_costs_its_own_keys_and_they_come_back(behind: Behind) -> None:
+    assert _answers_of_all(behind.proxy) == list(MANY.values())
+    behind.servers[0].process.kill()
+    behind.servers[0].process.wait()
+    with behind.proxy.connect() as connection:
+        for key in behind.of(1)[:50]:
+            assert connection.call("GET", key).plain == MANY[key]
+        for key in behind.of(0)[:3]:
+            reply = connection.call("GET", key)
+            assert reply.is_error
+            assert f"127.0.0.1:{behind.ports[0]}".encode() in reply.raw
+        assert connection.call("DBSIZE").is_error
+        _until("given up", lambda: connection.call("GET", behind.of(0)[0]).is_error)
+        assert "status=down" in _info(behind.proxy)
+    behind.servers[0] = behind.start(0)
+    _until("its keys are not back", lambda: _answers_of_all(behind.proxy) == list(MANY.values()))
+
+
+def test_a_server_that_hangs_costs_its_own_keys_a_bounded_time(behind: Behind) -> None:
+    assert _answers_of_all(behind.proxy) == list(MANY.values())
+    process = behind.servers[0].process
+    process.send_signal(signal.SIGSTOP)
+    try:
+        with behind.proxy.connect() as waits, behind.proxy.connect() as goes_on:
+            waits.send(requests([(b"GET", behind.of(0)[0])]))
+            for key in behind.of(1):
+                assert goes_on.call("GET", key).plain == MANY[key]
+            reply = waits.read()  # it comes although the server never goes on
+            assert reply.is_error
+            assert str(behind.ports[0]).encode() in reply.raw
+    finally:
+        process.send_signal(signal.SIGCONT)
+    _until("its keys are not back", lambda: _answers_of_all(behind.proxy) == list(MANY.values()))
+
+
+def test_slots_that_nobody_has_are_said_to_be_down(behind: Behind) -> None:
+    behind.show("0-8191", "")
+    _until("the proxy learns", lambda: "topology_version:2\r\n" in _info(behind.proxy))
+    with behind.proxy.connect() as connection:
+        for request in (("GET", behind.of(1)[0]), ("DBSIZE",), ("SCAN", "0"), ("KEYS", "*")):
+            assert connection.call(*request).raw == b"-CLUSTERDOWN Hash slot not served\r\n"
+        assert connection.call("GET", behind.of(0)[0]).plain == MANY[behind.of(0)[0]]
+
+
+def test_a_client_that_goes_away_or_does_not_read_does_no_harm(behind: Behind) -> None:
+    for _ in range(20):
+        with behind.proxy.connect() as connection:
+            connection.send(requests([(b"GET", key) for key in MANY]))
+    deaf = behind.proxy.connect()
+    deaf.send(requests([(b"HGETALL", b"hash:large")] * 200))
+    with behind.proxy.connect() as connection:
+        assert connection.call("MGET", *MANY).plain == list(MANY.values())
+    assert len(replies_in_number(deaf, 200)) == 200
+
+
+def replies_in_number(connection: Connection, count: int) -> list[bytes]:
+    return [connection.read().raw for _ in range(count)]
+
+
+def test_replies_that_are_kept_back_do_not_come(behind: Behind) -> None:
+    with behind.proxy.connect() as connection:
+        connection.send(
+            requests([(b"CLIENT", b"REPLY", b"SKIP"), (b"GET", b"many:001"), (b"GET", b"many:002"), (b"DBSIZE",)])
+        )
+        assert [connection.read().plain for _ in range(2)] == [b"2", 336]
+        connection.send(b"*1\r\n$4\r\nPING\r\n*1\r\n!\r\n")
+        assert connection.read().plain == b"PONG"
+        assert connection.read().raw.startswith(b"-ERR Protocol error")
+
+
+def test_a_proxy_with_a_password_asks_for_it_and_gives_it_to_the_servers(tmp_path: Path, dataset_log: Path) -> None:
+    port = free_port()
+    file = tmp_path / "cluster.json"
+    file.write_text(json.dumps({"version": 1, "nodes": [{"host": "127.0.0.1", "port": port, "slots": "0-16383"}]}))
+    options = ("--cluster", str(file), "--cluster-node", f"127.0.0.1:{port}")
+    with (
+        sparkis_server(tmp_path / "store", dataset_log, *options, port=port, password="secret"),
+        sparkis_proxy(file, password="secret") as proxy,
+        sparkis_proxy(file) as stranger,
+        Connection(proxy.port) as connection,
+    ):
+        assert connection.call("GET", "many:001").raw.startswith(b"-NOAUTH")
+        assert connection.call("AUTH", "secret").plain == b"OK"
+        assert connection.call("GET", "many:001").plain == b"1"
+        with stranger.connect() as refused:
+            assert b"NOAUTH" in refused.call("GET", "many:001").raw
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_redis_py_reads_through_it(behind: Behind, dataset: Dataset, protocol: int) -> None:
+    with Redis(port=behind.proxy.port, protocol=protocol) as redis:
+        assert redis.mget(list(MANY)) == list(MANY.values())
+        assert redis.hgetall("hash:one") == {b"field": b"value"}
+        assert set(redis.scan_iter(count=20)) == set(dataset.keys)
+        assert redis.info("server")["redis_mode"] == "standalone"
+        assert redis.randomkey() in dataset.keys
+        with redis.pipeline(transaction=False) as pipeline:
+            for key in MANY:
+                pipeline.get(key)
+            assert pipeline.execute() == list(MANY.values())
+
+
+def test_redis_cli_reads_through_it(behind: Behind) -> None:
+    command = ["redis-cli", "-p", str(behind.proxy.port)]
+    done = subprocess.run([*command, "get", "many:007"], capture_output=True, timeout=30, check=True)
+    assert done.stdout == b"7\n"
+    done = subprocess.run([*command, "--scan", "--pattern", "many:00*"], capture_output=True, timeout=30, check=True)
+    assert len(done.stdout.split()) == 10
+
+
+def test_a_topology_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    file.write_text('{"version": 1}')
+    done = subprocess.run(
+        [sys.executable, "-m", "resp_server.router.process", "--cluster", str(file)],
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.decode().endswith("the topology has no field 'nodes'\n")
+
+
+def test_what_is_asked_of_all_servers_is_what_the_table_of_redis_says() -> None:
+    table = command_table()
+    for name in (b"dbsize", b"keys", b"randomkey"):
+        found = table.get(name)
+        assert found is not None
+        assert "request_policy:all_shards" in found.facts.tips
