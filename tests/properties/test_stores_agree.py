@@ -592,7 +592,7 @@ TestStoresAgreeWithSmallRuns.settings = SETTINGS
 TestStoresAgreeWhenPositionsCollide = StoresAgreeWhenPositionsCollide.TestCase
 TestStoresAgreeWhenPositionsCollide.settings = SETTINGS
 TestStoresAgreeOnSomeSlots = StoresAgreeOnSomeSlots.TestCase
-SETTINGS = settings(SETTINGS, stateful_step_count=30)
+SETTINGS = settings(SETTINGS, max_examples=12, stateful_step_count=30)
 TestStoresAgreeOnSomeSlots.settings = SETTINGS
 TestStoresAgreeOnSomeSlotsWithSmallRuns = StoresAgreeOnSomeSlotsWithSmallRuns.TestCase
 TestStoresAgreeOnSomeSlotsWithSmallRuns.settings = SETTINGS

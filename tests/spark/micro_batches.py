@@ -15,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 Found = TypeVar("Found")
 
-WAIT_S_MAX = 30.0
+WAIT_S_MAX = 120.0  # bounds a test that would hang; a first batch of 60 states takes half a minute on a busy machine
 
 
 def local_session(master: str, **settings: str) -> SparkSession:
