@@ -67,7 +67,7 @@ BATCHES_MAX = 16
 # A turn costs much the same for one batch as for several (measured by the benchmark `attach`). Where batches follow
 # each other so fast that turns would, there is a rest after each: a share of the time that it took.
 REST_SHARE = 2.0
-REST_S_MAX = 1.0
+REST_S_MAX = 0.75
 # What fails is tried again after a second, then after pauses that double up to the longest (guess).
 PAUSE_S = 1.0
 PAUSE_S_MAX = 10.0
