@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Secrets go by these, never on a command line: between our own processes, and what clients must send.
+TOKEN_VARIABLE = "SPARKIS_CONTROL_TOKEN"
+PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
+
 SOURCE = str(Path(__file__).resolve().parent.parent)
 
 

@@ -15,6 +15,7 @@ import asyncio
 import hmac
 import logging
 
+from resp_server.children import TOKEN_VARIABLE as TOKEN_VARIABLE
 from resp_server.cluster.membership import Membership
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.errors import PlainError, ReplyError
@@ -28,7 +29,6 @@ logger = logging.getLogger("sparkis.control")
 REQUEST_BYTES_MAX = 1 << 20
 READ_BYTES_MAX = 64 << 10
 WAIT_MS_MAX = 600_000
-TOKEN_VARIABLE = "SPARKIS_CONTROL_TOKEN"
 
 
 class ControlListener:

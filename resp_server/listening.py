@@ -51,6 +51,19 @@ def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[so
     return made
 
 
+def is_wildcard(host: str) -> bool:
+    """Tell whether a host stands for all addresses of a machine, so that nobody can connect to it."""
+    return host in ("", "*", "0.0.0.0", "::")
+
+
+def address_towards(there: tuple[str, int]) -> str:
+    """Return the address of this machine by which it reaches a host and port; nothing is sent. A name is resolved."""
+    family, kind, _, _, address = socket.getaddrinfo(*there, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
 def _addresses(host: str, port: int) -> list[tuple[int, str]]:
     """Return (family, address) of a host; an empty one stands for all addresses of this machine."""
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

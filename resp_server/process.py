@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 import uvloop
 
+from resp_server.children import PASSWORD_VARIABLE as PASSWORD_VARIABLE
 from resp_server.cluster.membership import Membership, TopologyFile
 from resp_server.config import LOOPBACK, ServerConfig
 from resp_server.control import TOKEN_VARIABLE, ControlListener
@@ -37,7 +38,6 @@ from state_backend.keyspace import Keyspace
 logger = logging.getLogger("sparkis.server")
 
 DEFAULT_PORT = 7379
-PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
 # More than any machine has cores to spare for (guess); each takes some 50 MB.
 WORKERS_MAX = 64
 # A start that takes no longer than this is over before anybody can ask; after it, clients are told LOADING (guess).

@@ -1,0 +1,276 @@
+"""A keeper runs one server as long as an executor lives: real processes, whose insides alone are stand-ins."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resp_server import children
+from resp_server.keeper import ENDED, FAILED, STORE, Watched, start_of
+
+WAIT_S_MAX = 30.0
+
+# A server that writes its id down, says where it listens, and does what it is told to by files in its folder.
+SERVER = """
+import json, os, signal, sys, threading, time
+folder = sys.argv[1]
+def ends(*_):
+    open(folder + "/drained", "a").close()
+    if not os.path.exists(folder + "/stubborn"):
+        os._exit(1)
+signal.signal(signal.SIGTERM, ends)
+if os.path.exists(folder + "/broken"):
+    sys.exit("the port is taken")
+with open(folder + "/servers", "a") as servers:
+    servers.write(f"{os.getpid()}\\n")
+print(json.dumps({"host": "127.0.0.1", "port": 7401}), flush=True)
+def reads():
+    sys.stdin.read()
+    os._exit(1)
+threading.Thread(target=reads, daemon=True).start()
+while not os.path.exists(folder + "/leave"):
+    if os.path.exists(folder + "/flood"):
+        for number in range(20_000):
+            print("a line that is rather long, about nothing in particular", number, file=sys.stderr)
+        open(folder + "/flooded", "a").close()
+        os.remove(folder + "/flood")
+    time.sleep(0.01)
+"""
+
+
+class Scene:
+    """An executor that only sleeps, and a folder of it."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.folder = tmp_path / "folder"
+        self.server = tmp_path / "server"
+        for folder in (self.folder, self.server, self.folder / STORE):
+            folder.mkdir()
+        self.executor = subprocess.Popen(["sleep", "600"])
+        self.stderr = tmp_path / "stderr"
+
+    def keep(self, *, before: str = "", stderr: Any = None) -> int:
+        """Start a keeper as a task does; return its exit code, which is there when the keeper is."""
+        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        program = f"import os, sys\nfrom resp_server import keeper\n{before}\nsys.exit(keeper.main())"
+        command = [sys.executable, "-c", program, "--lock", str(lock), "--folder", str(self.folder)]
+        command += ["--watch", f"{self.executor.pid}:{start_of(self.executor.pid)}"]
+        command += ["--", sys.executable, "-c", SERVER, str(self.server)]
+        with open(self.stderr, "ab") as file:
+            done = subprocess.run(
+                command,
+                env=children.environment(),
+                pass_fds=(lock,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=file if stderr is None else stderr,
+                timeout=WAIT_S_MAX,
+                check=False,
+            )
+        os.close(lock)
+        return done.returncode
+
+    @property
+    def is_kept(self) -> bool:
+        """Tell whether somebody has the lock."""
+        with open(self.folder / "lock", "ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    @property
+    def servers(self) -> list[int]:
+        """The process ids of the servers that were started, in order."""
+        path = self.server / "servers"
+        return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def keeper(self) -> int:
+        """The process id of the keeper, which is the server's parent."""
+        return int(Path(f"/proc/{self.servers[-1]}/stat").read_text().rpartition(")")[2].split()[1])
+
+    def say(self, word: str) -> None:
+        (self.server / word).touch()
+
+    def has_said(self, word: str) -> bool:
+        return (self.server / word).exists()
+
+    def close(self) -> None:
+        self.executor.kill()
+        self.executor.wait()
+        for pid in self.servers:
+            wait_until(lambda pid=pid: start_of(pid) is None)
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_server_is_started_and_the_lock_is_taken_as_long_as_it_runs(scene: Scene):
+    assert scene.keep() == 0
+    assert scene.is_kept
+    wait_until(lambda: "state server started @ 127.0.0.1:7401" in scene.stderr.read_text())
+    (server,) = scene.servers
+    assert os.getsid(server) == server  # no signal to the executor's group reaches it
+
+
+def test_with_the_executor_the_server_ends_and_may_hand_over_before(scene: Scene):
+    scene.keep()
+    wait_until(lambda: bool(scene.servers))
+    keeper = scene.keeper
+    scene.executor.kill()
+    scene.executor.wait()
+    wait_until(lambda: start_of(keeper) is None)
+    assert scene.has_said("drained")
+    assert start_of(scene.servers[0]) is None
+    assert not scene.folder.exists()
+
+
+def test_a_server_that_does_not_end_in_time_is_killed(scene: Scene):
+    scene.say("stubborn")
+    scene.keep(before="keeper.DRAIN_S_MAX = 0.2")
+    wait_until(lambda: bool(scene.servers))
+    keeper = scene.keeper
+    scene.executor.kill()
+    scene.executor.wait()
+    wait_until(lambda: start_of(keeper) is None)
+    assert scene.has_said("drained")
+    assert start_of(scene.servers[0]) is None
+
+
+def test_without_pidfd_the_end_of_the_executor_is_seen_as_well(scene: Scene):
+    scene.keep(before="del os.pidfd_open")
+    wait_until(lambda: bool(scene.servers))
+    keeper = scene.keeper
+    os.kill(scene.servers[0], signal.SIGKILL)
+    wait_until(lambda: len(scene.servers) == 2)
+    scene.executor.kill()
+    scene.executor.wait()
+    wait_until(lambda: start_of(keeper) is None)
+    assert start_of(scene.servers[1]) is None
+
+
+def test_an_executor_that_is_gone_before_it_can_be_watched_gets_no_lasting_server(scene: Scene):
+    watched = scene.executor.pid, start_of(scene.executor.pid)
+    scene.executor.kill()
+    scene.executor.wait()
+    lock = os.open(scene.folder / "lock", os.O_RDWR | os.O_CREAT)
+    command = [sys.executable, "-m", "resp_server.keeper", "--lock", str(lock), "--folder", str(scene.folder)]
+    command += ["--watch", f"{watched[0]}:{watched[1]}", "--", sys.executable, "-c", SERVER, str(scene.server)]
+    ended = subprocess.run(command, pass_fds=(lock,), env=children.environment(), stderr=subprocess.PIPE, check=False)
+    os.close(lock)
+    assert ended.returncode == 0
+    wait_until(lambda: not scene.folder.exists())
+
+
+def test_a_server_that_dies_is_started_again(scene: Scene):
+    scene.keep()
+    for number in (1, 2):
+        wait_until(lambda number=number: len(scene.servers) == number)
+        os.kill(scene.servers[-1], signal.SIGKILL)
+    wait_until(lambda: len(scene.servers) == 3)
+    assert scene.is_kept
+    assert "the state server ended with code -9; starting another in 0 s" in scene.stderr.read_text()
+
+
+def test_a_server_that_ends_by_itself_is_not_started_again_by_anybody(scene: Scene):
+    scene.keep()
+    wait_until(lambda: bool(scene.servers))
+    keeper = scene.keeper
+    scene.say("leave")
+    wait_until(lambda: start_of(keeper) is None)
+    assert (scene.folder / ENDED).exists()
+    assert not (scene.folder / STORE).exists()
+    assert not scene.is_kept
+
+
+def test_a_keeper_that_is_killed_takes_its_server_with_it(scene: Scene):
+    scene.keep()
+    wait_until(lambda: bool(scene.servers))
+    os.kill(scene.keeper, signal.SIGKILL)
+    wait_until(lambda: start_of(scene.servers[0]) is None)
+    assert not scene.is_kept
+    assert not scene.has_said("drained")
+
+
+def test_a_keeper_that_is_told_to_end_ends_its_server_first(scene: Scene):
+    scene.keep()
+    wait_until(lambda: bool(scene.servers))
+    keeper = scene.keeper
+    os.kill(keeper, signal.SIGTERM)
+    wait_until(lambda: start_of(keeper) is None)
+    assert start_of(scene.servers[0]) is None
+    assert scene.folder.exists()  # the executor lives, and its next task may want a server
+
+
+def test_why_a_server_cannot_be_started_is_noted_for_the_next_task(scene: Scene):
+    scene.say("broken")
+    scene.keep(before="keeper.PAUSE_S = keeper.PAUSE_S_MAX = 0.01")
+    wait_until((scene.folder / FAILED).exists)
+    wait_until(lambda: (scene.folder / FAILED).read_text() == "the state server ended with code 1: the port is taken")
+    (scene.server / "broken").unlink()
+    wait_until(lambda: not (scene.folder / FAILED).exists())
+    assert len(scene.servers) == 1
+
+
+def test_what_a_server_writes_goes_on_to_the_executors_log_but_not_all_of_a_flood(scene: Scene):
+    scene.keep()
+    wait_until(lambda: bool(scene.servers))
+    scene.say("flood")
+    wait_until(lambda: scene.has_said("flooded"))
+    lines = scene.stderr.read_text().splitlines()
+    assert "a line that is rather long, about nothing in particular 0" in lines
+    assert len(lines) == 60
+
+
+def test_a_log_that_nobody_reads_holds_nobody_up(scene: Scene):
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    try:
+        while True:
+            os.write(writes, b"x" * 4096)
+    except BlockingIOError:
+        os.set_blocking(writes, True)
+    scene.keep(stderr=writes)
+    wait_until(lambda: bool(scene.servers))
+    scene.say("flood")
+    wait_until(lambda: scene.has_said("flooded"))
+    os.kill(scene.servers[0], signal.SIGKILL)
+    wait_until(lambda: len(scene.servers) == 2)
+    os.close(reads)
+    os.close(writes)
+
+
+def test_a_process_that_was_started_at_another_time_is_another():
+    assert not Watched(os.getpid(), start_of(os.getpid())).has_ended()
+    assert Watched(os.getpid(), "1").has_ended()
+
+
+def test_a_process_that_nobody_has_waited_for_has_ended_nevertheless(scene: Scene):
+    watched = Watched(scene.executor.pid, start_of(scene.executor.pid))
+    assert not watched.has_ended()
+    scene.executor.kill()
+    wait_until(watched.has_ended)
+    watched.close()
