@@ -12,13 +12,16 @@ import logging
 import shutil
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from resp_server import children
 from resp_server.shown import Event, Readers
 from state_backend.change_log import ChangeLog
 from state_backend.errors import SparkisError, StoreError
+from state_backend.key_groups import ALL, NONE, KeyGroups
 
 logger = logging.getLogger("sparkis.server")
 
@@ -31,13 +34,41 @@ STOP_TIMEOUT_S = 5.0
 EVENT_BYTES_MAX = 16 << 20
 
 
-class JobFollower:
-    """One job: its applier process, and what readers see of it."""
+class Visible(NamedTuple):
+    """What readers see of a job. Its epochs come in the order of (term, epoch); terms grow over generations."""
 
-    def __init__(self, readers: Readers, log: str, job: str, folder: Path, *, retention_ms: int | None) -> None:
+    generation: str
+    term: int
+    epoch: int
+
+
+class JobFollower:
+    """One job: its applier process, and what readers see of it.
+
+    owned: those of the wanted slots that readers can read; visible: the epoch that they see at least. Both are known,
+    and not None, once the job is shown; `changed` is called when they may have changed.
+    """
+
+    def __init__(
+        self,
+        readers: Readers,
+        log: str,
+        job: str,
+        folder: Path,
+        *,
+        retention_ms: int | None,
+        slots: KeyGroups,
+        changed: Callable[[], None],
+    ) -> None:
         self.log = log
         self.name = job
         self.renamed_from: str | None = None  # known when it is shown
+        self.owned: KeyGroups | None = None
+        self.visible: Visible | None = None
+        self._wanted = slots
+        self._wants = 0  # lines about slots that this applier was sent
+        self._loading = ""
+        self._changed = changed
         self._readers = readers
         self._folder = folder
         self._retention_ms = retention_ms
@@ -51,9 +82,23 @@ class JobFollower:
 
     def notice(self) -> None:
         """Tell the applier to look at the log now."""
+        self._send(b"\n")
+
+    def want(self, slots: KeyGroups) -> None:
+        """Have the applier own these slots and no others; who calls this knows that `owned` may be fewer."""
+        self._wanted = slots
+        if self.owned is not None:
+            self.owned &= slots
+        self._send_wanted()
+
+    def _send_wanted(self) -> None:
+        self._wants += 1
+        self._send(b"slots %b\n" % str(self._wanted).encode())
+
+    def _send(self, line: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:
             with suppress(ConnectionError, RuntimeError):
-                self._process.stdin.write(b"\n")
+                self._process.stdin.write(line)
 
     async def wait(self, epoch: int, timeout_s: float) -> bool:
         """Return whether an epoch, or a later one, can be read by all readers; wait for it that long."""
@@ -95,19 +140,25 @@ class JobFollower:
         """Run one applier to its end."""
         command = [sys.executable, "-m", "state_backend.applier"]
         command += ["--log", self.log, "--job", self.name, "--store", str(self._folder)]
+        slots = self._wanted
+        if slots != ALL:
+            command += ["--slots", str(slots)]
         if self._retention_ms is not None:
             command += ["--compact", "--retention-ms", str(self._retention_ms)]
-        self._process = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=EVENT_BYTES_MAX,
             env=children.environment(),
         )
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
+        self._process, self._wants = process, 0
+        if self._wanted != slots:  # since it was started
+            self._send_wanted()
+        assert process.stdout is not None
+        async for line in process.stdout:
             await self._take(json.loads(line))
-        await self._process.wait()
+        await process.wait()
 
     async def _end_process(self) -> None:
         process = self._process
@@ -135,7 +186,24 @@ class JobFollower:
             if event["error"]:
                 self.opened.set()
             if self._is_shown:
+                self._see(event)
                 self._reach(event["applied"])
+
+    def _see(self, event: Event) -> None:
+        """Take what an applier says of the store that is shown."""
+        slots = KeyGroups.parse(event["slots"])
+        if self.owned is None or event["wants"] == self._wants:
+            self.owned = slots & self._wanted
+        else:
+            # It has not read yet what was wanted last: a slot that was given up and wanted again may still be listed.
+            self.owned &= slots
+        if self._loading != event["loading"]:
+            self._loading = event["loading"]
+            owned, missing = event["slots"] or "none", self._loading or "none"
+            logger.info("job %s: slots that can be read: %s; that are being loaded: %s", self.name, owned, missing)
+        generation = self.visible.generation if self.visible is not None else ""
+        self.visible = Visible(event.get("generation", generation), event["term"], event["applied"])
+        self._changed()
 
     def _reach(self, epoch: int) -> None:
         """Tell those who wait for it that an epoch can be read."""
@@ -156,6 +224,7 @@ class JobFollower:
                 self._process.stdin.close()  # a store is announced once: the next applier announces it again
             return
         self._is_shown = True
+        self._see(event)
         self.renamed_from = event["renamed_from"]
         self.opened.set()
         if event["is_incomplete"]:
@@ -172,9 +241,25 @@ class Followers:
     """All jobs of some log roots.
 
     With a retention time their appliers write snapshots into the logs, and sweep what these cover and what is older.
+    With some slots only, their appliers hold no others; which ones can change at any time.
+
+    on_change is called, on the event loop's thread, when `held` or `visible` became another.
     """
 
-    def __init__(self, readers: Readers, logs: list[str], folder: Path, *, retention_ms: int | None = None) -> None:
+    def __init__(
+        self,
+        readers: Readers,
+        logs: list[str],
+        folder: Path,
+        *,
+        retention_ms: int | None = None,
+        slots: KeyGroups = ALL,
+    ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self._wanted = slots
+        self._has_caught_up = False
+        self._held = NONE
+        self._visible: Mapping[str, Visible] = {}
         self._readers = readers
         self._retention_ms = retention_ms
         self._logs = {log: ChangeLog(log) for log in logs}
@@ -184,6 +269,37 @@ class Followers:
         self._unreachable: set[str] = set()
         self._reached: set[str] = set()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> KeyGroups:
+        """The wanted slots that every job shown here owns, so that they can be answered; none before `catch_up`."""
+        return self._held
+
+    @property
+    def visible(self) -> Mapping[str, Visible]:
+        """What readers see, at least, of each job that is shown."""
+        return self._visible
+
+    def want(self, slots: KeyGroups) -> None:
+        """Hold these slots and no others: lost ones are not held at once, gained ones are when they are loaded."""
+        if slots == self._wanted:
+            return
+        logger.info("slots wanted: %s", slots or "none")
+        self._wanted = slots
+        for follower in self._followers.values():
+            follower.want(slots)
+        self._note_change()
+
+    def _note_change(self) -> None:
+        """Learn what is held and seen now, and tell of it if it is something else than before."""
+        shown = {name: each.visible for name, each in self._followers.items() if each.visible is not None}
+        held = self._wanted if self._has_caught_up else NONE
+        for follower in self._followers.values():
+            if held and follower.owned is not None and follower.owned != held:
+                held &= follower.owned
+        if (held, shown) != (self._held, self._visible):
+            self._held, self._visible = held, shown
+            self.on_change()
 
     async def start(self) -> None:
         """Follow what is there, and look for new jobs once a second."""
@@ -195,6 +311,8 @@ class Followers:
         while len(self._reached) < len(self._logs):
             await asyncio.sleep(LOOK_FOR_JOBS_S / 10)
         await asyncio.gather(*(follower.opened.wait() for follower in self._followers.values()))
+        self._has_caught_up = True
+        self._note_change()
 
     async def stop(self) -> None:
         """End every applier."""
@@ -245,13 +363,22 @@ class Followers:
             if name is not None and name in self._followers and name not in jobs:
                 await self._followers.pop(name).stop()
                 self._readers.forget(name)
+                self._note_change()
                 await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
                 logger.info("job %s: goes on under another name", name)
 
     def _follow(self, root: str, job: str) -> None:
         known = self._followers.get(job)
         if known is None:
-            self._followers[job] = JobFollower(self._readers, root, job, self._folder, retention_ms=self._retention_ms)
+            self._followers[job] = JobFollower(
+                self._readers,
+                root,
+                job,
+                self._folder,
+                retention_ms=self._retention_ms,
+                slots=self._wanted,
+                changed=self._note_change,
+            )
         elif known.log != root and (root, job) not in self._refused:
             self._refused.add((root, job))
             logger.error("job %s is in the logs %s and %s; only the first is served: rename one", job, known.log, root)

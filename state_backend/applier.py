@@ -5,10 +5,13 @@
 The server that started it writes lines to its standard input: `slots 0-8191,9000` says which slots it is to own from
 now on, any other line means "look now"; its end means "end". It answers with one JSON object a line on standard output:
 
-    {"event": "open", "path", "generation", "states", "is_incomplete", "renamed_from"}
+    {"event": "open", "path", "generation", "states", "is_incomplete", "renamed_from", "term", "applied", "slots", ...}
         readers open this store from now on; that of the job it was renamed from they need no more
-    {"event": "told", "committed", "committed_clock_ms", "applied", "is_stale", "error", "slots", "loading"}
-        when one of them changed; `slots` are owned, `loading` are those wanted that are not owned yet
+    {"event": "told", "committed", "committed_clock_ms", "term", "applied", "is_stale", "error", "slots", ...}
+        when one of them changed; `applied` is the last epoch that readers see, `term` its writer's
+
+In both, `slots` are owned, `loading` are those wanted that are not owned yet, and `wants` is how many `slots` lines
+had been taken by then: so a line's sender knows what was said before the line, and what after.
 
 Stores lie in `<FOLDER>/<job>/<generation>.<n>`. A store that no longer follows from the log (the log was rewound, or
 the store was lost) is built anew in the next folder, and readers answer from the old one until the new one has caught
@@ -119,6 +122,7 @@ class Applier:
         self._clock = clock
         self._compactor = compactor
         self._wanted = slots
+        self._wants = 0  # times that it was told what is wanted
         self._shown_slots = NONE
         self._portions: Iterator[tuple[EpochChanges, Loading]] = iter(())
         self._loading: Loading | None = None  # what `_portions` goes on from
@@ -157,6 +161,7 @@ class Applier:
     def want(self, slots: KeyGroups) -> None:
         """Own these slots and no others: lost ones from the next step on, gained ones once they are loaded."""
         self._wanted = slots
+        self._wants += 1
 
     def close(self) -> None:
         """Close the store."""
@@ -363,6 +368,8 @@ class Applier:
             return
         description = self._description or self._log.description(current.generation)
         first = self._log.first(current)
+        self._shown = self._store.applied
+        self._shown_slots = self._store.holding.owned
         self._report(
             {
                 "event": "open",
@@ -372,11 +379,10 @@ class Applier:
                 "is_incomplete": bool(description.late)
                 or (first is not None and first.origin > 0 and not first.replaces),
                 "renamed_from": description.renamed_from,
+                **self._what_is_seen(),
             }
         )
         self._announced = self._store.path
-        self._shown = self._store.applied
-        self._shown_slots = self._store.holding.owned
         self._announced_version = description.version
         self._told = {}
         self._description = description
@@ -391,21 +397,28 @@ class Applier:
         if self._store is not None and self._store.path == self._announced:
             self._shown = self._store.applied
             self._shown_slots = self._store.holding.owned
-        slots = self._shown_slots & self._wanted
         told = {
             "event": "told",
             "version": self._announced_version,
             "committed": max(self._shown.epoch, self._last_number() if error else -1),
             "committed_clock_ms": self._shown.clock_ms,
-            "applied": self._shown.epoch,
             "is_stale": is_stale,
             "error": error,
-            "slots": str(slots),
-            "loading": str(self._wanted - slots),
+            **self._what_is_seen(),
         }
         if told != self._told:
             self._told = told
             self._report(told)
+
+    def _what_is_seen(self) -> dict[str, Any]:
+        slots = self._shown_slots & self._wanted
+        return {
+            "term": self._shown.term,
+            "applied": self._shown.epoch,
+            "slots": str(slots),
+            "loading": str(self._wanted - slots),
+            "wants": self._wants,
+        }
 
     def _last_number(self) -> int:
         """Return the newest epoch number in the log while it cannot be followed; -1 if that is not known either."""

@@ -128,8 +128,10 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
     followed.writer().publish([put(b"k")])
     followed.step()
     told = [event for event in followed.events if event["event"] == "told"]
-    names = {"event", "version", "committed", "committed_clock_ms", "applied", "is_stale", "error", "slots", "loading"}
+    seen = {"term", "applied", "slots", "loading", "wants"}
+    names = {"event", "version", "committed", "committed_clock_ms", "is_stale", "error"} | seen
     assert [set(event) for event in told] == [names, names]
+    assert all(seen <= set(event) for event in followed.events)
     assert json.loads(json.dumps(followed.events)) == followed.events
 
 

@@ -392,3 +392,19 @@ def test_slots_that_are_no_slots_are_refused_on_the_command_line(capsys: pytest.
     with pytest.raises(SystemExit):
         applier_module.main(["--log", "l", "--job", "j", "--store", "s", "--slots", "0-99999"])
     assert "the slots 0-99999 cannot be" in capsys.readouterr().err
+
+
+# What is told --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_told_says_how_often_it_was_told_what_is_wanted(scene: Scene) -> None:
+    scene.publish(b"1")
+    scene.settle()
+    (opened,) = [event for event in scene.events if event["event"] == "open"]
+    assert [(event["wants"], event["slots"], event["term"]) for event in (opened, scene.told)] == [(0, "0-8191", 1)] * 2
+    scene.applier.want(HIGH)
+    scene.applier.want(LOW)
+    count = len(scene.events)
+    scene.settle()
+    assert (scene.told["wants"], scene.told["slots"], scene.told["loading"]) == (2, "0-8191", "")
+    assert len(scene.events) == count + 1
