@@ -16,6 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, cast
 
 from resp_server.errors import PlainError, ProtocolError, QueryBufferError
+from resp_server.followed_way import FollowedWay
 from resp_server.instance import Call
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
 from resp_server.protocol.requests import Request, RequestParser
@@ -23,6 +24,7 @@ from resp_server.protocol.session import Session
 
 if TYPE_CHECKING:
     from resp_server.server import Server
+    from resp_server.short_way import ShortWay
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class Connection(asyncio.Protocol):
         self.session = self._server.session_of(self._transport, self._given_id)
         self._call = Call(self.session, self._instance)
         self._parser = RequestParser(config.request_limits, not self.session.is_authenticated)
-        self._short_way = self._dispatcher.short_ways[self.session.protocol]
+        self._short_way: ShortWay | FollowedWay = self._dispatcher.short_ways[self.session.protocol]
         self._is_calm = True
         self._server.add(self)
 
@@ -139,6 +141,15 @@ class Connection(asyncio.Protocol):
         self._is_calm = False
         self._transport.abort()
 
+    def tell(self) -> bool:
+        """Tell a client that follows this server what is new, unless a reply is on its way; False if it does not."""
+        following = self.session.following
+        if following is None or self._transport.is_closing():
+            return False
+        if self._sliced is None and self._is_writable and self._instance.moves != following.moves:
+            self._send([self._instance.news(following)])
+        return True
+
     def check_age(self, now_ms: int) -> None:
         """End a reply in steps that keeps its epoch from being freed for too long."""
         age_ms = now_ms - self._sliced_since_ms
@@ -166,9 +177,16 @@ class Connection(asyncio.Protocol):
             self._send(out)
         if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
             self._settle(has_more)
-        self._short_way = self._dispatcher.short_ways[self.session.protocol]
+        self._choose_way()
         is_waiting = has_more or self._pending is not None
         self._is_calm = not is_waiting and self._is_reading and not self._parser.buffered_bytes
+
+    def _choose_way(self) -> None:
+        self._short_way = self._dispatcher.short_ways[self.session.protocol]
+        following = self.session.following
+        if following is not None:
+            self._short_way = FollowedWay(self._short_way, self._instance, following)
+            self._server.keep_told(self)
 
     def _go_on(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
@@ -200,11 +218,21 @@ class Connection(asyncio.Protocol):
             out.append(self._dispatcher.pending_reply(self._call, self._pending))
             self._pending = None
             return not self.session.is_closing
+        before = len(out)
+        has_more = self._answer(out)
+        if self.session.following is not None:
+            out.insert(before, self._instance.news(self.session.following))
+        return has_more
+
+    def _answer(self, out: list[bytes]) -> bool:
+        """Answer a batch of requests; return whether there is more to do."""
         is_answered = not length_hint(self._requests)
         if is_answered and (self._input or self._parser.has_more) and self._take_input(out):
             return bool(self._input)
         later = self._dispatcher.answer(self._call, islice(self._requests, BATCH_REQUESTS), out)
         if isinstance(later, Sliced):
+            if self.session.following is not None:
+                self._instance.look()  # what it is made from was opened just now, and may be newer than the view
             self._begin_sliced(later)
             return True
         if later is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from resp_server.cluster.view import PartView
 from resp_server.config import ServerConfig
+from resp_server.protocol.following import NO_TOPOLOGY, Following
 from resp_server.protocol.replies import Pending, Reply
 from resp_server.protocol.session import Session
 from resp_server.reply_cache import ReplyCache
@@ -55,6 +56,8 @@ class Instance:
     cut: Callable[[int], None] = lambda session_id: None
     # What is known of the servers behind a proxy, for INFO; None: this is none.
     upstreams: Callable[[], Mapping[str, object]] | None = None
+    # Grows whenever an answer may be from another epoch, or of another topology, than those before.
+    moves: int = 0
     # Asks the other processes that serve this port, and calls back with their answers; None: there are no others.
     ask_others: Callable[[str, Any, Callable[[list[Any]], None]], None] | None = None
 
@@ -85,12 +88,25 @@ class Instance:
         return self.config.is_slave if self.cluster is None else self.cluster.is_replica
 
     def _drop_replies(self, keys: Sequence[bytes] | None) -> None:
+        self.moves += 1
         for cache in self.replies.values():
             cache.drop(keys)
 
     def renew(self) -> None:
         """Move to the newest epochs: once per input buffer, so that its requests see one epoch and one time."""
         self.view.renew(self.clock())
+
+    def look(self) -> None:
+        """Move to the newest epochs of all jobs, whether they are asked for or not."""
+        self.renew()
+        for _ in self.view.snapshots():
+            pass
+
+    def news(self, following: Following) -> bytes:
+        """Return what a connection that follows this server has not been told, as it is sent."""
+        following.moves = self.moves
+        version = NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
+        return following.news(self.view.reached(), version)
 
     def gather(self, question: Question, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
         """Ask every process that serves this port, this one at once, and join the answers, its own first, to a reply.

@@ -24,6 +24,8 @@ from state_backend.keyspace import Keyspace
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
+# How long an epoch goes untold to clients that follow this server and ask nothing (guess).
+TELL_SECONDS = 0.02
 
 
 class Server:
@@ -47,6 +49,8 @@ class Server:
         self._next_id = 1
         self._listeners: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
+        self._told: set[Connection] = set()
+        self._telling: asyncio.TimerHandle | None = None
 
     @property
     def port(self) -> int:
@@ -70,8 +74,9 @@ class Server:
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
-        if self._sweep is not None:
-            self._sweep.cancel()
+        for timer in (self._sweep, self._telling):
+            if timer is not None:
+                timer.cancel()
         for connection in list(self._connections.values()):
             connection.close()
         ends = asyncio.get_running_loop().time() + self.instance.config.stop_ms_max / 1000
@@ -125,6 +130,18 @@ class Server:
         """Forget a client that has gone."""
         self._connections.pop(session_id, None)
         self.instance.sessions.pop(session_id, None)
+
+    def keep_told(self, connection: Connection) -> None:
+        """Have a client told what is new for as long as it follows."""
+        self._told.add(connection)
+        if self._telling is None:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._telling = asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell) if self._told else None
+        if self._told:
+            self.instance.look()
+            self._told = {each for each in self._told if each.tell()}
 
     def _cut(self, session_id: int) -> None:
         """Cut a client's connection for another client, which does not see it any more."""

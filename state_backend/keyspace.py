@@ -205,9 +205,8 @@ class KeyspaceView:
         return snapshot
 
     def _tell(self, on_change: OnChange, name: str, snapshot: Snapshot) -> None:
-        """Have answers dropped that do not hold in the epoch that a snapshot moved to."""
-        if name in self._versions:  # nobody holds answers of a snapshot that was just opened
-            on_change(snapshot.changed_since(self._epochs[name]))
+        """Have answers dropped that do not hold in the epoch that a snapshot moved to: none if it was just opened."""
+        on_change(snapshot.changed_since(self._epochs[name]) if name in self._versions else ())
         self._epochs[name] = snapshot.applied.epoch
         self._versions[name] = snapshot.version
 
@@ -247,6 +246,13 @@ class KeyspaceView:
         """Iterate over all jobs, with what is known of them now, and their snapshots."""
         for name, job in self._jobs.items():
             yield self._keyspace.jobs.get(name, job), self.of_job(name)
+
+    def reached(self) -> dict[str, tuple[int, int] | None]:
+        """Return the term and epoch that each job was last answered from; None for one that was not asked for yet."""
+        found: dict[str, tuple[int, int] | None] = dict.fromkeys(self._jobs)
+        for name, snapshot in self._snapshots.items():
+            found[name] = (snapshot.applied.term, snapshot.applied.epoch)
+        return found
 
     def key_count(self) -> int:
         """Return the number of keys in all jobs, expired ones that are not yet removed included (as DBSIZE does)."""

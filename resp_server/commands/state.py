@@ -5,14 +5,16 @@ These are read commands; who may read keys may ask for their states.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from resp_server.commands.facts import Facts
 from resp_server.commands.spec import command
-from resp_server.errors import PlainError, typed
+from resp_server.errors import PlainError, cluster_disabled, typed
 from resp_server.instance import Call
-from resp_server.protocol.replies import Reply
+from resp_server.protocol.following import Following
+from resp_server.protocol.replies import OK, Frames, Reply, encode
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job
 from state_backend.slots import slot_of
@@ -154,6 +156,22 @@ def state_lag(call: Call) -> Reply:
         }
         for job, snapshot in call.view.snapshots()
     ]
+
+
+@command("state|follow", own=_facts())
+def state_follow(call: Call) -> Reply:
+    """Has this connection told of the epochs and the topology that it is answered from, before they first are."""
+    call.session.following = following = Following()
+    call.instance.look()
+    return Frames(encode(OK, call.session.protocol) + call.instance.news(following))
+
+
+@command("state|topology", own=_facts())
+def state_topology(call: Call) -> Reply:
+    """Returns the topology of the cluster that this server is a node of, as JSON."""
+    if call.instance.cluster is None:
+        raise cluster_disabled()
+    return json.dumps(call.instance.cluster.topology.to_json()).encode()
 
 
 @command("state|help", own=_facts())

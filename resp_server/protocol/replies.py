@@ -9,6 +9,7 @@ What a body may return, and what becomes of it:
     ReplySet      set; RESP2: array            Push     push; RESP2: array
     Verbatim      verbatim text; RESP2: bulk   PackedPairs   a map that is bytes already
     PackedItems   an array that is bytes already
+    Frames        whole replies and pushes, as they are sent
     ReplyError    error                        Sliced     made in steps; what is in it may be LongBulk
 """
 
@@ -44,6 +45,13 @@ class Verbatim:
     """Text for people, such as INFO's."""
 
     text: bytes
+
+
+@dataclass(frozen=True)
+class Frames:
+    """Whole replies and pushes that lie there as they are sent."""
+
+    frames: bytes
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,8 @@ def _write_items(items: Sequence[Reply], is_resp3: bool, out: list[bytes]) -> No
 def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
     protocol = 2 + is_resp3
     match reply:
+        case Frames(frames):
+            out.append(frames)
         case PackedPairs(count, body):
             out += (encode_header(dict, count, protocol), body)
         case PackedItems(count, body):

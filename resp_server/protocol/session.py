@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from resp_server.protocol.following import Following
+
 RESP2 = 2
 
 
@@ -48,6 +50,7 @@ class Session:
         self.db = 0
         self.name = b""
         self.is_readonly = False
+        self.following: Following | None = None
         # A CLIENT REPLY SKIP before it silences RESET as any other command.
         self.reply_mode = ReplyMode.SKIP if self.reply_mode is ReplyMode.SKIP else ReplyMode.ON
         self._settle()

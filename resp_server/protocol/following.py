@@ -1,0 +1,44 @@
+"""What a connection that follows a server (STATE FOLLOW) was told of epochs and of the topology, and what is new.
+
+    >4 epoch <job> <term> <epoch>      readable from now on; -1 and -1 for a job that is not shown any more
+    >2 topology <version>
+
+Push frames, in either version of the protocol: they are told apart from replies by their first byte. What is told is
+exact: no reply before a push is from a later epoch, and no request after it is answered from an earlier one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from resp_server.protocol.replies import Push, Reply, encode
+
+# A job's term and epoch. Their order is that of the job's log, over its generations too.
+Reached = tuple[int, int]
+
+GONE: Reached = (-1, -1)
+NO_TOPOLOGY = -1
+
+
+class Following:
+    """What one connection was told. `moves` is for its owner: up to which of its server's moves that was."""
+
+    def __init__(self) -> None:
+        self.moves = -1
+        self._reached: dict[str, Reached] = {}
+        self._version = NO_TOPOLOGY
+
+    def news(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
+        """Return the pushes about what is not told yet; it is with that. None: a job of which nothing was shown yet."""
+        told: list[Reply] = []
+        for job, reached in jobs.items():
+            if reached is not None and self._reached.get(job) != reached:
+                self._reached[job] = reached
+                told.append(Push((b"epoch", job.encode(), *reached)))
+        for job in self._reached.keys() - jobs.keys():
+            del self._reached[job]
+            told.append(Push((b"epoch", job.encode(), *GONE)))
+        if version != self._version:
+            self._version = version
+            told.append(Push((b"topology", version)))
+        return b"".join([encode(each, 3) for each in told])
