@@ -192,7 +192,7 @@ class Dispatcher:
     def error_reply(self, error: Exception) -> bytes:
         """Return an error as it is sent, and count it. One that nobody expected is logged under an id."""
         if isinstance(error, StoreError):
-            error = reply_error_of(error)
+            error = reply_error_of(error, is_node=self._instance.cluster is not None)
         elif not isinstance(error, ReplyError):
             error_id = secrets.token_hex(4)
             log.error("internal error %s", error_id, exc_info=error)

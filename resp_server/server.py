@@ -95,6 +95,9 @@ class Server:
         """Answer as this node of a cluster from now on."""
         self.instance.stand(Standing(topology, node_id))
 
+    async def settled(self) -> None:
+        """Return once what was told before holds for all clients: in a single process it does at once."""
+
     # -- called by connections ----------------------------------------------------------------------------------------
 
     def admit(self, transport: asyncio.Transport) -> ReplyError | None:

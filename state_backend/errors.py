@@ -14,6 +14,7 @@
         ├── WrongKindError           the key holds another kind of state
         ├── KeyConflictError         two states of a job made the same key
         ├── JobLoadingError          the key's job is being opened
+        ├── SlotLoadingError         the key's slot is not owned by its job's store yet
         └── StoreFullError           no room on the disk or in the store's map
 
 A message names the thing, what was wrong, and what to do.
@@ -76,6 +77,10 @@ class KeyConflictError(StoreError):
 
 class JobLoadingError(StoreError):
     """The key belongs to a job that is not open yet; asking again in a moment helps."""
+
+
+class SlotLoadingError(StoreError):
+    """What is asked for lies in a slot that the store does not own, and is to: it is loaded, and may be there soon."""
 
 
 class StoreFullError(StoreError):

@@ -64,15 +64,16 @@ class KeyGroups:
 
     def __sub__(self, other: KeyGroups) -> KeyGroups:
         left: list[tuple[int, int]] = []
+        gone, at = other.ranges, 0
         for first, last in self.ranges:
-            for gone_first, gone_last in other.ranges:
-                if gone_last < first:
-                    continue
-                if gone_first > last:
-                    break
+            while at < len(gone) and gone[at][0] <= last:
+                gone_first, gone_last = gone[at]
                 if first < gone_first:
                     left.append((first, gone_first - 1))
-                first = gone_last + 1
+                first = max(first, gone_last + 1)
+                if gone_last > last:
+                    break  # it may take of the next range as well
+                at += 1
             if first <= last:
                 left.append((first, last))
         return KeyGroups(tuple(left))

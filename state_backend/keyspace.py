@@ -14,9 +14,10 @@ from itertools import groupby
 from random import choices
 
 from state_backend.descriptor import KeyFormat, Kind, StateDescriptor
-from state_backend.errors import DescriptorError, JobLoadingError, StoreError
+from state_backend.errors import DescriptorError, JobLoadingError, SlotLoadingError, StoreError
+from state_backend.key_groups import ALL, NONE, KeyGroups
 from state_backend.memory_store import MemoryStore
-from state_backend.slots import position_of
+from state_backend.slots import position_of, slot_of
 from state_backend.store import Applied, Entry, Snapshot, Store, Values
 
 # Told which keys may read differently from now on; None: any.
@@ -120,13 +121,20 @@ class KeyspaceView:
 
     Snapshots are opened and moved only when a key of their job is asked for. Whoever holds answers learns by
     `on_change` which of them are void, before anything is answered from the newer epoch; `freshen` asks for that.
+
+    A job's store may own some slots only, and another set of them in each version of a snapshot. To say of a key in one
+    that it does not own that the key does not exist would be a wrong answer: it is SlotLoadingError.
     """
+
+    # Those that are shown.
+    _slots: KeyGroups = ALL
 
     def __init__(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> None:
         self._keyspace = keyspace
         self._on_change = on_change
         self._versions: dict[str, int] = {}  # of each snapshot, and the epoch, that were told of
         self._epochs: dict[str, int] = {}
+        self._missing: dict[str, KeyGroups] = {}  # of jobs whose snapshot does not own all that is shown
         self._jobs: dict[str, Job] = {}
         self._unreadable: dict[str, str | None] = {}
         self._nothing = MemoryStore("").snapshot(now_ms)
@@ -162,6 +170,7 @@ class KeyspaceView:
         for name in [name for name, store in self._stores.items() if name not in jobs or jobs[name].store is not store]:
             self._snapshots.pop(name).close()
             self._versions.pop(name, None)
+            self._missing.pop(name, None)
             del self._stores[name]
         self._version = self._keyspace.version
         self._unreadable = dict(self._keyspace.unreadable)
@@ -198,11 +207,30 @@ class KeyspaceView:
             self._stores[name] = store
         else:
             snapshot.renew(self.now_ms)
-        if self._on_change is not None and snapshot.version != self._versions.get(name):
-            self._tell(self._on_change, name, snapshot)
+        if snapshot.version != self._versions.get(name):
+            self._find_missing(name, snapshot)
+            if self._on_change is not None:
+                self._tell(self._on_change, name, snapshot)
+            self._versions[name] = snapshot.version
         self._fresh.add(name)
-        self._only_fresh = snapshot if name == self._only else None
+        self._only_fresh = snapshot if name == self._only and name not in self._missing else None
         return snapshot
+
+    def _find_missing(self, name: str, snapshot: Snapshot) -> None:
+        """Note which slots that are shown a snapshot does not own: once a version, so that a key costs nothing."""
+        owned = snapshot.key_groups
+        missing = NONE if owned in (ALL, self._slots) else self._slots - owned
+        if missing:
+            self._missing[name] = missing
+        else:
+            self._missing.pop(name, None)
+
+    def check_whole(self) -> None:
+        """Raise SlotLoadingError if some store lacks slots that are shown: then nothing can be counted or listed."""
+        for _ in self.snapshots():
+            pass  # they learn what they lack when they are asked for
+        for name, slots in self._missing.items():
+            raise SlotLoadingError(f"{len(slots)} slots of job '{name}' are not loaded here yet, ask again in a moment")
 
     def _tell(self, on_change: OnChange, name: str, snapshot: Snapshot) -> None:
         """Have answers dropped that do not hold in the epoch that a snapshot moved to: none if it was just opened."""
@@ -240,7 +268,12 @@ class KeyspaceView:
         if self._only_fresh is not None:  # the hot path of GET with a single job
             return self._only_fresh
         name = self._job_of(key)
-        return self._nothing if name is None else self.of_job(name)
+        if name is None:
+            return self._nothing
+        snapshot = self.of_job(name)
+        if self._missing and (slot := slot_of(key)) in self._missing.get(name, NONE):
+            raise SlotLoadingError(f"slot {slot} of job '{name}' is not loaded here yet, ask again in a moment")
+        return snapshot
 
     def snapshots(self) -> Iterator[tuple[Job, Snapshot]]:
         """Iterate over all jobs, with what is known of them now, and their snapshots."""
@@ -256,6 +289,7 @@ class KeyspaceView:
 
     def key_count(self) -> int:
         """Return the number of keys in all jobs, expired ones that are not yet removed included (as DBSIZE does)."""
+        self.check_whole()
         return sum(snapshot.applied.key_count for _, snapshot in self.snapshots())
 
     def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
@@ -264,6 +298,7 @@ class KeyspaceView:
         Every job is asked from the same position on. The step ends at the first position where one of them has
         more, so that none is ahead of the cursor.
         """
+        self.check_whole()
         steps = [snapshot.scan(cursor, count) for _, snapshot in self.snapshots()]
         if len(steps) == 1:
             return steps[0]
@@ -278,6 +313,7 @@ class KeyspaceView:
 
         Jobs are tried in turn from a random one, weighted by their keys.
         """
+        self.check_whole()
         jobs = [(job, snapshot) for job, snapshot in self.snapshots() if snapshot.applied.key_count]
         while jobs:
             weights = [snapshot.applied.key_count for _, snapshot in jobs]

@@ -68,8 +68,13 @@ class PartView(KeyspaceView):
             if not cursor:
                 return
 
+    @property
+    def is_counted(self) -> bool:
+        """Tell whether stores hold exactly these slots, so that their own counts are of them: at the whole epoch."""
+        return all(snapshot.key_groups == self._slots for _, snapshot in self.snapshots())
+
     def key_count(self) -> int:
-        return sum(self.key_counts())
+        return super().key_count() if self.is_counted else sum(self.key_counts())
 
     def random_entries(self) -> Iterator[Entry | None]:
         if not self._slots:

@@ -19,7 +19,7 @@ GLOB_MARKS = frozenset(b"*?[")
 @command("dbsize")
 def dbsize(call: Call) -> Reply:
     """Returns the number of keys in the database."""
-    if isinstance(call.view, PartView):
+    if isinstance(call.view, PartView) and not call.view.is_counted:
         return sliced(call, _key_counts, int)
     return call.view.key_count()
 

@@ -46,6 +46,7 @@ THE_KEY = {
 @command("state|jobs", own=_facts())
 def state_jobs(call: Call) -> Reply:
     """Lists the jobs whose states this server shows, and how they are."""
+    call.view.check_whole()
     return [_job_row(job, snapshot.applied) for job, snapshot in call.view.snapshots()]
 
 
@@ -75,6 +76,7 @@ def lag_ms(job: Job, applied: Applied) -> int | None:
 def state_list(call: Call, job: bytes) -> Reply:
     """Lists the states of a job, their kinds and how many keys they have."""
     found = _job(call, job)
+    call.view.check_whole()
     keys = call.view.of_job(found.name).applied.keys
     return [
         {b"name": state.name.encode(), b"kind": str(state.kind).encode(), b"keys": keys.get(state.name, 0)}

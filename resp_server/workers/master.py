@@ -14,6 +14,7 @@ to another worker never sees an older epoch.
                         {"event": "open", "job", "of"}, then "hold", then "show"; or "drop" if one could not open it
                         {"event": "loading", "is_loading"}, "port"
                         {"event": "topology", "of", "node_id"}          what it is in a cluster
+                        {"event": "settled"}           to be answered: what was sent before has been taken
                         {"event": "client", "id"}      with a client's socket
                         {"event": "ask", "question", "argument"}, "answers"
     worker to master    {"event": "left", "id"}        a client has gone
@@ -180,6 +181,10 @@ class Workers(Readers):
         """Answer as this node of a cluster from now on; a worker goes on with the topology before until it is told."""
         self._topology = {"event": "topology", "of": topology.to_json(), "node_id": node_id}
         self._send_all(self._topology)
+
+    async def settled(self) -> None:
+        """Return once every worker has taken in what it was told before, so that it holds for all clients."""
+        await self._ask_all(list(self._serving), {"event": "settled"})
 
     async def start(self) -> None:
         """Listen. OSError if an address cannot be had."""

@@ -79,6 +79,8 @@ class Worker:
                 self.server.set_loading(line["is_loading"])
             case "topology":
                 self.server.show_topology(Topology.of_json(line["of"]), line["node_id"])
+            case "settled":
+                self._answer(line, None)
             case "port":
                 self.server.instance.port = line["port"]
             case _:

@@ -1,0 +1,213 @@
+"""Followers and their real appliers: what is wanted comes to be held, and what is said to be held can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from resp_server.followers import Followers, Visible
+from resp_server.shown import ShownJobs
+from state_backend.descriptor import StateDescriptor
+from state_backend.errors import SlotLoadingError
+from state_backend.key_groups import ALL, NONE, KeyGroups
+from state_backend.keyspace import Keyspace
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+from state_backend.slots import slot_of
+
+# Bounds a test that would hang; no test's outcome depends on it.
+WAIT_S_MAX = 60.0
+LOW, HIGH, QUARTER = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383"), KeyGroups.parse("0-4095")
+STATE = StateDescriptor("s", key="k", value="v")
+NOW_MS = 1
+
+
+def keys_of(job: str) -> list[bytes]:
+    return [b"%b:s:%d" % (job.encode(), number) for number in range(300)]
+
+
+class Log:
+    """A log root with jobs in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._writers: dict[str, LogWriter] = {}
+
+    def publish(self, job: str, value: bytes) -> int:
+        if job not in self._writers:
+            self._writers[job] = LogWriter(self.root, job, [STATE.for_job(job)], f"query-of-{job}")
+        return self._writers[job].publish([Change("s", Op.PUT, key, None, value) for key in keys_of(job)])
+
+
+class Scene:
+    """Followers of a log in this process, and what they said: at each change, what is held must be there."""
+
+    def __init__(self, log: Log, folder: Path, slots: KeyGroups) -> None:
+        self.log = log
+        self.keyspace = Keyspace()
+        self.followers = Followers(ShownJobs(self.keyspace), [str(log.root)], folder, slots=slots)
+        self.followers.on_change = self._changed
+        self.held: list[KeyGroups] = []
+        self._change = asyncio.Event()
+        self._untrue: list[str] = []
+
+    def _changed(self) -> None:
+        held = self.followers.held
+        self.held.append(held)
+        for job in self.keyspace.jobs.values():
+            with job.store.snapshot(NOW_MS) as snapshot:
+                if held - snapshot.key_groups:
+                    self._untrue.append(f"{held} is held, and {job.name} owns {snapshot.key_groups}")
+                seen, applied = self.followers.visible.get(job.name), snapshot.applied
+                if seen and (seen.term, seen.epoch) > (applied.term, applied.epoch):
+                    self._untrue.append(f"{seen} is said to be visible, and {applied} is")
+        self._change.set()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so; it is looked at when a change is told, and only then."""
+        while not is_so():
+            self._change.clear()
+            await asyncio.wait_for(self._change.wait(), WAIT_S_MAX)
+        assert not self._untrue
+
+    async def notice(self, job: str, value: bytes) -> int:
+        """Publish an epoch and tell of it."""
+        epoch = self.log.publish(job, value)
+        await self.followers.notice(job)
+        return epoch
+
+    def read(self, job: str) -> dict[bytes, bytes | None]:
+        """Return what can be read of a job's keys; those that cannot are left out."""
+        view = self.keyspace.view(NOW_MS)
+        found = {}
+        for key in keys_of(job):
+            try:
+                found[key] = view.at(key).value(key)
+            except SlotLoadingError:
+                continue
+        view.close()
+        return found
+
+
+def of(slots: KeyGroups, job: str, value: bytes) -> dict[bytes, bytes]:
+    return {key: value for key in keys_of(job) if slot_of(key) in slots}
+
+
+@asynccontextmanager
+async def following(folder: Path, slots: KeyGroups, *jobs: str) -> AsyncIterator[Scene]:
+    """Follow a log with one epoch in each of some jobs; it has caught up."""
+    log = Log(folder / "log")
+    log.root.mkdir()
+    for job in jobs:
+        log.publish(job, b"0")
+    scene = Scene(log, folder / "store", slots)
+    await scene.followers.start()
+    try:
+        assert scene.followers.held == NONE
+        await scene.followers.catch_up()
+        yield scene
+    finally:
+        await scene.followers.stop()
+
+
+def scenario(body: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
+    def test(tmp_path: Path) -> None:
+        asyncio.run(body(tmp_path))  # type: ignore[arg-type]
+
+    return test
+
+
+def applier_of(job: str) -> int:
+    """Return the process id of a job's applier."""
+    for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        if b"state_backend.applier" in words and job.encode() in words:
+            return int(child)
+    raise ProcessLookupError(job)
+
+
+@scenario
+async def test_what_is_held_and_seen_is_known_once_the_jobs_can_be_read(tmp_path: Path) -> None:
+    async with following(tmp_path, LOW, "a", "b") as scene:
+        assert scene.followers.held == LOW
+        assert scene.followers.visible == {name: Visible(f"query-of-{name}", 1, 0) for name in ("a", "b")}
+        assert scene.read("a") == of(LOW, "a", b"0")
+
+
+@scenario
+async def test_all_slots_are_held_unless_told_otherwise(tmp_path: Path) -> None:
+    async with following(tmp_path, ALL, "a") as scene:
+        assert scene.followers.held == ALL
+        assert scene.read("a") == of(ALL, "a", b"0")
+        assert b"--slots" not in Path(f"/proc/{applier_of('a')}/cmdline").read_bytes()
+
+
+@scenario
+async def test_where_no_job_is_all_that_is_wanted_is_held(tmp_path: Path) -> None:
+    async with following(tmp_path, LOW) as scene:
+        assert (scene.followers.held, scene.followers.visible) == (LOW, {})
+        scene.followers.want(HIGH)
+        assert scene.followers.held == HIGH
+        await scene.notice("late", b"0")
+        await scene.until(lambda: "late" in scene.followers.visible)
+        assert scene.read("late") == of(HIGH, "late", b"0")
+
+
+@scenario
+async def test_each_epoch_that_can_be_read_is_told(tmp_path: Path) -> None:
+    async with following(tmp_path, LOW, "a") as scene:
+        for number in (1, 2):
+            assert await scene.notice("a", b"%d" % number) == number
+            await scene.until(lambda number=number: scene.followers.visible["a"].epoch == number)  # type: ignore[misc]
+            assert scene.read("a") == of(LOW, "a", b"%d" % number)
+
+
+@scenario
+async def test_slots_are_gained_once_they_are_there_and_lost_at_once(tmp_path: Path) -> None:
+    async with following(tmp_path, LOW, "a", "b") as scene:
+        scene.followers.want(ALL)
+        assert scene.followers.held == LOW
+        await scene.until(lambda: scene.followers.held == ALL)
+        assert scene.read("a") == of(ALL, "a", b"0")
+        scene.followers.want(QUARTER)
+        assert scene.followers.held == QUARTER
+        await scene.notice("b", b"1")
+        await scene.until(lambda: scene.followers.visible["b"].epoch == 1)
+        assert scene.read("b") == of(QUARTER, "b", b"1")
+        assert [each for each, _ in groupby(scene.held)] == [NONE, LOW, ALL, QUARTER]
+
+
+@scenario
+async def test_what_is_given_up_and_wanted_again_is_held_when_it_is_there_again(tmp_path: Path) -> None:
+    async with following(tmp_path, LOW, "a") as scene:
+        for pause_s in (0.0, 0.001, 0.01, 0.1, 0.0, 0.3):
+            scene.followers.want(QUARTER)
+            await asyncio.sleep(pause_s)
+            scene.followers.want(LOW)
+            assert scene.followers.held == QUARTER
+            await scene.until(lambda: scene.followers.held == LOW)
+            assert scene.read("a") == of(LOW, "a", b"0")
+
+
+@pytest.mark.kill
+@scenario
+async def test_an_applier_that_is_started_again_holds_what_is_wanted_by_then(tmp_path: Path) -> None:
+    async with following(tmp_path, LOW, "a") as scene:
+        os.kill(applier_of("a"), signal.SIGKILL)
+        scene.followers.want(ALL)
+        assert scene.followers.held == LOW  # its store can be read all the time
+        assert scene.read("a") == of(LOW, "a", b"0")
+        await scene.until(lambda: scene.followers.held == ALL)
+        os.kill(applier_of("a"), signal.SIGKILL)
+        await asyncio.sleep(0.05)
+        scene.followers.want(HIGH)
+        await scene.notice("a", b"1")
+        await scene.until(lambda: scene.followers.visible["a"].epoch == 1)
+        assert scene.read("a") == of(HIGH, "a", b"1")

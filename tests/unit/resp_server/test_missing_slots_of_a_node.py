@@ -1,0 +1,199 @@
+"""A server whose stores do not own all that it shows: an error that clients ask again after, never a wrong answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resp_server.cluster.standing import Standing
+from resp_server.cluster.topology import Topology
+from state_backend.descriptor import StateDescriptor
+from state_backend.errors import SlotLoadingError
+from state_backend.holding import Loading
+from state_backend.key_groups import ALL, KeyGroups
+from state_backend.keyspace import Job, Keyspace
+from state_backend.lmdb_store import LmdbStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.slots import slot_of
+from state_backend.store import EpochChanges
+
+NOW_MS = 1_700_000_000_000
+HERE, THERE = "10.0.0.1:1", "10.0.0.2:2"
+LOW, HIGH = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")
+STATE = StateDescriptor("s", key="k", value="v")
+KEYS = [b"job:s:%d" % number for number in range(200)]
+REFUSED = b"-CLUSTERDOWN Hash slot not served: "
+
+
+def keys_in(slots: KeyGroups) -> list[bytes]:
+    return [key for key in KEYS if slot_of(key) in slots]
+
+
+A_LOW, A_HIGH = keys_in(LOW)[0].decode(), keys_in(HIGH)[0].decode()
+
+
+def topology(version: int, here: KeyGroups) -> Topology:
+    rows = [(HERE, str(here)), (THERE, str(ALL - here))]
+    nodes = [{"host": name[:-2], "port": int(name[-1]), "slots": slots} for name, slots in rows]
+    return Topology.of_json({"version": version, "nodes": nodes})
+
+
+class Node:
+    """A client of a server, and what its store and its cluster do meanwhile."""
+
+    def __init__(self, client: Any, store: LmdbStore, owned: KeyGroups) -> None:
+        self.client = client
+        self.store = store
+        self.store.hold(owned)
+        self.store.apply(self._changes(0, owned), [STATE])
+        self._version = 0
+
+    @staticmethod
+    def _changes(epoch: int, slots: KeyGroups) -> EpochChanges:
+        changes = [Change("s", Op.PUT, key, None, b"0") for key in keys_in(slots)]
+        return EpochChanges(epoch, 1, NOW_MS, list(runs_of(changes, ["s"])))
+
+    def lose(self, slots: KeyGroups) -> None:
+        self.store.hold(self.store.holding.owned - slots)
+        self.client.instance.renew()
+
+    def gain(self, slots: KeyGroups) -> None:
+        self.store.hold(self.store.holding.owned | slots)
+        applied = self.store.applied
+        then = Loading(slots, applied.epoch, applied.term, applied.clock_ms)
+        self.store.load(self._changes(applied.epoch, slots), [STATE], then)
+        self.client.instance.renew()
+
+    def stand(self, slots: KeyGroups) -> None:
+        self._version += 1
+        self.client.instance.stand(Standing(topology(self._version, slots), HERE))
+
+    def ask(self, line: str) -> Any:
+        try:
+            return self.client.ask(line)
+        except SlotLoadingError as error:  # in the first step of a reply: connections answer so
+            return self.client.dispatcher.error_reply(error)
+
+    def gets(self, *keys: bytes) -> Any:
+        return self.client.send_buffer(*([b"GET", key] for key in keys))
+
+    def reply_to(self, *words: bytes) -> Any:
+        """Return a reply as it is before its steps are taken."""
+        return self.client.dispatcher.reply_to(self.client.call, list(words))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LmdbStore:
+    return LmdbStore(tmp_path / "store", "g")
+
+
+@pytest.fixture
+def keyspace(store: LmdbStore) -> Keyspace:
+    keyspace = Keyspace()
+    keyspace.put(Job("job", "g", [STATE], store, committed_epoch=0, is_stale=False))
+    return keyspace
+
+
+@pytest.fixture
+def node(client: Any, store: LmdbStore) -> Callable[[KeyGroups], Node]:
+    return lambda owned: Node(client, store, owned)
+
+
+def refusal(key: bytes) -> bytes:
+    return REFUSED + b"slot %d of job 'job' is not loaded here yet, ask again in a moment\r\n" % slot_of(key)
+
+
+# What keys are asked for, and what asks for all keys.
+OF_A_KEY = [
+    *(f"{name} {A_HIGH}" for name in ("GET", "MGET", "EXISTS", "TOUCH", "TYPE", "TTL", "STRLEN", "HGETALL", "LLEN")),
+    *(f"{name} {A_HIGH} 0 1" for name in ("LRANGE", "GETRANGE")),
+    *(f"{name} {A_HIGH} f" for name in ("HGET", "HMGET")),
+    f"HSCAN {A_HIGH} 0",
+    f"STATE LOCATE {A_HIGH}",
+]
+OF_ALL_KEYS = ["DBSIZE", "KEYS *", "SCAN 0", "RANDOMKEY", "STATE JOBS", "STATE LIST job"]
+OF_A_SLOT = [f"CLUSTER {name} {slot_of(A_HIGH.encode())}" for name in ("COUNTKEYSINSLOT", "GETKEYSINSLOT")]
+OF_NO_KEY = ["PING", "STATE LAG", "STATE DESCRIBE job:s", "INFO", "COMMAND COUNT", f"GET {A_LOW}"]
+
+
+@pytest.mark.parametrize("shown", [ALL, ALL - KeyGroups.parse("0-9")], ids=["all slots", "some slots"])
+@pytest.mark.parametrize("request_sent", [*OF_A_KEY, *OF_ALL_KEYS, OF_A_SLOT[0], f"{OF_A_SLOT[1]} 10"])
+def test_a_node_refuses_what_it_has_yet_to_load(
+    node: Callable[[KeyGroups], Node], request_sent: str, shown: KeyGroups
+) -> None:
+    here = node(LOW)
+    here.stand(shown)
+    assert here.ask(request_sent).startswith(REFUSED)
+    here.gain(HIGH)
+    assert not here.ask(request_sent).startswith((REFUSED, b"-LOADING", b"-ERR"))
+
+
+@pytest.mark.parametrize("request_sent", [*OF_A_KEY, *OF_ALL_KEYS])
+def test_a_server_in_no_cluster_says_that_it_is_loading(node: Callable[[KeyGroups], Node], request_sent: str) -> None:
+    assert node(LOW).ask(request_sent).startswith(b"-LOADING ")
+
+
+@pytest.mark.parametrize("request_sent", OF_NO_KEY)
+def test_what_it_has_it_answers_all_the_same(node: Callable[[KeyGroups], Node], request_sent: str) -> None:
+    here = node(LOW)
+    here.stand(ALL)
+    assert not here.ask(request_sent).startswith(b"-")
+
+
+def test_each_request_of_a_buffer_is_answered_by_itself(node: Callable[[KeyGroups], Node]) -> None:
+    here = node(LOW)
+    here.stand(ALL)
+    expected = b"".join(b"$1\r\n0\r\n" if slot_of(key) in LOW else refusal(key) for key in KEYS)
+    for _ in range(3):  # some replies are held by then
+        assert here.gets(*KEYS) == expected
+
+
+def test_a_reply_that_is_held_is_not_sent_once_its_slot_is_lost(node: Callable[[KeyGroups], Node]) -> None:
+    here = node(ALL)
+    here.stand(ALL)
+    for _ in range(3):
+        assert here.gets(*KEYS) == b"$1\r\n0\r\n" * len(KEYS)
+    here.lose(HIGH)
+    assert here.gets(A_HIGH.encode()) == refusal(A_HIGH.encode())
+    assert here.gets(*keys_in(LOW)) == b"$1\r\n0\r\n" * len(keys_in(LOW))
+
+
+def test_a_slot_that_is_anothers_is_moved_though_it_is_here(node: Callable[[KeyGroups], Node]) -> None:
+    here = node(ALL)
+    here.stand(LOW)
+    assert here.gets(A_HIGH.encode()) == b"-MOVED %d 10.0.0.2:2\r\n" % slot_of(A_HIGH.encode())
+    assert here.gets(A_LOW.encode()) == b"$1\r\n0\r\n"
+    here.lose(HIGH)
+    assert here.gets(A_HIGH.encode()).startswith(b"-MOVED")
+
+
+def test_a_slot_that_is_here_already_is_readable_with_the_topology_that_gives_it(
+    node: Callable[[KeyGroups], Node],
+) -> None:
+    here = node(ALL)
+    here.stand(LOW)
+    here.gets(*KEYS)
+    here.stand(ALL)
+    assert here.gets(*KEYS) == b"$1\r\n0\r\n" * len(KEYS)
+
+
+def test_a_node_that_holds_exactly_what_it_shows_counts_at_once(node: Callable[[KeyGroups], Node]) -> None:
+    here = node(LOW)
+    here.stand(LOW)
+    count = b":%d\r\n" % len(keys_in(LOW))
+    assert here.reply_to(b"DBSIZE") == count
+    here.gain(HIGH)  # now it counts them one by one
+    assert not isinstance(here.reply_to(b"DBSIZE"), bytes)
+    assert here.ask("DBSIZE") == count
+
+
+def test_a_reply_in_steps_stays_at_the_slots_that_were_owned(node: Callable[[KeyGroups], Node]) -> None:
+    here = node(ALL)
+    here.stand(ALL)
+    later = here.reply_to(b"KEYS", b"*")
+    here.lose(HIGH)
+    assert here.client.drain(later).startswith(b"*%d\r\n" % len(KEYS))
+    assert here.ask("KEYS *").startswith(REFUSED)
