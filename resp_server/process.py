@@ -136,8 +136,8 @@ def run(options: argparse.Namespace) -> int:
         if (options.cluster is None) != (options.cluster_node is None):
             raise ValueError("--cluster FILE and --cluster-node HOST:PORT are given together, or neither is")
         roots = [open_filesystem(log).root for log in options.log]
-        _check_logs(roots)
-        with _store_folder(options.store, roots) as folder:
+        check_logs(roots)
+        with store_folder(options.store, roots) as folder:
             uvloop.run(_serve(options, config_of(options), roots, folder))
     except (SparkisError, ValueError, OSError) as error:
         print(f"sparkis serve: {error}", file=sys.stderr)
@@ -145,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_logs(roots: Sequence[str]) -> None:
+def check_logs(roots: Sequence[str]) -> None:
     """Refuse a local log root that is not there: a typing error would serve nothing for ever."""
     for root in roots:
         if "://" not in root and not Path(root).is_dir():
@@ -153,7 +153,7 @@ def _check_logs(roots: Sequence[str]) -> None:
 
 
 @contextmanager
-def _store_folder(given: str | None, roots: Sequence[str]) -> Iterator[Path]:
+def store_folder(given: str | None, roots: Sequence[str]) -> Iterator[Path]:
     """Return the folder of the stores, locked for this process."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkis"
     named = hashlib.blake2b("\0".join(roots).encode(), digest_size=8).hexdigest()
@@ -223,21 +223,29 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
         logger.info("ended")
 
 
-async def until_told_to_end(*, watches_input: bool) -> None:
-    """Wait for SIGTERM or SIGINT; a child also ends with its parent, which holds the other end of its input."""
+async def until_told_to_end(*, watches_input: bool) -> bool:
+    """Wait for SIGTERM or SIGINT; a child also ends with its parent, which holds the other end of its input.
+
+    Returns whether it was told by a signal.
+    """
     loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
+    ended: asyncio.Future[bool] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+        loop.add_signal_handler(number, _end, ended, True)
     if watches_input:
         loop.add_reader(sys.stdin.fileno(), _read_to_end, ended)
-    await ended.wait()
+    return await ended
 
 
-def _read_to_end(ended: asyncio.Event) -> None:
+def _end(ended: asyncio.Future[bool], is_signal: bool) -> None:
+    if not ended.done():
+        ended.set_result(is_signal)
+
+
+def _read_to_end(ended: asyncio.Future[bool]) -> None:
     if not os.read(sys.stdin.fileno(), 4096):
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        ended.set()
+        _end(ended, False)
 
 
 def main(arguments: list[str] | None = None) -> int:
