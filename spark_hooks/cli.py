@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from resp_server import process, status
+from resp_server import process, state_server, status
+from resp_server.registry import process as registry
 from resp_server.router import process as proxy
 from sparkis import __version__
 from state_backend import compact, rename
@@ -34,6 +35,22 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     process.add_options(serve)
+    assigning = commands.add_parser(
+        "registry",
+        help="assign slots to state servers",
+        description=registry.DESCRIPTION,
+        epilog=registry.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    registry.add_options(assigning)
+    holding = commands.add_parser(
+        "state-server",
+        help="serve the slots that a registry assigns",
+        description=state_server.DESCRIPTION,
+        epilog=state_server.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    state_server.add_options(holding)
     proxied = commands.add_parser(
         "proxy",
         help="answer plain clients from several servers",
@@ -57,6 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "serve":
         return process.run(options)
+    if options.command == "registry":
+        return registry.run(options)
+    if options.command == "state-server":
+        return state_server.run(options)
     if options.command == "proxy":
         return proxy.run(options)
     if options.command == "compact":

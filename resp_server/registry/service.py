@@ -1,0 +1,440 @@
+"""The registry's listener, and the turn in which what members said becomes what they are told.
+
+    AUTH token                   +OK; anything else before it ends the connection
+    REPORT json                  +OK; what a state server is and has (see `report`); the connection is then its own
+    WATCH                        +OK; the topology is pushed, at once and whenever it changes
+    NOTICE job epoch             +OK; every server is told to look at the job's log
+    WAIT job epoch timeout_ms    :1 when every owner of slots shows that epoch or a later one, :0 after that time
+    MEMBERS                      a map for each server
+
+    > assignment term json       to a server: {"topology": ..., "wanted": "0-8191"}, to show and to hold
+    > topology term json         to who watches
+    > notice job epoch           to a server
+
+All of it in RESP3. Runs on one event loop; only the record is written in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NoReturn
+
+from resp_server.cluster.topology import NODES_MAX, Topology
+from resp_server.errors import PlainError
+from resp_server.protocol.replies import OK, Push, Reply, encode
+from resp_server.protocol.requests import Request, RequestLimits, RequestParser
+from resp_server.registry.assignment import Assignment
+from resp_server.registry.record import FencedError, Place
+from resp_server.registry.report import Report, ReportError
+from resp_server.registry.sharding import Member
+from state_backend.errors import SparkisError
+
+logger = logging.getLogger("sparkis.registry")
+
+PROTOCOL = 3
+REQUEST_BYTES_MAX = 1 << 20
+READ_BYTES_MAX = 64 << 10
+# More waits to be sent only where nobody reads.
+WAITING_BYTES_MAX = 4 << 20
+CONNECTIONS_MAX = 4 * NODES_MAX
+AUTH_S_MAX = 5.0
+WAIT_MS_MAX = 600_000
+
+# A server reports four times a second; one that is silent for this long has failed.
+SILENT_S = 1.0
+# Servers that come together are taken in together.
+GATHER_S = 0.5
+# Servers look for a new registry once a second: how long it waits for all that are known before it decides anything.
+SETTLE_S = 3.0
+# The same where nothing is known but that servers were in a cluster before.
+REBUILD_S = 1.5
+TICK_S = 0.05
+# What is told is written down first, unless that takes longer.
+SAVE_S_MAX = 0.5
+LOOK_EVERY_S = 1.0
+
+
+class Connection:
+    """One connection of a server, of who watches, or of a driver."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self.is_watching = False
+        self.told: tuple[int, str] = (-1, "")  # the version, and the slots wanted
+
+    def send(self, message: bytes) -> None:
+        """Send bytes; whoever does not read them is cut off."""
+        if self._writer.is_closing():
+            return
+        self._writer.write(message)
+        if self._writer.transport.get_write_buffer_size() > WAITING_BYTES_MAX:
+            logger.warning("a connection that reads nothing is closed")
+            self._writer.transport.abort()
+
+    async def drain(self) -> None:
+        """Wait until there is room to send."""
+        await self._writer.drain()
+
+    def close(self) -> None:
+        """End it."""
+        self._writer.close()
+
+
+@dataclass
+class Known:
+    """A state server: what it said last, and when, by the event loop's clock."""
+
+    report: Report
+    joined: int
+    since_s: float
+    heard_s: float
+    connection: Connection | None
+    is_admitted: bool = False
+    is_silent: bool = False
+
+    def member(self, now_s: float) -> Member:
+        """Return it as it counts now."""
+        is_here = self.connection is not None and not self.is_silent
+        report = self.report
+        return Member(
+            report.id,
+            report.host,
+            report.port,
+            self.joined,
+            report.held,
+            report.shown,
+            0.0 if is_here else max(now_s - self.heard_s, 0.001),
+            report.wants_nothing,
+            self.connection is not None,
+            report.jobs,
+        )
+
+
+class Registry:
+    """Answers the verbs, and keeps assignment, record and members in step."""
+
+    def __init__(self, place: Place, token: str) -> None:
+        record = place.record
+        self._place = place
+        self._term = record.term
+        self._token = token.encode()
+        self._assignment = Assignment(record.replicas, record.topology)
+        self._known: dict[str, Known] = {}
+        self._connections: set[Connection] = set()
+        self._waiting: set[tuple[str, int, asyncio.Future[None]]] = set()
+        self._joined = 0
+        self._wake = asyncio.Event()
+        self._saved = asyncio.Event()
+        self._unsaved = asyncio.Event()
+        self._saved_topology = record.topology
+        self._stepped: dict[str, Member] | None = None
+        self._server: asyncio.Server | None = None
+        self._settles_at_s: float | None = None
+
+    @property
+    def term(self) -> int:
+        """Which one it is, of all registries that this log has had."""
+        return self._term
+
+    async def start(self, listener: socket.socket) -> None:
+        """Take connections."""
+        self._server = await asyncio.start_server(self._serve, sock=listener)
+
+    async def stop(self) -> None:
+        """Stop listening, and let everybody go."""
+        if self._server is not None:
+            self._server.close()
+        for connection in self._connections:
+            connection.close()
+
+    async def run(self) -> NoReturn:
+        """Decide and tell until it is cancelled; FencedError when another registry has taken over."""
+        tasks = [asyncio.create_task(each) for each in (self._decide(), self._keep_record())]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        raise AssertionError("both go on for ever")
+
+    # -- deciding -----------------------------------------------------------------------------------------------------
+
+    async def _decide(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._assignment.topology is not None:
+            self._settles_at_s = loop.time() + SETTLE_S
+        ticked_s = loop.time()
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), TICK_S)
+            self._wake.clear()
+            now_s = loop.time()
+            late_s = now_s - ticked_s - TICK_S
+            if late_s > SILENT_S / 2:  # it was this process that did not listen
+                for known in self._known.values():
+                    known.heard_s += late_s
+            self._look(now_s)
+            if not self._is_settling(now_s) and self._step(now_s):
+                await self._save()
+            self._tell()
+            ticked_s = loop.time()
+
+    def _look(self, now_s: float) -> None:
+        """See who is silent, take in who has come, and forget who is gone for good."""
+        for known in self._known.values():
+            if known.connection is not None and not known.is_silent and now_s - known.heard_s > SILENT_S:
+                known.is_silent = True
+                logger.warning("server %s is silent", _name(known.report))
+        waiting = [known for known in self._known.values() if not known.is_admitted]
+        if waiting:
+            is_rebuilt = self._assignment.topology is None and any(known.report.shown >= 0 for known in waiting)
+            since_s = min(known.since_s for known in waiting)
+            if now_s - since_s >= (REBUILD_S if is_rebuilt else GATHER_S):
+                for known in waiting:
+                    known.is_admitted = True
+        for name, known in list(self._known.items()):
+            if known.connection is None and not (known.is_admitted and self._assignment.keeps(name)):
+                del self._known[name]
+                logger.info("server %s is forgotten", _name(known.report))
+
+    def _is_settling(self, now_s: float) -> bool:
+        """Tell whether servers of the topology that was taken over may still be looking for this registry."""
+        if self._settles_at_s is None:
+            return False
+        topology = self._assignment.topology
+        assert topology is not None
+        if now_s < self._settles_at_s and any(node.id not in self._known for node in topology.nodes):
+            return True
+        self._settles_at_s = None
+        return False
+
+    def _step(self, now_s: float) -> bool:
+        """Decide anew if anything is different; return whether there is a new topology."""
+        members = {name: known.member(now_s) for name, known in self._known.items() if known.is_admitted}
+        if members == self._stepped:
+            return False
+        is_new = self._assignment.step(members)
+        self._stepped = None if is_new else members
+        topology = self._assignment.topology
+        if is_new and topology is not None:
+            nodes = ", ".join(f"{node.address} {node.slots or 'none'}" for node in topology.masters[:10])
+            logger.info("version %d of the topology: %s", topology.version, nodes)
+        return is_new
+
+    def _tell(self) -> None:
+        """Push what is new to servers and to who watches."""
+        for name, known in self._known.items():
+            connection, told = known.connection, self._assignment.told(name)
+            if connection is None or told is None or self._settles_at_s is not None:
+                continue
+            wanted = str(told.wanted)
+            if connection.told != (told.topology.version, wanted):
+                connection.told = (told.topology.version, wanted)
+                text = b'{"topology": %b, "wanted": "%b"}' % (_text(told.topology), wanted.encode())
+                connection.send(_push(b"assignment", self._term, text))
+        released = self._assignment.released
+        if released is None:
+            return
+        for connection in self._connections:
+            if connection.is_watching and connection.told[0] != released.version:
+                connection.told = (released.version, "")
+                connection.send(_push(b"topology", self._term, _text(released)))
+
+    # -- the record ---------------------------------------------------------------------------------------------------
+
+    async def _save(self) -> None:
+        """Have the topology written down, and wait for that, but not long: who reads does not wait for storage."""
+        self._saved.clear()
+        self._unsaved.set()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._saved.wait(), SAVE_S_MAX)
+
+    async def _keep_record(self) -> None:
+        """Write the topology down when it is new, and look at the file once a second; FencedError."""
+        last_error = ""
+        while True:
+            self._unsaved.clear()
+            try:
+                await asyncio.to_thread(self._place.keep, self._assignment.topology)
+                last_error = ""
+            except FencedError:
+                raise
+            except SparkisError as error:
+                if str(error) != last_error:
+                    logger.error("%s; going on without it", error)
+                last_error = str(error)
+            if not self._unsaved.is_set():
+                self._saved.set()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._unsaved.wait(), LOOK_EVERY_S)
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(writer)
+        parser = RequestParser(RequestLimits(REQUEST_BYTES_MAX, REQUEST_BYTES_MAX))
+        is_trusted = False
+        try:
+            if len(self._connections) >= CONNECTIONS_MAX:
+                return
+            self._connections.add(connection)
+            while data := await asyncio.wait_for(reader.read(READ_BYTES_MAX), None if is_trusted else AUTH_S_MAX):
+                for request in parser.feed(data):
+                    if is_trusted:
+                        connection.send(encode(await self._answer(connection, request), PROTOCOL))
+                    elif is_trusted := self._is_token(request):
+                        connection.send(encode(OK, PROTOCOL))
+                    else:
+                        connection.send(encode(PlainError("AUTH with the registry's token comes first"), PROTOCOL))
+                        return
+                if parser.error is not None:
+                    return
+                await connection.drain()
+        except (ConnectionError, TimeoutError) as error:
+            logger.debug("a connection ended: %s", error)
+        finally:
+            self._connections.discard(connection)
+            connection.close()
+            self._lose(connection)
+
+    def _is_token(self, request: Request) -> bool:
+        return (
+            len(request) == 2 and request[0].upper() == b"AUTH" and hmac.compare_digest(bytes(request[1]), self._token)
+        )
+
+    def _lose(self, connection: Connection) -> None:
+        for known in self._known.values():
+            if known.connection is connection:
+                known.connection = None
+                known.heard_s = asyncio.get_running_loop().time()
+                logger.warning("server %s is gone", _name(known.report))
+        self._wake.set()
+
+    async def _answer(self, connection: Connection, request: Request) -> Reply:
+        try:
+            match [bytes(request[0]).upper(), *(bytes(word).decode() for word in request[1:])]:
+                case [b"REPORT", str(text)]:
+                    return self._take(connection, Report.parse(text))
+                case [b"WATCH"]:
+                    connection.is_watching = True
+                    self._wake.set()
+                    return OK
+                case [b"NOTICE", str(job), str(epoch)]:
+                    self._notice(job, int(epoch))
+                    return OK
+                case [b"WAIT", str(job), str(epoch), str(timeout_ms)]:
+                    return await self._wait(job, int(epoch), min(int(timeout_ms), WAIT_MS_MAX) / 1000)
+                case [b"MEMBERS"]:
+                    return self._members()
+        except ReportError as error:
+            return PlainError(str(error))
+        except ValueError as error:
+            return PlainError(f"a number is needed: {error}")
+        verbs = "REPORT json, WATCH, NOTICE job epoch, WAIT job epoch timeout_ms, MEMBERS"
+        return PlainError(f"not a request of a registry; there are {verbs}")
+
+    def _take(self, connection: Connection, report: Report) -> Reply:
+        now_s = asyncio.get_running_loop().time()
+        known = self._known.get(report.id)
+        for other in self._known.values():
+            is_here = other.connection is not None and not other.is_silent
+            if is_here and other is not known and _address(other.report) == _address(report):
+                return PlainError(
+                    f"server {other.report.id} is at {_address(report)} already; give this one another address"
+                )
+        if known is None:
+            if len(self._known) >= NODES_MAX:
+                return PlainError(f"there are {NODES_MAX} servers already")
+            self._joined += 1
+            known = Known(report, self._joined, now_s, now_s, connection, self._assignment.keeps(report.id))
+            self._known[report.id] = known
+            logger.info("server %s has come, with slots %s", _name(report), report.held or "none")
+        if known.connection is not connection:
+            if known.connection is not None:
+                known.connection.close()  # the same server, over a newer connection
+            known.connection = connection
+        if known.is_silent:
+            logger.info("server %s is heard again", _name(report))
+        if report != known.report or known.is_silent:
+            self._wake.set()
+        known.report, known.heard_s, known.is_silent = report, now_s, False
+        for job, epoch, reached in self._waiting:
+            if not reached.done() and self._is_shown(job, epoch):
+                reached.set_result(None)
+        return OK
+
+    def _notice(self, job: str, epoch: int) -> None:
+        message = encode(Push((b"notice", job.encode(), epoch)), PROTOCOL)
+        for known in self._known.values():
+            if known.connection is not None:
+                known.connection.send(message)
+
+    async def _wait(self, job: str, epoch: int, timeout_s: float) -> int:
+        if self._is_shown(job, epoch):
+            return 1
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting = (job, epoch, reached)
+        self._waiting.add(waiting)
+        try:
+            await asyncio.wait_for(reached, timeout_s)
+            return 1
+        except TimeoutError:
+            return 0
+        finally:
+            self._waiting.discard(waiting)
+
+    def _is_shown(self, job: str, epoch: int) -> bool:
+        """Tell whether all owners of slots show an epoch of a job, or a later one."""
+        topology = self._assignment.topology
+        owners = [] if topology is None else [node.id for node in topology.masters if node.slots]
+        reports = [self._known[name].report for name in owners if name in self._known]
+        return (
+            bool(owners)
+            and len(reports) == len(owners)
+            and all(job in report.jobs and report.jobs[job].epoch >= epoch for report in reports)
+        )
+
+    def _members(self) -> Reply:
+        topology = self._assignment.topology
+        nodes = {} if topology is None else {node.id: node for node in topology.nodes}
+        rows = []
+        for name, known in self._known.items():
+            node, report = nodes.get(name), known.report
+            rows.append(
+                {
+                    b"id": name.encode(),
+                    b"address": _address(report).encode(),
+                    b"role": b"none" if node is None else b"replica" if node.is_replica else b"master",
+                    b"health": b"none" if node is None else node.health.encode(),
+                    b"slots": b"" if node is None else str(node.slots).encode(),
+                    b"held": str(report.held).encode(),
+                    b"wanted": str(self._assignment.wanted(name)).encode(),
+                    b"shown": report.shown,
+                    b"jobs": json.dumps({job: seen._asdict() for job, seen in report.jobs.items()}).encode(),
+                }
+            )
+        return rows
+
+
+def _name(report: Report) -> str:
+    return f"{_address(report)} ({report.id[:8]})"
+
+
+def _address(report: Report) -> str:
+    return f"{report.host}:{report.port}"
+
+
+@lru_cache(maxsize=4)
+def _text(topology: Topology) -> bytes:
+    return json.dumps(topology.to_json()).encode()
+
+
+def _push(kind: bytes, term: int, text: bytes) -> bytes:
+    return encode(Push((kind, term, text)), PROTOCOL)

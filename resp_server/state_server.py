@@ -1,0 +1,261 @@
+"""A state server from end to end: answers for the slots that a registry gives it, of jobs that it reads from logs.
+
+`sparkis state-server` runs this. No Spark and no JVM. Its store folder holds, beside the stores, `member.json`: the
+server's id, so that it is the same member when it is started again, its port, and the slots that its stores are of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import re
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from errno import EADDRINUSE
+from ipaddress import ip_address
+from pathlib import Path
+
+import uvloop
+
+from resp_server.cluster.membership import Membership
+from resp_server.cluster.registry_link import Advertised, RegistryLink
+from resp_server.cluster.topology import NODE_ID, PORT_MAX
+from resp_server.config import ServerConfig
+from resp_server.followers import Followers
+from resp_server.listening import make_room_for
+from resp_server.process import add_listening_options, check_logs, config_of, store_folder, until_told_to_end
+from resp_server.server import Server
+from resp_server.shown import ShownJobs
+from resp_server.token import add_token_option, token_of
+from state_backend.errors import KeyGroupsError, SparkisError
+from state_backend.filesystems import open_filesystem
+from state_backend.key_groups import NONE, KeyGroups
+from state_backend.keyspace import Keyspace
+
+logger = logging.getLogger("sparkis.server")
+
+DEFAULT_PORTS = "7400-7500"
+MEMBER_FILE = "member.json"
+# Less than a keeper waits before it kills.
+DRAIN_S_MAX = 4.0
+
+DESCRIPTION = (
+    "Serve some slots of the jobs of a change log, as the registry says which: one of several servers that answer as "
+    "the nodes of a Redis Cluster. No Spark, no JVM; the log may be read-only."
+)
+EXAMPLES = """\
+examples (all of them with the same SPARKIS_CONTROL_TOKEN, or --token-file):
+  sparkis registry --log /data/log
+  sparkis state-server --log /data/log --store ./store1
+  sparkis state-server --log /data/log --store ./store2
+  sparkis state-server --registry 10.0.0.1:7377 --log /data/log --store /var/sparkis --bind 10.0.0.2
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a state server to a command."""
+    parser.add_argument("--log", action="append", required=True, metavar="PATH", help="a log root; may be repeated")
+    parser.add_argument(
+        "--registry",
+        metavar="HOST:PORT",
+        help="where the registry is (default: registry.json under a log root says it)",
+    )
+    add_listening_options(parser)
+    parser.add_argument(
+        "--ports",
+        type=_ports,
+        metavar="FIRST-LAST",
+        help=f"listen on the first of these ports that is free (default {DEFAULT_PORTS}); --port: on that one only",
+    )
+    parser.add_argument(
+        "--advertise",
+        type=_advertised,
+        metavar="HOST[:PORT]",
+        help="where clients and other servers find this one (default: the first --bind address, and the port)",
+    )
+    parser.add_argument(
+        "--store", metavar="FOLDER", help="where to keep the stores, and who it is (default: in the user's cache)"
+    )
+    add_token_option(parser)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(role="master", port=None)
+
+
+def _ports(text: str) -> range:
+    first, dash, last = text.partition("-")
+    numbers = (first, last if dash else first)
+    if not all(number.isdecimal() and int(number) <= PORT_MAX for number in numbers) or int(numbers[0]) > int(
+        numbers[1]
+    ):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of ports: write first-last, such as {DEFAULT_PORTS}")
+    return range(int(numbers[0]), int(numbers[1]) + 1)
+
+
+def _advertised(text: str) -> tuple[str, int | None]:
+    matched = re.fullmatch(r"(\[[^]]+\]|[^:]+|[^:]*:[^:]*:.*?)(?::(\d+))?", text)
+    if matched is None or int(matched[2] or 1) not in range(1, PORT_MAX + 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither HOST nor HOST:PORT")
+    return matched[1].strip("[]"), int(matched[2]) if matched[2] else None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a server remembers of itself. port 0: it had none yet."""
+
+    id: str
+    port: int = 0
+    wanted: KeyGroups = NONE
+
+    @classmethod
+    def of(cls, folder: Path) -> Identity:
+        """Read what was written down, or be somebody new."""
+        try:
+            stored = json.loads((folder / MEMBER_FILE).read_text())
+            if NODE_ID.fullmatch(stored["id"]):
+                return cls(stored["id"], int(stored["port"]), KeyGroups.parse(stored["wanted"]))
+        except (OSError, ValueError, KeyError, TypeError, KeyGroupsError):
+            pass  # not there, or half of it after a crash of the machine: a new member, whose stores are built anew
+        return cls(secrets.token_hex(20))
+
+    def write(self, folder: Path) -> None:
+        """Write it down."""
+        path = folder / MEMBER_FILE
+        with suppress(OSError):  # a full disk: the server goes on, and loads more after its next start
+            path.with_suffix(".new").write_text(
+                json.dumps({"id": self.id, "port": self.port, "wanted": str(self.wanted)})
+            )
+            os.replace(path.with_suffix(".new"), path)
+
+
+class Remembering:
+    """Writes down what the server is to hold, so that it has it when it is started again."""
+
+    def __init__(self, identity: Identity, folder: Path) -> None:
+        self._identity = identity
+        self._folder = folder
+        self.is_assigned = asyncio.Event()
+        identity.write(folder)
+
+    def want(self, slots: KeyGroups) -> None:
+        """Take what is to be held."""
+        if slots != self._identity.wanted:
+            self._identity = replace(self._identity, wanted=slots)
+            self._identity.write(self._folder)
+        self.is_assigned.set()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal, or for a child until its standard input ends; return the exit code."""
+    logging.basicConfig(
+        level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    try:
+        roots = [open_filesystem(log).root for log in options.log]
+        check_logs(roots)
+        token = token_of(options)
+        config = config_of(options)
+        with store_folder(options.store, roots) as folder:
+            uvloop.run(_serve(options, config, token, roots, folder))
+    except (SparkisError, ValueError, OSError) as error:
+        print(f"sparkis state-server: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(
+    options: argparse.Namespace, config: ServerConfig, token: str, roots: Sequence[str], folder: Path
+) -> None:
+    make_room_for(config.clients_max)
+    identity = Identity.of(folder)
+    keyspace = Keyspace()
+    server = await _listening(keyspace, config, _choices(options, identity))
+    remembering = Remembering(replace(identity, port=server.port), folder)
+    followers = Followers(ShownJobs(keyspace), list(roots), folder, slots=identity.wanted)
+    host, port = options.advertise or (_own_host(config.hosts[0]), None)
+    link = RegistryLink(
+        identity.id,
+        Advertised(host, port or server.port),
+        Membership(server),
+        followers,
+        logs=[open_filesystem(root) for root in roots],
+        address=options.registry,
+        token=token,
+        on_wanted=remembering.want,
+    )
+    followers.on_change = link.changed
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        await followers.start()
+        tasks.append(asyncio.create_task(_open(server, followers, remembering.is_assigned)))
+        tasks.append(asyncio.create_task(link.run()))
+        shown = host or config.hosts[0]
+        logger.info("started state server @ %s:%d", shown, port or server.port)
+        if options.child:
+            print(json.dumps({"host": shown, "port": port or server.port}), flush=True)
+        if await until_told_to_end(watches_input=options.child):
+            await link.drain(DRAIN_S_MAX)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await server.stop()
+        await followers.stop()
+        logger.info("ended")
+
+
+def _choices(options: argparse.Namespace, identity: Identity) -> list[int]:
+    """Return the ports to try: the one of before comes first, as that is where clients look for this server."""
+    if options.port is not None:
+        return [options.port]
+    ports = list(options.ports or _ports(DEFAULT_PORTS))
+    return [identity.port, *ports] if identity.port in ports else ports
+
+
+async def _listening(keyspace: Keyspace, config: ServerConfig, ports: Sequence[int]) -> Server:
+    """Return a server at the first port that is free; until it is told otherwise it answers LOADING."""
+    for port in ports:
+        server = Server(keyspace, replace(config, port=port))
+        server.set_loading(True)
+        try:
+            await server.start()
+            return server
+        except OSError as error:
+            server.instance.close()
+            if error.errno != EADDRINUSE or port == ports[-1]:
+                raise
+    raise AssertionError("there is a port to try")
+
+
+def _own_host(bound: str) -> str | None:
+    """Return the address that clients find, of one to listen on; None if that is any."""
+    try:
+        return None if not bound or ip_address(bound).is_unspecified else bound
+    except ValueError:
+        return bound
+
+
+async def _open(server: Server, followers: Followers, is_assigned: asyncio.Event) -> None:
+    """Answer when it is known which slots to answer, and which jobs there are: before, a nil could be a wrong one."""
+    await asyncio.gather(followers.catch_up(), is_assigned.wait())
+    server.set_loading(False)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a state server from a command line."""
+    parser = argparse.ArgumentParser(
+        prog="sparkis state-server",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser)
+    return run(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,447 @@
+"""State servers come, go, hang and load; whatever happens, who is asked answers, and in the end nothing moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from resp_server.cluster.topology import Health, Topology
+from resp_server.followers import Visible
+from resp_server.registry.assignment import Assignment
+from resp_server.registry.sharding import GRACE_S, RETURN_S, Member, Shard, plan, spread
+from state_backend.key_groups import ALL, NONE, KeyGroups
+from state_backend.slots import SLOTS
+
+STEPS_MAX = 60
+SERVERS_MAX = 9
+
+
+def of(name: str, joined: int = 0, **given: Any) -> Member:
+    return Member(name, "127.0.0.1", 7000 + int(name[1:]), joined, **given)
+
+
+@dataclass
+class Server:
+    """A server in the play: it loads what it is told to hold when it gets to it, and shows what it is told."""
+
+    name: str
+    joined: int
+    wanted: KeyGroups = NONE
+    held: KeyGroups = NONE
+    shown: Topology | None = None
+    away_s: float = 0.0
+    wants_nothing: bool = False
+    is_up: bool = True
+    epoch: int = 0
+    versions: list[int] = field(default_factory=list)
+
+    def member(self) -> Member:
+        shown = -1 if self.shown is None else self.shown.version
+        jobs = {"job": Visible("g", 1, self.epoch)}
+        return of(
+            self.name,
+            self.joined,
+            held=self.held,
+            shown=shown,
+            away_s=self.away_s,
+            wants_nothing=self.wants_nothing,
+            is_connected=not self.away_s,
+            jobs=jobs,
+        )
+
+
+def shown_by(server: Server) -> Topology:
+    assert server.shown is not None
+    return server.shown
+
+
+class Play:
+    """A registry's decisions and servers that follow them, one small thing at a time."""
+
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
+        self.assignment = Assignment(replicas)
+        self.servers: dict[str, Server] = {}
+        self.joined = 0
+        self.reported: dict[str, Member] = {}
+        self.has_lost_nobody = False
+
+    def join(self) -> None:
+        self.joined += 1
+        name = f"s{self.joined}"
+        self.servers[name] = Server(name, self.joined)
+
+    def report(self, server: Server) -> None:
+        self.reported[server.name] = server.member()
+
+    def step(self) -> bool:
+        for server in self.servers.values():
+            if server.away_s:
+                self.report(server)
+        before = self.assignment.topology
+        is_new = self.assignment.step(self.reported)
+        after = self.assignment.topology
+        if is_new:
+            assert after is not None
+            assert before is None or after.version > before.version
+        for name in list(self.reported):
+            if not self.assignment.keeps(name) and self.servers[name].away_s:
+                del self.reported[name]
+        return is_new
+
+    def tell(self, server: Server) -> None:
+        told = self.assignment.told(server.name)
+        if told is None or server.away_s:
+            return
+        if server.shown is not None:
+            assert told.topology.version >= server.shown.version
+        server.shown = told.topology
+        server.wanted = told.wanted
+        server.held &= told.wanted
+        self.check()
+
+    def load(self, server: Server, part: KeyGroups = ALL) -> None:
+        if not server.away_s:
+            server.held |= server.wanted & part
+
+    def do(self, kind: str, *given_: Any) -> None:
+        """Have something happen."""
+        if kind == "join":
+            if self.joined < SERVERS_MAX:
+                self.join()
+            return
+        if kind == "step":
+            self.step()
+            return
+        if kind == "settle":
+            self.settle()
+            return
+        server = list(self.servers.values())[given_[0] % len(self.servers)]
+        if kind == "lose":
+            server.away_s = 0.5
+        elif kind == "forget" and server.away_s:
+            server.away_s = RETURN_S
+        elif kind == "return" and server.away_s:
+            server.away_s, server.wants_nothing = 0.0, False
+            if given_[1]:
+                server.held = NONE
+            self.report(server)
+        elif kind == "drain" and not server.away_s:
+            server.wants_nothing = True
+        elif kind == "report" and not server.away_s:
+            self.report(server)
+        elif kind == "tell":
+            self.tell(server)
+        elif kind == "load":
+            self.load(server, KeyGroups.parse(given_[1]))
+
+    def check(self) -> None:
+        """Ask each server for all that is shown anywhere: nobody is sent round in circles by those that are up.
+
+        If nobody was ever lost, who answers in the end has the slot.
+        """
+        up = {each.name: each for each in self.servers.values() if not each.away_s and each.shown is not None}
+        firsts = {first for each in up.values() for node in shown_by(each).masters for first, _ in node.slots.ranges}
+        for start in up:
+            for first in firsts:
+                at, hops = start, 0
+                while at in up and first in shown_by(up[at]).owners:
+                    owner = shown_by(up[at]).owners[first].id
+                    if owner == at:
+                        break
+                    at, hops = owner, hops + 1
+                    assert hops <= len(self.servers), f"slot {first}: sent in circles"
+                if self.has_lost_nobody:
+                    assert first in up[at].held, f"slot {first}: {at} is asked, and does not have it"
+
+    def settle(self) -> int:
+        """Let everything happen that is under way; return in how many rounds."""
+        for rounds in range(STEPS_MAX):
+            before = (
+                self.assignment.topology,
+                [(each.wanted, each.held, each.shown) for each in self.servers.values()],
+            )
+            for server in self.servers.values():
+                if not server.away_s:
+                    self.report(server)
+            self.step()
+            for server in self.servers.values():
+                self.tell(server)
+                self.load(server)
+            after = (self.assignment.topology, [(each.wanted, each.held, each.shown) for each in self.servers.values()])
+            if before == after:
+                return rounds
+        raise AssertionError(f"nothing is settled after {STEPS_MAX} rounds")
+
+    def check_settled(self) -> None:
+        here = [each for each in self.servers.values() if not each.away_s]
+        topology = self.assignment.topology
+        if all(each.wants_nothing for each in here):
+            return
+        assert topology is not None
+        serving = [each for each in here if not each.wants_nothing]
+        assert sum(len(node.slots) for node in topology.masters) == SLOTS
+        owners = {node.id for node in topology.masters if node.slots}
+        assert owners <= {each.name for each in serving}
+        assert len(owners) == max(1, len(serving) // (self.replicas + 1))
+        sizes = [len(topology.node(name).slots) for name in owners]
+        assert max(sizes) - min(sizes) <= 1
+        shards = [1 + len(list(topology.replicas(topology.node(name)))) for name in owners]
+        assert sum(shards) == len(serving)
+        assert max(shards) - min(shards) <= 1
+        for each in serving:
+            assert each.wanted == each.held == topology.master_of(topology.node(each.name)).slots
+            assert topology.node(each.name).health is Health.ONLINE
+
+
+WHICH = st.integers(0, SERVERS_MAX)
+QUIET_EVENTS = (
+    st.just(("join",)),
+    st.tuples(st.just("drain"), WHICH),
+    st.tuples(st.just("report"), WHICH),
+    st.tuples(st.just("tell"), WHICH),
+    st.tuples(st.just("load"), WHICH, st.sampled_from(["0-4000", "8000-12000", "0-16383"])),
+    st.just(("step",)),
+    st.just(("settle",)),
+)
+LOSSES = (
+    st.tuples(st.just("lose"), WHICH),
+    st.tuples(st.just("forget"), WHICH),
+    st.tuples(st.just("return"), WHICH, st.booleans()),
+)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2), st.integers(1, 5), st.lists(st.one_of(*QUIET_EVENTS), max_size=60))
+def test_while_slots_move_whoever_is_asked_leads_to_one_that_has_them(
+    replicas: int, first: int, events: list[tuple[Any, ...]]
+) -> None:
+    play = Play(replicas)
+    for _ in range(first):
+        play.join()
+    play.settle()
+    play.has_lost_nobody = True
+    for event in events:
+        play.do(*event)
+        play.check()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2), st.integers(1, 5), st.lists(st.one_of(*QUIET_EVENTS, *LOSSES), max_size=40))
+def test_whatever_happens_it_comes_to_rest_with_all_slots_answered(
+    replicas: int, first: int, events: list[tuple[Any, ...]]
+) -> None:
+    play = Play(replicas)
+    for _ in range(first):
+        play.join()
+    for event in events:
+        play.do(*event)
+    for server in play.servers.values():
+        if server.away_s:
+            server.away_s = RETURN_S
+    play.settle()
+    play.check_settled()
+    version = None if play.assignment.topology is None else play.assignment.topology.version
+    assert play.settle() == 0
+    assert version == (None if play.assignment.topology is None else play.assignment.topology.version)
+
+
+SHARES = st.lists(st.integers(0, SLOTS - 1), min_size=0, max_size=5, unique=True).map(sorted)
+
+
+def _parts(cuts: list[int]) -> list[KeyGroups]:
+    ends = [0, *cuts, SLOTS]
+    return [KeyGroups.of([(first, last - 1)]) for first, last in pairwise(ends) if first < last]
+
+
+@given(SHARES, st.lists(st.integers(0, 5), max_size=6))
+def test_slots_are_spread_evenly_and_no_more_of_them_move_than_have_to(cuts: list[int], gone: list[int]) -> None:
+    given_ = [NONE if at in gone else each for at, each in enumerate(_parts(cuts))]
+    made = spread(given_, [NONE] * len(given_))
+    sizes = [len(each) for each in made]
+    assert sum(sizes) == SLOTS
+    assert max(sizes) - min(sizes) <= 1
+    assert not any(one & other for at, one in enumerate(made) for other in made[:at])
+    surplus = sum(max(0, len(each) - SLOTS // len(given_) - 1) for each in given_)
+    surplus_max = sum(max(0, len(each) - SLOTS // len(given_)) for each in given_)
+    lost = sum(len(before - after) for before, after in zip(given_, made, strict=True))
+    assert surplus <= lost <= surplus_max
+    assert spread(made, [NONE] * len(made)) == made
+
+
+def test_one_of_n_that_comes_or_goes_moves_its_share_and_little_more() -> None:
+    slots = [ALL]
+    for count in range(2, 40):
+        before, slots = slots, spread([*slots, NONE], [NONE] * count)
+        assert sum(len(old - new) for old, new in zip(before, slots, strict=False)) == len(slots[-1])
+        assert len(slots[-1]) == SLOTS // count
+        assert sum(len(each.ranges) for each in slots) <= count * count // 2
+    while len(slots) > 1:
+        before = slots[:1] + slots[2:]
+        slots = spread(before, [NONE] * len(before))
+        assert all(not old - new for old, new in zip(before, slots, strict=True))
+    assert slots == [ALL]
+
+
+def test_slots_go_to_who_holds_them_already() -> None:
+    halves = [KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")]
+    held = KeyGroups.parse("5000-7729,9000-11730")
+    first, second, back = spread([*halves, NONE], [NONE, NONE, held])
+    assert not held - back
+    assert len(back) == SLOTS // 3
+    assert not first - halves[0]
+    assert not second - halves[1]
+    assert spread([NONE, NONE], [halves[1], halves[0]]) == halves[::-1]
+
+
+def _members(count: int, **of_first: Any) -> dict[str, Member]:
+    made = {f"s{number}": of(f"s{number}", number, held=ALL) for number in range(1, count + 1)}
+    made["s1"] = replace(made["s1"], **of_first)
+    return made
+
+
+def test_members_make_shards_of_a_master_and_its_replicas() -> None:
+    for count, replicas, sizes in (
+        (1, 0, [1]),
+        (3, 0, [1, 1, 1]),
+        (1, 1, [1]),
+        (3, 1, [3]),
+        (4, 1, [2, 2]),
+        (7, 2, [4, 3]),
+    ):
+        shards = plan((), _members(count), replicas)
+        assert [len(shard.members) for shard in shards] == sizes
+        assert sorted(name for shard in shards for name in shard.members) == sorted(_members(count))
+
+
+def test_the_replica_with_the_newest_epochs_takes_the_place_of_a_master_that_is_away() -> None:
+    shards = (Shard("s1", ("s2", "s3"), ALL),)
+    members = _members(3, away_s=0.1)
+    members["s2"] = replace(members["s2"], jobs={"job": Visible("g", 1, 7)})
+    members["s3"] = replace(members["s3"], jobs={"job": Visible("g", 2, 3)})
+    assert plan(shards, members, 2) == (Shard("s3", ("s1", "s2"), ALL),)
+    members["s3"] = replace(members["s3"], held=NONE)
+    assert plan(shards, members, 2) == (Shard("s2", ("s1", "s3"), ALL),)
+
+
+def test_who_is_away_keeps_its_slots_for_a_while_and_its_shard_for_longer() -> None:
+    halves = [KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")]
+    alone = (Shard("s1", (), halves[0]), Shard("s2", (), halves[1]))
+    assert plan(alone, _members(2, away_s=GRACE_S - 0.1), 0) == alone
+    assert plan(alone, _members(2, away_s=GRACE_S), 0) == (Shard("s2", (), ALL),)
+    pairs = (Shard("s1", ("s2",), halves[0]), Shard("s3", ("s4",), halves[1]))
+    assert plan(pairs, _members(4, away_s=GRACE_S), 1) == (Shard("s2", ("s1",), halves[0]), pairs[1])
+    assert len(plan(pairs, _members(4, away_s=RETURN_S), 1)) == 1
+
+
+def _shown(play: Play) -> list[tuple[str, str, str]]:
+    topology = play.assignment.topology
+    assert topology is not None
+    return [(node.id, str(node.slots), str(node.health)) for node in topology.nodes]
+
+
+def test_slots_move_in_an_order_in_which_they_are_always_answered() -> None:
+    play = Play(0)
+    play.join()
+    play.settle()
+    assert _shown(play) == [("s1", "0-16383", "online")]
+    play.join()
+    first, second = play.servers.values()
+    play.report(second)
+    play.step()
+    for server in (first, second):
+        play.tell(server)
+        play.report(server)
+    play.step()
+    play.tell(second)
+    assert str(second.wanted) == "8192-16383"
+    assert str(first.wanted) == "0-16383"
+    assert _shown(play) == [("s1", "0-16383", "online"), ("s2", "", "online")]
+    play.load(second, KeyGroups.parse("8192-9000"))
+    play.report(second)
+    assert play.step()
+    assert _shown(play)[1] == ("s2", "8192-9000", "online")
+    told = play.assignment.told("s1")
+    assert told is not None and first.shown is not None
+    assert told.topology.version == first.shown.version, "the one who gains is told first"
+    play.tell(second)
+    play.report(second)
+    play.step()
+    play.tell(first)
+    assert str(first.shown.node("s1").slots) == "0-8191,9001-16383"
+    assert str(first.wanted) == "0-16383", "until it says that it shows that"
+    play.report(first)
+    play.step()
+    play.tell(first)
+    assert str(first.wanted) == "0-8191,9001-16383"
+
+
+def test_what_was_handed_over_a_moment_ago_goes_back_if_the_new_owner_is_lost() -> None:
+    play = Play(0)
+    play.join()
+    play.settle()
+    play.join()
+    first, second = play.servers.values()
+    for _ in range(2):
+        for server in (first, second):
+            play.report(server)
+        play.step()
+        for server in (first, second):
+            play.tell(server)
+    play.load(second)
+    play.report(second)
+    assert play.step()
+    assert _shown(play)[1] == ("s2", "8192-16383", "online")
+    second.away_s = 0.1
+    play.step()
+    assert _shown(play) == [("s1", "0-16383", "online"), ("s2", "", "fail")]
+
+
+def test_slots_of_a_lost_server_stay_in_its_name_until_others_hold_them() -> None:
+    play = Play(0)
+    play.join()
+    play.join()
+    play.settle()
+    first, second = play.servers.values()
+    second.away_s = GRACE_S
+    play.step()
+    assert _shown(play) == [("s1", "0-8191", "online"), ("s2", "8192-16383", "fail")]
+    play.tell(first)
+    assert first.wanted == ALL
+    play.load(first)
+    play.report(first)
+    play.step()
+    assert _shown(play) == [("s1", "0-16383", "online")]
+
+
+def test_another_registry_goes_on_from_what_is_shown() -> None:
+    play = Play(0)
+    for _ in range(3):
+        play.join()
+    play.settle()
+    shown = _shown(play)
+    for topology in (play.assignment.topology, None):
+        version = max(each.shown.version for each in play.servers.values() if each.shown is not None)
+        play.assignment = Assignment(0, topology)
+        play.settle()
+        assert _shown(play) == shown
+        assert play.assignment.topology is not None
+        assert play.assignment.topology.version == version + 1
+
+
+def test_where_another_server_listens_now_nobody_comes_back() -> None:
+    play = Play(0)
+    play.join()
+    play.join()
+    play.settle()
+    first = play.servers["s1"]
+    first.away_s = 0.1
+    play.step()
+    play.servers["s3"] = third = Server("s3", 3)
+    play.reported["s3"] = replace(third.member(), port=of("s1").port)
+    play.step()
+    assert [name for name, _, _ in _shown(play)] == ["s2", "s3"]
