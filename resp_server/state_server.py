@@ -177,6 +177,7 @@ async def _serve(
     server = await _listening(keyspace, config, _choices(options, identity))
     remembering = Remembering(replace(identity, port=server.port), folder)
     followers = Followers(ShownJobs(keyspace), list(roots), folder, slots=identity.wanted)
+    ended = asyncio.Event()
     host, port = options.advertise or (_own_host(config.hosts[0]), None)
     link = RegistryLink(
         identity.id,
@@ -187,9 +188,11 @@ async def _serve(
         address=options.registry,
         token=token,
         on_wanted=remembering.want,
+        on_end=ended.set if options.child else None,
     )
     followers.on_change = link.changed
     tasks: list[asyncio.Task[None]] = []
+    told = asyncio.create_task(until_told_to_end(watches_input=options.child))
     try:
         await followers.start()
         tasks.append(asyncio.create_task(_open(server, followers, remembering.is_assigned)))
@@ -198,10 +201,11 @@ async def _serve(
         logger.info("started state server @ %s:%d", shown, port or server.port)
         if options.child:
             print(json.dumps({"host": shown, "port": port or server.port}), flush=True)
-        if await until_told_to_end(watches_input=options.child):
+        await asyncio.wait([told, asyncio.create_task(ended.wait())], return_when=asyncio.FIRST_COMPLETED)
+        if told.done() and told.result():
             await link.drain(DRAIN_S_MAX)
     finally:
-        for task in tasks:
+        for task in (told, *tasks):
             task.cancel()
         await server.stop()
         await followers.stop()

@@ -77,7 +77,10 @@ class Advertised:
 
 
 class RegistryLink:
-    """Runs on the event loop's thread. `on_wanted` is called with what the server is to hold, first before it does."""
+    """Runs on the event loop's thread. `on_wanted` is called with what the server is to hold, first before it does.
+
+    `on_end` is called when the driver ends its servers; without it that is not for this one.
+    """
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class RegistryLink:
         address: str | None,
         token: str,
         on_wanted: Callable[[KeyGroups], None],
+        on_end: Callable[[], None] | None = None,
     ) -> None:
         self._id = member_id
         self._advertised = advertised
@@ -100,6 +104,7 @@ class RegistryLink:
         self._last: str | None = None
         self._token = token
         self._on_wanted = on_wanted
+        self._on_end = on_end
         self._term = 0
         self._shown: Topology | None = None
         self._wanted: KeyGroups | None = None
@@ -259,6 +264,8 @@ class RegistryLink:
                     logger.error("what the registry assigns cannot be: %s", error)
             case [b"notice", bytes(job), int(_)]:
                 self._notice(job.decode())
+            case [b"end"] if self._on_end is not None:
+                self._on_end()
 
     def _notice(self, job: str) -> None:
         """Have a job's log looked at. That may take long where storage hangs: once at a time, and nobody waits."""

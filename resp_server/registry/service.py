@@ -6,10 +6,12 @@
     NOTICE job epoch             +OK; every server is told to look at the job's log
     WAIT job epoch timeout_ms    :1 when every owner of slots shows that epoch or a later one, :0 after that time
     MEMBERS                      a map for each server
+    END                          +OK; servers that were started for their driver, which says this, are told to end
 
     > assignment term json       to a server: {"topology": ..., "wanted": "0-8191"}, to show and to hold
     > topology term json         to who watches
     > notice job epoch           to a server
+    > end                        to a server, see END
 
 All of it in RESP3. Runs on one event loop; only the record is written in a thread.
 """
@@ -333,11 +335,14 @@ class Registry:
                     return await self._wait(job, int(epoch), min(int(timeout_ms), WAIT_MS_MAX) / 1000)
                 case [b"MEMBERS"]:
                     return self._members()
+                case [b"END"]:
+                    self._send_all(Push((b"end",)))
+                    return OK
         except ReportError as error:
             return PlainError(str(error))
         except ValueError as error:
             return PlainError(f"a number is needed: {error}")
-        verbs = "REPORT json, WATCH, NOTICE job epoch, WAIT job epoch timeout_ms, MEMBERS"
+        verbs = "REPORT json, WATCH, NOTICE job epoch, WAIT job epoch timeout_ms, MEMBERS, END"
         return PlainError(f"not a request of a registry; there are {verbs}")
 
     def _take(self, connection: Connection, report: Report) -> Reply:
@@ -371,7 +376,10 @@ class Registry:
         return OK
 
     def _notice(self, job: str, epoch: int) -> None:
-        message = encode(Push((b"notice", job.encode(), epoch)), PROTOCOL)
+        self._send_all(Push((b"notice", job.encode(), epoch)))
+
+    def _send_all(self, push: Push) -> None:
+        message = encode(push, PROTOCOL)
         for known in self._known.values():
             if known.connection is not None:
                 known.connection.send(message)
@@ -411,6 +419,7 @@ class Registry:
                 {
                     b"id": name.encode(),
                     b"address": _address(report).encode(),
+                    b"connected": int(known.connection is not None),
                     b"role": b"none" if node is None else b"replica" if node.is_replica else b"master",
                     b"health": b"none" if node is None else node.health.encode(),
                     b"slots": b"" if node is None else str(node.slots).encode(),
