@@ -1,0 +1,157 @@
+"""Slots that get another owner: until a new server has taken a million keys over, and until one has loaded ten million.
+
+A registry and two state servers, started by hand, over one log that gets an epoch a second meanwhile, as the reads'
+benchmarks have it. Measured from the start of the new server's process to the topology that says it answers.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+
+from benchmarks.options import Options
+from benchmarks.processes import below, cpu_s
+from benchmarks.results import Row, rounded
+from benchmarks.servers import VoidError, key, load_log, publish, runs_of_values, temporary_folder, until, value
+from resp_server import children
+from resp_server.client import Client, ClientError
+from resp_server.control import TOKEN_VARIABLE
+from state_backend.compact import compact_log
+from state_backend.log_writer import LogWriter
+
+MOVED_KEYS = 1_000_000
+LOADED_KEYS = 1_000_000
+LOADED_KEYS_FULL = 10_000_000
+ROUNDS_MAX = 3
+CHANGED_SHARE = 0.01
+PERIOD_S = 1.0
+TIMEOUT_S = 600.0
+SAMPLE = 200
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield a row for each way to come by slots."""
+    moved = max(2_000, int(MOVED_KEYS * options.scale))
+    yield _row("move half of the slots to a new server", 2 * moved, moved, replicas=0, options=options)
+    loaded = max(2_000, int((LOADED_KEYS_FULL if options.is_full else LOADED_KEYS) * options.scale))
+    yield _row(f"a new replica loads {loaded:,} keys", loaded, loaded, replicas=1, options=options)
+
+
+def _row(name: str, keys: int, moved: int, *, replicas: int, options: Options) -> Row:
+    times = []
+    with temporary_folder() as folder:
+        options.report(f"moves: writing {keys:,} keys")
+        log = folder / "log"
+        writer = load_log(log, keys, has_maps_and_lists=False)
+        try:
+            compact_log(str(log), writer.job, retention_ms=0)
+            rounds = min(options.rounds, ROUNDS_MAX)
+            for number in range(rounds):
+                options.report(f"moves: {name}, round {number + 1} of {rounds}")
+                times.append(_timed(log, folder / f"round{number}", writer, keys, replicas))
+        finally:
+            writer.close()
+    seconds, used_s = [each for each, _ in times], median(each for _, each in times)
+    return Row(
+        name=name, part="moves", ours=rounded(median(seconds)), unit="s", better="less", rounds=len(times),
+        low=rounded(min(seconds)), high=rounded(max(seconds)),
+        note=f"{moved:,} keys in {used_s:.1f} s of the new server's processor time, of {keys:,}",
+    )  # fmt: skip
+
+
+def _timed(log: Path, folder: Path, writer: LogWriter, keys: int, replicas: int) -> tuple[float, float]:
+    """Have a second server come; return the seconds until it answers, and the processor time that it took."""
+    with ExitStack() as stack:
+        stack.enter_context(_process("registry", log, "--port", "0", "--replicas", str(replicas)))
+        stack.enter_context(_state_server(log, folder / "first"))
+        until(lambda: _online(log) == 1, TIMEOUT_S, "loading the first server")
+        stack.enter_context(_changing(writer, keys))
+        began_s = time.perf_counter()
+        process, port = stack.enter_context(_state_server(log, folder / "second"))
+        until(lambda: _online(log) == 2 and _has_slots(log, port, replicas), TIMEOUT_S, "moving", 0.01)
+        seconds = time.perf_counter() - began_s
+        used_s = sum(cpu_s(pid) for pid in (process.pid, *below(process.pid)))
+        _check(port, keys, is_replica=replicas > 0)
+        return seconds, used_s
+
+
+@contextmanager
+def _process(*words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "spark_hooks.cli", words[0], "--child", "--log", *words[1:], "--loglevel", "error"]
+    environment = children.environment() | {TOKEN_VARIABLE: "moves"}
+    process = subprocess.Popen(
+        [str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@contextmanager
+def _state_server(log: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    with _process("state-server", log, "--port", "0", "--store", folder) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise VoidError("a state server did not start; the line above tells why")
+        yield process, json.loads(line)["port"]
+
+
+@contextmanager
+def _changing(writer: LogWriter, keys: int) -> Iterator[None]:
+    """Have an epoch a second, each of which writes some keys again as they are."""
+    ends = threading.Event()
+    numbers = range(max(1, int(keys * CHANGED_SHARE)))
+
+    def change() -> None:
+        while not ends.wait(PERIOD_S):
+            publish(writer, runs_of_values(numbers, 0))
+
+    thread = threading.Thread(target=change, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def _nodes(log: Path) -> Sequence[dict[str, str | int]]:
+    try:
+        nodes: list[dict[str, str | int]] = json.loads((log / "registry.json").read_text())["topology"]["nodes"]
+    except (OSError, KeyError, TypeError):
+        return []
+    return nodes
+
+
+def _online(log: Path) -> int:
+    return sum(node.get("health", "online") == "online" for node in _nodes(log))
+
+
+def _has_slots(log: Path, port: int, replicas: int) -> bool:
+    return any(node["port"] == port and (replicas > 0 or node.get("slots")) for node in _nodes(log))
+
+
+def _check(port: int, keys: int, *, is_replica: bool) -> None:
+    """Ask the new server for some keys; what it does not own it says so."""
+    with Client("127.0.0.1", port) as client:
+        if is_replica:
+            client.call("READONLY")
+        for number in range(0, keys, max(1, keys // SAMPLE)):
+            try:
+                found = client.call("GET", key(number))
+            except ClientError as error:
+                if "MOVED" in str(error) and not is_replica:
+                    continue
+                raise
+            if found != value(number, 0):
+                raise VoidError(f"{key(number)} is {found!r} at the new server, and should be {value(number, 0)!r}")
