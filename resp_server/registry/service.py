@@ -132,6 +132,7 @@ class Registry:
         self._connections: set[Connection] = set()
         self._waiting: set[tuple[str, int, asyncio.Future[None]]] = set()
         self._joined = 0
+        self._is_ending = False
         self._wake = asyncio.Event()
         self._saved = asyncio.Event()
         self._unsaved = asyncio.Event()
@@ -316,7 +317,9 @@ class Registry:
             if known.connection is connection:
                 known.connection = None
                 known.heard_s = asyncio.get_running_loop().time()
-                logger.warning("server %s is gone", _name(known.report))
+                logger.log(
+                    logging.INFO if self._is_ending else logging.WARNING, "server %s is gone", _name(known.report)
+                )
         self._wake.set()
 
     async def _answer(self, connection: Connection, request: Request) -> Reply:
@@ -336,6 +339,7 @@ class Registry:
                 case [b"MEMBERS"]:
                     return self._members()
                 case [b"END"]:
+                    self._is_ending = True
                     self._send_all(Push((b"end",)))
                     return OK
         except ReportError as error:
