@@ -2,7 +2,8 @@
 
 Slots X move from A to B so that at any moment whoever is asked answers, or knows who does:
 
-    B wants X -> B holds X -> the topology says B -> B shows it -> others are told -> A shows it -> A wants X no more
+    B wants X -> B holds X, at epochs of A -> the topology says B -> B shows it -> others are told -> A shows it
+    -> A wants X no more
 
 Slots whose owner is gone stay in its name until another one holds them: it may answer all the same, and only the
 registry does not hear it. Pure: no clock, no sockets.
@@ -10,12 +11,15 @@ registry does not hear it. Pure: no clock, no sockets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from resp_server.cluster.topology import Health, Node, Topology
 from resp_server.registry.sharding import Member, Shard, plan
 from state_backend.key_groups import ALL, NONE, KeyGroups
+
+# What a taker has to have seen before it may answer for a giver: a term and an epoch of each job.
+Handover = dict[str, tuple[int, int]]
 
 
 class Told(NamedTuple):
@@ -36,6 +40,7 @@ class Assignment:
         self._released = topology
         self._first: frozenset[str] = frozenset()
         self._wanted: dict[str, KeyGroups] = {}
+        self._handovers: dict[tuple[str, str], Handover] = {}
         self._is_own = False  # the topology is one that was made here
 
     def step(self, members: Mapping[str, Member]) -> bool:
@@ -79,7 +84,7 @@ class Assignment:
         here = {each.address: each.id for each in members.values() if each.is_here}
         # Where another one listens now, nobody comes back.
         before = {name: node for name, node in before.items() if name in here.values() or node.address not in here}
-        slots = _next_slots(self.shards, {name: node.slots for name, node in before.items()}, members)
+        slots = self._next_slots({name: node.slots for name, node in before.items()}, members)
         mates = {name: shard for shard in self.shards for name in shard.members}
         joined = sorted(members.values(), key=lambda each: each.joined)
         present = [each.id for each in joined if each.id in mates or each.is_connected]
@@ -109,6 +114,36 @@ class Assignment:
         self._is_own = True
         self._release(members)
         return True
+
+    def _next_slots(self, owned: Mapping[str, KeyGroups], members: Mapping[str, Member]) -> dict[str, KeyGroups]:
+        """Return who is to be shown as the owner of which slots: who is to have them, if it can, or who has them.
+
+        Who gains slots gives none to others in the same step: it shows them before others do.
+        """
+        target = {shard.master: shard.slots for shard in self.shards}
+        moves = [
+            (source, name, moved)
+            for name, slots in _wishes(target, owned, members).items()
+            for source, moved in _sources(slots - owned.get(name, NONE), owned)
+        ]
+        handovers = {(source, name): self._handovers.get((source, name), {}) for source, name, _ in moves}
+        self._handovers = handovers
+        slots = dict(owned)
+        givers: set[str] = set()
+        gainers: set[str] = set()
+        # Slots that nobody can be asked for come first: they need wait for no one.
+        for source, name, moved in sorted(moves, key=lambda move: _is_shown(move[0], members)):
+            if not _may_follow(members.get(source), members.get(name), handovers[source, name]):
+                continue
+            if _is_shown(source, members):
+                if source in gainers or name in givers:
+                    continue
+                givers.add(source)
+            gainers.add(name)
+            slots[name] = slots.get(name, NONE) | moved
+            if source:
+                slots[source] -= moved
+        return slots
 
     def _release(self, members: Mapping[str, Member]) -> None:
         """Find those who have to show the topology before others may: who is here, and gained slots."""
@@ -165,34 +200,20 @@ def _node(
     return Node(name, where.host, where.port, slots.get(name, NONE), master, health)
 
 
-def _next_slots(
-    shards: Iterable[Shard], owned: Mapping[str, KeyGroups], members: Mapping[str, Member]
-) -> dict[str, KeyGroups]:
-    """Return who is to be shown as the owner of which slots: who is to have them, if it can answer, or who has them.
+def _may_follow(giver: Member | None, taker: Member | None, handover: Handover) -> bool:
+    """Tell whether keys that one answers may be asked of another: it knows all the jobs, and readers lose no epochs.
 
-    Who gains slots gives none to others in the same step: it shows them before others do.
+    The epochs are those of the moment when this was asked first, so that a taker that is always a little behind does
+    not wait for ever. Those of one that is away do not count: nobody reads them.
     """
-    target = {shard.master: shard.slots for shard in shards}
-    wishes = _wishes(target, owned, members)
-    moves = [
-        (source, name, moved)
-        for name, slots in wishes.items()
-        for source, moved in _sources(slots - owned.get(name, NONE), owned)
-    ]
-    slots = dict(owned)
-    givers: set[str] = set()
-    gainers: set[str] = set()
-    # Slots that nobody can be asked for come first: they need wait for no one.
-    for source, name, moved in sorted(moves, key=lambda move: _is_shown(move[0], members)):
-        if _is_shown(source, members):
-            if source in gainers or name in givers:
-                continue
-            givers.add(source)
-        gainers.add(name)
-        slots[name] = slots.get(name, NONE) | moved
-        if source:
-            slots[source] -= moved
-    return slots
+    if giver is None or taker is None:
+        return True
+    for job, seen in giver.jobs.items():
+        handover.setdefault(job, (seen.term, seen.epoch))
+        found = taker.jobs.get(job)
+        if found is None or (giver.is_here and (found.term, found.epoch) < handover[job]):
+            return False
+    return True
 
 
 def _is_shown(source: str, members: Mapping[str, Member]) -> bool:

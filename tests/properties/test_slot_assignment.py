@@ -401,6 +401,30 @@ def test_what_was_handed_over_a_moment_ago_goes_back_if_the_new_owner_is_lost() 
     assert _shown(play) == [("s1", "0-16383", "online"), ("s2", "", "fail")]
 
 
+def test_nobody_takes_slots_over_before_it_knows_the_jobs_and_has_seen_their_epochs() -> None:
+    play = Play(0)
+    play.join()
+    play.settle()
+    play.join()
+    first, second = play.servers.values()
+    first.epoch, second.epoch = 5, 4
+    for _ in range(3):
+        for server in (first, second):
+            play.report(server)
+        play.step()
+        for server in (first, second):
+            play.tell(server)
+            play.load(server)
+    assert _shown(play)[1] == ("s2", "", "online")
+    play.reported["s2"] = replace(second.member(), jobs={})
+    assert not play.step()
+    first.epoch, second.epoch = 6, 5  # it is behind still, but has seen what was there when it was to take over
+    play.report(first)
+    play.report(second)
+    assert play.step()
+    assert _shown(play)[1] == ("s2", "8192-16383", "online")
+
+
 def test_slots_of_a_lost_server_stay_in_its_name_until_others_hold_them() -> None:
     play = Play(0)
     play.join()

@@ -1,0 +1,248 @@
+"""A registry, state servers and readers as processes and threads, over a log that grows while they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from threading import Event, Thread
+from time import monotonic, sleep
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.retry import Retry
+
+from compat.conformance.servers import free_port
+from resp_server.client import Client, ClientError
+from resp_server.registry.record import Record
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+
+TOKEN = "of-the-tests"
+JOB = "job"
+KEYS = [f"{JOB}:n:k{number}" for number in range(300)]
+WAIT_S_MAX = 60.0
+EPOCH_EVERY_S = 0.2
+
+
+def eventually(what: str, is_so: Callable[[], Any]) -> Any:
+    """Return what is true as soon as it is; fail if that takes too long."""
+    ends = monotonic() + WAIT_S_MAX
+    while not (found := is_so()):
+        assert monotonic() < ends, what
+        sleep(0.02)
+    return found
+
+
+class Process:
+    """A registry or a state server."""
+
+    def __init__(self, program: str, options: list[str], log: Path) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
+        self.log = log
+        self._errors = log.open("ab")
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", program, "--child", *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment | {"SPARKIS_CONTROL_TOKEN": TOKEN},
+        )
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        assert line, log.read_text()
+        self.port: int = json.loads(line)["port"]
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def kill(self) -> None:
+        """End it as nothing else would."""
+        self.popen.kill()
+        self.popen.wait()
+
+    def close(self) -> None:
+        self.kill()
+        for stream in (self.popen.stdin, self.popen.stdout, self._errors):
+            assert stream is not None
+            stream.close()
+
+
+class Reader:
+    """A cluster client that reads keys all the time. Each value is the number of the epoch that it was written in."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.reads = 0
+        self.wrongs: list[str] = []
+        self.failures: list[str] = []
+        self._fleet = fleet
+        self._is_over = Event()
+        self._thread = Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        client = self._fleet.client()
+        at = 0
+        while not self._is_over.is_set():
+            at = (at + 7) % len(KEYS)
+            try:
+                found = client.get(KEYS[at])
+                newest = self._fleet.epoch
+                if found is None or not 0 <= int(found) <= newest:
+                    self.wrongs.append(f"{KEYS[at]} is {found!r}, and epoch {newest} is the newest")
+                self.reads += 1
+            except (redis.RedisError, OSError) as error:
+                self.failures.append(f"{KEYS[at]}: {error!r}")
+                sleep(0.01)
+        client.close()
+
+    def stop(self) -> None:
+        """Stop reading; fail if anything was wrong."""
+        self._is_over.set()
+        self._thread.join()
+        assert not self.wrongs, self.wrongs[:3]
+        assert self.reads
+
+
+class Fleet:
+    """All of it, and the end of it."""
+
+    def __init__(self, folder: Path, *, replicas: int = 0) -> None:
+        self.folder, self.log = folder, folder / "log"
+        self.log.mkdir()
+        self.replicas = replicas
+        self.epoch = -1
+        self._ports = [free_port() for _ in range(6)]
+        self._processes: list[Process] = []
+        self._readers: list[Reader] = []
+        self._is_over = Event()
+        self._writer = LogWriter(self.log, JOB, [StateDescriptor("n", key="k", value="v")])
+        self._publish()
+        self._publishing = Thread(target=self._keep_publishing, daemon=True)
+        self._publishing.start()
+
+    def _publish(self) -> None:
+        self.epoch += 1  # first: who reads it may be faster than we are
+        self._writer.publish([Change("n", Op.PUT, key.encode(), value=b"%d" % self.epoch) for key in KEYS])
+
+    def _keep_publishing(self) -> None:
+        while not self._is_over.wait(EPOCH_EVERY_S):
+            self._publish()
+            with suppress(ClientError, OSError, FileNotFoundError), self.ask() as registry:
+                registry.call("NOTICE", JOB, str(self.epoch))
+
+    # Processes
+
+    def registry(self) -> Process:
+        """Start a registry."""
+        options = ["--log", str(self.log), "--port", "0", "--replicas", str(self.replicas)]
+        return self._started("resp_server.registry.process", options, "registry")
+
+    def server(self, number: int) -> Process:
+        """Start a state server; one of the same number is the same server."""
+        options = ["--log", str(self.log), "--store", str(self.folder / f"store{number}")]
+        options += ["--port", str(self._ports[number])]
+        return self._started("resp_server.state_server", options, f"server{number}")
+
+    def _started(self, program: str, options: list[str], name: str) -> Process:
+        self._processes.append(Process(program, options, self.folder / f"{name}.{len(self._processes)}.log"))
+        return self._processes[-1]
+
+    def read(self) -> Reader:
+        """Begin to read."""
+        self._readers.append(Reader(self))
+        return self._readers[-1]
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader._is_over.set()
+            reader._thread.join()
+        self._is_over.set()
+        self._publishing.join()
+        self._writer.close()
+        for process in self._processes:
+            process.close()
+
+    # What is there
+
+    def client(self) -> Any:
+        """Connect to the cluster as its clients do, by any of its servers."""
+        nodes = [ClusterNode("127.0.0.1", port) for port in self._ports]
+        return RedisCluster(startup_nodes=nodes, decode_responses=True, retry=Retry(NoBackoff(), 16))
+
+    def record(self) -> Record:
+        """Return what the registry has written down."""
+        return Record.parse((self.log / "registry.json").read_bytes(), "registry.json")
+
+    def ask(self) -> Client:
+        """Connect to the registry."""
+        host, _, port = self.record().address.rpartition(":")
+        return Client(host, int(port), password=TOKEN)
+
+    def nodes(self) -> dict[int, tuple[str, str, str]]:
+        """Return role, slots and health of each server, by its number; empty while there is no topology."""
+        topology = self.record().topology
+        numbers = {port: number for number, port in enumerate(self._ports)}
+        return {
+            numbers[node.port]: ("replica" if node.is_replica else "master", str(node.slots), str(node.health))
+            for node in (topology.nodes if topology is not None else ())
+        }
+
+    def wait_for(self, **expected: str) -> None:
+        """Wait until servers have these slots: `_0="0-8191"`; "replica" for one that has none of its own."""
+
+        def shown() -> dict[str, str]:
+            return {
+                f"_{number}": slots if role == "master" else role
+                for number, (role, slots, health) in self.nodes().items()
+                if health == "online"
+            }
+
+        ends = monotonic() + WAIT_S_MAX
+        while shown() != expected:
+            assert monotonic() < ends, f"{self.nodes()} instead of {expected}"
+            sleep(0.05)
+
+    def wait_until_all_show_it(self) -> None:
+        """Wait until every server shows the newest topology, and holds what it is to hold and nothing else."""
+
+        def is_quiet() -> bool:
+            with self.ask() as registry:
+                members = [dict(zip(row[::2], row[1::2], strict=True)) for row in map(_flat, registry.call("MEMBERS"))]
+            topology = self.record().topology
+            assert topology is not None
+            return all(each["shown"] == topology.version and each["held"] == each["wanted"] for each in members)
+
+        eventually("not all servers show the topology", is_quiet)
+
+    def wait_for_all_keys(self) -> None:
+        """Wait until all keys are answered with an epoch that was not there before."""
+        since = self.epoch
+        client = self.client()
+
+        def answers() -> bool:
+            with suppress(redis.RedisError, OSError):
+                return all(int(client.get(key)) > since for key in KEYS)
+            return False
+
+        eventually("not all keys are answered", answers)
+        client.close()
+
+
+def _flat(row: Any) -> list[Any]:
+    return [item for pair in row.items() for item in pair] if isinstance(row, dict) else list(row)
+
+
+def fleet_in(folder: Path, **given: Any) -> Iterator[Fleet]:
+    """Yield a fleet that ends with the test."""
+    made = Fleet(folder, **given)
+    yield made
+    made.close()

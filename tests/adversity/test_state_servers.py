@@ -1,0 +1,201 @@
+"""State servers that share the slots come, go, hang and are killed while cluster clients read: no answer is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fleet import KEYS, Fleet, eventually, fleet_in
+from redis import Redis
+
+THIRDS = {"_0": "0-5461", "_1": "10923-16383", "_2": "5462-10922"}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    yield from fleet_in(tmp_path)
+
+
+@pytest.fixture
+def doubled(tmp_path: Path) -> Iterator[Fleet]:
+    yield from fleet_in(tmp_path, replicas=1)
+
+
+def test_servers_join_and_leave_under_load_and_no_read_fails(fleet: Fleet) -> None:
+    fleet.registry()
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    reader = fleet.read()
+    fleet.server(1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    third = fleet.server(2)
+    fleet.wait_for(**THIRDS)
+    fleet.wait_until_all_show_it()
+    fleet.wait_for_all_keys()
+    third.popen.send_signal(signal.SIGTERM)
+    assert third.popen.wait() == 0
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
+    fleet.wait_for_all_keys()
+    reader.stop()
+    assert not reader.failures
+
+
+def test_a_replica_takes_the_place_of_a_master_that_is_killed(doubled: Fleet) -> None:
+    doubled.registry()
+    first = doubled.server(0)
+    doubled.wait_for(_0="0-16383")
+    doubled.server(1)
+    doubled.wait_for(_0="0-16383", _1="replica")
+    reader = doubled.read()
+    eventually("nothing is read", lambda: reader.reads > 100)
+    first.kill()
+    doubled.wait_for(_1="0-16383")
+    assert doubled.nodes()[0] == ("replica", "", "fail")
+    doubled.wait_for_all_keys()
+    doubled.server(0)
+    doubled.wait_for(_1="0-16383", _0="replica")
+    doubled.wait_until_all_show_it()
+    reader.stop()
+
+
+def test_a_killed_server_that_is_started_again_has_its_slots_as_before(fleet: Fleet) -> None:
+    fleet.registry()
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    second = fleet.server(1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    reader = fleet.read()
+    second.kill()
+    fleet.server(1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
+    fleet.wait_for_all_keys()
+    reader.stop()
+
+
+def test_others_load_what_a_killed_server_had(fleet: Fleet) -> None:
+    fleet.registry()
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    second = fleet.server(1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    reader = fleet.read()
+    second.kill()
+    fleet.wait_for(_0="0-16383")
+    fleet.wait_for_all_keys()
+    assert list(fleet.nodes()) == [0]
+    reader.stop()
+
+
+def test_a_server_that_hangs_is_done_without_and_taken_in_again(fleet: Fleet) -> None:
+    fleet.registry()
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    second = fleet.server(1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    second.popen.send_signal(signal.SIGSTOP)
+    try:
+        fleet.wait_for(_0="0-16383")
+    finally:
+        second.popen.send_signal(signal.SIGCONT)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
+    fleet.wait_for_all_keys()
+
+
+def test_without_a_registry_all_goes_on_and_the_next_one_goes_on_from_there(fleet: Fleet) -> None:
+    registry = fleet.registry()
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    second = fleet.server(1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
+    reader = fleet.read()
+    registry.kill()
+    fleet.wait_for_all_keys()
+    assert not reader.failures
+    before = fleet.record()
+    assert before.topology is not None
+    second.kill()
+    second = fleet.server(1)  # nobody is there to tell it what to serve: it reads what was written down
+    fleet.wait_for_all_keys()
+    reader.failures.clear()
+    fleet.registry()
+    eventually("a version of the new registry", lambda: fleet.record().topology != before.topology)
+    after = fleet.record()
+    assert after.topology is not None
+    assert (after.term, after.topology.version) == (before.term + 1, before.topology.version + 1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
+    fleet.wait_for_all_keys()
+    reader.stop()
+    assert not reader.failures
+
+
+def test_of_two_registries_the_older_one_ends(fleet: Fleet) -> None:
+    older = fleet.registry()
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    reader = fleet.read()
+    fleet.registry()
+    assert older.popen.wait(30) == 1
+    assert "has taken over with term 2; this one has 1" in older.said
+    fleet.server(1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
+    reader.stop()
+    assert not reader.failures
+
+
+def test_a_registry_that_has_lost_its_record_learns_from_the_servers(fleet: Fleet) -> None:
+    registry = fleet.registry()
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    fleet.server(1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
+    version = fleet.record().topology.version  # type: ignore[union-attr]
+    reader = fleet.read()
+    registry.kill()
+    os.remove(fleet.log / "registry.json")
+    fleet.registry()
+    eventually("a topology", lambda: fleet.record().topology)
+    assert fleet.record().topology.version == version + 1  # type: ignore[union-attr]
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    reader.stop()
+    assert not reader.failures
+
+
+def test_until_it_knows_what_to_serve_a_server_says_that_it_is_loading(fleet: Fleet) -> None:
+    server = fleet.server(0)
+    with Redis(port=server.port, retry=None) as client:  # type: ignore[arg-type]
+        with pytest.raises(Exception, match="loading the dataset"):
+            client.get(KEYS[0])
+        assert client.info()["loading"] == 1
+        fleet.registry()
+        eventually("an answer", lambda: _get(client))
+
+
+def _get(client: Redis) -> bytes | None:
+    try:
+        found = client.get(KEYS[0])
+        assert found is not None
+        return found  # type: ignore[return-value]
+    except Exception as error:
+        assert not isinstance(error, AssertionError)
+        return None
+
+
+def test_a_server_keeps_who_it_is_in_its_store_folder(fleet: Fleet) -> None:
+    first = fleet.server(0)
+    stored = json.loads((fleet.folder / "store0" / "member.json").read_text())
+    assert stored["port"] == first.port
+    first.popen.send_signal(signal.SIGTERM)
+    assert first.popen.wait() == 0  # at once: there is nobody to wait for
+    fleet.server(0)
+    assert json.loads((fleet.folder / "store0" / "member.json").read_text()) == stored
