@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import groupby
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 
@@ -21,6 +22,7 @@ from state_backend.keyspace import Keyspace
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 from state_backend.slots import slot_of
+from state_backend.store import Snapshot
 
 # Bounds a test that would hang; no test's outcome depends on it.
 WAIT_S_MAX = 60.0
@@ -76,6 +78,16 @@ class Scene:
             self._change.clear()
             await asyncio.wait_for(self._change.wait(), WAIT_S_MAX)
         assert not self._untrue
+
+    def stand_still_until(self, is_so: Callable[[Snapshot], bool]) -> None:
+        """Hold this process up until the store of the only job is so."""
+        (job,) = self.keyspace.jobs.values()
+        ends_s = monotonic() + WAIT_S_MAX
+        with job.store.snapshot(NOW_MS) as snapshot:
+            while not is_so(snapshot):
+                assert monotonic() < ends_s
+                sleep(0.001)
+                snapshot.renew(NOW_MS)
 
     async def notice(self, job: str, value: bytes) -> int:
         """Publish an epoch and tell of it."""
@@ -194,6 +206,20 @@ async def test_what_is_given_up_and_wanted_again_is_held_when_it_is_there_again(
             assert scene.followers.held == QUARTER
             await scene.until(lambda: scene.followers.held == LOW)
             assert scene.read("a") == of(LOW, "a", b"0")
+
+
+@scenario
+async def test_what_was_said_before_slots_were_given_up_is_not_taken_for_what_is_held(tmp_path: Path) -> None:
+    async with following(tmp_path, LOW, "a") as scene:
+        await scene.notice("a", b"1")
+        # Nothing that the applier says is heard here until the end of this.
+        scene.stand_still_until(lambda snapshot: snapshot.applied.epoch == 1)
+        scene.followers.want(QUARTER)
+        scene.stand_still_until(lambda snapshot: snapshot.key_groups == QUARTER)
+        scene.followers.want(LOW)
+        assert scene.followers.held == QUARTER
+        await scene.until(lambda: scene.followers.held == LOW)
+        assert scene.read("a") == of(LOW, "a", b"1")
 
 
 @pytest.mark.kill

@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from redis.cluster import RedisCluster
 
 from compat.conformance.wire import Connection, Reply, requests
 from resp_server.cluster.topology import Topology
@@ -46,8 +47,9 @@ def count_in(slots: KeyGroups) -> int:
 class Node:
     """A server, in this process or in workers of its own, and followers of some slots."""
 
-    def __init__(self, log: Path, folder: Path, workers: int, slots: KeyGroups) -> None:
-        config = ServerConfig(port=0, hosts=("127.0.0.1",))
+    def __init__(self, log: Path, folder: Path, workers: int, slots: KeyGroups, port: int = 0) -> None:
+        self._log, self._folder, self._workers = log, folder, workers
+        config = ServerConfig(port=port, hosts=("127.0.0.1",))
         readers: Readers
         self.server: Server | Workers
         if workers > 1:
@@ -76,6 +78,11 @@ class Node:
         await self.server.stop()
         await self.followers.stop()
 
+    async def started_again(self, slots: KeyGroups) -> Node:
+        """Stop, and return another one in its place, which goes on from its stores."""
+        await self.stop()
+        return Node(self._log, self._folder, self._workers, slots, self.server.port)
+
     def want(self, slots: KeyGroups) -> None:
         self.wanted = slots
         self.followers.want(slots)
@@ -89,7 +96,7 @@ class Node:
 class Pair:
     """Two nodes, and what a registry does."""
 
-    def __init__(self, nodes: Sequence[Node], writer: LogWriter) -> None:
+    def __init__(self, nodes: list[Node], writer: LogWriter) -> None:
         self.nodes = nodes
         self._writer = writer
         self._version = self._epoch = 0
@@ -275,5 +282,64 @@ def test_what_a_node_is_given_before_it_holds_it_is_refused_until_it_does(tmp_pa
             await all_are_read(pair)
             assert (low.followers.held, high.followers.held) == (LOW, HIGH)
             assert answers["refused"] and answers["read"]
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_comes_back_with_more_slots_than_its_store_refuses_what_it_lacks(tmp_path: Path) -> None:
+    def read(node: Node) -> None:
+        with Connection(node.server.port) as connection:
+            for key in KEYS:
+                expected = b"$" if slot_of(key) in LOW else b"-CLUSTERDOWN Hash slot not served: "
+                assert connection.call("GET", key).raw.startswith(expected), key
+            assert connection.call("DBSIZE").is_error
+
+    async def scenario() -> None:
+        # With workers, because a process can open a store only once.
+        async with pair_of(tmp_path, workers=2) as pair:
+            await pair.nodes[0].until(lambda: pair.nodes[0].followers.visible["job"].epoch > 0)
+            await pair.stop()
+            first = tmp_path / "log/job/q/epochs/0.json"
+            first.rename(tmp_path / "away")  # so that nothing can be loaded
+            pair.nodes[0] = await pair.nodes[0].started_again(ALL)
+            await pair.nodes[0].start()
+            assert pair.nodes[0].followers.held == LOW
+            pair.give(HIGH, 1, 0)
+            await pair.show(1, 0)
+            await asyncio.to_thread(read, pair.nodes[0])
+            (tmp_path / "away").rename(first)
+            await pair.nodes[0].until(lambda: pair.nodes[0].followers.held == ALL)
+            await all_are_read(pair)
+
+    asyncio.run(scenario())
+
+
+def test_redis_py_asks_again_until_what_was_moved_too_early_is_there(tmp_path: Path) -> None:
+    def read(port: int, is_over: threading.Event) -> int:
+        reads = 0
+        with RedisCluster(host="127.0.0.1", port=port) as client:
+            while not is_over.is_set():
+                values = [client.get(key) for key in KEYS[:50]]
+                assert None not in values
+                reads += len(values)
+        return reads
+
+    async def scenario() -> None:
+        async with pair_of(tmp_path, 1) as pair, reading(pair) as answers:
+            is_over = threading.Event()
+            being_read = asyncio.create_task(asyncio.to_thread(read, pair.nodes[0].server.port, is_over))
+            try:
+                for giver, taker in ((0, 1), (1, 0), (0, 1)):
+                    pair.give(pair.owned[giver], giver, taker)
+                    await pair.show(taker, giver)
+                    for node, owned in zip(pair.nodes, pair.owned, strict=True):
+                        node.want(owned)
+                    await pair.nodes[taker].until(lambda at=taker: pair.nodes[at].followers.held == ALL)  # type: ignore[misc]
+                    await all_are_read(pair)
+            finally:
+                is_over.set()
+                reads = await being_read
+            assert reads
+        assert answers["refused"]
 
     asyncio.run(scenario())
