@@ -321,6 +321,7 @@ class Applier:
         self._changed += self._store.apply(changes, self._description.known)
         if self._compactor is not None:
             self._compactor.count(epoch)
+            self._compactor.write_part_if_due(self._log, current, epoch, self._store)
 
     def _slots(self) -> KeyGroups | None:
         """Return the slots that epochs are applied to; None for all."""
@@ -516,7 +517,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--store", required=True, help="the folder that holds the stores")
     parser.add_argument("--slots", type=_slots, default=ALL, help="the slots to own, as 0-5460,9000; all by default")
     parser.add_argument(
-        "--compact", action="store_true", help="while it owns all slots: write snapshots, sweep the log"
+        "--compact", action="store_true", help="write snapshots, or parts of them, into the log, and sweep it"
     )
     parser.add_argument("--retention-ms", type=int, default=snapshots.RETENTION_MS, help="what --compact keeps longer")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)

@@ -187,6 +187,8 @@ class JobLog:
         if not numbers:
             return None
         if numbers[-1] - numbers[0] + 1 != len(numbers):
+            if self.numbers(current.generation)[:1] != numbers[:1]:
+                return self.newest(current)  # listed while the oldest were being swept
             missing = sorted(set(range(numbers[0], numbers[-1])) - set(numbers))
             raise EpochHoleError(
                 f"job {self.job!r}: epochs {missing[:5]} are missing in the log {self.filesystem.root}; "

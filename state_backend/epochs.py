@@ -10,8 +10,10 @@
     replaces            states whose whole content this epoch replaces (complete mode, or a state that was dropped)
     description         version of the `job.json` that declares its states
     origin              number of the first epoch of this log: above 0, the log began later than the query
+    log_bytes           bytes of changes that the epochs list, from the first to this one; older versions did not count
     files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
     inline              list of base64 Arrow IPC streams: changes too few for a file of their own
+    slots               only in a part of a snapshot (see `snapshots`): those that it is of
     checksum            CRC32 of the object without this line
 
 `runs` lists [first slot, last slot, rows] for each record batch of a file, so that the reader of a slot range skips
@@ -30,7 +32,7 @@ from zlib import crc32
 import pyarrow as pa
 
 from state_backend.errors import LogCorruptError
-from state_backend.key_groups import KeyGroups
+from state_backend.key_groups import ALL, KeyGroups
 from state_backend.slots import HASH_BITS, slot_at
 
 # The second has changes that fold (see `records.Op`); what has none is written as the first, for older readers.
@@ -93,15 +95,22 @@ class Epoch:
     files: tuple[ChangeFile, ...] = ()
     inline: tuple[bytes, ...] = ()
     format: int = FORMAT
+    log_bytes: int = 0
+    slots: KeyGroups = ALL
 
     @property
     def ref(self) -> EpochRef:
         """This epoch's number and term."""
         return EpochRef(self.epoch, self.term)
 
+    @property
+    def change_bytes(self) -> int:
+        """The size of the changes that it lists."""
+        return sum(file.size for file in self.files) + sum(map(len, self.inline))
+
     def to_bytes(self) -> bytes:
         """Return the file's content."""
-        content = {
+        content: dict[str, Any] = {
             "format": self.format,
             "epoch": self.epoch,
             "term": self.term,
@@ -112,9 +121,12 @@ class Epoch:
             "replaces": list(self.replaces),
             "description": self.description,
             "origin": self.origin,
+            "log_bytes": self.log_bytes,
             "files": [vars(file) for file in self.files],
             "inline": [b64encode(stream).decode() for stream in self.inline],
         }
+        if self.slots != ALL:
+            content["slots"] = str(self.slots)
         return json.dumps(content | {"checksum": _checksum(content)}).encode() + b"\n"
 
     @classmethod
@@ -142,6 +154,8 @@ class Epoch:
             files=tuple(map(ChangeFile.from_json, content["files"])),
             inline=tuple(map(b64decode, content["inline"])),
             format=content["format"],
+            log_bytes=content.get("log_bytes", 0),
+            slots=KeyGroups.parse(content["slots"]) if "slots" in content else ALL,
         )
 
 

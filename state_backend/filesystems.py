@@ -70,7 +70,7 @@ class Filesystem(ABC):
 
     @abstractmethod
     def remove(self, path: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, or a folder with all in it, if it is there. Others may remove it at the same time."""
 
     @contextmanager
     def _explained(self, doing: str, path: str) -> Iterator[None]:
@@ -149,10 +149,10 @@ class LocalFilesystem(Filesystem):
     def remove(self, path: str) -> None:
         with self._explained("remove", path):
             target = self._root / path
-            if target.is_dir():
-                shutil.rmtree(target)
-            else:
-                target.unlink(missing_ok=True)
+            while target.is_dir():
+                with suppress(FileNotFoundError):  # somebody else removed part of it
+                    shutil.rmtree(target)
+            target.unlink(missing_ok=True)
 
     @contextmanager
     def _temporary(self, path: str, content: bytes, is_durable: bool) -> Iterator[Path]:
@@ -263,7 +263,7 @@ class ArrowFilesystem(Filesystem):
             self._filesystem.create_dir(self._full(path), recursive=True)
 
     def remove(self, path: str) -> None:
-        with self._explained("remove", path):
+        with self._explained("remove", path), suppress(FileNotFoundError):
             (info,) = self._filesystem.get_file_info([self._full(path)])
             if info.type == pyarrow.fs.FileType.Directory:
                 self._filesystem.delete_dir(self._full(path))

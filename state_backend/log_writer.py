@@ -257,7 +257,10 @@ class LogWriter:
             inline=tuple(inline),
             format=self._description.format,
         )
-        self._create(self._fold(epoch))
+        epoch = self._fold(epoch)
+        before_bytes = self.last.log_bytes if self.last else 0
+        epoch = replace(epoch, log_bytes=before_bytes + epoch.change_bytes)
+        self._create(epoch)
         self.last = replace(epoch, inline=())
         return True
 

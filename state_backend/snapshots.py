@@ -2,26 +2,36 @@
 
     <job>/<generation>/snapshots/<epoch>/<first slot>-<uuid>.arrow   runs of changes that make the state out of nothing
     <job>/<generation>/snapshots/<epoch>/manifest.json               written last: the snapshot exists from then on
+    <job>/<generation>/snapshots/<epoch>/part-<term>-<slots>.claim   somebody writes a part: certain slots
+    <job>/<generation>/snapshots/<epoch>/part-<term>-<slots>.json    that part's manifest, written last
 
 The manifest has the form of an epoch's file (see `epochs`); its files lie beside it. Any number of servers may write
 snapshots of one epoch: names are never used twice, and the first manifest stands. What a snapshot covers is swept once
 the retention time has passed; a reader that comes too late for a change file starts from the newest snapshot.
 
+Where each server owns some slots, each writes a part, all of them at the same epochs (see `compactor`). A part has a
+manifest of its own, with its slots. Whoever finds, having written one, that the parts hold all slots makes the
+snapshot's manifest of theirs. To readers the parts are nothing, and the snapshot is like any other. Of servers that own
+the same slots one writes: the first that claims them. If it dies, or a slot is nobody's at that epoch, there is no
+snapshot of that epoch; there will be one of a later one.
+
     newest     the newest one that counts
     changes    what an empty store applies to begin with it
-    write      write one, from what a store shows
+    write      write one, or a part, from what a store shows
     sweep      remove what the newest one makes superfluous
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from hashlib import sha256
 
 import pyarrow as pa
 
 from state_backend.change_log import Current, JobLog
 from state_backend.epochs import ChangeFile, Epoch, EpochRef, slots_of_run
-from state_backend.errors import LogCorruptError, LogError
+from state_backend.errors import LogCorruptError
 from state_backend.key_groups import ALL, KeyGroups
 from state_backend.log_writer import ChangeFileWriter
 from state_backend.records import runs_of
@@ -50,41 +60,78 @@ def changes(log: JobLog, generation: str, manifest: Epoch, slots: KeyGroups | No
     return EpochChanges(manifest.epoch, manifest.term, manifest.clock_ms, runs)
 
 
-def write(log: JobLog, current: Current, shown: Snapshot) -> Epoch:
-    """Write what a store's snapshot shows; return the manifest, or the one that another writer finished first.
+def write(log: JobLog, current: Current, shown: Snapshot) -> Epoch | None:
+    """Write what a store shows of the slots that it owns; return the manifest of the snapshot that has all of them.
 
-    LogError if it does not show all slots: a snapshot in the log is of the whole state.
+    It may be another one, whose writer finished first. None while there is none, because the store owns some slots
+    only and other parts are missing, or because another store writes the same slots.
     """
-    applied = shown.applied
-    if shown.key_groups != ALL:
-        raise LogError(
-            f"job {log.job!r}: the store owns the slots {str(shown.key_groups) or 'none'} alone, and a snapshot is of "
-            f"all of them; write it with sparkis compact, or from a server that owns all"
-        )
+    applied, slots = shown.applied, shown.key_groups
     at = log.epoch(current, applied.epoch)
     if at is None or at.ref != EpochRef(applied.epoch, applied.term):
         raise LogCorruptError(f"job {log.job!r}: epoch {applied.epoch} is no longer in the log, so it gets no snapshot")
     folder = log.snapshot_folder(current.generation, applied.epoch)
     log.filesystem.make_folder(folder)
-    runs = runs_of(shown.changes(), applied.keys)
-    files = tuple(_write_files(log, folder, runs))
-    rows = sum(file.rows for file in files)
+    # Slots may be too many for a name.
+    part = f"{folder}/part-{applied.term}-{sha256(str(slots).encode()).hexdigest()[:32]}"
+    if slots != ALL and not log.filesystem.create(f"{part}.claim", b""):
+        return None
+    files = tuple(_write_files(log, folder, runs_of(shown.changes(), applied.keys)))
     manifest = Epoch(
         epoch=applied.epoch,
         term=applied.term,
         previous=None,
         clock_ms=applied.clock_ms,
-        rows=rows,
+        rows=sum(file.rows for file in files),
         description=at.description,
         origin=at.origin,
         files=files,
+        log_bytes=at.log_bytes,
+        slots=slots,
     )
-    if log.filesystem.create(f"{folder}/manifest.json", manifest.to_bytes()):
+    if slots == ALL:
+        return _finish(log, current, folder, manifest, files)
+    log.filesystem.create(f"{part}.json", manifest.to_bytes())
+    return _join(log, current, folder, manifest)
+
+
+def _join(log: JobLog, current: Current, folder: str, part: Epoch) -> Epoch | None:
+    """Make a snapshot of the parts that are there, if they hold all slots, each slot from one of them."""
+    names = [name for name in log.filesystem.names(folder) if name.startswith("part-") and name.endswith(".json")]
+    read = [(name, log.filesystem.read(f"{folder}/{name}")) for name in sorted(names)]
+    parts = [Epoch.from_bytes(stored, f"{folder}/{name}") for name, stored in read if stored is not None]
+    left, taken = ALL, []
+    for each in sorted(parts, key=lambda each: -len(each.slots)):
+        take = each.slots & left
+        if each.ref == part.ref and take:
+            taken.append((each, take))
+            left -= take
+    if left:
+        return None
+    files: list[ChangeFile] = []
+    cut: list[ChangeFile] = []
+    for each, take in taken:
+        if take == each.slots:
+            files += each.files
+        else:  # owned twice while slots were moved: what another part has as well is left out
+            cut += _write_files(log, folder, (run for _, run in log.runs_of_slots(folder, each, take)))
+    files = sorted(files + cut, key=lambda file: file.runs[0])
+    rows = sum(file.rows for file in files)
+    return _finish(log, current, folder, replace(part, slots=ALL, rows=rows, files=tuple(files)), cut)
+
+
+def _finish(log: JobLog, current: Current, folder: str, manifest: Epoch, written: Iterable[ChangeFile]) -> Epoch | None:
+    """Create a manifest. If another was first, remove what was written for this one, and return the newest."""
+    path = f"{folder}/manifest.json"
+    stored = log.filesystem.read(path)
+    if stored is not None and current.is_void(Epoch.from_bytes(stored, path).ref):
+        log.filesystem.replace(path, manifest.to_bytes())
         return manifest
-    for file in files:
+    if log.filesystem.create(path, manifest.to_bytes()):
+        return manifest
+    for file in written:
         log.filesystem.remove(f"{folder}/{file.name}")
-    found = newest(log, current)
-    return manifest if found is None else found
+    return newest(log, current)
 
 
 def _write_files(log: JobLog, folder: str, runs: Iterator[pa.RecordBatch]) -> Iterator[ChangeFile]:
@@ -121,7 +168,7 @@ def sweep(log: JobLog, current: Current, at_ms: int, retention_ms: int = RETENTI
 
     Epochs that a snapshot covers and that are older than the retention time, but never the last one; files in
     `changes` that no epoch lists and that belong to an epoch before the last; older snapshots; other generations,
-    once this one's last epoch is older than the retention time.
+    once this one's last epoch is older than the retention time. Several servers may do it at the same time.
     """
     manifests = list(log.snapshots(current))
     last = log.newest(current)
@@ -147,9 +194,12 @@ def sweep(log: JobLog, current: Current, at_ms: int, retention_ms: int = RETENTI
         if name not in listed and head.isdigit() and int(head) < last.epoch:
             log.filesystem.remove(f"{base}/changes/{name}")
             removed += 1
-    for old in manifests[KEPT_SNAPSHOTS:]:
-        log.filesystem.remove(log.snapshot_folder(current.generation, old.epoch))
-        removed += 1
+    kept = manifests[:KEPT_SNAPSHOTS]
+    for name in log.filesystem.names(f"{base}/snapshots"):
+        # Also those that were never whole. One between the two that are kept may still be written.
+        if len(kept) == KEPT_SNAPSHOTS and name.isdigit() and int(name) < kept[-1].epoch:
+            log.filesystem.remove(f"{base}/snapshots/{name}")
+            removed += 1
     if last.clock_ms <= at_ms - retention_ms:
         removed += _sweep_generations(log, current)
     return removed

@@ -82,10 +82,10 @@ def epoch_at(path: str) -> int:
 class RunningApplier:
     """An applier process, and what it told last."""
 
-    def __init__(self, log: Path, store: Path) -> None:
-        command = [sys.executable, "-c", APPLIER, "--log", log, "--job", JOB, "--store", store]
+    def __init__(self, log: Path, store: Path, *options: str, program: str = APPLIER) -> None:
+        command = [sys.executable, "-c", program, "--log", log, "--job", JOB, "--store", store]
         self.process = subprocess.Popen(
-            [*map(str, command), "--probe-interval-s", "0.01"],
+            [*map(str, command), "--probe-interval-s", "0.01", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -20,7 +20,7 @@ from state_backend.change_log import ChangeLog
 from state_backend.compact import compact_log
 from state_backend.descriptor import StateDescriptor
 from state_backend.epochs import Epoch
-from state_backend.errors import LogCorruptError, LogError
+from state_backend.errors import LogCorruptError
 from state_backend.key_groups import ALL, NONE, KeyGroups
 from state_backend.keyspace import Job, Keyspace
 from state_backend.lmdb_store import LmdbStore
@@ -165,16 +165,6 @@ def test_a_store_of_all_slots_keeps_no_account_of_slots(scene: Scene) -> None:
         assert b"holding" not in txn.get(b"applied", db=scene.store.tables.meta)
         assert not [name for name, _ in txn.cursor(db=scene.store.tables.meta) if name.startswith(b"slot")]
     assert (scene.told["slots"], scene.told["loading"]) == ("0-16383", "")
-
-
-def test_a_snapshot_of_some_slots_is_refused(scene: Scene) -> None:
-    scene.publish(b"1")
-    scene.settle()
-    log = ChangeLog(scene.log).job("job")
-    current = log.current()
-    assert current is not None
-    with scene.store.snapshot(1) as shown, pytest.raises(LogError, match="owns the slots 0-8191 alone"):
-        snapshots.write(log, current, shown)
 
 
 # Gaining and losing --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.fs
@@ -146,3 +147,14 @@ def test_a_file_uri_is_decoded(tmp_path: Path) -> None:
 def test_an_unknown_uri_is_refused_by_name() -> None:
     with pytest.raises(LogUnavailableError, match="nothing://there"):
         open_filesystem("nothing://there")
+
+
+def test_what_others_remove_at_the_same_time_is_removed(filesystem: Filesystem, tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / "folder" / str(number)).mkdir(parents=True)
+        (tmp_path / "folder" / str(number) / "file").write_bytes(b"")
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(filesystem.remove, "folder") for _ in range(4)]:
+            done.result()
+    assert everything_in(tmp_path) == []
+    filesystem.remove("folder")

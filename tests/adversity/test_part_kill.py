@@ -1,0 +1,123 @@
+"""Owners of slots, and the processes that write their parts of snapshots and sweep, are killed at random instants."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from test_applier_kill import JOB, QUERY_ID, STATES, TIMEOUT_S, RunningApplier, changes_of, epoch_at
+
+from state_backend.change_log import ChangeLog
+from state_backend.log_writer import LogWriter
+from state_backend.replay import read_snapshot
+
+pytestmark = pytest.mark.kill
+
+ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS", "8"))
+# An owner whose every other writer is killed: while it starts, while it writes, while it joins or sweeps.
+OWNER = """
+import sys, state_backend.applier as applier, state_backend.compactor as compactor
+compactor.EPOCHS_MAX, compactor.LEAD_EPOCHS = 20, 5
+compactor.Compactor._command = lambda self: [sys.executable, "-c", '''
+import os, random, signal, sys, threading
+if random.random() < 0.5:
+    kill = threading.Timer(random.uniform(0.0, 1.5), os.kill, (os.getpid(), signal.SIGKILL))
+    kill.daemon = True
+    kill.start()
+import state_backend.compactor as compactor
+sys.exit(compactor.main(sys.argv[1:]))
+''', "--log", self._root, "--job", self._job, "--retention-ms", "0"]
+applier.main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    """A log that grows by itself, some dozens of epochs a second."""
+    root = tmp_path / "log"
+    end = threading.Event()
+
+    def publish() -> None:
+        with LogWriter(root, JOB, STATES, QUERY_ID) as writer:
+            epoch = 0
+            while not end.wait(0.05):
+                writer.publish(changes_of(epoch), epoch)
+                epoch += 1
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    yield root
+    end.set()
+    thread.join()
+
+
+def test_whoever_is_killed_a_new_reader_finds_every_epoch(tmp_path: Path, log: Path) -> None:
+    random = Random()
+
+    def owner(which: int) -> RunningApplier:
+        slots = ("0-8191", "8192-16383")[which]
+        return RunningApplier(log, tmp_path / f"store{which}", "--slots", slots, "--compact", program=OWNER)
+
+    owners = [owner(0), owner(1)]
+    last = -1
+    for number in range(ROUNDS):
+        reader = RunningApplier(log, tmp_path / f"reader{number}")
+        reader.wait_for(last + 25)  # so that there was a mark meanwhile
+        reader.kill()
+        last = epoch_at(reader.known["path"])
+        which = random.randrange(2)
+        if random.random() < 0.5:
+            owners[which].kill()
+            owners[which] = owner(which)
+    snapshots = Snapshots(log)
+    snapshots.wait_for_another_than(snapshots.newest())
+    for each in owners:
+        each.wait_for(last)
+        each.kill()
+
+
+class Snapshots:
+    """What is in the log by now."""
+
+    def __init__(self, root: Path) -> None:
+        self._log = ChangeLog(root).job(JOB)
+
+    def newest(self) -> int:
+        current = self._log.current()
+        assert current is not None
+        return next((each.epoch for each in self._log.snapshots(current)), -1)
+
+    def wait_for_another_than(self, epoch: int) -> None:
+        deadline = threading.Event()
+        timer = threading.Timer(TIMEOUT_S, deadline.set)
+        timer.start()
+        while self.newest() == epoch and not deadline.wait(0.1):
+            pass
+        timer.cancel()
+        assert self.newest() > epoch
+
+
+def test_a_state_read_from_parts_alone_is_whole(tmp_path: Path) -> None:
+    """As above, at its end: the log forgot its first epochs, and what is left is all of the state."""
+    root = tmp_path / "log"
+    owners = []
+    for which, slots in enumerate(("0-8191", "8192-16383")):
+        store = tmp_path / f"store{which}"
+        owners.append(RunningApplier(root, store, "--slots", slots, "--compact", program=OWNER))
+    log = ChangeLog(root).job(JOB)
+    with LogWriter(root, JOB, STATES, QUERY_ID) as writer:
+        epoch = 0
+        while epoch < 50 or log.numbers(QUERY_ID)[0] == 0:
+            assert epoch < 50 * TIMEOUT_S
+            writer.publish(changes_of(epoch), epoch)
+            for each in owners:
+                each.wait_for(epoch)
+            epoch += 1
+    with read_snapshot(root, JOB) as shown:
+        assert {entry.key for entry in shown.scan(0, 1 << 30)[1]} >= {b"epoch:%d" % each for each in range(epoch)}
+    for each in owners:
+        each.kill()
