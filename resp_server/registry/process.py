@@ -94,6 +94,7 @@ async def _run(options: argparse.Namespace, token: str) -> None:
     deciding = asyncio.create_task(registry.run())
     told = asyncio.create_task(until_told_to_end(watches_input=options.child))
     try:
+        await asyncio.sleep(0)  # so that signals are waited for when somebody reads that it is there
         logger.info("started registry @ %s, term %d", address, registry.term)
         if options.child:
             print(json.dumps({"host": host, "port": port}), flush=True)

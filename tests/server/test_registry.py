@@ -1,0 +1,268 @@
+"""A registry over its listener: what servers, drivers and people may ask, and what is pushed to whom."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import hiredis
+import pytest
+
+from compat.conformance.servers import CONTROL_TOKEN
+
+WAIT_S_MAX = 30.0
+NAMES = [f"{number:040x}" for number in range(1, 5)]
+PROGRAM = [sys.executable, "-m", "resp_server.registry.process", "--port", "0"]
+
+
+class Talk:
+    """A connection to a registry: replies in order, and what is pushed between them."""
+
+    def __init__(self, port: int, token: str | None = CONTROL_TOKEN) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), WAIT_S_MAX)
+        self._reader = hiredis.Reader()
+        self.pushed: list[Any] = []
+        if token is not None:
+            assert self.call("AUTH", token) == b"OK"
+
+    def send(self, *words: str) -> None:
+        self.socket.sendall(hiredis.pack_command(words))  # type: ignore[arg-type]
+
+    def call(self, *words: str) -> Any:
+        self.send(*words)
+        while isinstance(reply := self._read(), hiredis.PushNotification):
+            self.pushed.append(list(reply))
+        return reply
+
+    def next_push(self, kind: bytes) -> Any:
+        """Return the next push of a kind, in order."""
+        while True:
+            push = self.pushed.pop(0) if self.pushed else self._read()
+            if push[0] == kind:
+                return push
+
+    def _read(self) -> Any:
+        while (reply := self._reader.gets()) is False:
+            received = self.socket.recv(65536)
+            if not received:
+                raise EOFError
+            self._reader.feed(received)
+        return reply
+
+
+class Server(Talk):
+    """A state server in the registry's eyes."""
+
+    def __init__(self, port: int, number: int) -> None:
+        super().__init__(port)
+        self.told: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {
+            "id": NAMES[number],
+            "host": "10.0.0.1",
+            "port": 7000 + number,
+            "wants_nothing": False,
+            "shown": -1,
+            "held": "",
+            "jobs": {},
+        }
+
+    def report(self, **facts: Any) -> Any:
+        self.facts.update(facts)
+        return self.call("REPORT", json.dumps(self.facts))
+
+    def live(self) -> str:
+        """Report, do what was assigned by now, and return the slots that are wanted."""
+        self.report()
+        for push in self.pushed:
+            if push[0] == b"assignment":
+                self.told = json.loads(push[2])
+        if self.told:
+            self.pushed = [push for push in self.pushed if push[0] != b"assignment"]
+            self.report(shown=self.told["topology"]["version"], held=self.told["wanted"])
+        return str(self.told.get("wanted"))
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Callable[..., int]]:
+    """Start a registry and return its port."""
+    with ExitStack() as stack:
+
+        def started(*options: str) -> int:
+            process = subprocess.Popen(
+                [*PROGRAM, "--child", "--log", str(tmp_path), "--loglevel", "error", *options],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=os.environ | {"SPARKIS_CONTROL_TOKEN": CONTROL_TOKEN},
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            return int(json.loads(process.stdout.readline())["port"])
+
+        yield started
+
+
+def _until(what: str, is_so: Callable[[], Any]) -> None:
+    ends = monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert monotonic() < ends, what
+        sleep(0.02)
+
+
+def test_only_who_knows_the_token_is_answered(registry: Callable[..., int]) -> None:
+    port = registry()
+    for words in (("MEMBERS",), ("AUTH", "guessed"), ("AUTH",)):
+        stranger = Talk(port, token=None)
+        assert "AUTH with the registry's token" in str(stranger.call(*words))
+        with pytest.raises((EOFError, ConnectionError)):
+            stranger.call("MEMBERS")
+    assert Talk(port).call("MEMBERS") == []
+
+
+def test_what_is_not_understood_is_told_what_is_wrong(registry: Callable[..., int]) -> None:
+    talk = Talk(registry())
+    for words, complaint in (
+        (("GET", "a"), "not a request of a registry; there are REPORT json, WATCH"),
+        (("REPORT", "{"), "not a report of a state server"),
+        (("REPORT", "[]"), "not a report of a state server"),
+        (("REPORT", '{"id": "x", "host": "a", "port": 1}'), "id 'x' is not 40 hex digits"),
+        (("REPORT", json.dumps({"id": NAMES[0], "host": "0.0.0.0", "port": 1})), "is one to listen on"),
+        (("REPORT", json.dumps({"id": NAMES[0], "host": "a", "port": 0})), "port 0 is not from 1 to 65535"),
+        (("REPORT", json.dumps({"id": NAMES[0], "host": "a", "port": 1, "held": "1-", "jobs": {}})), "'1-' in '1-'"),
+        (("NOTICE", "job", "x"), "a number is needed"),
+        (("WAIT", "job", "1", "soon"), "a number is needed"),
+    ):
+        assert complaint in str(talk.call(*words))
+    assert talk.call("MEMBERS") == []
+
+
+def test_servers_are_told_what_to_show_and_to_hold_and_watchers_what_is_shown(registry: Callable[..., int]) -> None:
+    port = registry()
+    watcher = Talk(port)
+    assert watcher.call("WATCH") == b"OK"
+    first, second = Server(port, 0), Server(port, 1)
+    assert first.report() == second.report() == b"OK"
+    _until("slots are shared", lambda: [first.live(), second.live()] == ["0-8191", "8192-16383"])
+    _, term, text = watcher.next_push(b"topology")
+    topology = json.loads(text)
+    assert (term, [node["slots"] for node in topology["nodes"]]) == (1, ["0-8191", "8192-16383"])
+    late = Talk(port)
+    assert late.call("WATCH") == b"OK"
+    assert json.loads(late.next_push(b"topology")[2])["version"] >= topology["version"]
+    rows = Talk(port).call("MEMBERS")
+    assert [row[b"id"].decode() for row in rows] == NAMES[:2]
+    assert [(row[b"role"], row[b"wanted"]) for row in rows] == [(b"master", b"0-8191"), (b"master", b"8192-16383")]
+
+
+def test_a_notice_goes_to_every_server(registry: Callable[..., int]) -> None:
+    port = registry()
+    servers = [Server(port, number) for number in range(2)]
+    for server in servers:
+        server.report()
+    assert Talk(port).call("NOTICE", "job", "7") == b"OK"
+    for server in servers:
+        assert server.next_push(b"notice") == [b"notice", b"job", 7]
+
+
+def test_an_epoch_is_waited_for_until_every_owner_of_slots_shows_it(registry: Callable[..., int]) -> None:
+    port = registry()
+    driver = Talk(port)
+    assert driver.call("WAIT", "job", "0", "50") == 0
+    servers = [Server(port, number) for number in range(2)]
+    for server in servers:
+        server.report()
+    _until("slots are shared", lambda: [each.live() for each in servers] == ["0-8191", "8192-16383"])
+    shown = {"generation": "g", "term": 1, "epoch": 3}
+    servers[0].report(jobs={"job": shown})
+    assert driver.call("WAIT", "job", "3", "50") == 0
+    driver.send("WAIT", "job", "3", "20000")
+    servers[1].report(jobs={"job": shown | {"epoch": 4}})
+    assert driver._read() == 1
+    assert driver.call("WAIT", "job", "4", "50") == 0
+
+
+def test_two_servers_at_one_address_are_refused(registry: Callable[..., int]) -> None:
+    port = registry()
+    first, second = Server(port, 0), Server(port, 1)
+    first.report()
+    assert f"server {NAMES[0]} is at 10.0.0.1:7000 already" in str(second.report(port=7000))
+    assert second.report(port=7001) == b"OK"
+
+
+def test_a_server_that_wants_nothing_is_relieved(registry: Callable[..., int]) -> None:
+    port = registry("--replicas", "0")
+    first, second = Server(port, 0), Server(port, 1)
+    for server in (first, second):
+        server.report()
+    _until("slots are shared", lambda: [first.live(), second.live()] == ["0-8191", "8192-16383"])
+    second.report(wants_nothing=True)
+    _until("all is the first one's", lambda: [first.live(), second.live()] == ["0-16383", ""])
+    second.socket.close()
+    _until("it is forgotten", lambda: len(Talk(port).call("MEMBERS")) == 1)
+
+
+def test_a_server_that_is_silent_has_failed_and_a_replica_answers(registry: Callable[..., int]) -> None:
+    port = registry("--replicas", "1")
+    first, second = Server(port, 0), Server(port, 1)
+    for server in (first, second):
+        server.report()
+    _until("both hold all", lambda: [first.live(), second.live()] == ["0-16383", "0-16383"])
+
+    def roles() -> list[tuple[bytes, bytes]]:
+        second.live()
+        return [(row[b"role"], row[b"health"]) for row in second.call("MEMBERS")]
+
+    _until("the replica is promoted", lambda: roles() == [(b"replica", b"fail"), (b"master", b"online")])
+    assert first.report() == b"OK"  # its connection is still there
+
+
+def _run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
+    return subprocess.run(
+        [*PROGRAM, *options], env=kept | environment, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False
+    )
+
+
+def test_bad_options_are_named(tmp_path: Path) -> None:
+    log = ("--log", str(tmp_path))
+    token = {"SPARKIS_CONTROL_TOKEN": "t"}
+    for options, environment, complaint in (
+        (log, {}, "there is no token: give registry and servers the same secret"),
+        ((*log, "--token-file", str(tmp_path / "none")), {}, "--token-file"),
+        ((*log, "--bind", "0.0.0.0"), token, "say with --advertise HOST where state servers find this machine"),
+        ((*log, "--replicas", "-1"), token, "is not a number of replicas"),
+        (("--log", "/proc/nowhere"), token, "cannot make the folder"),
+    ):
+        done = _run(*options, **environment)
+        assert done.returncode != 0
+        assert complaint in done.stderr
+
+
+def test_a_record_that_is_no_record_is_written_anew(tmp_path: Path) -> None:
+    (tmp_path / "registry.json").write_text("{")
+    process = subprocess.Popen(
+        [*PROGRAM, "--log", str(tmp_path)],
+        stderr=subprocess.PIPE,
+        env=os.environ | {"SPARKIS_CONTROL_TOKEN": "t"},
+        text=True,
+    )
+    assert process.stderr is not None
+    said = ""
+    while "started registry" not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(WAIT_S_MAX) == 0
+    process.stderr.close()
+    assert "is not what a registry wrote" in said
+    assert json.loads((tmp_path / "registry.json").read_text())["term"] == 1

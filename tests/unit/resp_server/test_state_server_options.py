@@ -1,0 +1,106 @@
+"""What a state server is told on its command line, and what it remembers of itself."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from resp_server.registry.record import FencedError, Place, Record, read_record
+from resp_server.registry.report import Report, ReportError
+from resp_server.state_server import Identity, add_options
+from resp_server.token import token_of
+from state_backend.errors import LogCorruptError
+from state_backend.filesystems import open_filesystem
+from state_backend.key_groups import KeyGroups
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return parser.parse_args(["--log", "log", *words])
+
+
+@pytest.mark.parametrize(("text", "ports"), [("7400-7402", [7400, 7401, 7402]), ("7400", [7400]), ("0", [0])])
+def test_ports_are_a_range_or_one(text: str, ports: list[int]) -> None:
+    assert list(parse("--ports", text).ports) == ports
+
+
+@pytest.mark.parametrize("text", ["", "-", "7402-7400", "a-b", "1-70000", "-5"])
+def test_ports_that_cannot_be_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(f"--ports={text}")
+    assert "is no range of ports: write first-last" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "advertised"),
+    [
+        ("10.0.0.1", ("10.0.0.1", None)),
+        ("host.example:7400", ("host.example", 7400)),
+        ("fe80::1", ("fe80::1", None)),
+        ("[fe80::1]:7400", ("fe80::1", 7400)),
+    ],
+)
+def test_an_advertised_address_has_a_port_or_not(text: str, advertised: tuple[str, int | None]) -> None:
+    assert parse("--advertise", text).advertise == advertised
+
+
+@pytest.mark.parametrize("text", ["", "host:", "host:0", "host:70000"])
+def test_an_advertised_address_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(SystemExit):
+        parse("--advertise", text)
+
+
+def test_a_server_remembers_who_it_is(tmp_path: Path) -> None:
+    new = Identity.of(tmp_path)
+    assert Identity.of(tmp_path) != new
+    known = Identity(new.id, 7400, KeyGroups.parse("0-99,200"))
+    known.write(tmp_path)
+    assert Identity.of(tmp_path) == known
+    (tmp_path / "member.json").write_text('{"id": "short"')
+    assert Identity.of(tmp_path).port == 0
+
+
+def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARKIS_CONTROL_TOKEN", raising=False)
+    with pytest.raises(ValueError, match="there is no token"):
+        token_of(parse())
+    (tmp_path / "token").write_text("of the file\n")
+    monkeypatch.setenv("SPARKIS_CONTROL_TOKEN", "of the environment")
+    assert token_of(parse("--token-file", str(tmp_path / "token"))) == "of the file"
+    monkeypatch.setenv("SPARKIS_CONTROL_TOKEN", "of the environment")
+    assert token_of(parse()) == "of the environment"
+
+
+def test_of_two_registries_the_one_of_the_higher_term_stays(tmp_path: Path) -> None:
+    filesystem = open_filesystem(tmp_path)
+    first = Place.take(filesystem, "a:1", 0)
+    first.keep(None)
+    second = Place.take(filesystem, "b:2", 1)
+    second.keep(None)
+    with pytest.raises(FencedError, match="at b:2, has taken over with term 2; this one has 1"):
+        first.keep(None)
+    assert read_record(filesystem) == second.record == Record(2, "b:2", 1)
+    filesystem.remove("registry.json")
+    second.keep(None)  # somebody removed it: it is written again
+    assert read_record(filesystem) == second.record
+
+
+def test_two_registries_of_one_term_are_told_apart_by_their_addresses(tmp_path: Path) -> None:
+    filesystem = open_filesystem(tmp_path)
+    first = Place.take(filesystem, "a:1", 0)
+    filesystem.replace("registry.json", Record(1, "b:2", 0).to_bytes())
+    with pytest.raises(FencedError):
+        first.keep(None)
+    filesystem.replace("registry.json", b"[]")
+    with pytest.raises(LogCorruptError, match=r"registry\.json is not what a registry wrote"):
+        read_record(filesystem)
+
+
+def test_a_report_is_read_back() -> None:
+    report = Report("0" * 40, "host", 7400, True, 3, KeyGroups.parse("1-5"))
+    assert Report.parse(report.to_json()) == report
+    with pytest.raises(ReportError, match="not a report of a state server"):
+        Report.parse("{}")
