@@ -33,6 +33,7 @@ from resp_server.process import add_listening_options, check_logs, config_of, st
 from resp_server.server import Server
 from resp_server.shown import ShownJobs
 from resp_server.token import add_token_option, token_of
+from state_backend.compact import add_retention_option
 from state_backend.errors import KeyGroupsError, SparkisError
 from state_backend.filesystems import open_filesystem
 from state_backend.key_groups import NONE, KeyGroups
@@ -42,6 +43,7 @@ logger = logging.getLogger("sparkis.server")
 
 DEFAULT_PORTS = "7400-7500"
 MEMBER_FILE = "member.json"
+MS_PER_MINUTE = 60_000
 # Less than a keeper waits before it kills.
 DRAIN_S_MAX = 4.0
 
@@ -82,6 +84,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", metavar="FOLDER", help="where to keep the stores, and who it is (default: in the user's cache)"
     )
+    parser.add_argument(
+        "--compact",
+        action="store_true",
+        help="write snapshots into the log and remove what they supersede, each server its part; all need it",
+    )
+    add_retention_option(parser, "with --compact: keep what is younger, for readers that are behind")
     add_token_option(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(role="master", port=None)
@@ -176,7 +184,8 @@ async def _serve(
     keyspace = Keyspace()
     server = await _listening(keyspace, config, _choices(options, identity))
     remembering = Remembering(replace(identity, port=server.port), folder)
-    followers = Followers(ShownJobs(keyspace), list(roots), folder, slots=identity.wanted)
+    retention_ms = int(options.retention * MS_PER_MINUTE) if options.compact else None
+    followers = Followers(ShownJobs(keyspace), list(roots), folder, retention_ms=retention_ms, slots=identity.wanted)
     ended = asyncio.Event()
     host, port = options.advertise or (_own_host(config.hosts[0]), None)
     link = RegistryLink(
