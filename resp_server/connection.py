@@ -16,6 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, cast
 
 from resp_server.errors import PlainError, ProtocolError, QueryBufferError
+from resp_server.execution import Execution
 from resp_server.followed_way import FollowedWay
 from resp_server.instance import Call
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
@@ -51,7 +52,7 @@ class Connection(asyncio.Protocol):
         self._requests: Iterator[Request] = iter(())
         self._input = b""  # comes after the requests
         self._is_calm = False  # let in, nothing waits to be answered or sent, and no request has come in part
-        self._sliced: SlicedEncoder | None = None
+        self._sliced: SlicedEncoder | Execution | None = None
         self._sliced_since_ms = 0
         self._pending: Pending | None = None
         self._is_writable = True
@@ -201,7 +202,8 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         is_waiting = self._pending is not None
-        if self.session.is_closing or (self._is_ending and not has_more and not is_waiting and self._is_writable):
+        is_closing = self.session.is_closing and self._sliced is None
+        if is_closing or (self._is_ending and not has_more and not is_waiting and self._is_writable):
             self._transport.close()
             return
         self._set_reading(self._is_writable and not has_more and not is_waiting and not self._is_ending)
@@ -210,14 +212,18 @@ class Connection(asyncio.Protocol):
 
     def _progress(self, out: list[bytes]) -> bool:
         """Answer a batch of requests, or make a step of a reply; return whether there is more to do."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.when_resolved(None)
+            if self._sliced is None:
+                out.append(self._dispatcher.pending_reply(self._call, pending))
+                return not self.session.is_closing
         if self._sliced is not None:
             self._step(self._sliced, out)
-            return not self.session.is_closing
-        if self._pending is not None:
-            self._pending.when_resolved(None)
-            out.append(self._dispatcher.pending_reply(self._call, self._pending))
-            self._pending = None
-            return not self.session.is_closing
+            if isinstance(self._sliced, Execution) and self._sliced.pending is not None:
+                self._wait_for(self._sliced.pending)
+                return False
+            return self._sliced is not None or not self.session.is_closing
         before = len(out)
         has_more = self._answer(out)
         if self.session.following is not None:
@@ -230,14 +236,14 @@ class Connection(asyncio.Protocol):
         if is_answered and (self._input or self._parser.has_more) and self._take_input(out):
             return bool(self._input)
         later = self._dispatcher.answer(self._call, islice(self._requests, BATCH_REQUESTS), out)
-        if isinstance(later, Sliced):
+        if isinstance(later, Pending):
+            self._wait_for(later)
+            return False
+        if later is not None:
             if self.session.following is not None:
                 self._instance.look()  # what it is made from was opened just now, and may be newer than the view
             self._begin_sliced(later)
             return True
-        if later is not None:
-            self._wait_for(later)
-            return False
         if self.session.is_closing:
             return False
         if length_hint(self._requests) or self._input or self._parser.has_more:
@@ -285,11 +291,11 @@ class Connection(asyncio.Protocol):
             self._next_turn.cancel()
         self._next_turn = self._loop.call_soon(self._turn)
 
-    def _begin_sliced(self, sliced: Sliced) -> None:
-        self._sliced = SlicedEncoder(sliced, self.session.protocol)
+    def _begin_sliced(self, later: Sliced | Execution) -> None:
+        self._sliced = later if isinstance(later, Execution) else SlicedEncoder(later, self.session.protocol)
         self._sliced_since_ms = self._instance.view.now_ms
 
-    def _step(self, sliced: SlicedEncoder, out: list[bytes]) -> None:
+    def _step(self, sliced: SlicedEncoder | Execution, out: list[bytes]) -> None:
         try:
             out.append(sliced.step())
         except Exception as error:

@@ -1,6 +1,7 @@
 """From requests to replies: find the command, check in Redis' order, run it, turn what goes wrong into an answer.
 
-    unknown command or subcommand -> arity -> NOAUTH -> another node's -> READONLY or not served -> LOADING -> run
+    unknown command or subcommand -> arity -> NOAUTH -> another node's -> READONLY or not served -> LOADING
+    -> queue, within a transaction -> run
 
 A connection without anything special (`Session.is_plain`) has a run of like requests about keys checked once, by the
 command's name as it was typed. What has a short way (`short_way`) comes here only if it could not be taken.
@@ -16,14 +17,26 @@ from operator import itemgetter
 from time import perf_counter_ns
 from typing import NamedTuple
 
+from resp_server.commands.keys import keys_of
 from resp_server.commands.table import Command
-from resp_server.errors import LoadingError, NoAuthError, PlainError, ReplyError, cluster_is_given, reply_error_of
+from resp_server.errors import (
+    ExecAbortError,
+    LoadingError,
+    NoAuthError,
+    PlainError,
+    ReplyError,
+    cluster_is_given,
+    reply_error_of,
+)
+from resp_server.execution import Execution, ToRun
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Pending, Sliced, encode
 from resp_server.protocol.requests import Request
+from resp_server.protocol.transaction import Transaction
 from resp_server.short_way import ShortWay
 from resp_server.stats import Tally
 from state_backend.errors import StoreError
+from state_backend.slots import slot_of
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +51,11 @@ LARGE_REPLY_BYTES = 16_384
 HTTP_WORDS = (b"post", b"host:")
 
 # A reply that is not sent at once: one in steps, or one that has to be waited for.
-Later = Sliced | Pending
+Later = Sliced | Pending | Execution
+
+# What is answered at once within a transaction.
+NEVER_QUEUED = ("multi", "exec", "discard", "watch", "quit", "reset")
+QUEUED = b"+QUEUED\r\n"
 
 
 class Known(NamedTuple):
@@ -97,7 +114,7 @@ class Dispatcher:
         for request in run:
             session.begin_command()
             reply = self.reply_to(call, request)
-            if isinstance(reply, Pending):
+            if isinstance(reply, (Pending, Execution)):
                 return reply
             if session.is_silent:
                 if isinstance(reply, Sliced):
@@ -144,17 +161,13 @@ class Dispatcher:
             command = self._table.find(request)
             call.session.last_command = command.name
             command.check_arity(request)
-            if command.facts.needs_auth and not call.session.is_authenticated:
-                raise NoAuthError
-            cluster = self._instance.cluster
-            if cluster is not None:
-                cluster.check(command.facts, request, call.session.is_readonly)
+            self._check(call, command, request)
+            transaction = call.session.transaction
+            if transaction is not None and command.name not in NEVER_QUEUED:
+                self._queue(transaction, command, request)
+                return QUEUED
             if command.declaration is None:
-                if cluster is not None and command.facts.group == "cluster":
-                    raise cluster_is_given(command.name)
                 raise command.refusal()
-            if self._instance.is_loading and "loading" not in command.facts.flags:
-                raise LoadingError
         except ReplyError as error:
             return self._rejected(call, command, request, error)
         tally = self._stats.tally(command.name)
@@ -163,9 +176,52 @@ class Dispatcher:
         tally.nanoseconds += perf_counter_ns() - started
         return reply
 
+    def _check(self, call: Call, command: Command, request: Request) -> None:
+        """Raise what a request is answered with that is neither queued nor run, whatever its arguments are."""
+        session, cluster, transaction = call.session, self._instance.cluster, call.session.transaction
+        if command.facts.needs_auth and not session.is_authenticated:
+            raise NoAuthError
+        if transaction is not None and "no_multi" in command.facts.flags:
+            raise PlainError("Command not allowed inside a transaction")
+        if cluster is not None:
+            cluster.check(command.facts, request, session.is_readonly)
+        if command.declaration is None:
+            if cluster is not None and command.facts.group == "cluster":
+                raise cluster_is_given(command.name)
+            if transaction is None or not command.is_refused_when_run:
+                raise command.refusal()
+        if self._instance.is_loading:
+            needs_state = transaction is not None and transaction.needs_state and command.name == "exec"
+            if needs_state or "loading" not in command.facts.flags:
+                raise LoadingError
+
+    def _queue(self, transaction: Transaction, command: Command, request: Request) -> None:
+        """Queue a request for EXEC, with what EXEC has to know of it."""
+        transaction.add(request)
+        transaction.needs_state |= "loading" not in command.facts.flags
+        if self._instance.cluster is not None and command.facts.key_specs:
+            for key, _ in keys_of(command.facts, request) or ():
+                transaction.slots[slot_of(key)] = None
+
+    def answer_queued(self, call: Call, request: Request) -> bytes | Sliced | Pending:
+        """Answer a request that was queued, and could be then."""
+        started = perf_counter_ns()
+        command = self._table.find(request)
+        tally = self._stats.tally(command.name)
+        tally.calls += 1
+        reply = self._run(call, command, tally, request)
+        tally.nanoseconds += perf_counter_ns() - started
+        assert not isinstance(reply, Execution)
+        return reply
+
     def _rejected(self, call: Call, command: Command | None, request: Request, error: ReplyError) -> bytes:
+        if call.session.transaction is not None:
+            call.session.transaction.is_void = True
         if command is not None:
             self._stats.tally(command.name).rejected += 1
+            if command.name == "exec":
+                call.session.end_transaction()
+                return self.error_reply(ExecAbortError(error))
         elif request[0].lower() in HTTP_WORDS:
             log.warning("closed %s: it speaks HTTP, which a web page may have made a browser do", call.session.address)
             call.session.close()
@@ -176,6 +232,8 @@ class Dispatcher:
         try:
             reply = command.execute(call, request)
             kind = type(reply)
+            if kind is ToRun:
+                return Execution(self, call, reply)
             return reply if kind is Sliced or kind is Pending else encode(reply, call.session.protocol)
         except Exception as error:
             tally.failed += 1

@@ -13,6 +13,8 @@
     ├── CrossSlotError      CROSSSLOT
     ├── ClusterDownError    CLUSTERDOWN
     ├── TryAgainError       TRYAGAIN
+    ├── ExecAbortError      EXECABORT
+    ├── NotHeldError        NOTHELD      ours: see STATE AT
     └── DeniedError         DENIED
     ProtocolError           answered with ERR, then the connection is closed
 
@@ -128,6 +130,21 @@ class ClusterDownError(ReplyError, code="CLUSTERDOWN"):
 
 class TryAgainError(ReplyError, code="TRYAGAIN"):
     """A proxy's servers do not agree on who answers; soon they will."""
+
+
+class ExecAbortError(ReplyError, code="EXECABORT"):
+    """A transaction that is not run, because one of its commands was refused, or EXEC is."""
+
+    def __init__(self, error: ReplyError | None = None) -> None:
+        if error is None:
+            super().__init__("Transaction discarded because of previous errors.")
+        else:
+            text = error.text if isinstance(error, PlainError) else f"{error.code} {error.text}"
+            super().__init__(f"Transaction discarded because of: {text}")
+
+
+class NotHeldError(ReplyError, code="NOTHELD"):
+    """An epoch that was asked for is not readable here, now; the text says which ones are."""
 
 
 class DeniedError(ReplyError, code="DENIED"):

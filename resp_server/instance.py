@@ -13,9 +13,11 @@ from resp_server.config import ServerConfig
 from resp_server.protocol.following import NO_TOPOLOGY, Following
 from resp_server.protocol.replies import Pending, Reply
 from resp_server.protocol.session import Session
+from resp_server.protocol.transaction import ReadsAt
 from resp_server.reply_cache import ReplyCache
 from resp_server.stats import Stats
 from state_backend.clock import Clock, now_ms
+from state_backend.held_epochs import HeldEpochs
 from state_backend.key_groups import ALL
 from state_backend.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.store import Entry, Snapshot
@@ -66,6 +68,8 @@ class Instance:
         self.replies = {protocol: ReplyCache(self.config.reply_cache_bytes) for protocol in (2, 3)}
         self.view = self.view_of(self.keyspace, self.started_ms, self._drop_replies)
         self.nothing = Keyspace().view(self.started_ms)
+        self.held = HeldEpochs(self.keyspace)
+        self.keyspace.on_epoch = lambda: self.held.look(self.clock())
 
     def stand(self, standing: Standing) -> None:
         """Answer as this node of this topology from the next input buffer on. No reply held before is sent after it."""
@@ -108,6 +112,23 @@ class Instance:
         version = NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
         return following.news(self.view.reached(), version)
 
+    def pin(self) -> KeyspaceView:
+        """Open a view of all jobs that stays at their newest epochs and at this clock reading until it is closed."""
+        keyspace = Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable))
+        view = self.view_of(keyspace, self.view.now_ms)
+        for _ in view.snapshots():
+            pass  # they are opened when they are asked for, and later would be another epoch
+        return view
+
+    def pin_at(self, reads_at: ReadsAt) -> KeyspaceView | None:
+        """Open a view of all jobs at given epochs and a given clock reading; None if one of these is not held."""
+        snapshots = self.held.take(reads_at.epochs, reads_at.clock_ms, self.clock())
+        if snapshots is None:
+            return None
+        view = self.view_of(Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable)), reads_at.clock_ms)
+        view.stay_at(snapshots)
+        return view
+
     def gather(self, question: Question, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
         """Ask every process that serves this port, this one at once, and join the answers, its own first, to a reply.
 
@@ -122,6 +143,7 @@ class Instance:
 
     def close(self) -> None:
         """Let go of all snapshots."""
+        self.held.close()
         self.view.close()
 
 
@@ -131,6 +153,11 @@ class Call:
 
     session: Session
     instance: Instance
+
+    @property
+    def jobs(self) -> KeyspaceView:
+        """All jobs, whichever database is selected."""
+        return self.instance.view
 
     @property
     def view(self) -> KeyspaceView:
@@ -159,12 +186,9 @@ class Call:
         return found
 
     def pin(self) -> KeyspaceView:
-        """Open a view of one's own that stays at its jobs and epochs between the steps of a sliced reply.
+        """Open a view that stays at its jobs and epochs between the steps of a reply; `unpin` closes it."""
+        return self.instance.pin() if self.session.db == 0 else Keyspace().view(self.now_ms)
 
-        The reply closes it.
-        """
-        jobs = self.instance.keyspace.jobs if self.session.db == 0 else {}
-        view = self.instance.view_of(Keyspace(dict(jobs)), self.now_ms)
-        for _ in view.snapshots():
-            pass  # they are opened when they are asked for, and later would be another epoch
-        return view
+    def unpin(self, view: KeyspaceView) -> None:
+        """Let go of what `pin` returned."""
+        view.close()

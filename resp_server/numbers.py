@@ -22,6 +22,8 @@ class Numbers:
     user_s: float = 0.0
     system_s: float = 0.0
     stats: Stats = field(default_factory=Stats)
+    watching: int = 0
+    watched_keys: int = 0
 
     @classmethod
     def of_this_process(cls, stats: Stats, clients: int = 0) -> Self:
@@ -37,6 +39,8 @@ class Numbers:
         whole = cls()
         for part in parts:
             whole.clients += part.clients
+            whole.watching += part.watching
+            whole.watched_keys += part.watched_keys
             whole.resident_bytes += part.resident_bytes
             whole.resident_bytes_peak += part.resident_bytes_peak
             whole.user_s += part.user_s

@@ -167,6 +167,7 @@ class Server:
 
     def sweep(self, now: int) -> None:
         """Close clients that said nothing for too long, end replies that take too long. `now` in milliseconds."""
+        self.instance.held.look(now)
         idle_ms_max = self.instance.config.idle_timeout_seconds * 1000
         for connection in list(self._connections.values()):
             connection.check_age(now)

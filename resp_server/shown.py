@@ -68,6 +68,7 @@ class ShownJobs(Readers):
         shown = self._keyspace.jobs.get(job)
         if shown is not None:
             self._keyspace.jobs[job] = replace(shown, **known)
+            self._keyspace.on_epoch()
 
     def forget(self, job: str) -> None:
         self._keyspace.remove(job)

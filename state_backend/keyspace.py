@@ -8,7 +8,7 @@ first `:`, others by one regular expression over all of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from random import choices
@@ -64,6 +64,8 @@ class Keyspace:
     jobs: dict[str, Job] = field(default_factory=dict)
     unreadable: dict[str, str | None] = field(default_factory=dict)
     version: int = 0
+    # Called when a job may have a newer epoch.
+    on_epoch: Callable[[], None] = lambda: None
 
     def put(self, job: Job) -> None:
         """Add a job, or replace it by its new generation; DescriptorError if its keys could be another job's."""
@@ -156,6 +158,14 @@ class KeyspaceView:
         self._only_fresh = None
         if self._version != self._keyspace.version:
             self._route()
+
+    def stay_at(self, snapshots: Mapping[str, Snapshot]) -> None:
+        """Answer from these snapshots of jobs until it is closed, and they with it. Not to be renewed any more."""
+        for name, snapshot in snapshots.items():
+            self._snapshots[name] = snapshot
+            self._stores[name] = self._jobs[name].store
+            self._find_missing(name, snapshot)
+            self._fresh.add(name)
 
     def close(self) -> None:
         """Close every snapshot."""
@@ -274,6 +284,11 @@ class KeyspaceView:
         if self._missing and (slot := slot_of(key)) in self._missing.get(name, NONE):
             raise SlotLoadingError(f"slot {slot} of job '{name}' is not loaded here yet, ask again in a moment")
         return snapshot
+
+    def store_at(self, key: bytes) -> Store | None:
+        """Return the store of a key's job; None for a key of no job."""
+        name = self._job_of(key)
+        return None if name is None else self._jobs[name].store
 
     def snapshots(self) -> Iterator[tuple[Job, Snapshot]]:
         """Iterate over all jobs, with what is known of them now, and their snapshots."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from itertools import chain, islice
 from random import randrange
@@ -71,6 +72,7 @@ class LmdbSnapshot(Snapshot):
         self._now_ms = now_ms
         self._meta: Meta | None = None
         self._states: list[str] = []
+        self._given_back: Callable[[], None] | None = None  # of one that is lent
         self.version = self._txn.id()
 
     def renew(self, now_ms: int) -> None:
@@ -82,7 +84,16 @@ class LmdbSnapshot(Snapshot):
             self.version = version
 
     def close(self) -> None:
-        self._txn.abort()
+        if self._given_back is not None:
+            self._given_back()
+        else:
+            self._txn.abort()
+
+    def lend(self, now_ms: int, given_back: Callable[[], None]) -> LmdbSnapshot:
+        self._known()
+        lent = copy(self)
+        lent._now_ms, lent._given_back = now_ms, given_back
+        return lent
 
     def _known(self) -> Meta:
         if self._meta is None:

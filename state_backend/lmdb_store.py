@@ -152,6 +152,10 @@ class LmdbStore(Store):
             return self._meta(txn).applied
 
     @property
+    def lineage(self) -> str:
+        return self.path.name  # a store that is built anew has a folder of its own
+
+    @property
     def holding(self) -> Holding:
         """Which slots are owned, loaded and given up."""
         with self.begin() as txn:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from random import randrange
+from secrets import token_hex
 from typing import NamedTuple
 
 from state_backend import packed_list, packed_map
@@ -70,10 +72,15 @@ class MemoryStore(Store):
         self._changed: dict[int, Sequence[bytes]] = {}
         self._version = 0
         self._key_groups = ALL
+        self._lineage = token_hex(8)
 
     @property
     def applied(self) -> Applied:
         return self._applied
+
+    @property
+    def lineage(self) -> str:
+        return self._lineage
 
     def show(self, key_groups: KeyGroups) -> None:
         """Count and show some slots only, as a store does that owns no others."""
@@ -209,6 +216,7 @@ class MemorySnapshot(Snapshot):
     def __init__(self, store: MemoryStore, now_ms: int) -> None:
         self._store = store
         self._order: list[tuple[int, bytes]] = []
+        self._given_back: Callable[[], None] = lambda: None
         self.renew(now_ms)
 
     def renew(self, now_ms: int) -> None:
@@ -222,6 +230,12 @@ class MemorySnapshot(Snapshot):
 
     def close(self) -> None:
         self._held = {}
+        self._given_back()
+
+    def lend(self, now_ms: int, given_back: Callable[[], None]) -> MemorySnapshot:
+        lent = copy(self)
+        lent._now_ms, lent._order, lent._given_back = now_ms, [], given_back
+        return lent
 
     @property
     def applied(self) -> Applied:

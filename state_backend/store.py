@@ -114,6 +114,13 @@ class Snapshot(ABC):
     def close(self) -> None:
         """Give the epoch up. The store may reuse its pages."""
 
+    @abstractmethod
+    def lend(self, now_ms: int, given_back: Callable[[], None]) -> Snapshot:
+        """Return the same epoch at another clock reading; closing that calls `given_back`, and closes nothing.
+
+        Good until this one moves or is closed. It is not to be renewed itself.
+        """
+
     def __enter__(self) -> Self:
         return self
 
@@ -270,6 +277,11 @@ class Store(ABC):
     @abstractmethod
     def applied(self) -> Applied:
         """The newest epoch."""
+
+    @property
+    @abstractmethod
+    def lineage(self) -> str:
+        """A name for its epochs, the same in all processes: under another one the same numbers may be other epochs."""
 
     @abstractmethod
     def close(self) -> None:

@@ -45,6 +45,21 @@ class Standing:
             raise ClusterDownError
         if len(keys) > 1 and any(slot_of(key) != slot for key, _ in keys):
             raise CrossSlotError
-        is_read_here = is_readonly and not facts.is_write and owner is self.master
-        if owner is not self.myself and not is_read_here:
+        self._check_owner(slot, owner, is_readonly and not facts.is_write)
+
+    def check_slots(self, slots: Sequence[int], is_readonly: bool, *, may_differ: bool) -> None:
+        """Raise what an EXEC is answered with that is not for this node, given the slots of its reads, the first first.
+
+        may_differ: they may be several slots, all of them this node's.
+        """
+        for slot in slots if may_differ else slots[:1]:
+            owner = self._owners.get(slot)
+            if owner is None:
+                raise ClusterDownError
+            if len(slots) > 1 and not may_differ:
+                raise CrossSlotError
+            self._check_owner(slot, owner, is_readonly)
+
+    def _check_owner(self, slot: int, owner: Node, may_be_replica: bool) -> None:
+        if owner is not self.myself and not (may_be_replica and owner is self.master):
             raise MovedError(slot, owner.address)

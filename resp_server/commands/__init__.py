@@ -15,13 +15,28 @@ from resp_server.commands import (
     server,
     state,
     string,
+    transactions,
 )
 from resp_server.commands.facts import redis_facts
 from resp_server.commands.refusals import REFUSALS
 from resp_server.commands.spec import declared_in, questions_in
 from resp_server.commands.table import CommandTable
 
-GROUPS = (connection, client, cluster, server, info, command, generic, string, hash, list, other_types, state)
+GROUPS = (
+    connection,
+    client,
+    cluster,
+    server,
+    info,
+    command,
+    generic,
+    string,
+    hash,
+    list,
+    other_types,
+    state,
+    transactions,
+)
 
 
 def command_table() -> CommandTable:

@@ -133,14 +133,17 @@ def _session_id(word: bytes) -> int:
 
 def client_line(instance: Instance, session: Session, now_ms: int) -> str:
     """Return a connection in the words of CLIENT LIST. What does not exist here (Redis' own buffers) is 0."""
-    flags = "r" * session.is_readonly + "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
+    transaction = session.transaction
+    queued, queued_bytes = (-1, 0) if transaction is None else (len(transaction.requests), transaction.size_bytes)
+    flags = "x" * (transaction is not None) + "r" * session.is_readonly
+    flags = flags + "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
     output_bytes = instance.output_bytes(session.id)
     return (
         f"id={session.id} addr={session.address} laddr={session.local_address} fd=-1 "
         f"name={typed(session.name)} age={(now_ms - session.created_ms) // 1000} "
-        f"idle={(now_ms - session.active_ms) // 1000} flags={flags} db={session.db} sub=0 psub=0 ssub=0 multi=-1 "
-        f"watch=0 qbuf=0 qbuf-free=0 argv-mem=0 multi-mem=0 rbs=0 rbp=0 obl=0 oll=0 omem={output_bytes} "
-        f"tot-mem={output_bytes} events=r cmd={session.last_command or 'NULL'} "
+        f"idle={(now_ms - session.active_ms) // 1000} flags={flags} db={session.db} sub=0 psub=0 ssub=0 multi={queued} "
+        f"watch={len(session.watched)} qbuf=0 qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} rbs=0 "
+        f"rbp=0 obl=0 oll=0 omem={output_bytes} tot-mem={output_bytes} events=r cmd={session.last_command or 'NULL'} "
         f"user=default redir=-1 resp={session.protocol} "
         f"lib-name={typed(session.lib_name)} lib-ver={typed(session.lib_ver)}\n"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Annotated
 
@@ -141,9 +142,9 @@ def sliced(
     """Make a reply in steps from a view of its own, which stays where it is until the reply is sent."""
     view = call.pin()
     try:
-        return Sliced(parts(view), view.close, shape, count(view))
+        return Sliced(parts(view), partial(call.unpin, view), shape, count(view))
     except BaseException:
-        view.close()
+        call.unpin(view)
         raise
 
 

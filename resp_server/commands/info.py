@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from resp_server.commands.spec import command, question
@@ -35,7 +36,9 @@ def info(call: Call, *names: bytes) -> Reply:
 @question("numbers")
 def numbers(instance: Instance, nothing: None) -> Mapping[str, Any]:
     """Return the numbers of this process."""
-    return Numbers.of_this_process(instance.stats, len(instance.sessions)).to_json()
+    watched = [len(each.watched) for each in instance.sessions.values() if each.watched]
+    own = Numbers.of_this_process(instance.stats, len(instance.sessions))
+    return replace(own, watching=len(watched), watched_keys=sum(watched)).to_json()
 
 
 def _wanted(names: list[str]) -> set[str]:
@@ -90,9 +93,9 @@ def _clients(call: Call, total: Numbers) -> Section:
         "blocked_clients": 0,
         "tracking_clients": 0,
         "pubsub_clients": 0,
-        "watching_clients": 0,
+        "watching_clients": total.watching,
         "clients_in_timeout_table": 0,
-        "total_watched_keys": 0,
+        "total_watched_keys": total.watched_keys,
         "total_blocking_keys": 0,
         "total_blocking_keys_on_nokey": 0,
     }
@@ -237,13 +240,13 @@ def _expiry_counts(applied: Applied) -> tuple[int, int, int]:
 
 def _applied(call: Call) -> list[Applied]:
     """Return what the stores of all jobs hold."""
-    return [snapshot.applied for _, snapshot in call.instance.view.snapshots()]
+    return [snapshot.applied for _, snapshot in call.jobs.snapshots()]
 
 
 def _sparkis(call: Call, total: Numbers) -> Section:
     """Return a line per job: what is readable, what is committed, and how far that is apart."""
     rows: dict[str, object] = {"sparkis_jobs": len(call.instance.keyspace.jobs)}
-    for job, snapshot in call.instance.view.snapshots():
+    for job, snapshot in call.jobs.snapshots():
         applied = snapshot.applied
         behind_ms = lag_ms(job, applied)
         rows[f"job_{job.name}"] = (

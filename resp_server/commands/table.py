@@ -22,15 +22,22 @@ from resp_server.protocol.replies import Reply
 # Makes the answer of a command that is not served: a new one each time, as an exception keeps where it was raised.
 Refusal = Callable[[], ReplyError]
 
+# Redis looks at these before it would queue them.
+REFUSED_AT_ONCE = ("debug",)
+
 
 @dataclass(frozen=True)
 class Command:
-    """One command or subcommand. Without a declaration it is known, and `refusal` is its answer."""
+    """One command or subcommand. Without a declaration it is known, and `refusal` is its answer.
+
+    is_refused_when_run: within a transaction it is queued, and refused by EXEC alone.
+    """
 
     name: str
     facts: Facts
     declaration: Declaration | None = None
     refusal: Refusal = ReadOnlyError
+    is_refused_when_run: bool = False
     subcommands: Mapping[bytes, Command] = field(default_factory=dict)
 
     @cached_property
@@ -161,7 +168,11 @@ def _row(name: str, facts: Facts, declared: Mapping[str, Declaration], refusals:
         full_name.partition("|")[2].encode(): _row(full_name, each, declared, refusals)
         for full_name, each in facts.subcommands.items()
     }
-    return Command(name, facts, declaration, _refusal(name, facts, refusals), subcommands)
+    given = refusals.get(name) or refusals.get(name.partition("|")[0])
+    if given is not None:
+        return Command(name, facts, declaration, given, name.partition("|")[0] not in REFUSED_AT_ONCE, subcommands)
+    refusal = ReadOnlyError if facts.is_write else partial(not_served, name)
+    return Command(name, facts, declaration, refusal, False, subcommands)
 
 
 def _check_row(declaration: Declaration, facts: Facts) -> None:
@@ -172,10 +183,3 @@ def _check_row(declaration: Declaration, facts: Facts) -> None:
         raise DeclarationError(
             f"command {declaration.name!r}: its signature makes the arity {declaration.arity}; Redis has {facts.arity}"
         )
-
-
-def _refusal(name: str, facts: Facts, refusals: Mapping[str, Refusal]) -> Refusal:
-    given = refusals.get(name) or refusals.get(name.partition("|")[0])
-    if given is not None:
-        return given
-    return ReadOnlyError if facts.is_write else partial(not_served, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from resp_server.protocol.following import Following
+from resp_server.protocol.transaction import Mark, ReadsAt, Transaction
 
 RESP2 = 2
 
@@ -21,9 +22,9 @@ class ReplyMode(Enum):
 class Session:
     """One client's standing.
 
-    is_plain is the one flag that the hot path asks: authenticated, database 0, replies on, staying, and answered here:
-    a cluster's replica sends clients to its master until they say READONLY. Whatever takes a connection off the short
-    way has to take it away.
+    is_plain is the one flag that the hot path asks: authenticated, database 0, replies on, nothing queued, staying, and
+    answered here: a cluster's replica sends clients to its master until they say READONLY. Whatever takes a connection
+    off the short way has to take it away.
     """
 
     def __init__(self, session_id: int, address: str, local_address: str, needs_auth: bool, now_ms: int) -> None:
@@ -53,12 +54,25 @@ class Session:
         self.following: Following | None = None
         # A CLIENT REPLY SKIP before it silences RESET as any other command.
         self.reply_mode = ReplyMode.SKIP if self.reply_mode is ReplyMode.SKIP else ReplyMode.ON
-        self._settle()
+        self.end_transaction()
 
     def _settle(self) -> None:
         replies = self.reply_mode is ReplyMode.ON
         is_answered_here = self.is_readonly or not self.is_at_replica
-        self.is_plain = self.is_authenticated and self.db == 0 and replies and not self.is_closing and is_answered_here
+        is_here_and_now = is_answered_here and self.transaction is None
+        self.is_plain = self.is_authenticated and self.db == 0 and replies and not self.is_closing and is_here_and_now
+
+    def begin_transaction(self) -> None:
+        """Queue what comes from now on."""
+        self.transaction: Transaction | None = Transaction()
+        self._settle()
+
+    def end_transaction(self) -> None:
+        """Forget what is queued, and what is watched for it."""
+        self.transaction = None
+        self.watched: dict[tuple[int, bytes], Mark] = {}  # by database and key
+        self.reads_at: ReadsAt | None = None
+        self._settle()
 
     def authenticate(self) -> None:
         """Let the client in."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from resp_server.commands.generic import cursor
 from resp_server.commands.table import Command
 from resp_server.dispatcher import SPELLINGS_MAX, Dispatcher, Later
-from resp_server.errors import ClusterDownError, PlainError, ReplyError, TryAgainError
+from resp_server.errors import ClusterDownError, PlainError, ReplyError, TryAgainError, not_served
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder, encode
 from resp_server.protocol.requests import Request
@@ -221,6 +221,11 @@ class ProxyDispatcher(Dispatcher):
         out.append(batch.joined())
         return None
 
+    def _check(self, call: Call, command: Command, request: Request) -> None:
+        super()._check(call, command, request)
+        if command.facts.group == "transactions" or command.name == "state|at":
+            raise not_served(command.name)  # what is queued would be answered here, where nothing is
+
     def pending_reply(self, call: Call, pending: Pending) -> bytes:
         if isinstance(pending, Batch):
             return pending.joined()
@@ -300,6 +305,7 @@ class ProxyDispatcher(Dispatcher):
             reply = _whole(reply, call.session.protocol)
         elif isinstance(reply, Pending):
             reply = super().pending_reply(call, reply)  # its own answer alone: there are no other processes
+        assert isinstance(reply, bytes)
         batch.add(b"" if call.session.is_silent else reply)
         return None
 

@@ -14,6 +14,8 @@ from resp_server.commands import command_table
 
 # Served, and compared in a way of their own: what a help text lists is what is served, CLIENT REPLY changes which
 # replies there are, and the table's documentation is compared as a whole.
+# In `test_same_transactions.py`.
+TRANSACTIONS = ("multi", "exec", "discard", "watch", "unwatch")
 COMPARED_ELSEWHERE = {
     "client|help",
     "client|reply",
@@ -21,6 +23,7 @@ COMPARED_ELSEWHERE = {
     "command|getkeysandflags",
     "command|help",
     "config|help",
+    *TRANSACTIONS,
 }
 # Redis 7.0, which is the judge, does not have them: see `test_newer_commands.py`.
 NEWER = {"client|no-touch", "client|setinfo", "hexpiretime", "hpexpiretime", "hpttl", "httl"}

@@ -1,0 +1,151 @@
+"""Transactions: what is queued between MULTI and EXEC is answered at one epoch of each job and one clock reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from resp_server.commands.facts import Facts
+from resp_server.commands.generic import sliced
+from resp_server.commands.spec import OneOrMore, command, integer
+from resp_server.errors import ExecAbortError, NotHeldError, PlainError, syntax_error
+from resp_server.execution import ToRun
+from resp_server.instance import Call
+from resp_server.protocol.replies import OK, FirstOf, Reply
+from resp_server.protocol.transaction import ReadsAt
+from resp_server.watching import mark_of
+from state_backend.keyspace import KeyspaceView
+
+# Keys that are looked at in one go: about a millisecond (guess: some 10 us each).
+KEYS_AT_ONCE = 128
+# What one client may watch (guesses).
+WATCHED_KEYS_MAX = 16_384
+WATCHED_BYTES_MAX = 16 << 20
+
+
+@command("multi")
+def multi(call: Call) -> Reply:
+    """Starts a transaction."""
+    if call.session.transaction is not None:
+        raise PlainError("MULTI calls can not be nested")
+    call.session.begin_transaction()
+    return OK
+
+
+@command("discard")
+def discard(call: Call) -> Reply:
+    """Discards a transaction."""
+    if call.session.transaction is None:
+        raise PlainError("DISCARD without MULTI")
+    call.session.end_transaction()
+    return OK
+
+
+@command("exec")
+def exec_(call: Call) -> Reply:
+    """Executes all commands in a transaction."""
+    session, cluster = call.session, call.instance.cluster
+    transaction = session.transaction
+    if transaction is None:
+        raise PlainError("EXEC without MULTI")
+    try:
+        if cluster is not None:
+            cluster.check_slots(list(transaction.slots), session.is_readonly, may_differ=session.reads_at is not None)
+        if transaction.is_void:
+            raise ExecAbortError
+        return ToRun(transaction.requests, _view(call), dict(session.watched))
+    except BaseException:
+        session.end_transaction()
+        raise
+
+
+def _view(call: Call) -> KeyspaceView:
+    """Open the view that all commands are answered from."""
+    reads_at = call.session.reads_at
+    if reads_at is None:
+        return call.instance.pin()
+    view = call.instance.pin_at(reads_at)
+    if view is None:
+        held = call.instance.held.held()
+        texts = [
+            f"{job} {','.join(f'{term}:{epoch}' for term, epoch in epochs)}" for job, epochs in sorted(held.items())
+        ]
+        raise NotHeldError(" ".join(texts))
+    return view
+
+
+@command(
+    "state|at",
+    own=Facts(
+        "0.1.0",
+        "server",
+        complexity="O(N) where N is the number of jobs",
+        flags=("readonly", "loading", "stale", "fast", "no_multi"),
+        acl_categories=("@read", "@fast", "@transaction"),
+        arguments=[
+            {
+                "name": "epoch",
+                "type": "block",
+                "flags": ["optional", "multiple"],
+                "arguments": [
+                    {"name": "job", "type": "string", "display_text": "job"},
+                    {"name": "term", "type": "integer", "display_text": "term"},
+                    {"name": "epoch", "type": "integer", "display_text": "epoch"},
+                ],
+            },
+            {"name": "clock_ms", "type": "unix-time", "display_text": "clock_ms"},
+        ],
+    ),
+)
+def state_at(call: Call, *words: OneOrMore) -> Reply:
+    """Has the next EXEC read at these epochs, one of each job, and at this clock reading."""
+    *rows, clock = words
+    if len(rows) % 3:
+        raise syntax_error()
+    epochs = {
+        job.decode("utf-8", "surrogateescape"): (integer(term), integer(epoch))
+        for job, term, epoch in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
+    }
+    call.session.reads_at = ReadsAt(epochs, integer(clock))
+    return OK
+
+
+@command("watch")
+def watch(call: Call, *keys: OneOrMore) -> Reply:
+    """Monitors changes to keys to determine the execution of a transaction."""
+    session = call.session
+    if session.transaction is not None:
+        raise PlainError("WATCH inside MULTI is not allowed")
+    wanted = {(session.db, key): key for key in keys if (session.db, key) not in session.watched}
+    held_bytes = sum(len(key) for _, key in session.watched)
+    if (
+        len(session.watched) + len(wanted) > WATCHED_KEYS_MAX
+        or held_bytes + sum(map(len, wanted.values())) > WATCHED_BYTES_MAX
+    ):
+        raise PlainError(
+            f"a client may watch {WATCHED_KEYS_MAX} keys of {WATCHED_BYTES_MAX >> 20} MiB; UNWATCH, or watch fewer"
+        )
+    new = list(wanted.values())
+    if len(new) <= KEYS_AT_ONCE:
+        _watch(call, call.view, new)
+        return OK
+    return sliced(call, lambda view: _watching(call, view, new), FirstOf)
+
+
+def _watching(call: Call, view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
+    for start in range(0, len(keys), KEYS_AT_ONCE):
+        _watch(call, view, keys[start : start + KEYS_AT_ONCE])
+        yield []
+    yield [OK]
+
+
+def _watch(call: Call, view: KeyspaceView, keys: Sequence[bytes]) -> None:
+    """Note what keys are like now; none of them if one cannot be read."""
+    marks = {(call.session.db, key): mark_of(call.instance, view, key) for key in keys}
+    call.session.watched.update(marks)
+
+
+@command("unwatch")
+def unwatch(call: Call) -> Reply:
+    """Forgets about watched keys of a transaction."""
+    call.session.watched.clear()
+    return OK

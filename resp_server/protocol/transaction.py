@@ -1,0 +1,57 @@
+"""What a connection has queued since MULTI, what it watches, and where its next EXEC reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from resp_server.errors import PlainError
+from resp_server.protocol.requests import Request
+
+# What may be queued between MULTI and EXEC (guesses: Redis takes what a query buffer may hold, a gigabyte).
+QUEUED_REQUESTS_MAX = 65_536
+QUEUED_BYTES_MAX = 64 << 20
+# What a word takes beside its bytes: an object's head, and its place in a list.
+WORD_OVERHEAD_BYTES = 41
+
+
+class Transaction:
+    """What a client has queued since MULTI.
+
+    is_void: a command was refused, so that EXEC will be. needs_state: some command is not answered while jobs are
+    loaded. slots: those of the keys, as far as they were looked at; the first one first.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.size_bytes = 0
+        self.is_void = False
+        self.needs_state = False
+        self.slots: dict[int, None] = {}
+
+    def add(self, request: Request) -> None:
+        """Queue a request, unless EXEC will be refused anyway; PlainError if too much is queued."""
+        if self.is_void:
+            return
+        self.size_bytes += sum(map(len, request)) + WORD_OVERHEAD_BYTES * len(request)
+        if len(self.requests) >= QUEUED_REQUESTS_MAX or self.size_bytes > QUEUED_BYTES_MAX:
+            raise PlainError(
+                f"a transaction may have {QUEUED_REQUESTS_MAX} commands and {QUEUED_BYTES_MAX >> 20} MiB; split it"
+            )
+        self.requests.append(request)
+
+
+class Mark(NamedTuple):
+    """What a watched key was like: see `resp_server.watching`."""
+
+    lineage: str
+    epoch: int
+    seen: str
+    is_whole: bool
+
+
+class ReadsAt(NamedTuple):
+    """What STATE AT asked of the next EXEC: the (term, epoch) of each job, and a clock reading."""
+
+    epochs: Mapping[str, tuple[int, int]]
+    clock_ms: int

@@ -1,0 +1,379 @@
+"""Transactions on a server whose epochs go on: what is read at one epoch, what is bounded, what is let go."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resp_server.protocol import transaction
+from state_backend import held_epochs
+from state_backend.descriptor import StateDescriptor
+from state_backend.keyspace import Job
+from state_backend.lmdb_store import LmdbStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+STATES = [
+    StateDescriptor("temp", key="k", value="v"),
+    StateDescriptor("many", key="k", value="v"),
+    StateDescriptor("map", key="k", value="v", field="f"),
+]
+PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
+KEYS = 2_000
+FIELDS = 3_000
+OK, QUEUED = b"+OK\r\n", b"+QUEUED\r\n"
+
+
+def bulk(text: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+def lines(*requests: str) -> bytes:
+    return b"".join(b"%b\r\n" % each.encode() for each in requests)
+
+
+class Epochs:
+    """A job whose values all say which epoch they are of."""
+
+    def __init__(self, server: Any, path: Path) -> None:
+        self._server = server
+        self.store = LmdbStore(path, "g2")
+        self.epoch = -1
+        self.publish([Change("many", Op.PUT, b"job:many:%d" % each, value=b"x") for each in range(KEYS)])
+        job = Job("job", "g2", STATES, self.store)
+        server.call(lambda: server.server.instance.keyspace.put(job))
+
+    def publish(self, more: list[Change] | None = None, keys: str = "ab") -> int:
+        """Publish an epoch; return its number. The server is told as an applier tells it."""
+        self.epoch += 1
+        value = b"%d" % self.epoch
+        changes = [Change("temp", Op.PUT, f"job:temp:{each}".encode(), value=value) for each in keys]
+        changes += [Change("map", Op.PUT, b"job:map:m", b"f%d" % each, value) for each in range(FIELDS)]
+        runs = list(runs_of([*changes, *(more or [])], [state.name for state in STATES]))
+        self.store.apply(EpochChanges(self.epoch, 1, self.epoch + 1, runs), STATES)
+        self._server.call(lambda: self._server.server.instance.keyspace.on_epoch())
+        return self.epoch
+
+
+@pytest.fixture
+def server(serve: Callable[..., Any]) -> Any:
+    return serve()
+
+
+@pytest.fixture
+def epochs(server: Any, tmp_path: Path) -> Iterator[Epochs]:
+    made = Epochs(server, tmp_path)
+    yield made
+    server.call(server.server.instance.close)
+    made.store.close()
+
+
+@pytest.fixture
+def tiny_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each turn end after one step, and each step after one command, however fast the machine is."""
+    monkeypatch.setattr("resp_server.connection.TURN_NS_MAX", 0)
+    monkeypatch.setattr("resp_server.execution.STEP_NS_MAX", 0)
+
+
+def test_all_reads_of_a_transaction_are_of_one_epoch_however_long_it_takes(
+    server: Any, epochs: Epochs, tiny_turns: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch is published, and another client answered, between any two commands of the transaction."""
+    peer, other = server.connect(), server.connect()
+    dispatcher = server.server.dispatcher
+    answer_queued = dispatcher.answer_queued
+    published: list[int] = []
+
+    def noted(call: Any, request: Any) -> Any:
+        reply = answer_queued(call, request)
+        value = b"%d" % (epochs.epoch + 1)
+        changes = [Change("temp", Op.PUT, b"job:temp:%b" % each, value=value) for each in (b"a", b"b")]
+        epochs.epoch += 1
+        runs = list(runs_of(changes, ["temp"]))
+        epochs.store.apply(EpochChanges(epochs.epoch, 1, epochs.epoch + 1, runs), STATES)
+        published.append(epochs.epoch)
+        return reply
+
+    monkeypatch.setattr(dispatcher, "answer_queued", noted)
+    commands = [
+        "GET job:temp:a",
+        "HGETALL job:map:m",
+        "MGET job:temp:a job:temp:b",
+        "KEYS job:temp:*",
+        "GET job:temp:b",
+    ]
+    peer.answers(lines("MULTI", *commands), OK + QUEUED * len(commands))
+    peer.send(lines("EXEC"))
+    reply = bulk(b"0")
+    peer.answers(b"", b"*5\r\n" + reply + b"*%d\r\n" % (2 * FIELDS))
+    other.answers(PING, PONG)
+    pairs = peer.read(sum(len(bulk(b"f%d" % each)) + len(reply) for each in range(FIELDS)))
+    assert pairs.count(b"\r\n0\r\n") == FIELDS
+    peer.answers(b"", b"*2\r\n" + reply * 2 + b"*2\r\n")
+    assert sorted(peer.read(2 * len(bulk(b"job:temp:a"))).split()[1::2]) == [b"job:temp:a", b"job:temp:b"]
+    peer.answers(b"", reply)
+    assert len(published) == len(commands)
+    peer.answers(lines("GET job:temp:a"), bulk(b"%d" % epochs.epoch))
+
+
+def test_others_are_answered_while_a_long_transaction_is_run(server: Any, tiny_turns: None) -> None:
+    slow, quick = server.connect(), server.connect()
+    slow.answers(lines("MULTI", *["GET job:temp:1"] * 500), OK + QUEUED * 500)
+    order: list[str] = []
+    run, ping = server.server.dispatcher.answer_queued, server.server.dispatcher.reply_to
+
+    def noted_run(call: Any, request: Any) -> Any:
+        order.append("queued")
+        if order.count("queued") == 1:
+            quick.send(PING)  # it waits from now on
+        return run(call, request)
+
+    def noted_ping(call: Any, request: Any) -> Any:
+        order.append(request[0].decode())
+        return ping(call, request)
+
+    server.server.dispatcher.answer_queued = noted_run
+    server.server.dispatcher.reply_to = noted_ping
+    slow.send(lines("EXEC"))
+    assert quick.read(len(PONG)) == PONG
+    slow.answers(b"", b"*500\r\n" + bulk(b"1") * 500)
+    assert order[0] == "EXEC"
+    assert order.index("PING") < order.index("queued") + 100
+
+
+def test_too_long_a_transaction_is_refused_and_nothing_of_it_is_run(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "QUEUED_REQUESTS_MAX", 3)
+    refused = b"-ERR a transaction may have 3 commands and 64 MiB; split it\r\n"
+    aborted = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
+    peer = server.connect()
+    peer.answers(lines("MULTI", *["PING"] * 5, "EXEC"), OK + QUEUED * 3 + refused + QUEUED + aborted)
+    monkeypatch.setattr(transaction, "QUEUED_REQUESTS_MAX", 100)
+    monkeypatch.setattr(transaction, "QUEUED_BYTES_MAX", 1 << 20)
+    too_long = b"*2\r\n$3\r\nGET\r\n$1048576\r\n" + b"x" * 1048576 + b"\r\n"
+    refused = refused.replace(b"3 commands and 64", b"100 commands and 1")
+    peer.answers(lines("MULTI") + too_long + lines("EXEC"), OK + refused + aborted)
+    peer.answers(lines("MULTI", "GET job:temp:1", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
+
+
+def test_so_many_keys_can_be_watched_and_no_more(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = server.connect()
+    peer.answers(lines("WATCH " + " ".join(f"job:temp:{each}" for each in range(1000))), OK)
+    peer.answers(lines("WATCH job:temp:1 job:temp:1"), OK)
+    monkeypatch.setattr("resp_server.commands.transactions.WATCHED_KEYS_MAX", 1001)
+    peer.answers(lines("WATCH job:temp:1000"), OK)
+    peer.answers(
+        lines("WATCH job:temp:1001"), b"-ERR a client may watch 1001 keys of 16 MiB; UNWATCH, or watch fewer\r\n"
+    )
+    peer.send(lines("INFO clients"))
+    found = b""
+    while b"total_watched_keys:1001\r\n" not in found:
+        found += peer.read(1)
+    assert b"watching_clients:1\r\n" in found
+    while b"total_blocking_keys_on_nokey:0\r\n\r\n" not in found:
+        found += peer.read(1)
+    peer.answers(lines("MULTI", "PING", "EXEC"), OK + QUEUED + b"*1\r\n" + PONG)
+
+
+def test_who_leaves_amid_a_transaction_leaves_nothing_behind(
+    serve: Callable[..., Any], tmp_path: Path, tiny_turns: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(output_pause_bytes=1)
+    epochs = Epochs(server, tmp_path)
+    closed: list[object] = []
+    close = type(server.server.instance.view).close
+
+    def noted(view: Any) -> None:
+        closed.append(view)
+        close(view)
+
+    monkeypatch.setattr(type(server.server.instance.view), "close", noted)
+    peer = server.connect()
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    peer.send(lines("MULTI", *["HGETALL job:map:m"] * 200, "EXEC"))
+    assert peer.read(10)
+    peer.socket.close()
+    while server.call(lambda: len(server.server._connections)):
+        pass
+    assert len(closed) == 1
+    server.call(server.server.instance.close)
+    epochs.store.close()
+
+
+def test_what_has_to_ask_other_processes_is_waited_for_within_a_transaction(server: Any) -> None:
+    waiting: list[Callable[[list[Any]], None]] = []
+    server.server.instance.ask_others = lambda question, argument, answered: waiting.append(answered)
+    peer, other = server.connect(), server.connect()
+    peer.send(lines("MULTI", "PING", "CLIENT LIST TYPE pubsub", "PING", "EXEC", "PING"))
+    head = OK + QUEUED * 3 + b"*3\r\n" + PONG
+    assert peer.read(len(head)) == head
+    while not server.call(lambda: len(waiting)):
+        pass
+    other.answers(PING, PONG)
+    server.call(lambda: waiting.pop(0)([]))
+    assert peer.read(len(PONG) * 2 + 6) == b"$0\r\n\r\n" + PONG * 2
+
+
+# -- WATCH -------------------------------------------------------------------------------------------------------------
+
+RUN = OK + QUEUED + b"*1\r\n" + PONG
+NOT_RUN = OK + QUEUED + b"*-1\r\n"
+TRY = lines("MULTI", "PING", "EXEC")
+
+
+def test_a_watched_key_is_told_by_the_epochs_keys_for_as_many_epochs_as_are_kept(server: Any, epochs: Epochs) -> None:
+    peer = server.connect()
+    for _ in range(8):
+        peer.answers(lines("WATCH job:temp:a job:map:m job:temp:none"), OK)
+        epochs.publish(keys="b")
+        peer.answers(TRY, NOT_RUN)  # each epoch changes the map
+    peer.answers(lines("WATCH job:temp:a job:temp:none"), OK)
+    for _ in range(8):
+        epochs.publish(keys="b")
+    peer.answers(TRY, RUN)
+    peer.answers(lines("WATCH job:temp:a"), OK)
+    epochs.publish(keys="a")
+    peer.answers(TRY, NOT_RUN)
+    peer.answers(TRY, RUN)
+
+
+def test_where_the_epochs_keys_are_not_known_a_small_value_is_compared_and_a_large_one_taken_as_changed(
+    server: Any, epochs: Epochs
+) -> None:
+    large = [Change("temp", Op.PUT, b"job:temp:large", value=b"x" * 100_000)]
+    epochs.publish(large)
+    small, changed, big = server.connect(), server.connect(), server.connect()
+    small.answers(lines("WATCH job:temp:b job:temp:none job:many:7"), OK)
+    changed.answers(lines("WATCH job:temp:a"), OK)
+    big.answers(lines("WATCH job:temp:large"), OK)
+    for _ in range(20):
+        epochs.publish(keys="a")
+    small.answers(TRY, RUN)
+    changed.answers(TRY, NOT_RUN)
+    big.answers(TRY, NOT_RUN)
+
+
+def test_a_watched_key_that_expires_ends_the_transaction(server: Any, epochs: Epochs) -> None:
+    clock = [server.server.instance.clock()]
+    server.server.instance.clock = lambda: clock[0]
+    at = clock[0] + 1_000
+    epochs.publish(
+        [
+            Change("temp", Op.PUT, b"job:temp:soon", value=b"1", expire_at_ms=at),
+            Change("map", Op.PUT, b"job:map:soon", b"f", b"1", expire_at_ms=at),
+            Change("map", Op.PUT, b"job:map:soon", b"g", b"1"),
+        ]
+    )
+    for key in ("job:temp:soon", "job:map:soon"):
+        early, late = server.connect(), server.connect()
+        early.answers(lines(f"WATCH {key}"), OK)
+        early.answers(TRY, RUN)
+        late.answers(lines(f"WATCH {key}"), OK)
+        clock[0] = at
+        late.answers(TRY, NOT_RUN)
+        late.answers(lines(f"WATCH {key}"), OK)  # expired before it was watched
+        late.answers(TRY, RUN)
+        clock[0] = at - 1_000
+
+
+def test_a_job_that_is_built_anew_is_compared_by_what_its_keys_hold(
+    server: Any, epochs: Epochs, tmp_path: Path
+) -> None:
+    same, other = server.connect(), server.connect()
+    epochs.publish()
+    same.answers(lines("WATCH job:temp:a"), OK)
+    other.answers(lines("WATCH job:temp:b"), OK)
+    anew = LmdbStore(tmp_path / "anew", "g2")
+    changes = [Change("temp", Op.PUT, b"job:temp:a", value=b"1"), Change("temp", Op.PUT, b"job:temp:b", value=b"7")]
+    anew.apply(EpochChanges(1, 2, 9, list(runs_of(changes, ["temp"]))), STATES)
+    server.call(lambda: server.server.instance.keyspace.put(Job("job", "g2", STATES, anew)))
+    same.answers(TRY, RUN)
+    other.answers(TRY, NOT_RUN)
+    server.call(server.server.instance.close)
+    anew.close()
+
+
+# -- STATE AT ----------------------------------------------------------------------------------------------------------
+
+
+def reads_at(term: int, epoch: int, *commands: str, clock_ms: int = 1) -> bytes:
+    return lines(f"STATE AT job {term} {epoch} {clock_ms}", "MULTI", *commands, "EXEC")
+
+
+def answered(*replies: bytes) -> bytes:
+    return OK + OK + QUEUED * len(replies) + b"*%d\r\n" % len(replies) + b"".join(replies)
+
+
+def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(server: Any, epochs: Epochs) -> None:
+    clock = [server.server.instance.clock()]
+    server.server.instance.clock = lambda: clock[0]
+    peer = server.connect()
+    for _ in range(3):
+        epochs.publish()
+    two = ("GET job:temp:a", "GET job:temp:b")
+    peer.answers(reads_at(1, 2, *two), OK + OK + QUEUED * 2 + b"-NOTHELD job 1:3\r\n")
+    peer.answers(reads_at(1, 3, *two), answered(bulk(b"3"), bulk(b"3")))
+    for _ in range(9):
+        epochs.publish()
+    for epoch in range(5, 13):
+        peer.answers(reads_at(1, epoch, *two), answered(*[bulk(b"%d" % epoch)] * 2))
+    held = b"-NOTHELD job " + b",".join(b"1:%d" % epoch for epoch in range(5, 13)) + b"\r\n"
+    peer.answers(reads_at(1, 4, *two), OK + OK + QUEUED * 2 + held)
+    peer.answers(reads_at(2, 12, *two), OK + OK + QUEUED * 2 + held)
+    clock[0] += held_epochs.HELD_MS_MAX + 1
+    peer.answers(reads_at(1, 11, *two), OK + OK + QUEUED * 2 + b"-NOTHELD job 1:12\r\n")
+    epochs.publish()
+    peer.answers(reads_at(1, 12, *two), answered(bulk(b"12"), bulk(b"12")))
+    instance = server.server.instance
+    assert server.call(lambda: len(instance.held.held()["job"])) == 2
+    server.call(lambda: server.server.sweep(clock[0] + held_epochs.WANTED_MS))
+    assert server.call(instance.held.held) == {}
+
+
+def test_a_transaction_at_an_epoch_reads_it_to_its_end_though_it_is_let_go_meanwhile(
+    server: Any, epochs: Epochs, tiny_turns: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = server.connect()
+    peer.answers(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
+    epochs.publish()
+    dispatcher = server.server.dispatcher
+    answer_queued = dispatcher.answer_queued
+
+    def noted(call: Any, request: Any) -> Any:
+        server.server.instance.held.close()
+        return answer_queued(call, request)
+
+    monkeypatch.setattr(dispatcher, "answer_queued", noted)
+    peer.send(reads_at(1, 0, "GET job:temp:a", "HVALS job:map:m", "GET job:temp:b", "DBSIZE"))
+    expected = answered(bulk(b"0"), b"*%d\r\n" % FIELDS + bulk(b"0") * FIELDS, bulk(b"0"), b":%d\r\n" % (KEYS + 3))
+    assert peer.read(len(expected)) == expected
+
+
+def test_a_transaction_at_an_epoch_takes_the_clock_that_it_is_given(server: Any, epochs: Epochs) -> None:
+    now_ms = server.server.instance.clock()
+    epochs.publish([Change("temp", Op.PUT, b"job:temp:soon", value=b"1", expire_at_ms=now_ms + 1_000)])
+    peer = server.connect()
+    for clock_ms, left in ((now_ms, 1000), (now_ms + 999, 1), (now_ms + 1000, -2), (now_ms + 5000, -2)):
+        peer.answers(reads_at(1, 1, "PTTL job:temp:soon", clock_ms=clock_ms), answered(b":%d\r\n" % left))
+    peer.answers(lines("PTTL job:temp:soon"), b":1000\r\n")
+
+
+def test_an_epoch_is_asked_of_the_next_transaction_alone_and_of_every_job(server: Any, epochs: Epochs) -> None:
+    peer = server.connect()
+    peer.answers(reads_at(1, 0, "GET job:temp:a"), answered(bulk(b"0")))
+    epochs.publish()
+    peer.answers(lines("MULTI", "GET job:temp:a", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
+    peer.answers(lines("STATE AT job 1 0 1", "MULTI", "DISCARD"), OK * 3)
+    peer.answers(lines("MULTI", "GET job:temp:a", "EXEC"), OK + QUEUED + b"*1\r\n" + bulk(b"1"))
+    for missing in ("STATE AT 1", "STATE AT other 1 0 1", "STATE AT job 1 1 other 1 1 1"):
+        peer.answers(lines(missing, "MULTI", "PING", "EXEC"), OK + OK + QUEUED + b"-NOTHELD job 1:0,1:1\r\n")
+    peer.answers(lines("STATE AT job 1 0"), b"-ERR syntax error\r\n")
+    peer.answers(lines("STATE AT job 1 x 1"), b"-ERR value is not an integer or out of range\r\n")
+    refused = b"-ERR Command not allowed inside a transaction\r\n"
+    aborted = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
+    peer.answers(lines("MULTI", "STATE AT job 1 0 1", "EXEC"), OK + refused + aborted)
