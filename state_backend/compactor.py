@@ -54,7 +54,7 @@ IDLE_S_MAX = 60.0
 
 def is_marked(epoch: Epoch, step_bytes: int) -> bool:
     """Tell whether an epoch passes a multiple of the step, or of `EPOCHS_MAX`."""
-    before_bytes = epoch.log_bytes - epoch.change_bytes
+    before_bytes = max(0, epoch.log_bytes - epoch.change_bytes)  # a writer of an older version does not count
     if epoch.log_bytes // step_bytes > before_bytes // step_bytes:
         return True
     return epoch.epoch > 0 and epoch.epoch % EPOCHS_MAX == 0

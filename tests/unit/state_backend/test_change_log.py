@@ -388,6 +388,32 @@ def test_a_hole_in_the_files_is_named(tmp_path: Path) -> None:
         writer_of(tmp_path)
 
 
+def test_epochs_that_are_swept_while_they_are_listed_are_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listing may show a file that was removed before another one that it does not show any more."""
+    writer = writer_of(tmp_path)
+    for _ in range(5):
+        writer.publish([])
+    names = LocalFilesystem.names
+    swept: list[int] = []
+
+    def names_while_they_go(self: LocalFilesystem, path: str) -> list[str]:
+        there = names(self, path)
+        if path.endswith("epochs") and len(swept) < 2:
+            first = len(swept) * 2
+            swept.append(first)
+            for number in (first, first + 1):
+                epoch_file(tmp_path, number).unlink()
+            there.remove(f"{first + 1}.json")
+        return there
+
+    monkeypatch.setattr(LocalFilesystem, "names", names_while_they_go)
+    newest = ChangeLog(tmp_path).job("job").newest(writer.current)
+    assert newest is not None
+    assert newest.epoch == 4
+
+
 def test_the_first_epoch_of_a_log_may_be_any(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     assert writer.publish([put(b"a")], epoch=41) == 41

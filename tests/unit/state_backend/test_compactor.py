@@ -109,11 +109,13 @@ def test_the_writer_counts_the_bytes_of_its_log_from_its_beginning(tmp_path: Pat
     assert len(epochs) == 5
 
 
-def test_an_epoch_of_an_older_version_is_read_and_counts_nothing() -> None:
-    stored = json.loads(Epoch(7, 1, None, 0).to_bytes())
-    del stored["log_bytes"], stored["checksum"]
-    read = Epoch.from_bytes(json.dumps(stored | {"checksum": _checksum(stored)}).encode(), "here")
-    assert read.log_bytes == 0
+def test_an_epoch_of_an_older_version_is_read_and_marked_by_its_number_alone() -> None:
+    for number in (999, 1_000):
+        stored = json.loads(Epoch(number, 1, None, 0, files=(ChangeFile("", 1 << 30, 0, 1),)).to_bytes())
+        del stored["log_bytes"], stored["checksum"]
+        epoch = Epoch.from_bytes(json.dumps(stored | {"checksum": _checksum(stored)}).encode(), "here")
+        assert (epoch.log_bytes, epoch.change_bytes) == (0, 1 << 30)
+        assert is_marked(epoch, step_after(None, epoch)) is (number == 1_000)
 
 
 # Owners -------------------------------------------------------------------------------------------------------------
