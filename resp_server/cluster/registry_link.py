@@ -131,6 +131,8 @@ class RegistryLink:
                     await self._join(address)
                 except (OSError, TimeoutError, EOFError, LinkError, hiredis.ProtocolError) as error:
                     self._tell(f"no registry at {address}: {error or 'it does not answer'}")
+                except Exception:  # our own bug; without a link this server would never be told anything again
+                    logger.exception("internal error in the link to the registry at %s", address)
             if not self._addresses(records):
                 self._tell("no registry is known; looking for registry.json in the log")
             self._stand_by(records)

@@ -68,6 +68,11 @@ class Assignment:
         """The newest topology that everybody may be told."""
         return self._released
 
+    @property
+    def waits_for_epochs(self) -> bool:
+        """Tell whether slots may move as soon as some server has seen some epochs."""
+        return bool(self._handovers)
+
     def wanted(self, member_id: str) -> KeyGroups:
         """Return the slots that a member is to hold."""
         return self._wanted.get(member_id, NONE)

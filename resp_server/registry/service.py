@@ -24,7 +24,7 @@ import json
 import logging
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NoReturn
 
@@ -221,10 +221,13 @@ class Registry:
     def _step(self, now_s: float) -> bool:
         """Decide anew if anything is different; return whether there is a new topology."""
         members = {name: known.member(now_s) for name, known in self._known.items() if known.is_admitted}
-        if members == self._stepped:
+        seen = members
+        if not self._assignment.waits_for_epochs:  # they move all the time, and matter to nothing else that may change
+            seen = {name: replace(member, jobs={}) for name, member in members.items()}
+        if seen == self._stepped:
             return False
         is_new = self._assignment.step(members)
-        self._stepped = None if is_new else members
+        self._stepped = None if is_new else seen
         topology = self._assignment.topology
         if is_new and topology is not None:
             nodes = ", ".join(f"{node.address} {node.slots or 'none'}" for node in topology.masters[:10])

@@ -121,6 +121,7 @@ class Fleet:
         self.replicas = replicas
         self.epoch = -1
         self._ports = [free_port() for _ in range(6)]
+        self.servers: list[Process] = []
         self._processes: list[Process] = []
         self._readers: list[Reader] = []
         self._is_over = Event()
@@ -136,7 +137,7 @@ class Fleet:
     def _keep_publishing(self) -> None:
         while not self._is_over.wait(EPOCH_EVERY_S):
             self._publish()
-            with suppress(ClientError, OSError, FileNotFoundError), self.ask() as registry:
+            with suppress(ClientError, OSError, FileNotFoundError), self.ask(EPOCH_EVERY_S) as registry:
                 registry.call("NOTICE", JOB, str(self.epoch))
 
     # Processes
@@ -150,7 +151,8 @@ class Fleet:
         """Start a state server; one of the same number is the same server."""
         options = ["--log", str(self.log), "--store", str(self.folder / f"store{number}")]
         options += ["--port", str(self._ports[number])]
-        return self._started("resp_server.state_server", options, f"server{number}")
+        self.servers.append(self._started("resp_server.state_server", options, f"server{number}"))
+        return self.servers[-1]
 
     def _started(self, program: str, options: list[str], name: str) -> Process:
         self._processes.append(Process(program, options, self.folder / f"{name}.{len(self._processes)}.log"))
@@ -182,10 +184,10 @@ class Fleet:
         """Return what the registry has written down."""
         return Record.parse((self.log / "registry.json").read_bytes(), "registry.json")
 
-    def ask(self) -> Client:
+    def ask(self, timeout_s: float = 5.0) -> Client:
         """Connect to the registry."""
         host, _, port = self.record().address.rpartition(":")
-        return Client(host, int(port), password=TOKEN)
+        return Client(host, int(port), password=TOKEN, timeout_s=timeout_s)
 
     def nodes(self) -> dict[int, tuple[str, str, str]]:
         """Return role, slots and health of each server, by its number; empty while there is no topology."""

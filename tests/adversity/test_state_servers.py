@@ -137,6 +137,29 @@ def test_without_a_registry_all_goes_on_and_the_next_one_goes_on_from_there(flee
     assert not reader.failures
 
 
+def test_a_registry_that_hangs_costs_no_read_and_moves_nothing_when_it_goes_on(fleet: Fleet) -> None:
+    registry = fleet.registry()
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    fleet.server(1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
+    reader = fleet.read()
+    registry.popen.send_signal(signal.SIGSTOP)
+    try:
+        epoch = fleet.epoch
+        eventually("servers notice", lambda: all("is gone; answering on" in each.said for each in fleet.servers))
+        eventually("epochs go on", lambda: fleet.epoch > epoch + 5)
+    finally:
+        registry.popen.send_signal(signal.SIGCONT)
+    fleet.wait_for_all_keys()
+    fleet.wait_until_all_show_it()
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    assert "slots wanted: 0-16383" not in fleet.servers[1].said
+    reader.stop()
+    assert not reader.failures
+
+
 def test_of_two_registries_the_older_one_ends(fleet: Fleet) -> None:
     older = fleet.registry()
     fleet.server(0)
