@@ -31,6 +31,7 @@ class _Held:
 
     def __init__(self, job: Job, snapshot: Snapshot) -> None:
         self.generation = job.generation
+        self.store = job.store
         self.snapshot = snapshot
         self.reached = snapshot.applied.term, snapshot.applied.epoch
         self.superseded_ms: int | None = None
@@ -112,16 +113,14 @@ class HeldEpochs:
     @staticmethod
     def _hold_newest(held: deque[_Held], job: Job, now_ms: int) -> None:
         newest = _Held(job, job.store.snapshot(now_ms))
-        if not held:
-            held.append(newest)
-        elif newest.snapshot.version == held[-1].snapshot.version and newest.reached == held[-1].reached:
+        last = held[-1] if held else newest
+        if last.store is newest.store and last.snapshot.version == newest.snapshot.version and last is not newest:
             newest.let_go()
-        else:
-            if newest.reached == held[-1].reached:  # what has expired was removed, or slots have moved
-                held.pop().let_go()
-            else:
-                held[-1].superseded_ms = now_ms
-            held.append(newest)
+            return
+        if last is not newest and last.reached == newest.reached:
+            held.pop().let_go()  # expired keys were removed, slots have moved, or the store was copied
+        last.superseded_ms = now_ms if last.reached != newest.reached else None
+        held.append(newest)
 
     def _find(self, job: str, reached: Reached) -> _Held | None:
         return next((each for each in self._held[job] if each.reached == reached), None)

@@ -494,6 +494,36 @@ def test_free_pages_that_outweigh_the_others_are_given_back(
     assert followed.folders() == ["q1.1"]
 
 
+def test_a_store_is_not_copied_again_and_again_while_readers_hold_old_epochs(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier_module, "COMPACT_ABOVE_BYTES", 1 << 20)
+    followed.restart()
+    writer = followed.writer()
+
+    def fill_and_empty() -> None:
+        writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(5000)])
+        followed.step()
+        writer.publish([Change("temp", Op.DELETE, b"%d" % number) for number in range(4990)])
+        followed.step()
+
+    fill_and_empty()
+    fill_and_empty()
+    assert followed.folders() == ["q1.2"]
+    store = followed.applier.store
+    assert store is not None and store.readers_behind() == 0
+    with store.snapshot(0):
+        for number in range(3):
+            writer.publish([put(b"more", b"%d" % number)])
+            followed.step()
+        assert store.readers_behind() == 3
+        fill_and_empty()
+        assert followed.folders() == ["q1.2"]
+        followed.applier._compact_after_s = 0.0  # time has passed
+        followed.step()
+        assert followed.folders() == ["q1.3"]
+
+
 def test_complete_mode_keeps_only_what_the_last_epoch_brought(followed: Followed) -> None:
     writer = followed.writer(TEMP, MODE)
     writer.publish([put(b"a"), put(b"b"), put(b"other", state="mode")], replaces=["temp"])
