@@ -84,11 +84,12 @@ def test_others_load_what_a_killed_server_had(fleet: Fleet) -> None:
     fleet.wait_for(_0="0-16383")
     second = fleet.server(1)
     fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
     reader = fleet.read()
     second.kill()
     fleet.wait_for(_0="0-16383")
     fleet.wait_for_all_keys()
-    assert list(fleet.nodes()) == [0]
+    eventually("it is not forgotten", lambda: list(fleet.nodes()) == [0])
     reader.stop()
 
 
