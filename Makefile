@@ -18,7 +18,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin
        PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-slow test-large bench soak demo example lock clean
+.PHONY: help setup setup-test jdk fmt check test test-slow test-large test-cluster bench soak demo example lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test-slow: setup-test ## the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
 
 test-large: setup-test ## the tests of the real sizes: minutes and gigabytes; what they measure is printed
 	@$(RUN) python -m pytest -m large -s $(ARGS) tests/large
+
+test-cluster: setup-test ## the tests on a standalone cluster and on three executors: minutes; left out of make test
+	@$(RUN) python -m pytest -m cluster $(ARGS) tests/spark
 
 bench: setup-test ## the benchmarks, about 25 minutes; ARGS go to python -m benchmarks (--help tells which)
 	@$(RUN) python -m benchmarks $(ARGS)

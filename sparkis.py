@@ -13,8 +13,9 @@ from state_backend.replay import read_snapshot
 
 if TYPE_CHECKING:
     from spark_hooks.attach import AttachedState, Attachment, attach
+    from spark_hooks.endpoints import ServedEndpoint
     from spark_hooks.processor import queryable_processor
-    from spark_hooks.serve import ServedEndpoint, serve
+    from spark_hooks.serve import serve
     from spark_hooks.sink import publish, queryable
     from spark_hooks.table import publish_table
 
@@ -41,7 +42,7 @@ __all__ = [
 
 _NEED_SPARK = {
     "serve": "serve",
-    "ServedEndpoint": "serve",
+    "ServedEndpoint": "endpoints",
     "queryable": "sink",
     "publish": "sink",
     "publish_table": "table",

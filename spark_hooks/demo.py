@@ -25,7 +25,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks.serve import ServedEndpoint, serve
+from spark_hooks.endpoints import ServedEndpoint
+from spark_hooks.serve import serve
 from spark_hooks.sink import queryable
 from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor

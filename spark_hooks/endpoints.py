@@ -13,7 +13,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
+from urllib.parse import quote
 
 from resp_server.client import Client
 from state_backend.errors import SparkisError
@@ -39,10 +40,11 @@ class Endpoint(ABC):
 
 
 class ControlAddress(NamedTuple):
-    """Where a server's control listener is, on this machine, and what it must be told first."""
+    """Where a control listener is, as this machine reaches it, and what it must be told first."""
 
     port: int
     token: str
+    host: str = "127.0.0.1"
 
     def write(self, path: Path) -> None:
         """Write the address down; the folder should be one that others cannot read."""
@@ -102,12 +104,46 @@ class ControlledEndpoint(Endpoint):
     def _connect(self) -> Client:
         """Connect to the control listener."""
         address = self._address()
-        return Client("127.0.0.1", address.port, password=address.token, timeout_s=CONTROL_TIMEOUT_S)
+        return Client(address.host, address.port, password=address.token, timeout_s=CONTROL_TIMEOUT_S)
 
     def _disconnect(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+class ServedEndpoint(ControlledEndpoint):
+    """What `sparkis.serve` returns: where to read, until `stop`.
+
+    url       what a Redis client connects to
+    log       the log that is served
+    port      the port in `url`
+    registry  host:port of the registry, where servers are placed on executors
+    """
+
+    log: str
+    port: int
+    url: str
+    registry: str | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(port={self.port}, log={self.log!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End what serves; clients are disconnected. The log stays as it is. May be called twice."""
+
+
+def url_of(host: str, port: int, password: str | None) -> str:
+    """Return the URL that Redis clients take."""
+    secret = f":{quote(password, safe='')}@" if password else ""
+    return f"redis://{secret}{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class DescribedEndpoint(ControlledEndpoint):

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks import endpoints, progress, task
+from spark_hooks import endpoints, executors, progress, task
 from spark_hooks.layout import Layout
 from spark_hooks.sessions import parallelism_of
 from state_backend.clock import now_ms
@@ -187,7 +187,8 @@ class Publisher:
     def _write_files(self, batch: DataFrame, batch_id: int, writer: LogWriter, clock_ms: int) -> list[Any]:
         """Run the batch: one Spark job and one shuffle for all states, one pass over the batch's own plan."""
         layout = self._layout_of(batch)
-        of_batch = task.Task(self._told.log, writer.folder, batch_id, layout.plans(clock_ms))
+        plan = executors.plan_of(self._told.log)
+        of_batch = task.Task(self._told.log, writer.folder, batch_id, layout.plans(clock_ms), plan)
         rows = layout.rows(batch, partitions_of(batch.sparkSession))
         try:
             results = rows.mapInArrow(of_batch, task.RESULT).collect()

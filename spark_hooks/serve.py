@@ -1,52 +1,48 @@
-"""Serving from a driver: a server process beside it that ends with it.
+"""Serving from a driver: a server process beside it that ends with it, or servers beside executors (`placed`).
 
     endpoint = sparkis.serve(spark)      endpoint.url, endpoint.stop()
 
-The server follows the session's change log like any other server. What the driver adds: it tells the server of each
-epoch at once, and can wait until the epoch can be read.
+The servers follow the session's change log like any others. What the driver adds: it tells them of each epoch at once,
+and can wait until the epoch can be read.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
-import logging
+import re
 import secrets
-import select
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
-from urllib.parse import quote
+from typing import Any, Literal, cast, get_args
 
 from pyspark.sql import SparkSession
 
 from resp_server import children
-from resp_server.control import TOKEN_VARIABLE
-from resp_server.process import PASSWORD_VARIABLE, WORKERS_MAX
+from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE
+from resp_server.cluster.topology import PORT_MAX
+from resp_server.process import WORKERS_MAX
 from spark_hooks import endpoints
+from spark_hooks.endpoints import ServedEndpoint
+from spark_hooks.kept import KeptProcess
+from spark_hooks.placed import Cluster, PlacedEndpoint
+from spark_hooks.sessions import is_connect
 from spark_hooks.sink import LOG_SETTING
 from state_backend.change_log import check_writable
-from state_backend.errors import SparkisError
 from state_backend.filesystems import open_filesystem
 
-logger = logging.getLogger("sparkis.serve")
-
 DEFAULT_LOG = "sparkis-log"
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 10.0
-# A server that dies is started again at once, and after that with pauses that double up to the longest.
-RESTART_PAUSE_S = 1.0
-RESTART_PAUSE_S_MAX = 60.0
+PLACEMENT_SETTING = "spark.sparkis.placement"
+Placement = Literal["driver", "executors"]
+PORTS = "7400-7500"
+# More copies than anybody needs (guess).
+REPLICAS_MAX = 10
 
 
-class ServedEndpoint(endpoints.ControlledEndpoint):
+class DriverEndpoint(ServedEndpoint):
     """A server process beside the driver. `url` is what a Redis client connects to; `log` the log that it follows.
 
     A server that dies is started again on the same port, with the store it had.
@@ -66,33 +62,18 @@ class ServedEndpoint(endpoints.ControlledEndpoint):
         self.log = log
         self._temporary = temporary
         self.address_file = _temporary_folder("server") / "address.json"  # nobody else can look into the folder
-        self._command = command
-        self._environment = environment
         self._token = environment[TOKEN_VARIABLE]
-        self._process, ports = self._start(port=None)
-        self.port = ports["port"]
-        self._control_port = ports["control_port"]
+        self._kept = KeptProcess("the sparkis server", command, environment, self._take_restart)
+        self.port = self._kept.port
         self._address().write(self.address_file)
-        secret = f":{quote(password, safe='')}@" if password else ""
-        self.url = f"redis://{secret}{f'[{host}]' if ':' in host else host}:{self.port}"
+        self.url = endpoints.url_of(host, self.port, password)
         endpoints.add(log, self)
         atexit.register(self.stop)
-        self._keeper = threading.Thread(target=self._keep_running, name="sparkis-server", daemon=True)
-        self._keeper.start()
-
-    def __repr__(self) -> str:
-        return f"ServedEndpoint(port={self.port}, log={self.log!r})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     @property
     def pid(self) -> int:
         """The server's process id."""
-        return self._process.pid
+        return self._kept.pid
 
     def stop(self) -> None:
         """End the server; clients are disconnected. The log stays as it is."""
@@ -101,72 +82,19 @@ class ServedEndpoint(endpoints.ControlledEndpoint):
         endpoints.remove(self.log, self)
         with self._lock:
             self._disconnect()
-            process = self._process
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        self._kept.stop()
         shutil.rmtree(self.address_file.parent, ignore_errors=True)
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _start(self, port: int | None) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
-        """Start a server, on a given port if it had one; SparkisError if it ends or stays silent too long."""
-        process = subprocess.Popen(
-            [*self._command, *([] if port is None else ["--port", str(port)])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=self._environment,
-            start_new_session=True,  # Ctrl-C in a shell is the driver's to handle; the end of its input ends the server
-        )
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
-        line = process.stdout.readline() if ready else b""
-        if not line:
-            process.kill()
-            process.wait()
-            at = "" if port is None else f" at port {port}"
-            raise SparkisError(f"the sparkis server did not start{at}; the line above tells why (is the port in use?)")
-        ports: dict[str, int] = json.loads(line)
-        return process, ports
-
-    def _keep_running(self) -> None:
-        """Start the server again when it dies: at once, then after pauses that double."""
-        pause_s = 0.0
-        while True:
-            began_s = time.monotonic()
-            self._process.wait()
-            if self._stopping.is_set():
-                return
-            logger.warning("the sparkis server at port %d died; starting it again", self.port)
-            if time.monotonic() - began_s > RESTART_PAUSE_S_MAX:
-                pause_s = 0.0
-            is_told = False
-            while not self._stopping.wait(pause_s):
-                pause_s = min(max(2 * pause_s, RESTART_PAUSE_S), RESTART_PAUSE_S_MAX)
-                try:
-                    self._start_again()
-                    break
-                except SparkisError as error:
-                    if not is_told:  # it may go on for hours
-                        logger.error("%s; tried again after pauses of up to %d s", error, RESTART_PAUSE_S_MAX)
-                    is_told = True
-
-    def _start_again(self) -> None:
-        process, ports = self._start(self.port)
+    def _take_restart(self, said: dict[str, Any]) -> None:
         with self._lock:
-            self._process, self._control_port = process, ports["control_port"]
             self._disconnect()
-        if self._stopping.is_set():
-            process.kill()
         with suppress(OSError):  # the folder goes with the endpoint; who finds no address does without notices
-            self._address().write(self.address_file)
+            endpoints.ControlAddress(said["control_port"], self._token).write(self.address_file)
 
     def _address(self) -> endpoints.ControlAddress:
-        return endpoints.ControlAddress(self._control_port, self._token)
+        return endpoints.ControlAddress(self._kept.said["control_port"], self._token)
 
 
 def serve(
@@ -179,25 +107,130 @@ def serve(
     store: str | Path | None = None,
     role: str = "master",
     workers: int = 1,
+    placement: Placement | None = None,
+    replicas: int | None = None,
+    ports: str | None = None,
+    server_bind: str | None = None,
+    server_host: str | None = None,
+    registry_port: int | None = None,
 ) -> ServedEndpoint:
-    """Start a server beside this driver and make its log the session's; return where it is.
+    """Start to serve a log, make it the session's, and return where to read.
 
-    log       the change log's root: the setting spark.sparkis.log, else the folder `sparkis-log` in the working folder
-    port      0 takes a free one
-    bind      where to listen, one address or several; beyond loopback set a password, or only this machine is answered
-    password  what clients must send with AUTH
-    store     a folder to keep the server's store in over restarts; a temporary one unless given
-    role      `master`, or `slave` for clients that should know that nothing can be written
-    workers   processes that serve the port; each can keep a core busy
+    log        the change log's root: the setting spark.sparkis.log, else the folder `sparkis-log` in the working folder
+    port       0 takes a free one
+    bind       where to listen, one address or several; beyond loopback set a password, or only this machine is answered
+    password   what clients must send with AUTH
+    placement  `driver`: one server beside this driver; `executors`: a state server beside each executor, a registry and
+               a proxy beside this driver. Unless given, by the master: `driver` where it is local
 
-    The server is a process of its own without a JVM; it ends with the driver. Raises SparkisError if it does not start.
-    ValueError for a number of workers that is none.
+    With `driver`:
+    store      a folder to keep the server's store in over restarts; a temporary one unless given
+    role       `master`, or `slave` for clients that should know that nothing can be written
+    workers    processes that serve the port; each can keep a core busy
+
+    With `executors`, each also a setting of Spark's (docs/placement.md):
+    replicas       further servers that hold each slot (0)
+    ports          the range of which a state server takes the first free one (7400-7500)
+    server_bind    the address that state servers listen on; the one by which their machine reaches the driver
+    server_host    the host that clients are told, if it is another; `$NAME` in it is a variable of the executor
+    registry_port  the registry's port beside the driver (0: any)
+
+    All are processes without a JVM. What is beside the driver ends with it, a state server with its executor. Raises
+    SparkisError if something does not start. ValueError for an argument that makes no sense.
     """
     if not 1 <= workers <= WORKERS_MAX:
         raise ValueError(f"workers={workers!r}: give a number of processes from 1 to {WORKERS_MAX}")
     root = open_filesystem(log or spark.conf.get(LOG_SETTING, None) or DEFAULT_LOG).root
     check_writable(root)
     hosts = [bind] if isinstance(bind, str) else list(bind)
+    endpoint: ServedEndpoint
+    if _placement(spark, placement) == "executors":
+        _refuse(
+            "executors", store=store, role=role if role != "master" else None, workers=workers if workers > 1 else None
+        )
+        given = _cluster(spark, password, replicas, ports, server_bind, server_host, registry_port)
+        endpoint = PlacedEndpoint(spark, root, given, port=port, bind=hosts)
+    else:
+        _refuse(
+            "driver",
+            replicas=replicas,
+            ports=ports,
+            server_bind=server_bind,
+            server_host=server_host,
+            registry_port=registry_port,
+        )
+        endpoint = _beside_the_driver(spark, root, port, hosts, password, store, role, workers)
+    spark.conf.set(LOG_SETTING, root)
+    return endpoint
+
+
+def _placement(spark: SparkSession, given: str | None) -> Placement:
+    asked = given or spark.conf.get(PLACEMENT_SETTING, None)
+    if asked not in (*get_args(Placement), None):
+        raise ValueError(f"placement={asked!r}: it is one of {', '.join(map(repr, get_args(Placement)))}")
+    if is_connect(spark):  # this process is not the driver
+        if asked == "executors":
+            raise ValueError("placement='executors': servers are placed by a driver, and this is a client of one")
+        return "driver"
+    if asked is not None:
+        return cast(Placement, asked)
+    return "driver" if re.fullmatch(r"local(\[.*\])?", str(spark.sparkContext.master)) else "executors"
+
+
+def _refuse(placement: Placement, **given: object) -> None:
+    """Refuse what would have no effect."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name}={value!r} has no meaning with placement={placement!r}; leave it out")
+
+
+def _cluster(
+    spark: SparkSession,
+    password: str | None,
+    replicas: int | None,
+    ports: str | None,
+    server_bind: str | None,
+    server_host: str | None,
+    registry_port: int | None,
+) -> Cluster:
+    """Return what is said of servers on executors: by an argument, else by a setting, else by itself."""
+
+    def said(argument: object, setting: str, otherwise: str | None) -> str | None:
+        return str(argument) if argument is not None else spark.conf.get(f"spark.sparkis.{setting}", otherwise)
+
+    copies = _number("replicas", said(replicas, "replicas", "0"), REPLICAS_MAX)
+    chosen = said(ports, "server.ports", PORTS) or PORTS
+    if not (found := re.fullmatch(r"(\d+)-(\d+)", chosen)) or not 1 <= int(found[1]) <= int(found[2]) <= PORT_MAX:
+        raise ValueError(f"ports={chosen!r}: give the first and the last port of a range, like {PORTS}")
+    host = spark.conf.get("spark.driver.host", None) or "127.0.0.1"
+    return Cluster(
+        host=host.strip("[]"),
+        bind=(spark.conf.get("spark.driver.bindAddress", None) or host).strip("[]"),
+        replicas=copies,
+        ports=chosen,
+        server_bind=said(server_bind, "server.bindAddress", None),
+        server_host=said(server_host, "server.host", None),
+        registry_port=_number("registry_port", said(registry_port, "registry.port", "0"), PORT_MAX),
+        password=password,
+    )
+
+
+def _number(name: str, given: str | None, largest: int) -> int:
+    if given is None or not given.isdecimal() or int(given) > largest:
+        raise ValueError(f"{name}={given}: give a number from 0 to {largest}")
+    return int(given)
+
+
+def _beside_the_driver(
+    spark: SparkSession,
+    root: str,
+    port: int,
+    hosts: list[str],
+    password: str | None,
+    store: str | Path | None,
+    role: str,
+    workers: int,
+) -> DriverEndpoint:
     temporary = _temporary_folder("store") if store is None else None
     command = [sys.executable, "-m", "resp_server.process", "--child", "--compact", "--log", root, "--port", str(port)]
     command += ["--bind", *hosts, "--role", role, "--loglevel", "warning", "--store", str(temporary or store)]
@@ -207,8 +240,7 @@ def serve(
     if password is not None:
         environment[PASSWORD_VARIABLE] = password
     host = "127.0.0.1" if hosts[0] == "0.0.0.0" else hosts[0]
-    endpoint = ServedEndpoint(command, environment, log=root, host=host, password=password, temporary=temporary)
-    spark.conf.set(LOG_SETTING, root)
+    endpoint = DriverEndpoint(command, environment, log=root, host=host, password=password, temporary=temporary)
     spark.conf.set(endpoints.ADDRESS_SETTING, str(endpoint.address_file))
     return endpoint
 

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_hooks.encoding import RowError, RowPlan, encode
+from spark_hooks.executors import Plan, ensure_state_server
 from state_backend.epochs import ChangeFile
 from state_backend.errors import LogError, LogUnavailableError
 from state_backend.filesystems import open_filesystem
@@ -31,12 +32,14 @@ class Task:
     folder: str
     epoch: int
     plans: tuple[RowPlan, ...]
+    placement: Plan | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition's changes. Runs on an executor, perhaps several times for one partition.
 
         A user's mistake comes back as data: raised here, Spark would run the task again and print a Java traceback.
         """
+        ensure_state_server(self.placement)
         digest = [0]
         rows = 0
 

@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks import endpoints, task
+from spark_hooks import endpoints, executors, task
 from spark_hooks import progress as query_progress
 from spark_hooks.attach import declared
 from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError, checkpoint_at
@@ -367,8 +367,9 @@ class Attachment:
     def _run(self, parts: Sequence[tuple[BoundState, DataFrame]], what: str) -> list[Any]:
         """Write the rows of all states; one Spark job."""
         describe_jobs(self._session, f"sparkis attach {self.job}: {what}")
+        plan = executors.plan_of(self.log)
         written = [
-            rows.mapInArrow(BatchesTask(self.log, self._writer.folder, state.layout.row_plans), RESULT)
+            rows.mapInArrow(BatchesTask(self.log, self._writer.folder, state.layout.row_plans, plan), RESULT)
             for state, rows in parts
         ]
         results = reduce(DataFrame.union, written).collect()

@@ -13,6 +13,7 @@ import pyarrow as pa
 from spark_hooks import task
 from spark_hooks.attach.rows import BATCH
 from spark_hooks.encoding import RowPlan
+from spark_hooks.executors import Plan, ensure_state_server
 
 # The columns of the rows that a task gives back, one for each batch it had changes of, as Spark's DDL.
 RESULT = f"{task.RESULT}, batch long"
@@ -25,9 +26,11 @@ class BatchesTask:
     log: str
     folder: str
     plans: tuple[RowPlan, ...]
+    placement: Plan | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition's changes, which come batch by batch. May run several times for one partition."""
+        ensure_state_server(self.placement)
         for batch, parts in groupby(_by_batch(batches), key=itemgetter(0)):
             of_batch = task.Task(self.log, self.folder, batch, self.plans)
             for result in of_batch(part for _, part in parts):

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from resp_server import children
-from resp_server.control import TOKEN_VARIABLE
-from spark_hooks import serve
-from spark_hooks.serve import ServedEndpoint
+from resp_server.children import TOKEN_VARIABLE
+from spark_hooks import kept
+from spark_hooks.serve import DriverEndpoint
 
 WAIT_S_MAX = 30.0
 
@@ -31,10 +31,10 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServedEndpoint]:
-    monkeypatch.setattr(serve, "RESTART_PAUSE_S", 0.001)
-    monkeypatch.setattr(serve, "RESTART_PAUSE_S_MAX", 0.01)
-    made = ServedEndpoint(
+def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverEndpoint]:
+    monkeypatch.setattr(kept, "RESTART_PAUSE_S", 0.001)
+    monkeypatch.setattr(kept, "RESTART_PAUSE_S_MAX", 0.01)
+    made = DriverEndpoint(
         [sys.executable, "-c", SERVER, str(tmp_path)],
         children.environment() | {TOKEN_VARIABLE: "x"},
         log=str(tmp_path),
@@ -57,19 +57,19 @@ def tries(folder: Path) -> int:
     return len((folder / "tries").read_text())
 
 
-def test_a_server_that_died_is_started_again(endpoint: ServedEndpoint) -> None:
+def test_a_server_that_died_is_started_again(endpoint: DriverEndpoint) -> None:
     first = endpoint.pid
-    endpoint._process.kill()
+    endpoint._kept._process.kill()
     wait_until(lambda: endpoint.pid != first)
-    assert endpoint._process.poll() is None
+    assert endpoint._kept._process.poll() is None
 
 
 def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
-    endpoint: ServedEndpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    endpoint: DriverEndpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = endpoint.pid
     (tmp_path / "taken").touch()
-    endpoint._process.kill()
+    endpoint._kept._process.kill()
     wait_until(lambda: tries(tmp_path) >= 5)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
@@ -78,12 +78,12 @@ def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
     wait_until(lambda: endpoint.pid != first)
 
 
-def test_nothing_is_started_after_the_end(endpoint: ServedEndpoint, tmp_path: Path) -> None:
+def test_nothing_is_started_after_the_end(endpoint: DriverEndpoint, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
-    endpoint._process.kill()
+    endpoint._kept._process.kill()
     wait_until(lambda: tries(tmp_path) >= 2)
     endpoint.stop()
-    wait_until(lambda: not endpoint._keeper.is_alive())
+    wait_until(lambda: not endpoint._kept._keeper.is_alive())
     before = tries(tmp_path)
     (tmp_path / "taken").unlink()
     time.sleep(0.05)

@@ -1,39 +1,99 @@
-"""The sink on executors that are processes of their own, as on a cluster."""
+"""The sink on executors that are processes of their own, and state servers beside them; every key is looked at."""
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import placing
 import pytest
 import redis
-from micro_batches import Batches, local_session, start
+from micro_batches import Batches, eventually, local_session, start
+from placing import ByHand, everything, is_running
+from processes import served
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
 from resp_server import children
+from spark_hooks.placed import PlacedEndpoint
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    """A cluster of two executors with a core each; they find this code as this process does."""
+    """A cluster of two executors with a core each."""
     session = local_session(
         "local-cluster[2,1,1024]",
-        **{
-            "spark.executor.memory": "512m",
-            "spark.executorEnv.PYTHONPATH": children.environment()["PYTHONPATH"],
-        },
+        **{"spark.executor.memory": "512m", "spark.executorEnv.PYTHONPATH": children.environment()["PYTHONPATH"]},
     )
     yield session
     session.stop()
 
 
-def test_executors_write_what_the_driver_commits(spark: SparkSession, tmp_path: Path):
-    endpoint = sparkis.serve(spark, log=tmp_path / "log")
+@dataclass
+class Placed:
+    """A job on the cluster, and what serves it."""
+
+    endpoint: PlacedEndpoint
+    rows: Batches
+    query: StreamingQuery
+    log: Path
+    batches: int = 0
+
+    def add(self) -> None:
+        """Let a micro-batch change every key, and be readable."""
+        self.rows.add(*placing.batch(self.batches))
+        self.batches += 1
+        self.query.processAllAvailable()
+
+    def sum(self, key: int) -> str:
+        """Return what the state `sum` of a key has to be."""
+        return str(sum(key * 10 + number for number in range(self.batches)))
+
+    @property
+    def expected(self) -> dict[str, Any]:
+        """All that has to be readable."""
+        sums = {f"job:sum:k{i}": self.sum(i) for i in range(placing.KEYS)}
+        facts = {f"job:facts:k{i}": {"sum": self.sum(i), "n": str(self.batches)} for i in range(placing.KEYS)}
+        return sums | facts
+
+    def wait_for_servers(self, count: int) -> None:
+        """Wait until so many servers answer all slots."""
+        eventually(lambda: len(placing.addresses(self.endpoint)), lambda found: found == count)
+        eventually(lambda: _answers(self.endpoint.url), lambda answers: answers == self.expected)
+
+
+def _answers(url: str) -> dict[str, Any] | str:
+    try:
+        return everything(url)
+    except redis.RedisError as error:
+        return str(error)
+
+
+@pytest.fixture(scope="module")
+def placed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Placed]:
+    folder = tmp_path_factory.mktemp("placed")
+    endpoint = sparkis.serve(spark, log=folder / "log")
+    assert isinstance(endpoint, PlacedEndpoint)
+    rows = Batches(spark, folder / "input", "k string, v long")
+    rows.add(*placing.batch(0))
+    writer = sparkis.queryable(placing.sums(rows.df), *placing.states(), wait_for_visibility=60.0)
+    made = Placed(endpoint, rows, start(writer, "job", folder / "checkpoint"), folder / "log", batches=1)
+    yield made
+    made.query.stop()
+    endpoint.stop()
+
+
+def test_executors_write_what_the_driver_commits_and_one_server_beside_it_serves(spark: SparkSession, tmp_path: Path):
+    endpoint = sparkis.serve(spark, log=tmp_path / "log", placement="driver")
     rows = Batches(spark, tmp_path / "input", "k string, v long, pad string")
-    for batch in range(2):
-        rows.add(*({"k": f"k{i % 300}", "v": i * batch, "pad": "x" * 600} for i in range(900)))
+    for number in range(2):
+        rows.add(*({"k": f"k{i % 300}", "v": i * number, "pad": "x" * 600} for i in range(900)))
     sums = rows.df.groupBy("k").agg(F.sum("v").alias("sum"), F.max("pad").alias("pad"), F.count("*").alias("n"))
     writer = sparkis.queryable(
         sums,
@@ -52,3 +112,98 @@ def test_executors_write_what_the_driver_commits(spark: SparkSession, tmp_path: 
         assert client.hgetall("job:pad:k7") == {"pad": "x" * 600, "n": "6"}
     query.stop()
     endpoint.stop()
+
+
+def test_every_key_is_answered_as_by_one_server_beside_the_driver(placed: Placed, tmp_path: Path):
+    placed.wait_for_servers(2)
+    for _ in range(2):
+        placed.add()
+    with served("--log", placed.log, "--store", tmp_path / "store") as url:
+        embedded = everything(url)
+    assert embedded == placed.expected
+    assert everything(placed.endpoint.url) == embedded
+
+
+def test_a_client_that_is_sent_on_by_hand_finds_every_key(placed: Placed):
+    placed.wait_for_servers(2)
+    for first in placing.addresses(placed.endpoint):
+        client = ByHand(first)
+        found = {key: client.ask("GET", key) for key in placed.expected if ":sum:" in key}
+        assert found == {key: value for key, value in placed.expected.items() if key in found}
+        assert placing.KEYS // 4 < client.moved < placing.KEYS * 3 // 4  # each has about half of the slots
+        client.close()
+
+
+def test_each_executor_has_one_server_however_many_tasks_ran(placed: Placed):
+    placed.wait_for_servers(2)
+    servers = placing.server_pids(placed.endpoint)
+    watched = [placing.executor_of(placing.parent_of(pid)) for pid in servers]
+    placed.add()
+    assert placing.server_pids(placed.endpoint) == servers
+    assert len(set(watched)) == 2
+    assert all("CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_text() for pid in watched)
+
+
+def test_no_secret_stands_on_a_command_line(placed: Placed):
+    lines = [Path(f"/proc/{pid}/cmdline").read_text() for pid in placing.all_processes(placed.endpoint)]
+    assert all(placed.endpoint.plan.token not in line for line in lines)
+    assert placed.endpoint.plan.token not in repr(placed.endpoint.plan)
+
+
+def test_an_executor_that_is_killed_is_replaced_with_its_server_and_no_answer_is_wrong(placed: Placed):
+    placed.wait_for_servers(2)
+    server = placing.server_pids(placed.endpoint)[0]
+    keeper = placing.parent_of(server)
+    allowed = {f"job:sum:k{i}": {placed.sum(i)} for i in range(0, placing.KEYS, 40)}
+    with placing.watched(placed.endpoint.url, allowed) as watchers:
+        os.kill(placing.executor_of(keeper), signal.SIGKILL)
+        eventually(lambda: is_running(server) or is_running(keeper), lambda running: not running)
+        eventually(lambda: _answers(placed.endpoint.url), lambda answers: answers == placed.expected)
+        before = [each.answers for each in watchers]
+        eventually(lambda: [each.answers for each in watchers], lambda now: all(map(int.__gt__, now, before)))
+    assert not [each.wrong for each in watchers if each.wrong]
+    placed.add()  # its tasks place a server beside the executor that came instead
+    eventually(lambda: len(placing.executor_ids(placed.rows.df.sparkSession)), lambda count: count == 2)
+    eventually(lambda: (placed.add(), len(placing.addresses(placed.endpoint)))[1], lambda count: count == 2)
+    placed.wait_for_servers(2)
+
+
+def test_an_executor_that_goes_hands_over_and_one_that_comes_joins_with_its_first_task(
+    placed: Placed, spark: SparkSession
+):
+    placed.wait_for_servers(2)
+    context: Any = spark.sparkContext._jsc
+    allowed = {f"job:sum:k{i}": {placed.sum(i)} for i in range(0, placing.KEYS, 40)}
+    with placing.watched(placed.endpoint.url, allowed) as watchers:
+        context.sc().killExecutor(placing.executor_ids(spark)[0])
+        eventually(lambda: len(placing.addresses(placed.endpoint)), lambda count: count == 1)
+        placed.wait_for_servers(1)
+    assert not [each.wrong for each in watchers if each.wrong]
+    context.sc().requestExecutors(2)  # by its count Spark has none: it counts those asked for, less those killed
+    eventually(lambda: len(placing.executor_ids(spark)), lambda count: count == 2)
+    eventually(lambda: (placed.add(), len(placing.addresses(placed.endpoint)))[1], lambda count: count == 2)
+    placed.wait_for_servers(2)
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["registry", "proxy"])
+def test_what_runs_beside_the_driver_is_started_again_on_its_port(placed: Placed, which: int):
+    placed.wait_for_servers(2)
+    killed = placed.endpoint.pids[which]
+    os.kill(killed, signal.SIGKILL)
+    eventually(lambda: placed.endpoint.pids[which], lambda pid: pid != killed)
+    placed.add()
+    placed.wait_for_servers(2)
+
+
+def test_after_stop_no_process_is_left_and_serving_begins_again(placed: Placed, spark: SparkSession):
+    placed.wait_for_servers(2)
+    processes = placing.all_processes(placed.endpoint)
+    assert len(set(processes)) == 2 + 2 * 3
+    placed.endpoint.stop()
+    eventually(lambda: [pid for pid in processes if is_running(pid)], lambda left: left == [])
+    placed.query.stop()
+    with sparkis.serve(spark, log=placed.log) as again:
+        assert isinstance(again, PlacedEndpoint)
+        eventually(lambda: _answers(again.url), lambda answers: answers == placed.expected)
+        processes = placing.all_processes(again)
+    eventually(lambda: [pid for pid in processes if is_running(pid)], lambda left: left == [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 from collections.abc import Callable, Iterator
@@ -222,6 +223,28 @@ def test_a_batch_that_was_waited_for_can_be_read_from_every_worker(spark: SparkS
                     assert client.get("job:s:a") == b"%d" % value
     finally:
         endpoint.stop()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"placement": "nowhere"}, "placement='nowhere': it is one of 'driver', 'executors'"),
+        ({"replicas": 1}, "replicas=1 has no meaning with placement='driver'; leave it out"),
+        ({"ports": "7400-7500"}, "ports='7400-7500' has no meaning with placement='driver'"),
+        ({"placement": "executors", "workers": 2}, "workers=2 has no meaning with placement='executors'"),
+        ({"placement": "executors", "store": "/tmp/store"}, "store='/tmp/store' has no meaning"),
+        ({"placement": "executors", "ports": "7500-7400"}, "ports='7500-7400': give the first and the last port"),
+        ({"placement": "executors", "ports": "7400"}, "ports='7400': give the first and the last port"),
+        ({"placement": "executors", "ports": "7400-70000"}, "ports='7400-70000': give the first and the last port"),
+        ({"placement": "executors", "replicas": -1}, "replicas=-1: give a number from 0 to 10"),
+        ({"placement": "executors", "registry_port": 65_536}, "registry_port=65536: give a number from 0 to 65535"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_refused(
+    spark: SparkSession, tmp_path: Path, given: dict[str, Any], told: str
+):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        public.serve(spark, log=tmp_path / "log", **given)
 
 
 @pytest.mark.parametrize("workers", [0, -1, 65])

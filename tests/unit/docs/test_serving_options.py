@@ -11,7 +11,9 @@ from resp_server.process import add_options
 from resp_server.router.process import add_options as add_proxy_options
 from spark_hooks.serve import serve
 
-PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "serving.md").read_text()
+PLACEMENT = (DOCS / "placement.md").read_text()
 
 
 def test_every_option_of_the_command_is_on_the_page_and_no_other() -> None:
@@ -21,9 +23,12 @@ def test_every_option_of_the_command_is_on_the_page_and_no_other() -> None:
     assert set(re.findall(r"^\| `(--[a-z-]+)", PAGE, re.MULTILINE)) == {each.option_strings[0] for each in shown}
 
 
-def test_every_argument_of_the_function_is_on_the_page_and_no_other() -> None:
+def test_every_argument_of_the_function_is_on_the_page_or_on_that_of_placement_and_no_other() -> None:
     given = set(inspect.signature(serve).parameters) - {"spark"}
-    assert set(re.findall(r"^\| `--[^|]*(?:\\\|[^|]*)*\| `([a-z]+)=` \|", PAGE, re.MULTILINE)) == given
+    beside_the_driver = set(re.findall(r"^\| `--[^|]*(?:\\\|[^|]*)*\| `([a-z]+)=` \|", PAGE, re.MULTILINE))
+    on_executors = set(re.findall(r"^\| `([a-z_]+)=` \| `spark\.sparkis\.", PLACEMENT, re.MULTILINE))
+    assert beside_the_driver | on_executors == given
+    assert not beside_the_driver & on_executors
 
 
 def test_every_option_of_a_proxy_is_in_its_section() -> None:

@@ -1,0 +1,252 @@
+"""Serving from executors: what the driver runs for it.
+
+    driver ─┬─ registry   knows the state servers and who owns which slots (`resp_server/registry`)
+            └─ proxy      what `url` points to: plain clients are answered from all servers
+    executor ── task ─► keeper ── state server      (spark_hooks/executors.py)
+
+Both are child processes, started again when they die, which end with the driver. Servers are placed by the tasks of
+sinks and attachments; and by a small Spark job here, so that a log can be read before any query has data.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from resp_server import children
+from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE
+from resp_server.client import Client
+from resp_server.cluster.topology import Node, Topology
+from resp_server.listening import is_wildcard
+from resp_server.registry.record import read_record
+from resp_server.router.process import UPSTREAM_PASSWORD_VARIABLE
+from spark_hooks import endpoints, executors
+from spark_hooks.executors import Plan
+from spark_hooks.kept import KeptProcess
+from spark_hooks.sessions import is_stopped, parallelism_of
+from state_backend.errors import SparkisError
+from state_backend.filesystems import Filesystem, open_filesystem
+
+logger = logging.getLogger("sparkis.serve")
+
+# How often it is looked whether any server is there; where none is, a Spark job places some again (guess).
+LOOK_INTERVAL_S = 5.0
+PLACE_AGAIN_S_MAX = 60.0
+# Tasks go to executors that have a core free, so that a few more tasks than cores reach all of them (guess).
+TASKS_PER_CORE = 2
+END_TIMEOUT_S = 10.0
+COPY_INTERVAL_S = 0.25
+END_LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What `serve` was told of servers on executors, checked.
+
+    host, bind     the driver: what executors are told, and what its registry listens on
+    registry_port  0: any
+    """
+
+    host: str
+    bind: str
+    replicas: int
+    ports: str
+    server_bind: str | None
+    server_host: str | None
+    registry_port: int
+    password: str | None = field(repr=False)
+
+
+class TopologyCopy:
+    """The file that the proxy reads: what the registry has written under the log's root, which may be no local file."""
+
+    def __init__(self, log: Filesystem) -> None:
+        self._log = log
+        self._over = threading.Event()
+        self._folder = Path(tempfile.mkdtemp(prefix="sparkis-proxy-"))
+        self._thread = threading.Thread(target=self._keep_copying, name="sparkis-topology", daemon=True)
+        self.path = self._folder / "cluster.json"
+        nobody = Topology(0, (Node("0" * 40, "127.0.0.1", 1),))  # a server without slots, which nobody asks
+        self._copied = nobody
+        self.path.write_text(json.dumps(nobody.to_json()))
+
+    def start(self) -> None:
+        """Begin to copy."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Copy no more, and remove the file."""
+        self._over.set()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _keep_copying(self) -> None:
+        while not self._over.wait(COPY_INTERVAL_S):
+            try:
+                record = read_record(self._log)
+                if record is not None and record.topology not in (None, self._copied):
+                    self._copied = record.topology
+                    unfinished = self.path.with_suffix(".new")
+                    unfinished.write_text(json.dumps(record.topology.to_json()))
+                    unfinished.replace(self.path)
+            except (SparkisError, OSError) as error:  # the proxy goes on with what it has, and with what servers say
+                logger.debug("the topology was not copied: %s", error)
+
+
+class PlacedEndpoint(endpoints.ServedEndpoint):
+    """Servers beside executors, found through a proxy beside the driver. `registry` is where servers register."""
+
+    def __init__(self, spark: SparkSession, log: str, cluster: Cluster, *, port: int, bind: list[str]) -> None:
+        super().__init__()
+        self.log = log
+        self._spark = spark
+        self._token = secrets.token_hex(16)
+        # Servers that others than their own machine may ask have a password, given or not.
+        is_near = cluster.host in ("127.0.0.1", "::1", "localhost")
+        self.password = cluster.password or (None if is_near else secrets.token_hex(16))
+        self._reached_at = _own_address(cluster.bind)
+        self._topology = TopologyCopy(open_filesystem(log))
+        self._registry = KeptProcess("the sparkis registry", _registry(cluster, log), self._environment(None))
+        self.registry = f"{cluster.host}:{self._registry.port}"
+        try:
+            self._proxy = KeptProcess(
+                "the sparkis proxy",
+                _proxy(self._topology.path, port, bind),
+                self._environment(cluster.password),
+            )
+        except SparkisError:
+            self._registry.stop()
+            raise
+        self.port = self._proxy.port
+        self.url = endpoints.url_of(_own_address(bind[0]), self.port, cluster.password)
+        self.plan = Plan(
+            id=secrets.token_hex(8),
+            registry=(cluster.host, self._registry.port),
+            log=log,
+            ports=cluster.ports,
+            bind=cluster.server_bind,
+            advertise=cluster.server_host,
+            token=self._token,
+            password=self.password,
+        )
+        self._topology.start()
+        executors.know(self.plan)
+        endpoints.add(log, self)
+        atexit.register(self.stop)
+        self._placer = threading.Thread(target=self._keep_placing, name="sparkis-placer", daemon=True)
+        self._placer.start()
+
+    @property
+    def pids(self) -> tuple[int, int]:
+        """The process ids of the registry and of the proxy."""
+        return self._registry.pid, self._proxy.pid
+
+    def members(self) -> list[dict[str, Any]]:
+        """Return what the registry tells of each state server that is there; SparkisError if it does not answer."""
+        with self._connect() as client:
+            return _connected(client)
+
+    def stop(self) -> None:
+        """End registry, proxy, and the servers on executors; clients are disconnected. The log stays as it is."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        atexit.unregister(self.stop)
+        executors.forget(self.plan)
+        endpoints.remove(self.log, self)
+        with suppress(Exception):  # Spark itself may have stopped, and says so in many ways
+            self._spark.sparkContext.cancelJobGroup(self._job_group)
+        with self._lock:
+            self._disconnect()
+        try:
+            self._end_servers()
+        except (SparkisError, OSError) as error:
+            logger.warning("the servers on executors were not told to end, and end with them: %s", error)
+        self._proxy.stop()
+        self._registry.stop()
+        self._topology.stop()
+
+    def _end_servers(self) -> None:
+        with self._connect() as client:
+            client.call("END")
+            ends_s = time.monotonic() + END_TIMEOUT_S
+            while _connected(client) and time.monotonic() < ends_s:
+                time.sleep(END_LOOK_S)
+
+    def _keep_placing(self) -> None:
+        """Place servers now, and again whenever there are none."""
+        pause_s = LOOK_INTERVAL_S
+        while not self._stopping.is_set() and not is_stopped(self._spark):
+            try:
+                self._place()
+            except Exception as error:
+                if self._stopping.is_set() or is_stopped(self._spark):
+                    return
+                logger.error("no state servers could be placed: %s; tried again", error)
+            while not self._stopping.wait(pause_s) and self._has_members():
+                pause_s = LOOK_INTERVAL_S
+            pause_s = min(2 * pause_s, PLACE_AGAIN_S_MAX)
+
+    def _has_members(self) -> bool:
+        try:
+            return bool(self.members())
+        except (SparkisError, OSError) as error:  # it is being started again
+            logger.debug("%r did not answer MEMBERS: %s", self, error)
+            return True
+
+    @property
+    def _job_group(self) -> str:
+        return f"sparkis-{self.plan.id}"
+
+    def _place(self) -> None:
+        """Run a small Spark job, each of whose tasks makes sure that there is a server."""
+        tasks = TASKS_PER_CORE * parallelism_of(self._spark)
+        self._spark.sparkContext.setJobGroup(self._job_group, "sparkis: place state servers")
+        placed = self._spark.range(0, tasks, 1, tasks).mapInArrow(executors.PlacingTask(self.plan), executors.RESULT)
+        for failure in sorted({row.failure for row in placed.collect() if row.failure is not None}):
+            logger.error("%s", failure)
+
+    def _address(self) -> endpoints.ControlAddress:
+        return endpoints.ControlAddress(self._registry.port, self._token, self._reached_at)
+
+    def _environment(self, password: str | None) -> dict[str, str]:
+        environment = children.environment() | {TOKEN_VARIABLE: self._token}
+        for name, value in ((PASSWORD_VARIABLE, password), (UPSTREAM_PASSWORD_VARIABLE, self.password)):
+            environment.pop(name, None)
+            if value is not None:
+                environment[name] = value
+        return environment
+
+
+def _registry(cluster: Cluster, log: str) -> list[str]:
+    command = [sys.executable, "-m", "resp_server.registry.process", "--child", "--log", log]
+    command += ["--bind", cluster.bind, "--advertise", cluster.host, "--port", str(cluster.registry_port)]
+    return [*command, "--replicas", str(cluster.replicas), "--loglevel", "warning"]
+
+
+def _proxy(topology: Path, port: int, bind: list[str]) -> list[str]:
+    command = [sys.executable, "-m", "resp_server.router.process", "--child", "--cluster", str(topology)]
+    return [*command, "--port", str(port), "--bind", *bind, "--loglevel", "warning"]
+
+
+def _own_address(bound: str) -> str:
+    """Return where this machine reaches what listens there."""
+    if not is_wildcard(bound):
+        return bound
+    return "::1" if bound == "::" else "127.0.0.1"
+
+
+def _connected(registry: Client) -> list[dict[str, Any]]:
+    return [member for member in registry.call("MEMBERS") if member["connected"]]

@@ -1,0 +1,189 @@
+"""A task makes sure that there is one state server beside its executor, and never fails for it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from resp_server.keeper import start_of
+from spark_hooks import executors
+from spark_hooks.executors import Plan, ensure_state_server
+
+WAIT_S_MAX = 30.0
+PLAN = Plan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", token="the token", password="the password")
+
+# A server that writes down its process id and what it was given, and ends with its input.
+SERVER = """
+import json, os, sys
+with open(os.path.join(sys.argv[1], "servers"), "a") as servers:
+    servers.write(f"{os.getpid()}\\n")
+with open(os.path.join(sys.argv[1], "environment"), "w") as file:
+    json.dump(dict(os.environ), file)
+print(json.dumps({"host": "127.0.0.1", "port": 7401}), flush=True)
+sys.stdin.read()
+"""
+
+
+class Executor:
+    """A process that stands for an executor's JVM, and what a Python worker of it finds."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.jvm = subprocess.Popen(["sleep", "600"])
+        self.local = folder / "blockmgr"
+        self.local.mkdir()
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{self.local},/another")
+        monkeypatch.setattr(executors, "_jvm", lambda: (self.jvm.pid, start_of(self.jvm.pid)))
+        monkeypatch.setattr(executors, "_server", lambda plan, folder: [sys.executable, "-c", SERVER, str(self.folder)])
+        monkeypatch.setattr(executors, "_told", set())
+
+    @property
+    def servers(self) -> list[int]:
+        path = self.folder / "servers"
+        return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def shared(self) -> Path:
+        return self.local / "sparkis-1f"
+
+    def close(self) -> None:
+        self.jvm.kill()
+        self.jvm.wait()
+        wait_until(lambda: not [pid for pid in self.servers if start_of(pid) is not None])
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    ends = time.monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
+    made = Executor(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+def keeper_of(server: int) -> int:
+    return int(Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_tasks_that_begin_together_start_one_server(executor: Executor):
+    with ProcessPoolExecutor(8, mp_context=get_context("fork")) as workers:
+        assert list(workers.map(ensure_state_server, [PLAN] * 32)) == [None] * 32
+    wait_until(lambda: bool(executor.servers))
+    assert ensure_state_server(PLAN) is None
+    assert len(executor.servers) == 1
+    assert executor.shared.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_server_has_the_secrets_by_its_environment_and_not_those_of_spark(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "spark's own")
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    ensure_state_server(PLAN)
+    wait_until((executor.folder / "environment").exists)
+    wait_until(lambda: "}" in (executor.folder / "environment").read_text())
+    environment = (executor.folder / "environment").read_text()
+    assert '"SPARKIS_CONTROL_TOKEN": "the token"' in environment
+    assert '"SPARKIS_PASSWORD": "the password"' in environment
+    assert "spark's own" not in environment
+    assert "PYTHONHASHSEED" not in environment
+    line = Path(f"/proc/{keeper_of(executor.servers[0])}/cmdline").read_text()
+    assert "the token" not in line and "the password" not in line
+
+
+def test_the_next_task_starts_another_keeper_where_one_was_killed(executor: Executor):
+    ensure_state_server(PLAN)
+    wait_until(lambda: bool(executor.servers))
+    os.kill(keeper_of(executor.servers[0]), signal.SIGKILL)
+    wait_until(lambda: start_of(executor.servers[0]) is None)
+    assert ensure_state_server(PLAN) is None
+    wait_until(lambda: len(executor.servers) == 2)
+
+
+def test_a_server_that_was_told_to_end_is_not_started_again(executor: Executor):
+    executor.shared.mkdir(0o700)
+    (executor.shared / "ended").touch()
+    assert ensure_state_server(PLAN) is None
+    assert executor.servers == []
+
+
+def test_a_keeper_that_cannot_be_started_is_told_once_and_not_tried_with_every_task(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with monkeypatch.context() as missing:
+        missing.setattr(sys, "executable", "/nowhere/python")
+        told = ensure_state_server(PLAN)
+    assert told is not None and "/nowhere/python" in told
+    assert [ensure_state_server(PLAN) for _ in range(3)] == [None] * 3
+    assert len(caplog.records) == 1
+    assert executor.servers == []
+    monkeypatch.setattr(executors, "START_AGAIN_S", 0.0)
+    assert ensure_state_server(PLAN) is None
+    wait_until(lambda: bool(executor.servers))
+
+
+def test_what_a_keeper_failed_with_is_told_to_one_task(executor: Executor):
+    ensure_state_server(PLAN)
+    wait_until(lambda: bool(executor.servers))
+    (executor.shared / "failed").write_text("no port is free")
+    told = ensure_state_server(PLAN)
+    assert told is not None and told.endswith("no port is free")
+    assert ensure_state_server(PLAN) is None
+
+
+def test_what_is_no_worker_of_sparks_is_told_so_once(executor: Executor, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    told = ensure_state_server(PLAN)
+    assert told is not None and "SPARK_LOCAL_DIRS is not set" in told
+    assert ensure_state_server(PLAN) is None
+    assert ensure_state_server(None) is None
+
+
+def test_a_process_without_a_jvm_above_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    monkeypatch.setattr(executors, "_is_jvm", lambda pid: False)
+    told = ensure_state_server(PLAN)
+    assert told is not None and "the executor's JVM was not found above process" in told
+
+
+def test_a_plan_goes_into_a_closure_and_does_not_show_its_secrets():
+    assert pickle.loads(pickle.dumps(PLAN)) == PLAN
+    assert "the token" not in repr(PLAN) and "the password" not in repr(PLAN)
+
+
+def test_a_server_listens_where_its_machine_reaches_the_driver_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch):
+    def options(**given: str) -> dict[str, str]:
+        words = executors._server(Plan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", **given), "/folder")
+        words.remove("--compact")
+        return dict(zip(words[4::2], words[5::2], strict=True))
+
+    assert options() == {
+        "--registry": "127.0.0.1:7399",
+        "--log": "/log",
+        "--store": "/folder/store",
+        "--ports": "7400-7500",
+        "--bind": "127.0.0.1",
+        "--advertise": "127.0.0.1",
+        "--loglevel": "warning",
+    }
+    wide = options(bind="0.0.0.0")
+    assert (wide["--bind"], wide["--advertise"]) == ("0.0.0.0", "127.0.0.1")
+    monkeypatch.setenv("NODE_IP", "10.0.0.7")
+    assert options(advertise="$NODE_IP")["--advertise"] == "10.0.0.7"
+    with pytest.raises(executors.PlacementError, match=r"\$NO_SUCH_NAME, names a variable that is not set"):
+        options(advertise="$NO_SUCH_NAME")

@@ -1,0 +1,202 @@
+"""What tests of state servers on executors share: all that is served, read in three ways, and who runs where."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hiredis
+import redis
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import sparkis
+from resp_server.keeper import start_of
+from spark_hooks.placed import PlacedEndpoint
+
+READERS = {"string": ("GET",), "hash": ("HGETALL",), "list": ("LRANGE", "0", "-1")}
+HOPS_MAX = 5
+KEYS = 300
+READ_PAUSE_S = 0.005
+
+
+def states() -> list[sparkis.StateDescriptor]:
+    """Return a state of each shape."""
+    return [
+        sparkis.StateDescriptor("sum", key="k", value="sum"),
+        sparkis.StateDescriptor("facts", key="k", value=["sum", "n"]),
+    ]
+
+
+def sums(rows: DataFrame) -> DataFrame:
+    """Return the query behind them."""
+    return rows.groupBy("k").agg(F.sum("v").alias("sum"), F.count("*").alias("n"))
+
+
+def batch(number: int) -> Iterator[dict[str, Any]]:
+    """Return the rows of a micro-batch, which change every key."""
+    return ({"k": f"k{i}", "v": i * 10 + number} for i in range(KEYS))
+
+
+def everything(url: str) -> dict[str, Any]:
+    """Return all keys with what they hold."""
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        return {key: _read(client, key) for key in client.scan_iter(count=1000)}
+
+
+def _read(client: redis.Redis, key: str) -> Any:
+    command, *rest = READERS[client.type(key)]
+    return client.execute_command(command, key, *rest)
+
+
+class ByHand:
+    """A client that knows nothing but how to write a request, and to ask elsewhere when it is told so."""
+
+    def __init__(self, first: tuple[str, int]) -> None:
+        self.moved = 0
+        self._first = first
+        self._connections: dict[tuple[str, int], tuple[socket.socket, hiredis.Reader]] = {}
+
+    def ask(self, *words: str) -> Any:
+        """Send a request to the first server, and on to wherever MOVED says."""
+        there = self._first
+        for _ in range(HOPS_MAX):
+            reply = self._ask(there, words)
+            if not isinstance(reply, hiredis.ReplyError) or not (
+                moved := re.fullmatch(r"MOVED \d+ (.*):(\d+)", str(reply))
+            ):
+                return reply
+            self.moved += 1
+            there = moved[1], int(moved[2])
+        raise AssertionError(f"{words} was sent on and on")
+
+    def _ask(self, there: tuple[str, int], words: tuple[str, ...]) -> Any:
+        if there not in self._connections:
+            self._connections[there] = socket.create_connection(there, 10), hiredis.Reader(encoding="utf-8")
+        connection, reader = self._connections[there]
+        connection.sendall(f"*{len(words)}\r\n".encode() + b"".join(_bulk(word) for word in words))
+        while (reply := reader.gets()) is False:
+            received = connection.recv(65_536)
+            assert received, f"{there} closed the connection"
+            reader.feed(received)
+        return reply
+
+    def close(self) -> None:
+        """Leave all servers."""
+        for connection, _ in self._connections.values():
+            connection.close()
+
+
+def _bulk(word: str) -> bytes:
+    return b"$%d\r\n%s\r\n" % (len(word.encode()), word.encode())
+
+
+class Watcher:
+    """Reads a key through a proxy again and again; an error may come, an answer that never was right may not."""
+
+    def __init__(self, url: str, key: str, allowed: set[str]) -> None:
+        self.answers = 0
+        self.errors: list[str] = []
+        self.wrong: list[Any] = []
+        self._client = redis.Redis.from_url(url, decode_responses=True, retry=None)
+        self._key = key
+        self._allowed = allowed
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while not self._over.wait(READ_PAUSE_S):
+            try:
+                found = self._client.get(self._key)
+            except redis.RedisError as error:
+                self.errors.append(str(error))
+                continue
+            self.answers += 1
+            if found not in self._allowed:
+                self.wrong.append(found)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End."""
+        self._over.set()
+        self._thread.join(30)
+        self._client.close()
+
+
+@contextmanager
+def watched(url: str, keys: dict[str, set[str]]) -> Iterator[list[Watcher]]:
+    """Read some keys all the time, to the end of a block."""
+    watchers = [Watcher(url, key, allowed) for key, allowed in keys.items()]
+    for each in watchers:
+        each.start()
+    try:
+        yield watchers
+    finally:
+        for each in watchers:
+            each.stop()
+
+
+def addresses(endpoint: PlacedEndpoint) -> list[tuple[str, int]]:
+    """Return where the servers are that the registry knows, in order."""
+    found = (str(each["address"]).rpartition(":") for each in endpoint.members())
+    return sorted((host, int(port)) for host, _, port in found)
+
+
+def server_pids(endpoint: PlacedEndpoint) -> list[int]:
+    """Return the process ids of the servers."""
+    pids = []
+    for host, port in addresses(endpoint):
+        with redis.Redis(host, port, password=endpoint.password) as client:
+            pids.append(int(client.info("server")["process_id"]))
+    return pids
+
+
+def parent_of(pid: int) -> int:
+    """Return a process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def executor_of(keeper: int) -> int:
+    """Return the JVM that a keeper watches."""
+    words = Path(f"/proc/{keeper}/cmdline").read_bytes().split(b"\0")
+    return int(words[words.index(b"--watch") + 1].partition(b":")[0])
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    return [int(each) for each in os.listdir("/proc") if each.isdigit() and _has_parent(int(each), pid)]
+
+
+def _has_parent(pid: int, parent: int) -> bool:
+    try:
+        return parent_of(pid) == parent
+    except OSError:
+        return False
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether there is such a process."""
+    return start_of(pid) is not None
+
+
+def all_processes(endpoint: PlacedEndpoint) -> list[int]:
+    """Return every process that belongs to what serves."""
+    servers = server_pids(endpoint)
+    appliers = [child for server in servers for child in children_of(server)]
+    return [*endpoint.pids, *servers, *(parent_of(server) for server in servers), *appliers]
+
+
+def executor_ids(spark: SparkSession) -> list[str]:
+    """Return the executors that Spark knows."""
+    context: Any = spark.sparkContext._jsc
+    found = context.sc().getExecutorIds()
+    return [found.apply(number) for number in range(found.size())]
