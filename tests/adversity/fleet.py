@@ -149,7 +149,7 @@ class Fleet:
 
     def server(self, number: int) -> Process:
         """Start a state server; one of the same number is the same server."""
-        options = ["--log", str(self.log), "--store", str(self.folder / f"store{number}")]
+        options = ["--log", str(self.log), "--compact", "--store", str(self.folder / f"store{number}")]
         options += ["--port", str(self._ports[number])]
         self.servers.append(self._started("resp_server.state_server", options, f"server{number}"))
         return self.servers[-1]

@@ -1,0 +1,244 @@
+"""The link of a state server to its registry, with registries of this test's own making on the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resp_server.cluster import registry_link
+from resp_server.cluster.registry_link import Advertised, RegistryLink
+from resp_server.cluster.topology import Topology
+from resp_server.followers import Visible
+from resp_server.protocol.replies import Push, encode
+from resp_server.protocol.requests import RequestParser
+from resp_server.registry.record import Record
+from resp_server.registry.report import Report
+from state_backend.filesystems import open_filesystem
+from state_backend.key_groups import ALL, NONE, KeyGroups
+
+ME, OTHER = "1" * 40, "2" * 40
+WAIT_S_MAX = 20.0
+
+
+def topology(version: int, mine: str = "0-8191") -> dict[str, Any]:
+    nodes = [
+        {"id": ME, "host": "127.0.0.1", "port": 7400, "slots": mine},
+        {"id": OTHER, "host": "127.0.0.1", "port": 7401, "slots": str(ALL - KeyGroups.parse(mine))},
+    ]
+    return {"version": version, "nodes": nodes}
+
+
+class Appliers:
+    """Holds at once whatever is wanted."""
+
+    def __init__(self) -> None:
+        self.held = NONE
+        self.visible = {"job": Visible("g", 1, 7)}
+        self.noticed: list[str] = []
+
+    def want(self, slots: KeyGroups) -> None:
+        self.held = slots
+
+    async def notice(self, job: str) -> None:
+        self.noticed.append(job)
+
+
+class Shown:
+    """Shows whatever it is told."""
+
+    def __init__(self) -> None:
+        self.topology: Topology | None = None
+
+    def take(self, topology: Topology, name: str) -> None:
+        self.topology = topology
+
+
+class Registry:
+    """Answers as a registry of a term, unless it is mute; `push` sends to whoever is connected."""
+
+    def __init__(self, term: int) -> None:
+        self.term = term
+        self.is_mute = False
+        self.reports: list[Report] = []
+        self.connections: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        parser = RequestParser()
+        self.connections.append(writer)
+        while data := await reader.read(65536):
+            for request in parser.feed(data):
+                if request[0] == b"REPORT":
+                    self.reports.append(Report.parse(bytes(request[1])))
+                if not self.is_mute:
+                    writer.write(b"+OK\r\n")
+
+    def push(self, *words: Any) -> None:
+        self.connections[-1].write(encode(Push(words), 3))
+
+    def assign(self, given: dict[str, Any], wanted: str) -> None:
+        self.push(b"assignment", self.term, json.dumps({"topology": given, "wanted": wanted}).encode())
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for connection in self.connections:
+            connection.close()
+
+
+class Scene:
+    """A link, what it moves, and a log."""
+
+    def __init__(self, folder: Path, address: str | None) -> None:
+        self.folder, self.appliers, self.shown = folder, Appliers(), Shown()
+        self.wanted: list[KeyGroups] = []
+        self.link = RegistryLink(
+            ME,
+            Advertised(None, 7400),
+            self.shown,
+            self.appliers,
+            logs=[open_filesystem(folder)],
+            address=address,
+            token="t",
+            on_wanted=self.wanted.append,
+        )
+
+    def write_record(self, term: int, address: str, given: dict[str, Any] | None = None) -> None:
+        made = None if given is None else Topology.of_json(given)
+        open_filesystem(self.folder).replace("registry.json", Record(term, address, 0, made).to_bytes())
+
+    @property
+    def version(self) -> int:
+        return -1 if self.shown.topology is None else self.shown.topology.version
+
+
+async def _until(what: str, is_so: Callable[[], Any]) -> None:
+    async with asyncio.timeout(WAIT_S_MAX):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+def play(scene: Scene, acts: Callable[[], Awaitable[None]]) -> None:
+    """Run a link while something is done."""
+
+    async def run() -> None:
+        running = asyncio.create_task(scene.link.run())
+        try:
+            await acts()
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+    asyncio.run(run())
+
+
+def test_what_is_assigned_is_done_and_reported(tmp_path: Path) -> None:
+    scene, registry = Scene(tmp_path, None), Registry(3)
+
+    async def acts() -> None:
+        scene.write_record(3, await registry.start())
+        await _until("it reports", lambda: registry.reports)
+        first = registry.reports[0]
+        assert (first.id, first.host, first.port, first.shown, first.held) == (ME, "127.0.0.1", 7400, -1, NONE)
+        assert first.jobs == {"job": Visible("g", 1, 7)}
+        registry.assign(topology(5), "0-9000")
+        await _until("it shows it", lambda: registry.reports[-1].shown == 5)
+        assert str(registry.reports[-1].held) == "0-9000"
+        registry.push(b"notice", b"job", 8)
+        await _until("it looks", lambda: scene.appliers.noticed == ["job"])
+        assert list(map(str, scene.wanted)) == ["0-9000"]
+
+    play(scene, acts)
+
+
+def test_a_registry_of_a_lower_term_is_not_followed(tmp_path: Path) -> None:
+    scene, newer, older = Scene(tmp_path, None), Registry(3), Registry(2)
+
+    async def acts() -> None:
+        scene.write_record(3, await newer.start())
+        await _until("it reports", lambda: newer.reports)
+        newer.assign(topology(5), "0-8191")
+        await _until("it shows it", lambda: scene.version == 5)
+        newer.stop()
+        scene.link._given = await older.start()
+        await _until("it tries the older one", lambda: older.reports)
+        older.assign(topology(6, ""), "")
+        await _until("it comes again", lambda: len(older.connections) > 1)
+        assert scene.version == 5
+        assert str(scene.appliers.held) == "0-8191"
+
+    play(scene, acts)
+
+
+def test_a_registry_that_does_not_answer_is_left_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_link, "SILENT_S", 0.3)
+    scene, hung, other = Scene(tmp_path, None), Registry(3), Registry(4)
+
+    async def acts() -> None:
+        scene.write_record(3, await hung.start())
+        await _until("it reports", lambda: hung.reports)
+        hung.assign(topology(5), "0-8191")
+        await _until("it shows it", lambda: scene.version == 5)
+        hung.is_mute = True
+        scene.write_record(4, await other.start())
+        await _until("it reports to the other one", lambda: other.reports)
+        assert other.reports[0].shown == 5
+
+    play(scene, acts)
+
+
+def test_without_a_registry_it_serves_what_is_written_down_about_it(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, None)
+
+    async def acts() -> None:
+        scene.write_record(3, "127.0.0.1:1", topology(5))
+        await _until("it serves", lambda: scene.version == 5)
+        assert list(map(str, scene.wanted)) == ["0-8191"]
+        await scene.link.drain(1000)  # there is nobody to wait for
+
+    play(scene, acts)
+
+
+def test_it_leaves_when_others_have_what_it_had(tmp_path: Path) -> None:
+    scene, registry = Scene(tmp_path, None), Registry(1)
+
+    async def acts() -> None:
+        scene.write_record(1, await registry.start())
+        await _until("it reports", lambda: registry.reports)
+        registry.assign(topology(5), "0-8191")
+        await _until("it shows it", lambda: scene.version == 5)
+        draining = asyncio.create_task(scene.link.drain(1000))
+        await _until("it says so", lambda: registry.reports[-1].wants_nothing)
+        registry.assign(topology(6, ""), "0-8191")
+        await _until("it shows it", lambda: registry.reports[-1].shown == 6)
+        assert not draining.done()  # others may still send clients here
+        registry.assign(topology(6, ""), "")
+        await draining
+
+    play(scene, acts)
+
+
+def test_an_assignment_that_cannot_be_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scene, registry = Scene(tmp_path, None), Registry(1)
+
+    async def acts() -> None:
+        scene.write_record(1, await registry.start())
+        await _until("it reports", lambda: registry.reports)
+        for text in (b"{", b"{}", b'{"topology": {"version": 1, "nodes": []}, "wanted": ""}'):
+            registry.push(b"assignment", 1, text)
+        await _until("it says so", lambda: caplog.text.count("what the registry assigns cannot be") == 3)
+        registry.assign(topology(5), "0-8191")
+        await _until("it shows what can be", lambda: scene.version == 5)
+
+    play(scene, acts)
