@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from resp_server.commands.facts import Facts
 from resp_server.commands.generic import sliced
 from resp_server.commands.spec import OneOrMore, command, integer
+from resp_server.commands.state import THE_KEY
 from resp_server.errors import ExecAbortError, NotHeldError, PlainError, syntax_error
 from resp_server.execution import ToRun
 from resp_server.instance import Call
 from resp_server.protocol.replies import OK, FirstOf, Reply
-from resp_server.protocol.transaction import ReadsAt
+from resp_server.protocol.transaction import Mark, ReadsAt
 from resp_server.watching import mark_of
 from state_backend.keyspace import KeyspaceView
 
@@ -115,20 +116,22 @@ def watch(call: Call, *keys: OneOrMore) -> Reply:
     session = call.session
     if session.transaction is not None:
         raise PlainError("WATCH inside MULTI is not allowed")
-    wanted = {(session.db, key): key for key in keys if (session.db, key) not in session.watched}
-    held_bytes = sum(len(key) for _, key in session.watched)
-    if (
-        len(session.watched) + len(wanted) > WATCHED_KEYS_MAX
-        or held_bytes + sum(map(len, wanted.values())) > WATCHED_BYTES_MAX
-    ):
-        raise PlainError(
-            f"a client may watch {WATCHED_KEYS_MAX} keys of {WATCHED_BYTES_MAX >> 20} MiB; UNWATCH, or watch fewer"
-        )
-    new = list(wanted.values())
+    new = [key for key in dict.fromkeys(keys) if (session.db, key) not in session.watched]
+    _check_room(call, new)
     if len(new) <= KEYS_AT_ONCE:
         _watch(call, call.view, new)
         return OK
     return sliced(call, lambda view: _watching(call, view, new), FirstOf)
+
+
+def _check_room(call: Call, new: Collection[bytes]) -> None:
+    """Raise PlainError if a client would watch too much."""
+    watched = call.session.watched
+    held_bytes = sum(len(key) for _, key in watched) + sum(map(len, new))
+    if len(watched) + len(new) > WATCHED_KEYS_MAX or held_bytes > WATCHED_BYTES_MAX:
+        raise PlainError(
+            f"a client may watch {WATCHED_KEYS_MAX} keys of {WATCHED_BYTES_MAX >> 20} MiB; UNWATCH, or watch fewer"
+        )
 
 
 def _watching(call: Call, view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
@@ -147,5 +150,49 @@ def _watch(call: Call, view: KeyspaceView, keys: Sequence[bytes]) -> None:
 @command("unwatch")
 def unwatch(call: Call) -> Reply:
     """Forgets about watched keys of a transaction."""
-    call.session.watched.clear()
+    call.session.watched = {}
+    return OK
+
+
+KEY_AND_MARK = [{"name": name, "type": "string", "display_text": name} for name in ("key", "mark")]
+
+
+@command(
+    "state|mark",
+    own=Facts(
+        "0.1.0",
+        "server",
+        complexity="O(1)",
+        flags=("readonly", "fast"),
+        acl_categories=("@read", "@fast", "@transaction"),
+        arguments=[{"name": "key", "type": "string", "display_text": "key"}],
+        first_key=2,
+        last_key=2,
+        step=1,
+        key_specs=[THE_KEY],
+    ),
+)
+def state_mark(call: Call, key: bytes) -> bytes:
+    """Returns what WATCH would remember of a key, for STATE EXPECT."""
+    return mark_of(call.instance, call.view, key).text
+
+
+@command(
+    "state|expect",
+    own=Facts(
+        "0.1.0",
+        "server",
+        complexity="O(N) where N is the number of keys",
+        flags=("readonly", "loading", "stale", "fast", "no_multi"),
+        acl_categories=("@read", "@fast", "@transaction"),
+        arguments=[{"name": "watched", "type": "block", "flags": ["multiple"], "arguments": KEY_AND_MARK}],
+    ),
+)
+def state_expect(call: Call, *words: OneOrMore) -> Reply:
+    """Has the next EXEC answer nil if one of these keys is not what its mark says any more."""
+    if len(words) % 2:
+        raise syntax_error()
+    marks = {key: Mark.parse(text) for key, text in zip(words[::2], words[1::2], strict=True)}
+    _check_room(call, marks)
+    call.session.watched.update({(0, key): mark for key, mark in marks.items()})
     return OK

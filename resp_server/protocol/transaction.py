@@ -49,6 +49,19 @@ class Mark(NamedTuple):
     seen: str
     is_whole: bool
 
+    @property
+    def text(self) -> bytes:
+        """The mark as others keep it, to give it back."""
+        return f"{self.epoch} {int(self.is_whole)} {self.seen} {self.lineage}".encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> Mark:
+        """Read what `text` wrote; PlainError if this is no such thing."""
+        words = text.decode("utf-8", "replace").split(" ", 3)
+        if len(words) != 4 or not words[0].lstrip("-").isdecimal() or words[1] not in ("0", "1"):
+            raise PlainError("a mark is what STATE MARK answers, as it is")
+        return cls(words[3], int(words[0]), words[2], words[1] == "1")
+
 
 class ReadsAt(NamedTuple):
     """What STATE AT asked of the next EXEC: the (term, epoch) of each job, and a clock reading."""

@@ -223,7 +223,7 @@ class ProxyDispatcher(Dispatcher):
 
     def _check(self, call: Call, command: Command, request: Request) -> None:
         super()._check(call, command, request)
-        if command.facts.group == "transactions" or command.name == "state|at":
+        if command.facts.group == "transactions" or command.name in ("state|at", "state|expect"):
             raise not_served(command.name)  # what is queued would be answered here, where nothing is
 
     def pending_reply(self, call: Call, pending: Pending) -> bytes:

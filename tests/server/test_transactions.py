@@ -377,3 +377,25 @@ def test_an_epoch_is_asked_of_the_next_transaction_alone_and_of_every_job(server
     refused = b"-ERR Command not allowed inside a transaction\r\n"
     aborted = b"-EXECABORT Transaction discarded because of previous errors.\r\n"
     peer.answers(lines("MULTI", "STATE AT job 1 0 1", "EXEC"), OK + refused + aborted)
+
+
+def test_a_mark_that_was_taken_on_one_connection_is_expected_on_another(server: Any, epochs: Epochs) -> None:
+    one, other = server.connect(), server.connect()
+
+    def mark(key: str) -> str:
+        one.send(lines(f"STATE MARK {key}"))
+        head = b""
+        while not head.endswith(b"\r\n"):
+            head += one.read(1)
+        return str(one.read(int(head[1:]) + 2)[:-2].decode())
+
+    for _ in range(2):
+        marks = {key: mark(key) for key in ("job:temp:a", "job:temp:b", "job:temp:none")}
+        words = b"".join(bulk(each.encode()) for pair in marks.items() for each in pair)
+        expect = b"*%d\r\n" % (2 + 2 * len(marks)) + bulk(b"STATE") + bulk(b"EXPECT") + words
+        other.answers(expect + TRY + TRY, OK + RUN + RUN)
+        epochs.publish(keys="b")
+        other.answers(expect + TRY + TRY, OK + NOT_RUN + RUN)
+        other.answers(expect + lines("UNWATCH") + TRY, OK * 2 + RUN)
+    refused = b"-ERR a mark is what STATE MARK answers, as it is\r\n"
+    other.answers(lines("STATE EXPECT job:temp:a nonsense", "STATE EXPECT a"), refused + b"-ERR syntax error\r\n")
