@@ -48,7 +48,7 @@ WAYS |= {f"state|{name}": Way.ANY for name in ("jobs", "list", "describe", "lag"
 
 def way_of(command: Command) -> Way:
     """Return who answers a command. What is not served is refused by the proxy."""
-    if command.declaration is None:
+    if command.declaration is None or command.facts.group == "transactions":
         return Way.HERE
     return Way.KEYS if command.facts.key_specs else WAYS.get(command.name, Way.HERE)
 
