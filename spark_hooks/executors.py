@@ -15,6 +15,7 @@ import fcntl
 import logging
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -181,6 +182,7 @@ def _has_failed_lately(folder: str) -> bool:
 
 def _start_keeper(plan: Plan, folder: str, lock: int) -> None:
     """Start the keeper, which starts the server; returns when the keeper has the lock and goes on by itself."""
+    _check_memory()
     jvm, start = _jvm()
     command = [sys.executable, "-m", "resp_server.keeper"]
     command += ["--lock", str(lock), "--watch", f"{jvm}:{start}", "--folder", folder, "--", *_server(plan, folder)]
@@ -198,6 +200,16 @@ def _start_keeper(plan: Plan, folder: str, lock: int) -> None:
         raise PlacementError(
             f"{sys.executable} -m resp_server.keeper ended with code {started.returncode}; the executor's stderr has "
             f"its last words (are sparkis and what it needs installed there?)"
+        )
+
+
+def _check_memory() -> None:
+    """Refuse what Spark does for spark.executor.pyspark.memory: it limits the addresses of all that a worker starts."""
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    if most != resource.RLIM_INFINITY:
+        raise PlacementError(
+            f"what a Python worker starts may have {most >> 20} MiB of addresses, and a store maps more than any "
+            f"machine has: unset spark.executor.pyspark.memory, or serve with placement='driver'"
         )
 
 

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from state_backend.errors import SparkisError
@@ -27,6 +28,7 @@ class KeptProcess:
 
     what         what it is, in messages: "the sparkis server"
     on_restart   called with what it said, whenever it was started again; on the same port
+    last_words   by exit code: an end that is the last one, and what is said then
     """
 
     def __init__(
@@ -35,11 +37,13 @@ class KeptProcess:
         command: Sequence[str],
         environment: Mapping[str, str],
         on_restart: Callable[[dict[str, Any]], None] = lambda said: None,
+        last_words: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self._what = what
         self._command = list(command)
         self._environment = dict(environment)
         self._on_restart = on_restart
+        self._last_words = last_words
         self._stopping = threading.Event()
         self._starting = threading.Lock()
         self._process, self.said = self._start(port=None)
@@ -90,8 +94,11 @@ class KeptProcess:
         pause_s = 0.0
         while True:
             began_s = time.monotonic()
-            self._process.wait()
+            code = self._process.wait()
             if self._stopping.is_set():
+                return
+            if code in self._last_words:
+                logger.error("%s has ended: %s", self._what, self._last_words[code])
                 return
             logger.warning("%s at port %d died; starting it again", self._what, self.port)
             if time.monotonic() - began_s > RESTART_PAUSE_S_MAX:

@@ -31,6 +31,7 @@ from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE
 from resp_server.client import Client
 from resp_server.cluster.topology import Node, Topology
 from resp_server.listening import is_wildcard
+from resp_server.registry.process import FENCED_CODE
 from resp_server.registry.record import read_record
 from resp_server.router.process import UPSTREAM_PASSWORD_VARIABLE
 from spark_hooks import endpoints, executors
@@ -47,6 +48,10 @@ LOOK_INTERVAL_S = 5.0
 PLACE_AGAIN_S_MAX = 60.0
 # Tasks go to executors that have a core free, so that a few more tasks than cores reach all of them (guess).
 TASKS_PER_CORE = 2
+FENCED = (
+    "the log {log} is served by the registry of another driver now; give each application a log of its own, or call "
+    "sparkis.serve(spark, placement='driver')"
+)
 END_TIMEOUT_S = 10.0
 COPY_INTERVAL_S = 0.25
 END_LOOK_S = 0.05
@@ -118,7 +123,12 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         self.password = cluster.password or (None if is_near else secrets.token_hex(16))
         self._reached_at = _own_address(cluster.bind)
         self._topology = TopologyCopy(open_filesystem(log))
-        self._registry = KeptProcess("the sparkis registry", _registry(cluster, log), self._environment(None))
+        self._registry = KeptProcess(
+            "the sparkis registry",
+            _registry(cluster, log),
+            self._environment(None),
+            last_words={FENCED_CODE: FENCED.format(log=log)},
+        )
         self.registry = f"{cluster.host}:{self._registry.port}"
         try:
             self._proxy = KeptProcess(

@@ -23,6 +23,8 @@ from state_backend.filesystems import open_filesystem
 logger = logging.getLogger("sparkis.registry")
 
 DEFAULT_PORT = 7377
+# How a registry ends when another one has taken its place: whoever keeps it running must not take that back.
+FENCED_CODE = 3
 
 DESCRIPTION = (
     "Assign the slots of a change log's keys to state servers, and notice when these come and go. It writes where it "
@@ -73,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         uvloop.run(_run(options, token_of(options)))
     except FencedError as error:
         logger.error("%s; this one ends", error)
-        return 1
+        return FENCED_CODE
     except (SparkisError, ValueError, OSError) as error:
         print(f"sparkis registry: {error}", file=sys.stderr)
         return 1

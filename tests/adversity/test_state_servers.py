@@ -12,6 +12,8 @@ import pytest
 from fleet import KEYS, Fleet, eventually, fleet_in
 from redis import Redis
 
+from resp_server.registry.process import FENCED_CODE
+
 THIRDS = {"_0": "0-5461", "_1": "10923-16383", "_2": "5462-10922"}
 
 
@@ -167,7 +169,7 @@ def test_of_two_registries_the_older_one_ends(fleet: Fleet) -> None:
     fleet.wait_for(_0="0-16383")
     reader = fleet.read()
     fleet.registry()
-    assert older.popen.wait(30) == 1
+    assert older.popen.wait(30) == FENCED_CODE
     assert "has taken over with term 2; this one has 1" in older.said
     fleet.server(1)
     fleet.wait_for(_0="0-8191", _1="8192-16383")

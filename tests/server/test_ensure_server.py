@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -13,11 +14,14 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from resp_server.keeper import start_of
 from spark_hooks import executors
+from spark_hooks.attach.task import BatchesTask
 from spark_hooks.executors import Plan, ensure_state_server
+from spark_hooks.task import Task as SinkTask
 
 WAIT_S_MAX = 30.0
 PLAN = Plan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", token="the token", password="the password")
@@ -89,6 +93,18 @@ def test_tasks_that_begin_together_start_one_server(executor: Executor):
     assert executor.shared.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.parametrize("kind", ["sink", "attachment", "placing"])
+def test_every_task_makes_sure_of_a_server_also_one_without_rows(executor: Executor, tmp_path: Path, kind: str):
+    task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = {
+        "sink": SinkTask(str(tmp_path / "log"), "job/1", 0, (), PLAN),
+        "attachment": BatchesTask(str(tmp_path / "log"), "job/1", (), PLAN),
+        "placing": executors.PlacingTask(PLAN),
+    }[kind]
+    results = [row for batch in task(iter(())) for row in batch.to_pylist()]
+    wait_until(lambda: len(executor.servers) == 1)
+    assert [row.get("error") or row.get("failure") for row in results] == [None] * len(results)
+
+
 def test_a_server_has_the_secrets_by_its_environment_and_not_those_of_spark(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ):
@@ -135,6 +151,12 @@ def test_a_keeper_that_cannot_be_started_is_told_once_and_not_tried_with_every_t
     monkeypatch.setattr(executors, "START_AGAIN_S", 0.0)
     assert ensure_state_server(PLAN) is None
     wait_until(lambda: bool(executor.servers))
+
+
+def test_a_limit_of_the_workers_memory_is_named(executor: Executor, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda of: (1 << 30, 2 << 30))
+    told = ensure_state_server(PLAN)
+    assert told is not None and "2048 MiB of addresses" in told and "spark.executor.pyspark.memory" in told
 
 
 def test_what_a_keeper_failed_with_is_told_to_one_task(executor: Executor):

@@ -13,6 +13,7 @@ import pytest
 from resp_server import children
 from resp_server.children import TOKEN_VARIABLE
 from spark_hooks import kept
+from spark_hooks.kept import KeptProcess
 from spark_hooks.serve import DriverEndpoint
 
 WAIT_S_MAX = 30.0
@@ -76,6 +77,17 @@ def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
     assert "did not start at port 7; the line above tells why (is the port in use?)" in errors[0]
     (tmp_path / "taken").unlink()
     wait_until(lambda: endpoint.pid != first)
+
+
+def test_a_child_that_ends_for_good_is_not_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    command = [sys.executable, "-c", SERVER + "sys.exit(3)", str(tmp_path)]
+    child = KeptProcess("the server", command, children.environment(), last_words={3: "another has its place"})
+    assert child._process.stdin is not None
+    child._process.stdin.close()
+    wait_until(lambda: not child._keeper.is_alive())
+    assert tries(tmp_path) == 1
+    assert [record.getMessage() for record in caplog.records] == ["the server has ended: another has its place"]
+    child.stop()
 
 
 def test_nothing_is_started_after_the_end(endpoint: DriverEndpoint, tmp_path: Path) -> None:
