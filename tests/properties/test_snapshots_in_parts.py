@@ -91,19 +91,31 @@ class SnapshotsInParts(moves.SlotsMove):
             with suppress(Died):
                 self.writing[which].finish()
 
-    @rule(data=st.data(), epochs=st.integers(1, 5), slots=moves.wanted_slots(), more=moves.wanted_slots())
-    def both_write(self, data: Any, epochs: int, slots: KeyGroups, more: KeyGroups) -> None:
-        """As most of the time: nobody is late, and each slot is owned, or even twice."""
+    @rule(
+        data=st.data(),
+        epochs=st.integers(1, 4),
+        slots=moves.wanted_slots(),
+        more=moves.wanted_slots(),
+        is_slow=st.booleans(),
+    )
+    def both_write(self, data: Any, epochs: int, slots: KeyGroups, more: KeyGroups, is_slow: bool) -> None:
+        """As most of the time: nobody misses a mark, and each slot is owned, or even twice."""
         self.want(0, slots | more, 0)
         self.want(1, ALL - slots, 0)
-        for _ in range(epochs):
+        last = epochs - 1 + 5 * is_slow
+        for number in range(last + 1):
             self.publish_one(data)
             self.settle()
-            for writing in self.writing.values():
-                writing.finish()
+            if not is_slow or number == last:
+                for writing in self.writing.values():
+                    writing.finish()
+        self.a_new_reader_finds_all(more)
 
     @rule(slots=moves.wanted_slots())
     def a_new_reader(self, slots: KeyGroups) -> None:
+        self.a_new_reader_finds_all(slots)
+
+    def a_new_reader_finds_all(self, slots: KeyGroups) -> None:
         """What the log has is all of the state, whoever reads it."""
         if len(self.held) == 1:
             return
