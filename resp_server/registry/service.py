@@ -55,7 +55,7 @@ SILENT_S = 1.0
 GATHER_S = 0.5
 # Servers look for a new registry once a second: how long it waits for all that are known before it decides anything.
 SETTLE_S = 3.0
-# The same where nothing is known but that servers were in a cluster before.
+# The same where nothing is known but that servers were in a cluster before, or where none but new ones have come.
 REBUILD_S = 1.5
 TICK_S = 0.05
 # What is told is written down first, unless that takes longer.
@@ -136,7 +136,6 @@ class Registry:
         self._wake = asyncio.Event()
         self._saved = asyncio.Event()
         self._unsaved = asyncio.Event()
-        self._saved_topology = record.topology
         self._stepped: dict[str, Member] | None = None
         self._server: asyncio.Server | None = None
         self._settles_at_s: float | None = None
@@ -213,7 +212,9 @@ class Registry:
             return False
         topology = self._assignment.topology
         assert topology is not None
-        if now_s < self._settles_at_s and any(node.id not in self._known for node in topology.nodes):
+        missing = [node for node in topology.nodes if node.id not in self._known]
+        are_strangers = len(missing) == len(topology.nodes) and bool(self._known)
+        if missing and now_s < self._settles_at_s - (SETTLE_S - REBUILD_S if are_strangers else 0):
             return True
         self._settles_at_s = None
         return False

@@ -163,6 +163,17 @@ def test_servers_are_told_what_to_show_and_to_hold_and_watchers_what_is_shown(re
     assert [(row[b"role"], row[b"wanted"]) for row in rows] == [(b"master", b"0-8191"), (b"master", b"8192-16383")]
 
 
+def test_servers_of_before_that_do_not_come_back_are_done_without(registry: Callable[..., int], tmp_path: Path) -> None:
+    gone = {"id": NAMES[3], "host": "10.0.0.9", "port": 7000, "slots": "0-16383"}
+    record = {"term": 7, "address": "10.0.0.9:7377", "replicas": 0, "topology": {"version": 4, "nodes": [gone]}}
+    (tmp_path / "registry.json").write_text(json.dumps(record))
+    server = Server(registry(), 0)
+    _until("all is the new one's", lambda: server.live() == "0-16383")
+    _until("the old one is forgotten", lambda: server.live() and len(server.told["topology"]["nodes"]) == 1)
+    assert server.told["topology"]["nodes"][0]["slots"] == "0-16383"
+    assert server.told["topology"]["version"] > 4
+
+
 def test_a_notice_goes_to_every_server(registry: Callable[..., int]) -> None:
     port = registry()
     servers = [Server(port, number) for number in range(2)]
