@@ -222,12 +222,13 @@ def _server(plan: Plan, folder: str) -> list[str]:
     if "$" in host:
         raise PlacementError(f"the address to advertise, {plan.advertise}, names a variable that is not set here")
     command = [sys.executable, "-m", "resp_server.state_server", "--child"]
-    command += ["--registry", _joined(plan.registry), "--log", plan.log, "--store", f"{folder}/{STORE}"]
+    command += ["--registry", joined(plan.registry), "--log", plan.log, "--store", f"{folder}/{STORE}"]
     command += ["--ports", plan.ports, "--bind", near, "--advertise", host]
     return [*command, "--compact", "--loglevel", "warning"]
 
 
-def _joined(address: tuple[str, int]) -> str:
+def joined(address: tuple[str, int]) -> str:
+    """Return an address as it is written."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import os
 import secrets
 import shutil
 import sys
@@ -52,8 +53,12 @@ FENCED = (
     "the log {log} is served by the registry of another driver now; give each application a log of its own, or call "
     "sparkis.serve(spark, placement='driver')"
 )
-END_TIMEOUT_S = 10.0
-COPY_INTERVAL_S = 0.25
+# How long it is waited for the next server to end, of those that were told to.
+END_TIMEOUT_S = 3.0
+# How often the proxy's file is brought up to date: until there is a first server, and after that. It learns most from
+# the servers themselves.
+FIRST_COPY_INTERVAL_S = 0.25
+COPY_INTERVAL_S = 1.0
 END_LOOK_S = 0.05
 
 
@@ -98,7 +103,7 @@ class TopologyCopy:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _keep_copying(self) -> None:
-        while not self._over.wait(COPY_INTERVAL_S):
+        while not self._over.wait(COPY_INTERVAL_S if self._copied.version else FIRST_COPY_INTERVAL_S):
             try:
                 record = read_record(self._log)
                 if record is not None and record.topology not in (None, self._copied):
@@ -117,7 +122,8 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         super().__init__()
         self.log = log
         self._spark = spark
-        self._token = secrets.token_hex(16)
+        # One that is given lets servers in that somebody starts by hand.
+        self._token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(16)
         # Servers that others than their own machine may ask have a password, given or not.
         is_near = cluster.host in ("127.0.0.1", "::1", "localhost")
         self.password = cluster.password or (None if is_near else secrets.token_hex(16))
@@ -129,7 +135,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             self._environment(None),
             last_words={FENCED_CODE: FENCED.format(log=log)},
         )
-        self.registry = f"{cluster.host}:{self._registry.port}"
+        self.registry = executors.joined((cluster.host, self._registry.port))
         try:
             self._proxy = KeptProcess(
                 "the sparkis proxy",
@@ -191,9 +197,12 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
     def _end_servers(self) -> None:
         with self._connect() as client:
             client.call("END")
-            ends_s = time.monotonic() + END_TIMEOUT_S
-            while _connected(client) and time.monotonic() < ends_s:
+            left, ends_s = len(_connected(client)), time.monotonic() + END_TIMEOUT_S
+            while left and time.monotonic() < ends_s:  # those started by hand stay
                 time.sleep(END_LOOK_S)
+                before, left = left, len(_connected(client))
+                if left < before:
+                    ends_s = time.monotonic() + END_TIMEOUT_S
 
     def _keep_placing(self) -> None:
         """Place servers now, and again whenever there are none."""

@@ -50,6 +50,14 @@ def everything(url: str) -> dict[str, Any]:
         return {key: _read(client, key) for key in client.scan_iter(count=1000)}
 
 
+def answers(url: str) -> dict[str, Any] | str:
+    """Return all keys with what they hold, or the error that is answered meanwhile."""
+    try:
+        return everything(url)
+    except redis.RedisError as error:
+        return str(error)
+
+
 def _read(client: redis.Redis, key: str) -> Any:
     command, *rest = READERS[client.type(key)]
     return client.execute_command(command, key, *rest)

@@ -65,14 +65,7 @@ class Placed:
     def wait_for_servers(self, count: int) -> None:
         """Wait until so many servers answer all slots."""
         eventually(lambda: len(placing.addresses(self.endpoint)), lambda found: found == count)
-        eventually(lambda: _answers(self.endpoint.url), lambda answers: answers == self.expected)
-
-
-def _answers(url: str) -> dict[str, Any] | str:
-    try:
-        return everything(url)
-    except redis.RedisError as error:
-        return str(error)
+        eventually(lambda: placing.answers(self.endpoint.url), lambda answers: answers == self.expected)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +151,7 @@ def test_an_executor_that_is_killed_is_replaced_with_its_server_and_no_answer_is
     with placing.watched(placed.endpoint.url, allowed) as watchers:
         os.kill(placing.executor_of(keeper), signal.SIGKILL)
         eventually(lambda: is_running(server) or is_running(keeper), lambda running: not running)
-        eventually(lambda: _answers(placed.endpoint.url), lambda answers: answers == placed.expected)
+        eventually(lambda: placing.answers(placed.endpoint.url), lambda answers: answers == placed.expected)
         before = [each.answers for each in watchers]
         eventually(lambda: [each.answers for each in watchers], lambda now: all(map(int.__gt__, now, before)))
     assert not [each.wrong for each in watchers if each.wrong]
@@ -204,6 +197,6 @@ def test_after_stop_no_process_is_left_and_serving_begins_again(placed: Placed, 
     placed.query.stop()
     with sparkis.serve(spark, log=placed.log) as again:
         assert isinstance(again, PlacedEndpoint)
-        eventually(lambda: _answers(again.url), lambda answers: answers == placed.expected)
+        eventually(lambda: placing.answers(again.url), lambda answers: answers == placed.expected)
         processes = placing.all_processes(again)
     eventually(lambda: [pid for pid in processes if is_running(pid)], lambda left: left == [])

@@ -11,13 +11,14 @@ import placing
 import pytest
 import redis
 from micro_batches import Batches, eventually, local_session, start
-from placing import ByHand, everything, is_running
+from placing import ByHand, is_running
 from pyspark.sql import SparkSession
 from standalone import standalone
 
 import sparkis
 from resp_server import children
 from spark_hooks.placed import PlacedEndpoint
+from spark_hooks.sessions import is_stopped
 
 pytestmark = pytest.mark.cluster
 
@@ -43,17 +44,11 @@ def placed(spark: SparkSession, folder: Path, executors: int, **options: Any) ->
     eventually(lambda: len(placing.addresses(endpoint)), lambda count: count == executors)
     rows.add(*placing.batch(1))
     query.processAllAvailable()
-    eventually(lambda: _answers(endpoint.url), lambda answers: answers == EXPECTED)
+    eventually(lambda: placing.answers(endpoint.url), lambda answers: answers == EXPECTED)
     yield endpoint
-    query.stop()
+    if not is_stopped(spark):
+        query.stop()
     endpoint.stop()
-
-
-def _answers(url: str) -> object:
-    try:
-        return everything(url)
-    except redis.RedisError as error:
-        return str(error)
 
 
 def test_on_a_standalone_cluster_every_key_is_answered_and_each_server_ends_with_its_executor(tmp_path: Path):
@@ -66,6 +61,8 @@ def test_on_a_standalone_cluster_every_key_is_answered_and_each_server_ends_with
             for port in (endpoint.port, *(port for _, port in placing.addresses(endpoint))):
                 with pytest.raises(redis.AuthenticationError):
                     redis.Redis("127.0.0.1", port).get("job:sum:k1")
+            for query in spark.streams.active:
+                query.stop()
             spark.stop()  # nobody has called endpoint.stop()
             eventually(lambda: [pid for pid in processes[2:] if is_running(pid)], lambda left: left == [])
         eventually(lambda: [pid for pid in processes if is_running(pid)], lambda left: left == [])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import placing
 import pytest
 import redis
 from micro_batches import Batches, eventually, start
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 
 import sparkis as public
 from spark_hooks import endpoints
+from spark_hooks.placed import PlacedEndpoint
 
 Make = Callable[[str], Batches]
 
@@ -223,6 +225,30 @@ def test_a_batch_that_was_waited_for_can_be_read_from_every_worker(spark: SparkS
                     assert client.get("job:s:a") == b"%d" % value
     finally:
         endpoint.stop()
+
+
+def test_a_state_server_may_be_beside_a_local_driver_and_one_started_by_hand_joins_it_and_outlives_it(
+    spark: SparkSession, batches: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SPARKIS_CONTROL_TOKEN", "a token")
+    rows = batches("k string, v int")
+    rows.add(*({"k": f"k{i}", "v": i} for i in range(100)))
+    endpoint = public.serve(spark, log=tmp_path / "log", placement="executors")
+    assert isinstance(endpoint, PlacedEndpoint)
+    begin(rows, "job", tmp_path / "checkpoint", wait_for_visibility=60.0)
+    own = placing.server_pids(endpoint)
+    options = ("--log", tmp_path / "log", "--store", tmp_path / "store", "--bind", "127.0.0.1", "--port", 0)
+    with sparkis("state-server", "--registry", endpoint.registry, *options) as server:
+        eventually(
+            lambda: [member["slots"] for member in endpoint.members()], lambda told: len(told) == 2 and all(told)
+        )
+        eventually(
+            lambda: placing.answers(endpoint.url),
+            lambda answers: answers == {f"job:s:k{i}": str(i) for i in range(100)},
+        )
+        endpoint.stop()
+        eventually(lambda: [pid for pid in own if placing.is_running(pid)], lambda left: left == [])
+        assert server.process.poll() is None
 
 
 @pytest.mark.parametrize(
