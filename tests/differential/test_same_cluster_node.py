@@ -230,6 +230,26 @@ def test_each_key_is_answered_or_its_owner_named(
 
 
 @NODES
+@PROTOCOLS
+@pytest.mark.parametrize("before", [(), ("READONLY",)], ids=["", "READONLY"])
+def test_transactions_are_run_or_sent_on_alike(
+    trio: Trio, dataset: Dataset, at: int, protocol: str, before: tuple[str, ...]
+) -> None:
+    keys = [key for key in dataset.strings if len(key) < 1000][::9]
+    requests: list[Words] = [[word.encode()] for word in before]
+    for key, other in pairwise(keys):
+        requests += [
+            *([b"MULTI"], [b"GET", key], [b"TYPE", key], [b"EXEC"]),
+            *([b"MULTI"], [b"GET", key], [b"GET", other], [b"EXEC"]),
+            *([b"MULTI"], [b"PING"], [b"STRLEN", key], [b"EXISTS", key, other], [b"EXEC"], [b"EXEC"]),
+            *([b"WATCH", key], [b"WATCH", key, other], [b"MULTI"], [b"PING"], [b"EXEC"]),
+        ]
+    theirs, ours = trio.both(at, protocol, *requests)
+    assert ours == theirs
+    assert any(b"CROSSSLOT" in reply for reply in ours) or (at == 2 and not before)
+
+
+@NODES
 def test_writes_of_others_slots_are_sent_to_them(trio: Trio, at: int) -> None:
     theirs, ours = trio.both(at, "2", [b"SET", b"foo", b"1"], [b"SET", b"{a}", b"1"], [b"DEL", b"foo", b"bar"])
     foreign = [their for their in theirs if their.startswith((b"-MOVED", b"-CLUSTERDOWN", b"-CROSSSLOT"))]
