@@ -21,6 +21,7 @@ RATIO = "beside the peer: 1 is as good, dashed is the budget"
 # Plots of medians and spread: title, unit. A row with a series is on a curve instead.
 DOTS = {
     "reads": ("Reads per second, sparkis / redis-server", RATIO),
+    "proxy": ("Through a proxy, requests per second, sparkis / twemproxy", RATIO),
     "updates": ("Spark rows per second until readable, sparkis / redis-server", RATIO),
     "delay": ("From the end of the last task to the first read", "ms; dashed is the budget"),
     "memory": ("Bytes per key, sparkis / redis-server", RATIO + "; less is better"),

@@ -40,11 +40,13 @@ class Server:
         config: ServerConfig,
         clock: Clock = now_ms,
         dispatcher: Callable[[Instance], Dispatcher] = Dispatcher,
+        connection: Callable[[Server], Connection] = Connection,
     ) -> None:
         self.instance = Instance(config, keyspace, command_table(), clock)
         self.instance.output_bytes = self._output_bytes
         self.instance.cut = self._cut
         self.dispatcher = dispatcher(self.instance)
+        self._connect = connection
         self._connections: dict[int, Connection] = {}
         self._next_id = 1
         self._listeners: list[asyncio.Server] = []
@@ -65,7 +67,7 @@ class Server:
         self.instance.port = sockets[0].getsockname()[1]
         for each in sockets:
             self._listeners.append(
-                await loop.create_server(lambda: Connection(self), sock=each, backlog=config.backlog_connections)
+                await loop.create_server(lambda: self._connect(self), sock=each, backlog=config.backlog_connections)
             )
         self.look_after()
 

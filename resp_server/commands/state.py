@@ -18,7 +18,7 @@ from resp_server.protocol.replies import OK, Frames, Reply, encode
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job
 from state_backend.slots import slot_of
-from state_backend.store import Applied
+from state_backend.store import Applied, Snapshot
 
 SINCE = "0.1.0"
 
@@ -47,10 +47,11 @@ THE_KEY = {
 def state_jobs(call: Call) -> Reply:
     """Lists the jobs whose states this server shows, and how they are."""
     call.view.check_whole()
-    return [_job_row(job, snapshot.applied) for job, snapshot in call.view.snapshots()]
+    return [_job_row(job, snapshot) for job, snapshot in call.view.snapshots()]
 
 
-def _job_row(job: Job, applied: Applied) -> Reply:
+def _job_row(job: Job, snapshot: Snapshot) -> Reply:
+    applied = snapshot.applied
     return {
         b"name": job.name.encode(),
         b"generation": job.generation.encode(),
@@ -62,6 +63,8 @@ def _job_row(job: Job, applied: Applied) -> Reply:
         b"stale": int(job.is_stale),
         b"incomplete": int(job.is_incomplete),
         b"error": job.error.encode(),
+        b"slots": str(snapshot.key_groups).encode(),
+        b"key_formats": [state.format_for(job.name).text.encode() for state in job.states],
     }
 
 

@@ -6,32 +6,36 @@ the same client waits for it, which bounds what one client can have waiting.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from resp_server.commands.generic import cursor
 from resp_server.commands.table import Command
 from resp_server.dispatcher import SPELLINGS_MAX, Dispatcher, Later
-from resp_server.errors import ClusterDownError, PlainError, ReplyError, TryAgainError, not_served
+from resp_server.errors import ClusterDownError, PlainError, ReplyError, not_served
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder, encode
 from resp_server.protocol.requests import Request
 from resp_server.protocol.session import Session
+from resp_server.router.applications import Applications, clash
+from resp_server.router.asks import Ask, TakesReplies
 from resp_server.router.frames import pack
-from resp_server.router.routes import Merge, Way, lone_key_at, merge_all, scan_reply, split, way_of
-from resp_server.router.upstream import LONG_TIMEOUT_S, Ask, TakesReplies, Upstreams
+from resp_server.router.gathering import Jobs, text_in, wanted_of_servers
+from resp_server.router.gets import Gets
+from resp_server.router.routes import Merge, Way, lone_key_at, split, way_of
+from resp_server.router.survey import Survey
+from resp_server.router.upstream import LONG_TIMEOUT_S, Upstreams
 from resp_server.short_way import ShortWay
 from resp_server.stats import Tally
-from state_backend.slots import HASH_BITS, SLOTS, slot_of
+from state_backend.slots import slot_of
 
 # Longer than any question waits, so that it ends nothing unless something is wrong here.
 BATCH_S_MAX = 2 * LONG_TIMEOUT_S
 # What the replies of one batch may be together; they are held until all are there (guess).
-BATCH_BYTES_MAX = 512 << 20
+BATCH_BYTES_MAX = 256 << 20
 
 LOCATE = "state|locate"
-TOPOLOGY = pack((b"CLUSTER", b"INFO"))
 
 
 class NoShortWay(ShortWay):
@@ -105,76 +109,6 @@ class Joined:
         self._whose.put(self._index, self._merge(replies) if error is None else error)
 
 
-class Survey:
-    """A question about the keys of several servers, all of them or a cursor's.
-
-    It is answered only if each server shows the topology that the proxy knows, before and after: else keys of a slot
-    that moves could be told twice, or not at all. So long as they do not agree it is asked again, until its deadline.
-    """
-
-    def __init__(
-        self, upstreams: Upstreams, request: Request, protocol: int, way: Way, whose: TakesReplies, index: int
-    ):
-        self._upstreams = upstreams
-        self._slots = upstreams.slots
-        self._name = request[0].lower().decode("latin-1")
-        self._request = tuple(request)
-        self._protocol = protocol
-        self._way = way
-        self._whose, self._index = whose, index
-        self._is_long = way is Way.ALL
-        self._deadline_s = upstreams.deadline_s(self._is_long)
-        # Servers that do not agree for longer than one look-up may take will not for a long time.
-        self._agree_s = upstreams.deadline_s()
-        self._cursor = cursor(request[1]) if way is Way.SCAN else 0
-
-    def ask(self) -> None:
-        """Ask all that are concerned."""
-        if not self._slots.is_whole:
-            self._end(ClusterDownError())
-            return
-        self._version = self._slots.version
-        self._at = min(self._cursor >> HASH_BITS, SLOTS - 1)
-        self._last = self._slots.last_of_run(self._at)
-        counts = self._slots.counts
-        self._servers = [str(self._slots.told[self._at])] if self._way is Way.SCAN else list(counts)
-        self._weights = [counts[each] for each in self._servers]
-        words = (self._request[0], b"%d" % self._cursor, *self._request[2:]) if self._way is Way.SCAN else self._request
-        packed = pack(words)
-        self._replies: list[bytes | None] = [None] * (3 * len(self._servers))
-        self._missing = len(self._replies)
-        for at, address in enumerate(self._servers):
-            for place, each in enumerate((TOPOLOGY, packed, TOPOLOGY), 3 * at):
-                ask = Ask(each, 0, self._protocol, self._deadline_s, self, place, address, self._is_long)
-                self._upstreams.send(ask)
-
-    def put(self, index: int, reply: bytes) -> None:
-        """Take one server's answer."""
-        self._replies[index] = reply
-        self._missing -= 1
-        if not self._missing:
-            self._done([each for each in self._replies if each is not None])
-
-    def _done(self, replies: Sequence[bytes]) -> None:
-        error = next((each for each in replies if each[:1] == b"-"), None)
-        shown = b"\r\ncluster_current_epoch:%d\r\n" % self._version
-        others = [at // 3 for at, each in enumerate(replies) if at % 3 != 1 and shown not in each]
-        if error is not None:
-            self._whose.put(self._index, error)
-        elif others or self._version != self._slots.version:
-            for at in set(others):
-                self._upstreams.refresh(self._servers[at])
-            if not self._upstreams.later(self._agree_s, self.ask):
-                self._end(TryAgainError("the servers do not show the same version of the topology"))
-        elif self._way is Way.SCAN:
-            self._whose.put(self._index, scan_reply(replies[1], self._last, SLOTS))
-        else:
-            self._whose.put(self._index, merge_all(self._name, replies[1::3], self._weights))
-
-    def _end(self, error: TryAgainError | ClusterDownError) -> None:
-        self._whose.put(self._index, b"-%b\r\n" % error.line)
-
-
 class Rule(NamedTuple):
     """What becomes of a command under a name as typed. lone_key_at: 0 if it is not as simple as that."""
 
@@ -187,20 +121,25 @@ class Rule(NamedTuple):
 class ProxyDispatcher(Dispatcher):
     """Answers requests for one proxy."""
 
-    def __init__(self, instance: Instance, upstreams: Upstreams) -> None:
+    def __init__(self, instance: Instance, applications: Applications) -> None:
         super().__init__(instance)
         self.short_ways = {protocol: NoShortWay(instance, protocol) for protocol in instance.replies}
-        self._upstreams = upstreams
+        self._applications = applications
         self._rules: dict[bytes, Rule | None] = {}
+        only = applications.only
+        # The short way of clients' connections; with several applications each key has to be looked at.
+        self.gets = None if only is None else Gets(only, instance)
 
     def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Later | None:
-        session, upstreams, rules = call.session, self._upstreams, self._rules
+        session, applications, rules = call.session, self._applications, self._rules
         batch = Batch()
-        deadline_s = upstreams.deadline_s()
+        deadline_s = applications.each[0].deadline_s()
         for request in requests:
             name = request[0]
             rule = rules[name] if name in rules else self._learn_rule(name)
-            if rule is not None and rule.lone_key_at and session.is_plain and _fits(rule, request):
+            is_lone = rule is not None and rule.lone_key_at and session.is_plain and _fits(rule, request)
+            upstreams = applications.only
+            if rule is not None and is_lone and upstreams is not None:
                 rule.tally.calls += 1
                 session.last_command = rule.command.name
                 slot = slot_of(request[rule.lone_key_at])
@@ -264,34 +203,78 @@ class ProxyDispatcher(Dispatcher):
         return is_asked
 
     def _ask_of(self, command: Command, way: Way, request: Request, session: Session, batch: Batch) -> bool:
-        protocol, is_silent, deadline_s = session.protocol, session.is_silent, self._upstreams.deadline_s()
-        if way is Way.ANY:
-            address = next(iter(self._upstreams.slots.counts), None)
-            packed = pack(request)
-            self._upstreams.send(Ask(packed, 0, protocol, deadline_s, batch, batch.expect(is_silent), address))
-            return True
-        if way is not Way.KEYS:
+        protocol, is_silent = session.protocol, session.is_silent
+        if way in (Way.ALL, Way.SCAN):
             if way is Way.SCAN:
-                cursor(request[1])
-            Survey(self._upstreams, request, protocol, way, batch, batch.expect(is_silent)).ask()
+                cursor(request[1])  # a bad one is an error now
+            Survey(self._applications, request, protocol, batch, batch.expect(is_silent)).ask()
             return True
-        found = split(command.facts, request)
+        if way is Way.JOBS:
+            return self._ask_about_jobs(command, request, session, batch)
+        if way is Way.JOB:
+            upstreams = self._having(request[2].partition(b":")[0])[0]
+            master = next(iter(upstreams.slots.counts), None)
+            if master is None:
+                raise ClusterDownError
+            packed, deadline_s = pack(request), upstreams.deadline_s()
+            upstreams.send(Ask(packed, 0, protocol, deadline_s, batch, batch.expect(is_silent), None, master))
+            return True
+        found = split(command.facts, request, self._place_of)
         if found is None:
             return False
         parts, merge = found
         if command.name == LOCATE:
-            merge = partial(self._with_address, slot=parts[0].slot)
+            merge = partial(self._with_address, key=request[2])
         joined = Joined(len(parts), merge, batch, batch.expect(is_silent))
         for place, part in enumerate(parts):
-            packed = pack(part.request)
-            self._upstreams.send(Ask(packed, part.slot, protocol, deadline_s, joined, place))
+            number, slot = cast("tuple[int, int]", part.place)
+            upstreams = self._applications.each[number]
+            packed, deadline_s = pack(part.request), upstreams.deadline_s()
+            upstreams.send(Ask(packed, slot, protocol, deadline_s, joined, place))
         return True
 
-    def _with_address(self, replies: Sequence[bytes], slot: int) -> bytes:
+    def _place_of(self, key: bytes) -> Hashable:
+        """Return the number of a key's application, and its slot."""
+        return self._applications.each.index(self._applications.of(key)), slot_of(key)
+
+    def _having(self, job: bytes) -> Sequence[Upstreams]:
+        """Return the application that has a job; the first one has the error for a job that nobody has."""
+        each = self._applications.each
+        if self._applications.only is not None:
+            return each
+        found = self._applications.holding(job.decode("utf-8", "surrogateescape"))
+        if len(found) > 1:
+            name = job.decode("utf-8", "surrogateescape")
+            raise PlainError(clash(found[0], name, found[1], name))
+        return found or each[:1]
+
+    def _ask_about_jobs(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
+        """Ask all servers about their jobs; False if INFO wants nothing of them."""
+        asked = self._applications.each
+        if command.name == "info":
+            wanted = wanted_of_servers(request[1:])
+            if not wanted:
+                return False
+            own = text_in(self.reply_to(Call(session, self._instance), request))
+            Jobs(asked, session.protocol, batch, batch.expect(session.is_silent)).info(own, wanted)
+            self._stats.tally("info").calls -= 1  # counted here, and by whoever asks
+            return True
+        if command.name == "state|list":
+            asked = self._having(request[2])
+        jobs = Jobs(asked, session.protocol, batch, batch.expect(session.is_silent))
+        if command.name == "state|list":
+            jobs.states(request)
+        elif command.name == "state|lag":
+            jobs.lags()
+        else:
+            jobs.jobs()
+        return True
+
+    def _with_address(self, replies: Sequence[bytes], key: bytes) -> bytes:
         """Name the server in what it said of where a key is."""
-        return replies[0].replace(
-            encode(b"this server", 2), encode(str(self._upstreams.slots.owners[slot]).encode(), 2)
-        )
+        upstreams = self._applications.of(key)
+        address = upstreams.answering(str(upstreams.slots.owners[slot_of(key)]))
+        return replies[0].replace(encode(b"this server", 2), encode(address.encode(), 2))
 
     def _answer_here(self, call: Call, request: Request, batch: Batch) -> Later | None:
         """Answer a request as a server without keys; one that comes in steps is returned if nothing is before it."""

@@ -14,6 +14,18 @@ ARRAYS = b"*~>"
 MAPS = b"%"
 LINES = b"+-:_#,("
 
+# Up to which size bulk strings are cut in loops of C (guess: longer ones are few in a buffer).
+BULK_BYTES_MAX = 4096
+# A byte that UTF-8 has none of. Where a value has it, frames are cut one by one.
+CUT = b"\xff"
+# By the length of a bulk string's frame, how it begins; nil is the only one of its length.
+_HEADS = [b"?"] * (BULK_BYTES_MAX + 1)
+for _length in range(BULK_BYTES_MAX - 10):
+    _head = b"$%d\r\n" % _length
+    _HEADS[len(_head) + _length + 2] = _head
+_HEADS[5] = b"$-1\r\n"
+_head_of_length = _HEADS.__getitem__
+
 
 # Typed for a request of one word.
 _pack = cast(Callable[[tuple[Any, ...]], bytes], hiredis.pack_command)
@@ -28,6 +40,25 @@ class FrameError(Exception):
     """What came is no reply, or one larger than is held."""
 
 
+def bulks_of(data: bytes) -> tuple[list[bytes], bytes] | None:
+    """Cut a buffer of short bulk strings and nils alone in loops of C: the frames, and the beginning of one more.
+
+    None if there is anything else in it, or could be.
+    """
+    if CUT in data:
+        return None
+    frames = data.replace(b"\r\n$", b"\r\n\xff$").split(CUT)
+    rest = b"" if data.endswith(b"\r\n") and _are_bulks(frames[-1:]) else frames.pop()
+    return (frames, rest) if _are_bulks(frames) else None
+
+
+def _are_bulks(frames: list[bytes]) -> bool:
+    try:
+        return all(map(bytes.startswith, frames, map(_head_of_length, map(len, frames))))
+    except IndexError:
+        return False
+
+
 class Frames:
     """One connection's replies."""
 
@@ -39,6 +70,13 @@ class Frames:
         self._rest_bytes = 0
         self._wanted_bytes = 0
         self._missing = 1  # items of this reply that are still to come
+        # Whether what `feed` returned last are bulk strings and nils alone.
+        self.are_bulks = False
+
+    @property
+    def begun_bytes(self) -> int:
+        """How long the reply that is not complete is at least."""
+        return self._done_bytes + max(self._rest_bytes, self._wanted_bytes)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take bytes, return the replies that are complete by now; FrameError."""
@@ -49,6 +87,20 @@ class Frames:
                 return []
             data = b"".join(self._rest)
             self._rest = []
+        found = None if self._done else bulks_of(data)
+        self.are_bulks = found is not None
+        if found is None:
+            return self._cut(data)
+        frames, rest = found
+        if not rest:
+            self._rest_bytes = self._wanted_bytes = 0
+            return frames
+        # What begins one more is looked at as anything else is: it may be a whole reply of another kind.
+        others = self._cut(rest)
+        self.are_bulks = not others
+        return frames + others if others else frames
+
+    def _cut(self, data: bytes) -> list[bytes]:
         replies: list[bytes] = []
         start = at = 0
         missing = self._missing
@@ -75,7 +127,7 @@ class Frames:
         self._rest_bytes = len(data) - at
         self._rest = [data[at:]] if self._rest_bytes else []
         self._wanted_bytes = wanted_bytes
-        if self._done_bytes + max(self._rest_bytes, wanted_bytes) > self._bytes_max:
+        if self._done_bytes + self._rest_bytes > self._bytes_max:
             raise FrameError(f"a reply is larger than {self._bytes_max} bytes")
 
 

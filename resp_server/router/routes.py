@@ -7,7 +7,7 @@ is the proxy's own, but for those about the keys of all servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from enum import Enum, auto
 from functools import partial
 from random import choices
@@ -22,12 +22,14 @@ from resp_server.errors import CrossSlotError
 from resp_server.protocol.replies import encode
 from resp_server.protocol.requests import Request
 from resp_server.router.frames import in_order, joined, sum_of
-from state_backend.slots import HASH_BITS, slot_of
+from state_backend.slots import HASH_BITS, SLOTS, slot_of
 
 Merge = Callable[[Sequence[bytes]], bytes]
 
 SPLIT = "request_policy:multi_shard"
 SUMMED = "response_policy:agg_sum"
+
+SLOT_BITS = SLOTS.bit_length() - 1
 
 NOTHING = (b"$-1\r\n", b"_\r\n")
 
@@ -39,11 +41,13 @@ class Way(Enum):
     KEYS = auto()  # the owners of its keys
     ALL = auto()  # every server, for its own keys
     SCAN = auto()  # the owner of a cursor's slot
-    ANY = auto()  # whichever server can
+    JOBS = auto()  # every server, for the jobs that it shows
+    JOB = auto()  # a server of the application that has the job
 
 
 WAYS = {"dbsize": Way.ALL, "keys": Way.ALL, "randomkey": Way.ALL, "scan": Way.SCAN}
-WAYS |= {f"state|{name}": Way.ANY for name in ("jobs", "list", "describe", "lag")}
+WAYS |= {f"state|{name}": Way.JOBS for name in ("jobs", "list", "lag")}
+WAYS |= {"state|describe": Way.JOB, "info": Way.JOBS}
 
 
 def way_of(command: Command) -> Way:
@@ -61,28 +65,31 @@ def lone_key_at(command: Command) -> int:
 
 
 class Part(NamedTuple):
-    """What one slot's owner is asked."""
+    """What is asked in one place: a slot, of an application."""
 
-    slot: int
+    place: Hashable
     request: Request
 
 
-def split(facts: Facts, request: Request) -> tuple[list[Part], Merge] | None:
+def split(
+    facts: Facts, request: Request, place_of: Callable[[bytes], Hashable] = slot_of
+) -> tuple[list[Part], Merge] | None:
     """Return what to ask for the keys of a request, and how the answers are joined; CrossSlotError.
 
-    None if the request makes no sense; any server, and the proxy itself, has the error for that.
+    place_of: where a key is; it may raise. None if the request makes no sense; any server, and the proxy, has the
+    error for that.
     """
     keys = [key for key, _ in keys_of(facts, request) or ()]
     if not keys:
         return None
-    places: dict[int, list[int]] = {}
+    places: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
-        places.setdefault(slot_of(key), []).append(place)
+        places.setdefault(place_of(key), []).append(place)
     if len(places) == 1:
         return [Part(next(iter(places)), request)], _only
     if SPLIT not in facts.tips:
         raise CrossSlotError
-    parts = [Part(slot, (request[0], *(keys[place] for place in some))) for slot, some in places.items()]
+    parts = [Part(where, (request[0], *(keys[place] for place in some))) for where, some in places.items()]
     return parts, sum_of if SUMMED in facts.tips else partial(_in_order, places=list(places.values()))
 
 
@@ -104,17 +111,22 @@ def merge_all(name: str, replies: Sequence[bytes], weights: Sequence[int]) -> by
     return choices([reply for reply, _ in found], [weight for _, weight in found])[0] if found else replies[0]
 
 
-def scan_reply(reply: bytes, last_slot: int, slots: int) -> bytes:
-    """Return a step of SCAN that ends with a run of slots: what lies behind comes when the cursor is there.
+# A cursor is a position, which begins with the slot, so it means the same to every server and proxy. Before it stands
+# the number of the application.
+POSITION_BITS = SLOT_BITS + HASH_BITS
+APPLICATIONS_MAX = 1 << (53 - POSITION_BITS)
 
-    A cursor is a position, which begins with the slot, so it means the same to every server and proxy.
-    """
+
+def scan_reply(reply: bytes, last_slot: int, application: int = 0, applications: int = 1) -> bytes:
+    """Return a step of SCAN that ends with a run of slots: what lies behind comes when the cursor is there."""
     reader = hiredis.Reader()
     reader.feed(reply)
     cursor, keys = reader.gets()
     position = int(cursor)
     behind = (last_slot + 1) << HASH_BITS
     if position == 0 or position >= behind:
-        position = behind if last_slot + 1 < slots else 0
+        position = behind if last_slot + 1 < SLOTS else 0
         keys = [key for key in keys if slot_of(key) <= last_slot]
+    if position or application + 1 < applications:
+        position |= (application if position else application + 1) << POSITION_BITS
     return encode([b"%d" % position, keys], 2)

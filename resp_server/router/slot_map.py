@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from resp_server.cluster.topology import Topology
-from state_backend.key_groups import KeyGroups
+from resp_server.cluster.topology import Health, Topology
 from state_backend.slots import SLOTS
+
+# The term of what is not said by a registry.
+NO_TERM = -1
 
 
 class SlotMap:
-    """Addresses by slot, of the highest version heard of; None where nobody answers."""
+    """Addresses of masters by slot, of the highest version heard of; None where nobody answers."""
 
     def __init__(self) -> None:
         self.version = -1
+        self._term = NO_TERM
         # Those of the version, and what was said of single slots since.
         self.owners: list[str | None] = [None] * SLOTS
+        # Each master's replicas that can answer.
+        self.replicas: Mapping[str, Sequence[str]] = {}
         self._set(self.owners)
 
     def _set(self, told: list[str | None]) -> None:
@@ -28,20 +33,25 @@ class SlotMap:
         self.is_whole = None not in told
         self._lasts = [last for _, last in runs_of(told)]
 
-    def take(self, topology: Topology) -> bool:
-        """Learn a topology; False if it is not newer than what is known."""
-        ranges = [(first, last, node.address) for node in topology.masters for first, last in node.slots.ranges]
-        return self.learn(topology.version, ranges)
-
-    def learn(self, version: int, ranges: Sequence[tuple[int, int, str]]) -> bool:
-        """Learn who owns what in a version; False if it is not newer than what is known."""
-        if version <= self.version:
+    def take(self, topology: Topology, term: int = NO_TERM) -> bool:
+        """Learn a topology; False if it is not newer than what is known. Versions may begin anew with a higher term."""
+        is_other_term = NO_TERM != term != self._term != NO_TERM
+        if is_other_term and term < self._term:
             return False
-        self.version = version
-        self.owners = [None] * SLOTS
-        for first, last, address in ranges:
-            self.owners[first : last + 1] = [address] * (last + 1 - first)
-        self._set(self.owners)
+        self._term = max(term, self._term)
+        if topology.version <= self.version and not is_other_term:
+            return False
+        self.version = topology.version
+        owners: list[str | None] = [None] * SLOTS
+        for node in topology.masters:
+            for first, last in node.slots.ranges:
+                owners[first : last + 1] = [node.address] * (last + 1 - first)
+        self.owners = owners
+        self.replicas = {
+            node.address: [each.address for each in topology.replicas(node) if each.health is Health.ONLINE]
+            for node in topology.masters
+        }
+        self._set(owners)
         return True
 
     def moved(self, slot: int, address: str) -> None:
@@ -60,18 +70,3 @@ def runs_of(owners: Sequence[str | None]) -> Iterator[tuple[int, int]]:
         last = first + sum(1 for _ in run) - 1
         yield first, last
         first = last + 1
-
-
-def parse_nodes(text: str) -> tuple[int, list[tuple[int, int, str]]]:
-    """Read what CLUSTER NODES of a state server says: the version, and the ranges with their owners.
-
-    <id> <host:port@bus> <flags> <master> <ping> <pong> <version> <link> <first-last> ...
-    """
-    version, ranges = -1, []
-    for line in text.splitlines():
-        _, address, flags, _, _, _, epoch, _, *slots = line.split()
-        version = max(version, int(epoch))
-        if "master" in flags.split(","):
-            own = KeyGroups.parse(",".join(slots))
-            ranges += [(first, last, address.partition("@")[0]) for first, last in own.ranges]
-    return version, ranges

@@ -1,102 +1,85 @@
-"""The servers behind a proxy: few connections, which all clients share, and what is asked over them.
+"""The servers of one application, as a proxy knows them: who is asked for what, and what becomes of the answers.
 
 To each server there is a connection for what is looked up, and one for what may take long (KEYS, DBSIZE), for either
-version of the protocol, opened when first used. What is asked in one turn of the event loop goes out in one write per
-connection; replies come in order. A question has a deadline. It is sent at most twice: again only when a connection was
+version of the protocol (`lane`). A question has a deadline. It is sent at most twice: again only when a connection was
 lost under it, which does no harm as everything here only reads. A MOVED changes the map and sends it elsewhere; after
-two of those the servers do not agree yet, and it waits a little before each further try.
+two of those, or where a server is not ready yet, it waits a little before each further try.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, cast
 
+from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.errors import ClusterDownError, PlainError, TryAgainError
-from resp_server.protocol.requests import Request
-from resp_server.router.frames import FrameError, Frames, pack
-from resp_server.router.slot_map import SlotMap, parse_nodes
+from resp_server.protocol.following import GONE, Reached
+from resp_server.router.asks import Ask
+from resp_server.router.frames import pack
+from resp_server.router.guard import NOTHING, Epochs, Floors, has_reached, latest
+from resp_server.router.jobs import JobKeys
+from resp_server.router.lane import REPLY_BYTES_MAX, Lane, LaneKey, Link
+from resp_server.router.shards import Shard
+from resp_server.router.slot_map import NO_TERM, SlotMap
+from state_backend.slots import SLOTS
 
 logger = logging.getLogger("sparkis.proxy")
 
 TIMEOUT_S = 1.0
-# For what a server answers from all of its keys.
+# For what a server answers from all of its keys, and for long replies.
 LONG_TIMEOUT_S = 60.0
 SENDS_MAX = 2
 # At most two turns at once: one stale answer is normal after a move, two mean that servers do not agree yet.
 MOVES_AT_ONCE_MAX = 2
-PAUSE_S = 0.02
-PAUSE_S_MAX = 1.0
-# Between two tries at servers that do not agree; they read a changed topology within half a second.
+# Between two tries at servers that do not agree, or are not ready.
 AGREE_PAUSE_S = 0.05
-# What may wait at one connection, in questions and in bytes (guess).
-ASKS_MAX = 100_000
-WAITING_BYTES_MAX = 64 << 20
-# The longest reply that is passed on: it is held until it is complete (guess).
-REPLY_BYTES_MAX = 256 << 20
 CHECKS_PER_TIMEOUT = 10
-
-
-class TakesReplies(Protocol):
-    """Whoever waits for an answer."""
-
-    def put(self, index: int, reply: bytes) -> None:
-        """Take the answer to the question of a number."""
-
-
-@dataclass(slots=True)
-class Ask:
-    """One question: for a slot's owner, or for a server by its address."""
-
-    packed: bytes
-    slot: int
-    protocol: int
-    deadline_s: float
-    whose: TakesReplies
-    index: int
-    address: str | None = None
-    is_long: bool = False
-    sends: int = 0
-    moves: int = 0
-
-    def refuse(self, error: PlainError | TryAgainError | ClusterDownError) -> None:
-        """Answer with an error of the proxy's own."""
-        self.whose.put(self.index, b"-%b\r\n" % error.line)
-
-
-class LaneKey(NamedTuple):
-    """Which connection to a server."""
-
-    address: str
-    protocol: int
-    is_long: bool
-
-
-class HandshakeError(Exception):
-    """A server does not take the proxy as its client."""
+# A job that no server tells of for so long is gone, and nothing waits for it any more (guess).
+GONE_S = 5.0
+# What says that a server, or its shard, can answer in a moment.
+NOT_YET = (b"-LOADING ", b"-CLUSTERDOWN ", b"-TRYAGAIN ")
+# Lanes that the short way of GETs tells apart: a byte each.
+OPEN_LANES_MAX = 255
+CLOSED = bytes(4 * SLOTS)
 
 
 @dataclass
 class Upstreams:
-    """All servers. Runs on the event loop's thread."""
+    """All servers of one application. Runs on the event loop's thread.
 
-    slots: SlotMap
-    password: str | None = None
+    table, open_lanes: the lane to ask for a key, by the CRC that makes its slot; 0 where somebody has to look closer.
+    seen: what each server was ever known to have reached.
+    """
+
+    name: str = "the application"
+    password: str | None = field(default=None, repr=False)
     timeout_s: float = TIMEOUT_S
+    slots: SlotMap = field(default_factory=SlotMap)
+    keys: JobKeys = field(default_factory=JobKeys)
     lanes: dict[LaneKey, Lane] = field(default_factory=dict)
+    seen: dict[str, dict[str, Reached]] = field(default_factory=dict)
+    gone_jobs: set[str] = field(default_factory=set)
     moves: int = 0
     losses: int = 0
+    table: bytes = CLOSED
+    open_lanes: list[Lane | None] = field(default_factory=lambda: [None])
+    # Called when there is a job that was not told of before, or one with another writer, whose states may be others.
+    on_new_job: Callable[[Upstreams, str], object] = lambda upstreams, address: None
 
     def start(self) -> None:
         """Begin to look after what waits."""
         self._loop = asyncio.get_running_loop()
         self._refreshing: set[str] = set()
         self._is_stopping = False
+        self._floors = Floors()
+        self._shards: dict[str, Shard] = {}
+        self._master_floors: dict[str, Epochs] = {}
+        self._is_table_made = True
+        self._is_some_slot_behind = False
+        self._untold_since_s: dict[str, float] = {}
+        self._long_replies = LongReplies(self)
         self._check()
 
     def stop(self) -> None:
@@ -105,6 +88,7 @@ class Upstreams:
         self._checking.cancel()
         for lane in list(self.lanes.values()):
             lane.close()
+        self._long_replies.stop()
 
     @property
     def now_s(self) -> float:
@@ -120,15 +104,27 @@ class Upstreams:
         if self._is_stopping:
             ask.refuse(PlainError("the proxy stops"))
             return
-        address = ask.address or self.slots.owners[ask.slot]
+        address = ask.address
         if address is None:
-            ask.refuse(ClusterDownError())
-            return
-        key = LaneKey(address, ask.protocol, ask.is_long)
+            master = ask.master or self.slots.owners[ask.slot]
+            if master is None:
+                ask.refuse(ClusterDownError())
+                return
+            address = self.answering(master)
+            ask.floor = self._floors.by_slot[ask.slot] if ask.master is None else self._floor_of(master)
+        self.lane(LaneKey(address, ask.protocol, ask.is_long)).add(ask)
+
+    def lane(self, key: LaneKey) -> Lane:
+        """Return a connection, which may have to be opened."""
         lane = self.lanes.get(key)
         if lane is None:
             lane = self.lanes[key] = Lane(self, key)
-        lane.add(ask)
+        return lane
+
+    def answering(self, master: str) -> str:
+        """Return the server that answers a master's shard now."""
+        shard = self._shards.get(master)
+        return master if shard is None else shard.answering
 
     def later(self, deadline_s: float, again: Callable[[], None]) -> bool:
         """Call back after a pause; False if that would be past a deadline."""
@@ -140,49 +136,48 @@ class Upstreams:
     def facts(self) -> Mapping[str, object]:
         """Return what INFO shows: the version, and each server."""
         rows: dict[str, object] = {"topology_version": self.slots.version, "moves": self.moves, "losses": self.losses}
-        for number, (address, slots) in enumerate(self.slots.counts.items()):
+        answering = {self.answering(master): master for master in self.slots.counts}
+        for number, address in enumerate(self._addresses()):
             lanes = [lane for lane in self.lanes.values() if lane.key.address == address]
             connections = sum(lane.is_connected for lane in lanes)
             is_up = not any(lane.reason for lane in lanes)
             rows[f"upstream{number}"] = (
-                f"addr={address},slots={slots},connections={connections},waiting={sum(lane.waiting for lane in lanes)},"
+                f"addr={address},slots={self.slots.counts.get(answering.get(address, ''), 0)},"
+                f"connections={connections},waiting={sum(lane.waiting for lane in lanes)},"
                 f"status={'up' if is_up else 'down'}"
             )
         return rows
 
-    # -- called by lanes ----------------------------------------------------------------------------------------------
+    # -- the topology -------------------------------------------------------------------------------------------------
 
-    def answered(self, ask: Ask, reply: bytes, address: str) -> None:
-        """Pass an answer on; one that sends elsewhere is followed."""
-        if reply[:7] != b"-MOVED " or ask.address is not None:
-            ask.whose.put(ask.index, reply)
-            return
-        slot, owner = reply[7:].decode().split()
-        self.slots.moved(int(slot), owner)
-        self.refresh(address)
-        self.moves += 1
-        ask.moves += 1
-        ask.sends = 0
-        if ask.moves <= MOVES_AT_ONCE_MAX:
-            self.send(ask)
-        elif not self.later(ask.deadline_s, lambda: self.send(ask)):
-            ask.refuse(TryAgainError(f"the servers do not agree on who answers slot {ask.slot}"))
-
-    def lost(self, asks: Sequence[Ask], reason: str) -> None:
-        """Ask again what went with a connection, of whoever is the owner now, once."""
-        self.losses += 1
-        now_s = self.now_s
-        for ask in asks:
-            if ask.sends >= SENDS_MAX or now_s >= ask.deadline_s:
-                ask.refuse(PlainError(reason))
-            else:
-                self.send(ask)
+    def take(self, topology: Topology, source: str, term: int = NO_TERM) -> bool:
+        """Learn a topology; False if it is not newer than what is known."""
+        before = self._answering_by_slot()
+        if not self.slots.take(topology, term):
+            return False
+        masters = self.slots.replicas.items()
+        self._shards = {
+            master: Shard(master, replicas, self.answering(master)) for master, replicas in masters if replicas
+        }
+        logger.info(
+            "%s: version %d of the topology, from %s: %d servers with slots",
+            self.name,
+            topology.version,
+            source,
+            len(self.slots.counts),
+        )
+        self._choose()
+        self._answered_by_others(before)
+        for address in self._addresses():
+            self.lane(LaneKey(address, 2, False)).connect()
+        self._reconsider()
+        return True
 
     def refresh(self, address: str) -> None:
         """Ask a server for its topology, unless it is being asked."""
         if address not in self._refreshing:
             self._refreshing.add(address)
-            packed = pack((b"CLUSTER", b"NODES"))
+            packed = pack((b"STATE", b"TOPOLOGY"))
             self.send(Ask(packed, 0, 2, self.deadline_s(), Learner(self, address), 0, address))
 
     def learn(self, reply: bytes, address: str) -> None:
@@ -192,34 +187,225 @@ class Upstreams:
             logger.warning("%s does not tell its topology: %s", address, reply[1:200].decode("utf-8", "replace"))
             return
         try:
-            version, ranges = parse_nodes(reply.partition(b"\r\n")[2][:-2].decode())
-        except ValueError as error:
+            self.take(Topology.parse(reply.partition(b"\r\n")[2][:-2]), address)
+        except TopologyError as error:
             logger.warning("%s tells a topology that cannot be read: %s", address, error)
-            return
-        if self.slots.learn(version, ranges):
-            logger.info("version %d of the topology, from %s", version, address)
-            self.changed()
 
-    def changed(self) -> None:
-        """Ask others what waits for servers that cannot be reached, and let go of those that have gone."""
-        known = self.slots.counts
+    def _addresses(self) -> list[str]:
+        """Return all servers that may be asked."""
+        replicas = [each for some in self.slots.replicas.values() for each in some]
+        return list(dict.fromkeys([*self.slots.counts, *self.slots.replicas, *replicas]))
+
+    def _answering_by_slot(self) -> list[str | None]:
+        by_master: dict[str | None, str | None] = {None: None}
+        for master in set(self.slots.owners):
+            by_master[master] = None if master is None else self.answering(master)
+        return [by_master[master] for master in self.slots.owners]
+
+    def _answered_by_others(self, before: Sequence[str | None]) -> None:
+        """Raise the floors of the slots that are not answered by whom they were."""
+        left: dict[str, list[int]] = {}
+        for slot, (was, now) in enumerate(zip(before, self._answering_by_slot(), strict=True)):
+            if was != now and was is not None:
+                left.setdefault(was, []).append(slot)
+        for address, slots in left.items():
+            self._floors.leave(slots, dict(self.seen.get(address, NOTHING)))
+
+    # -- what servers tell --------------------------------------------------------------------------------------------
+
+    def told_version(self, version: int, address: str) -> None:
+        """Take in that a server shows a topology."""
+        if version > self.slots.version:
+            self.refresh(address)
+
+    def told_epoch(self, lane: Lane, job: str, before: Reached, reached: Reached) -> None:
+        """Take in what a server shows of a job."""
+        seen = self.seen.setdefault(lane.key.address, {})
+        if reached == GONE:
+            seen.pop(job, None)
+        elif reached > seen.get(job, GONE):
+            seen[job] = reached
+        self.gone_jobs.discard(job)
+        self._untold_since_s.pop(job, None)
+        if self.keys.told(job, reached):
+            self.on_new_job(self, lane.key.address)
+        if lane.is_connected:
+            lane.settle()
+            if self._is_some_slot_behind:
+                self._close_table()
+
+    def changed_state(self, lane: Lane) -> None:
+        """Take in that a connection is there, or could not be made."""
+        if self._is_stopping:
+            return
+        self._reconsider()
+        if lane.is_connected:
+            self.on_new_job(self, lane.key.address)
+        if not lane.is_connected and (not lane.is_idle or self._is_wanted(lane.key)):
+            lane.connect()
+
+    def hangs(self, address: str) -> None:
+        """Cut all connections to a server that does not answer."""
+        for lane in list(self.lanes.values()):
+            if lane.key.address == address:
+                lane.cut(f"{address} did not answer in time")
+
+    def answered(self, ask: Ask, reply: bytes, address: str) -> None:
+        """Pass an error on; one that sends elsewhere is followed, and one that comes too early is not taken."""
+        if ask.address is not None:
+            ask.whose.put(ask.index, reply)
+        elif reply[:7] == b"-MOVED ":
+            self._moved(ask, reply, address)
+        elif ask.is_long or not (reply.startswith(NOT_YET) and self.later(ask.deadline_s, lambda: self.send(ask))):
+            ask.whose.put(ask.index, reply)
+
+    def lost(self, asks: Sequence[Ask], reason: str) -> None:
+        """Ask again what went with a connection, of whoever answers now, once."""
+        self.losses += 1
+        self._reconsider()
+        now_s = self.now_s
+        for ask in asks:
+            if ask.sends >= SENDS_MAX or now_s >= ask.deadline_s:
+                ask.refuse(PlainError(reason))
+            else:
+                self.send(ask)
+        for lane in self.lanes.values():
+            if self._is_wanted(lane.key) and not self._is_stopping:
+                lane.connect()
+
+    def let_go(self, link: Link, ask: Ask) -> None:
+        """Have a long reply come over a connection of its own."""
+        self._long_replies.take(link, ask)
+
+    def _moved(self, ask: Ask, reply: bytes, address: str) -> None:
+        slot, owner = reply[7:].decode().split()
+        was = self.slots.owners[int(slot)]
+        if was != owner:
+            if was is not None:
+                self._floors.leave([int(slot)], dict(self.seen.get(self.answering(was), NOTHING)))
+            self.slots.moved(int(slot), owner)
+            self._close_table()
+        self.refresh(address)
+        self.moves += 1
+        ask.moves += 1
+        ask.sends = 0
+        if ask.moves <= MOVES_AT_ONCE_MAX:
+            self.send(ask)
+        elif not self.later(ask.deadline_s, lambda: self.send(ask)):
+            ask.refuse(TryAgainError(f"the servers do not agree on who answers slot {ask.slot}"))
+
+    # -- who answers --------------------------------------------------------------------------------------------------
+
+    def _is_wanted(self, key: LaneKey) -> bool:
+        """Tell whether there is to be a connection even if nothing is asked over it: its server tells of epochs."""
+        return key.protocol == 2 and not key.is_long and key.address in self._addresses()
+
+    def _reconsider(self) -> None:
+        """Choose who answers; ask them what waits for others, and let go of servers that have gone."""
+        before = self._answering_by_slot()
+        if self._choose():
+            self._answered_by_others(before)
+        self._close_table()
+        known = self._addresses()
         for key, lane in list(self.lanes.items()):
             if key.address not in known and lane.is_idle:
                 lane.close()
-                del self.lanes[key]
-            elif not lane.is_connected:
+                self.lanes.pop(key, None)
+            elif not lane.is_usable:
                 for ask in lane.take_back():
                     self.send(ask)
 
+    def _choose(self) -> bool:
+        """Choose who answers each shard; tell whether that changed."""
+        is_changed = False
+        for shard in self._shards.values():
+            lanes = {each: self.lanes.get(LaneKey(each, 2, False)) for each in shard.servers}
+            told = {each: lane.told for each, lane in lanes.items() if lane is not None and lane.is_usable}
+            before = shard.answering
+            if shard.choose(told, self.now_s) != before:
+                logger.info("%s: %s answers for the shard of %s", self.name, shard.answering, shard.master)
+                is_changed = True
+        return is_changed
+
+    def _floor_of(self, master: str) -> Epochs:
+        """Return what whoever answers all slots of a master has to have reached."""
+        if not self._is_table_made:
+            self._make_table()
+        return self._master_floors.get(master, NOTHING)
+
+    def _close_table(self) -> None:
+        """Have everybody look closer until the table is made anew, which is before anything else is read."""
+        self.table = CLOSED
+        if self._is_table_made:
+            self._is_table_made = False
+            self._loop.call_soon(self._make_table)
+
+    def _make_table(self) -> None:
+        if self._is_table_made:
+            return
+        self._is_table_made = True
+        numbers = bytearray(SLOTS)
+        lanes: list[Lane | None] = [None]
+        floors: dict[str, Epochs] = {}
+        known: dict[tuple[str, int], int] = {}
+        is_behind = False
+        for slot, (master, floor) in enumerate(zip(self.slots.owners, self._floors.by_slot, strict=True)):
+            if master is None:
+                continue
+            number = known.get((master, id(floor)))
+            if number is None:
+                lane = self.lanes.get(LaneKey(self.answering(master), 2, False))
+                is_ready = lane is not None and lane.is_ready
+                is_open = is_ready and lane is not None and has_reached(lane.told, floor, self.gone_jobs)
+                is_behind |= is_ready and not is_open
+                number = 0
+                if is_open and (lane in lanes or len(lanes) <= OPEN_LANES_MAX):
+                    if lane not in lanes:
+                        lanes.append(lane)
+                    number = lanes.index(lane)
+                known[master, id(floor)] = number
+                floors[master] = latest(floors.get(master, NOTHING), floor)
+            numbers[slot] = number
+        self.table, self.open_lanes, self._master_floors = bytes(numbers) * 4, lanes, floors
+        self._is_some_slot_behind = is_behind
+
     def _check(self) -> None:
         self._checking = self._loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._check)
+        now_s = self.now_s
+        self._forget_gone_jobs(now_s)
         for lane in list(self.lanes.values()):
-            lane.check(self.now_s)
+            lane.check(now_s, self._patience_s(lane.key))
+        self._long_replies.check(now_s)
+        if self._shards:
+            before = self._answering_by_slot()
+            if self._choose():
+                self._answered_by_others(before)
+                self._reconsider()
+
+    def _patience_s(self, key: LaneKey) -> float:
+        """Return how long a server may be silent: half as long if there is time to ask another one."""
+        for shard in self._shards.values():
+            if key.address == shard.answering and not key.is_long:
+                others = [self.lanes.get(LaneKey(each, 2, False)) for each in shard.servers if each != key.address]
+                if any(lane is not None and lane.is_usable for lane in others):
+                    return self.timeout_s / 2
+        return self.timeout_s
+
+    def _forget_gone_jobs(self, now_s: float) -> None:
+        """Stop to wait for jobs of which no server has told for a while: they were removed or renamed."""
+        told = {job for lane in self.lanes.values() if lane.is_connected for job in lane.told}
+        for job in {job for seen in self.seen.values() for job in seen} - told - self.gone_jobs:
+            if now_s - self._untold_since_s.setdefault(job, now_s) > GONE_S and told:
+                self.gone_jobs.add(job)
+                self.keys.forget(job)
+                for seen in self.seen.values():
+                    seen.pop(job, None)
+                logger.info("%s: job %s is gone", self.name, job)
 
 
 @dataclass
 class Learner:
-    """Takes CLUSTER NODES."""
+    """Takes a server's topology."""
 
     upstreams: Upstreams
     address: str
@@ -228,247 +414,75 @@ class Learner:
         self.upstreams.learn(reply, self.address)
 
 
-class Lane:
-    """One connection to a server, opened again when it is lost; and what waits for it."""
+class LongReply:
+    """A reply that came to have a connection of its own, which is held until it is complete."""
 
-    def __init__(self, upstreams: Upstreams, key: LaneKey) -> None:
-        self._upstreams = upstreams
-        self.key = key
-        self._loop = asyncio.get_running_loop()
-        self._unsent: list[Ask] = []
-        self._unsent_bytes = 0
-        self._waiting: deque[Ask] = deque()
-        self._link: Link | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._pause_s = 0.0
-        self._not_before_s = 0.0
-        self._down_since_s: float | None = None
-        self._heard_s = 0.0
-        self.reason = ""
+    def __init__(self, others: LongReplies, link: Link, ask: Ask, deadline_s: float) -> None:
+        self.link = link
+        self.deadline_s = deadline_s
+        self.held_bytes = 0
+        self._others = others
+        self._ask = ask
 
-    @property
-    def is_connected(self) -> bool:
-        """Tell whether there is a connection."""
-        return self._link is not None
-
-    @property
-    def is_idle(self) -> bool:
-        """Tell whether nothing waits."""
-        return not self._unsent and not self._waiting
-
-    @property
-    def waiting(self) -> int:
-        """How many questions wait for an answer."""
-        return len(self._unsent) + len(self._waiting)
-
-    def add(self, ask: Ask) -> None:
-        """Ask with the next write."""
-        if self.waiting >= ASKS_MAX or self._held_bytes() + len(ask.packed) > WAITING_BYTES_MAX:
-            ask.refuse(PlainError(f"too much waits to be asked of {self.key.address}"))
-            return
-        if self._is_given_up():
-            ask.refuse(PlainError(self.reason))
-            return
-        self._unsent.append(ask)
-        self._unsent_bytes += len(ask.packed)
-        if self._link is None:
-            self._connect_soon()
-        elif len(self._unsent) == 1:
-            self._loop.call_soon(self._flush)
-
-    def take_back(self) -> list[Ask]:
-        """Return what was not sent, and forget it."""
-        asks, self._unsent, self._unsent_bytes = self._unsent, [], 0
-        return asks
-
-    def check(self, now_s: float) -> None:
-        """Cut a connection that brings nothing; refuse what has waited too long for one."""
-        if self._link is not None:
-            if self._waiting and now_s > max(self._waiting[0].deadline_s, self._heard_s + self._upstreams.timeout_s):
-                self._link.cut(f"{self.key.address} did not answer in time")
-        elif self._unsent and any(ask.deadline_s <= now_s for ask in self._unsent):
-            reason = self.reason or f"{self.key.address} cannot be reached in time"
-            for ask in self.take_back():
-                if ask.deadline_s <= now_s:
-                    ask.refuse(PlainError(reason))
-                else:
-                    self.add(ask)
-
-    def close(self) -> None:
-        """End the connection."""
-        if self._connecting is not None:
-            self._connecting.cancel()
-        if self._link is not None:
-            self._link.cut("the connection is not needed any more")
-
-    def heard(self, replies: Sequence[bytes]) -> None:
-        """Take replies in the order of the questions."""
-        self._heard_s = self._loop.time()
-        self._pause_s = 0.0
-        waiting, answered, address = self._waiting, self._upstreams.answered, self.key.address
-        if len(replies) > len(waiting):
-            raise FrameError("more replies than questions")
-        for reply in replies:
-            ask = waiting.popleft()
-            if reply[:1] == b"-":
-                answered(ask, reply, address)
-            else:
-                ask.whose.put(ask.index, reply)
+    def heard(self, replies: Sequence[bytes], are_bulks: bool) -> None:
+        """Take the reply; what may come behind it was asked again elsewhere."""
+        self._others.remove(self)
+        self.link.forget()
+        self._ask.whose.put(self._ask.index, replies[0])
 
     def gone(self, reason: str) -> None:
-        """Take in that the connection is lost."""
-        self._link = None
-        self._heard_s = 0.0
-        asks = [*self._waiting, *self.take_back()]
-        self._waiting.clear()
-        self._failed(reason)
-        log = logger.warning if asks else logger.info
-        log("lost the connection to %s with %d questions: %s", self.key.address, len(asks), reason)
-        self._upstreams.lost(asks, reason)
+        """Answer with an error."""
+        self._others.remove(self)
+        self._ask.refuse(PlainError(reason))
 
-    def _held_bytes(self) -> int:
-        return self._unsent_bytes + (self._link.output_bytes if self._link is not None else 0)
 
-    def _flush(self) -> None:
-        if self._link is None or not self._unsent:
+class LongReplies:
+    """The long replies that are under way: together they take no more than the longest one may."""
+
+    def __init__(self, upstreams: Upstreams) -> None:
+        self._upstreams = upstreams
+        self._all: list[LongReply] = []
+        self._held_bytes = 0
+
+    def take(self, link: Link, ask: Ask) -> None:
+        """Take a connection over whose next reply is long. It is read on as soon as there is room."""
+        if link.begun_bytes > REPLY_BYTES_MAX:
+            link.forget()
+            ask.refuse(PlainError(f"a reply is larger than {REPLY_BYTES_MAX} bytes"))
             return
-        asks = self.take_back()
-        for ask in asks:
-            ask.sends += 1
-        self._waiting.extend(asks)
-        self._link.write(b"".join([ask.packed for ask in asks]))
+        reply = LongReply(self, link, ask, self._upstreams.deadline_s(is_long=True))
+        self._all.append(reply)
+        link.give(reply)
+        link.pause(True)
+        self._go_on()
 
-    def _is_given_up(self) -> bool:
-        """Tell whether to refuse at once: unreachable for longer than a question may wait, and not tried just now."""
-        return (
-            self._down_since_s is not None
-            and self._link is None
-            and self._loop.time() < self._not_before_s
-            and self._loop.time() - self._down_since_s > self._upstreams.timeout_s
-        )
+    def remove(self, reply: LongReply) -> None:
+        """Forget one that is over."""
+        self._all.remove(reply)
+        self._held_bytes -= reply.held_bytes
+        self._go_on()
 
-    def _connect_soon(self) -> None:
-        if self._connecting is None:
-            self._connecting = self._loop.create_task(self._connect())
+    def check(self, now_s: float) -> None:
+        """End what takes too long, and what has grown beyond what there is room for."""
+        for reply in list(self._all):
+            if now_s > reply.deadline_s:
+                reply.link.cut("a long reply did not come in time")
+            elif reply.held_bytes and reply.link.begun_bytes > reply.held_bytes:
+                grown = reply.link.begun_bytes - reply.held_bytes
+                if self._held_bytes + grown > REPLY_BYTES_MAX:
+                    reply.link.cut("too many long replies were asked for at once")
+                else:
+                    self._held_bytes += grown
+                    reply.held_bytes += grown
 
-    async def _connect(self) -> None:
-        host, _, port = self.key.address.rpartition(":")
-        try:
-            await asyncio.sleep(self._not_before_s - self._loop.time())
-            async with asyncio.timeout(self._upstreams.timeout_s):
-                _, link = await self._loop.create_connection(lambda: Link(self), host, int(port))
-                try:
-                    await link.greet(self.key.protocol, self._upstreams.password)
-                except BaseException:
-                    link.forget()
-                    raise
-        except (OSError, HandshakeError, FrameError) as error:
-            text = (error.strerror if isinstance(error, OSError) else None) or str(error) or "it does not answer"
-            self._failed(f"{self.key.address} cannot be reached: {text}")
-            if self._is_given_up():
-                for ask in self.take_back():
-                    ask.refuse(PlainError(self.reason))
-        else:
-            self._link, self._down_since_s, self.reason = link, None, ""
-            self._loop.call_soon(self._flush)
-        finally:
-            self._connecting = None
-        if self._link is None and self._unsent:
-            self._connect_soon()
+    def stop(self) -> None:
+        """End them all."""
+        for reply in list(self._all):
+            reply.link.cut("the proxy stops")
 
-    def _failed(self, reason: str) -> None:
-        now_s = self._loop.time()
-        if self._down_since_s is None:
-            self._down_since_s = now_s
-        self.reason = reason
-        self._not_before_s = now_s + self._pause_s
-        self._pause_s = min(max(2 * self._pause_s, PAUSE_S), PAUSE_S_MAX)
-
-
-class Link(asyncio.Protocol):
-    """A lane's socket."""
-
-    _transport: asyncio.Transport
-
-    def __init__(self, lane: Lane) -> None:
-        self._lane: Lane | None = lane
-        self._frames = Frames(REPLY_BYTES_MAX)
-        self._greeting: asyncio.Future[None] | None = None
-        self._greetings = 0
-        self._is_lost = False
-        self._reason = f"{lane.key.address} closed the connection"
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        sock = self._transport.get_extra_info("socket")
-        if sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    async def greet(self, protocol: int, password: str | None) -> None:
-        """Say who asks; HandshakeError if the server refuses."""
-        words: list[Request] = [] if password is None else [(b"AUTH", password.encode())]
-        words += [(b"HELLO", b"%d" % protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
-        self._greetings = len(words)
-        self._greeting = asyncio.get_running_loop().create_future()
-        self._transport.write(b"".join(map(pack, words)))
-        await self._greeting
-        self._greeting = None
-        if self._is_lost:
-            raise HandshakeError(self._reason)
-
-    @property
-    def output_bytes(self) -> int:
-        """What waits to be sent."""
-        return self._transport.get_write_buffer_size()
-
-    def write(self, data: bytes) -> None:
-        """Send."""
-        self._transport.write(data)
-
-    def cut(self, reason: str) -> None:
-        """End the connection now; what waits for it is told."""
-        self._reason = reason
-        self._transport.abort()
-        self._tell_lane()
-
-    def forget(self) -> None:
-        """End the connection; nobody is told."""
-        self._lane = None
-        self._transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            replies = self._frames.feed(data)
-            if self._greetings:
-                self._greeted(replies)
-            elif self._lane is not None:
-                self._lane.heard(replies)
-        except (FrameError, ValueError) as error:
-            self._fail(f"what came is not understood: {error}")
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._is_lost = True
-        self._fail(self._reason if error is None else f"{self._reason}: {error}")
-
-    def _greeted(self, replies: Sequence[bytes]) -> None:
-        self._greetings -= len(replies)
-        refusal = next((reply for reply in replies if reply[:1] == b"-"), None)
-        assert self._greeting is not None
-        if self._greeting.done():
-            return
-        if refusal is not None:
-            self._greeting.set_exception(HandshakeError(refusal[1:-2].decode("utf-8", "replace")))
-        elif not self._greetings:
-            self._greeting.set_result(None)
-
-    def _fail(self, reason: str) -> None:
-        if self._greeting is not None:
-            if not self._greeting.done():
-                self._greeting.set_exception(HandshakeError(reason))
-        else:
-            self.cut(reason)
-
-    def _tell_lane(self) -> None:
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            lane.gone(self._reason)
+    def _go_on(self) -> None:
+        for reply in self._all:
+            if not reply.held_bytes and self._held_bytes + reply.link.begun_bytes <= REPLY_BYTES_MAX:
+                reply.held_bytes = reply.link.begun_bytes
+                self._held_bytes += reply.held_bytes
+                reply.link.pause(False)

@@ -7,11 +7,12 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.protocol.replies import ReplySet, encode
 from resp_server.router.frames import Frames, items_of
 from resp_server.router.routes import scan_reply, split
-from resp_server.router.slot_map import SlotMap, parse_nodes, runs_of
+from resp_server.router.slot_map import SlotMap, runs_of
 from state_backend.slots import SLOTS, position_of, slot_of
 
 TABLE = command_table()
@@ -50,8 +51,8 @@ def test_a_split_request_asks_each_key_once_of_its_slot_and_answers_come_in_orde
     found = split(TABLE.find([b"mget"]).facts, [b"MGET", *asked])
     assert found is not None
     parts, merge = found
-    assert len({part.slot for part in parts}) == len(parts)
-    assert all(slot_of(key) == part.slot for part in parts for key in part.request[1:])
+    assert len({part.place for part in parts}) == len(parts)
+    assert all(slot_of(key) == part.place for part in parts for key in part.request[1:])
     assert Counter(key for part in parts for key in part.request[1:]) == Counter(asked)
     assert merge([encode([b"of " + key for key in part.request[1:]], 2) for part in parts]) == encode(
         [b"of " + key for key in asked], 2
@@ -72,10 +73,18 @@ def test_every_slot_has_the_owner_that_the_topology_names(bounds: set[int], owne
     ends = [*(start - 1 for start in starts[1:]), SLOTS - 1]
     ranges = list(zip(starts, ends, owners, strict=False))
     slots = SlotMap()
-    assert slots.learn(1, ranges)
-    assert not slots.learn(1, [])
+    nodes = [
+        {
+            "host": name,
+            "port": 1,
+            "slots": ",".join(f"{first}-{last}" for first, last, owner in ranges if owner == name),
+        }
+        for name in "abc"
+    ]
+    assert slots.take(Topology.of_json({"version": 1, "nodes": nodes}))
+    assert not slots.take(Topology.of_json({"version": 1, "nodes": nodes[:1]}))
     assert [slots.owners[slot] for first, last, _ in ranges for slot in range(first, last + 1)] == [
-        owner for first, last, owner in ranges for _ in range(first, last + 1)
+        f"{owner}:1" for first, last, owner in ranges for _ in range(first, last + 1)
     ]
     assert slots.is_whole
     assert sum(slots.counts.values()) == SLOTS
@@ -106,18 +115,9 @@ def test_steps_of_a_scan_that_end_with_a_run_of_slots_find_each_key_once(
         taken = [key for key in left if not place or position_of(key) <= place]
         rest = [key for key in left if place and position_of(key) > place]
         reply = encode([b"%d" % (position_of(rest[0]) if rest else 0), taken], 2)
-        cursor_item, keys_item = items_of(scan_reply(reply, behind - 1, SLOTS))
+        cursor_item, keys_item = items_of(scan_reply(reply, behind - 1))
         cursor = int(cursor_item.split(b"\r\n")[1])
         found += [item.split(b"\r\n", 1)[1][:-2] for item in items_of(keys_item)]
         if not cursor:
             break
     assert sorted(found) == sorted(names)
-
-
-def test_what_cluster_nodes_says_is_read() -> None:
-    text = (
-        "a1 10.0.0.1:7379@17379 myself,master - 0 0 7 connected 0-99 101\n"
-        "a2 10.0.0.2:7379@17379 slave a1 0 0 7 connected\n"
-        "a3 ::1:7379@17379 master,fail - 0 0 7 disconnected 100\n"
-    )
-    assert parse_nodes(text) == (7, [(0, 99, "10.0.0.1:7379"), (101, 101, "10.0.0.1:7379"), (100, 100, "::1:7379")])

@@ -274,6 +274,13 @@ def test_state_tells_of_jobs_and_states(client: Any) -> None:
                 b"stale": 0,
                 b"incomplete": 0,
                 b"error": b"",
+                b"slots": b"0-16383",
+                b"key_formats": [
+                    b"job:temp:<sensor>",
+                    b"job:stats:<sensor>",
+                    b"job:visits:<page>",
+                    b"job:news:<topic>",
+                ],
             }
         ],
         3,

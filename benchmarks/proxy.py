@@ -1,0 +1,318 @@
+"""GET and MGET through our proxy to two state servers, beside twemproxy to two redis-servers: redis-benchmark with 50
+connections against both in turns, while one key in a hundred changes every second. Then the same client with two
+connections, one for each server's slots, beside one that has both of them at the proxy.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+
+import hiredis
+import numpy as np
+
+from benchmarks.options import Options
+from benchmarks.reads import CLIENTS, PIPELINES, REQUESTS, Case, benchmark, uniform
+from benchmarks.results import Row, compared
+from benchmarks.servers import (
+    JOB,
+    LOAD_KEYS,
+    LOAD_TIMEOUT_S,
+    MSET_KEYS,
+    SETTLE_TIMEOUT_S,
+    START_TIMEOUT_S,
+    STATE,
+    TOKEN,
+    Numbers,
+    Served,
+    VoidError,
+    free_port,
+    key,
+    load_log,
+    publish,
+    runs_of_values,
+    start_redis,
+    temporary_folder,
+    until,
+    value,
+)
+from resp_server import children
+from resp_server.client import Client, ClientError
+from resp_server.control import TOKEN_VARIABLE
+from state_backend.slots import SLOTS, slot_of
+
+# At the depths of PIPELINES.
+BUDGETS = {1: 1.0, 16: 2.0, 100: 2.0}
+PEER = "twemproxy"
+# twemproxy with one connection to each server, requests of several in one write, and memory pages of its usual size:
+# more connections, larger and smaller pages were slower at all depths (measured).
+TWEMPROXY = """\
+bench:
+  listen: 127.0.0.1:{port}
+  hash: crc16
+  distribution: modula
+  redis: true
+  tcpkeepalive: true
+  timeout: 5000
+  backlog: 1024
+  preconnect: true
+  server_connections: 1
+  servers:
+   - 127.0.0.1:{first}:1
+   - 127.0.0.1:{second}:1
+"""
+MGET_KEYS = 100
+DIRECT_DEPTH = 100
+DIRECT_SECONDS = 1.5
+
+
+class Proxied(Served):
+    """Two servers and a proxy in front of them; the processor time is the proxy's."""
+
+    server_ports: Sequence[int] = ()
+
+    def calls(self, command: str) -> int:
+        """Return how many calls the servers have counted: what is split counts for each part."""
+        found = 0
+        for port in self.server_ports:
+            with Client("127.0.0.1", port) as client:
+                lines = str(client.call("INFO", "commandstats")).splitlines()
+            counts = [line for line in lines if line.startswith(f"cmdstat_{command}:calls=")]
+            found += sum(int(line.partition("calls=")[2].partition(",")[0]) for line in counts)
+        return found
+
+    def pids(self) -> list[int]:
+        """Return the proxy's process."""
+        return [self.process.pid]
+
+
+class SparkisProxied(Proxied):
+    """State servers that a registry gave their slots, and our proxy."""
+
+    name = "sparkis"
+
+    def __init__(self, keys: int, folder: Path, stack: ExitStack) -> None:
+        super().__init__(keys)
+        log = folder / "log"
+        self.writer = load_log(log, keys, has_maps_and_lists=False)
+        options = ("--log", str(log))
+        _, self._registry_port = _start(stack, "resp_server.registry.process", *options, "--port", "0")
+        self._registry = stack.enter_context(Client("127.0.0.1", self._registry_port, password=TOKEN, timeout_s=30))
+        self.server_ports = [
+            _start(stack, "resp_server.state_server", *options, "--port", "0", "--store", str(folder / f"store{each}"))[
+                1
+            ]
+            for each in range(2)
+        ]
+        self.process, self.port = _start(stack, "resp_server.router.process", *options, "--port", "0")
+        until(lambda: self._row()[1] == keys, LOAD_TIMEOUT_S, "loading the servers' data")
+
+    def _row(self) -> tuple[int, int]:
+        """Return the epoch that all can read, and the number of keys; -1 and 0 while they are not ready."""
+        try:
+            with Client("127.0.0.1", self.port) as client:
+                if client.call("DBSIZE") != self.keys:
+                    return -1, 0
+                client.call("HELLO", "3")
+                (row,) = client.call("STATE", "JOBS")
+        except (ClientError, ValueError):
+            return -1, 0
+        return (-1, 0) if row["error"] else (int(row["applied"]), int(row["keys"]))
+
+    def put(self, numbers: Numbers, turn: int) -> None:
+        epoch = publish(self.writer, runs_of_values(numbers, turn))
+        self._registry.call("NOTICE", JOB, str(epoch))
+        self.writer.beat()
+
+    def settle(self) -> None:
+        last = self.writer.last
+        until(lambda: last is not None and self._row()[0] == last.epoch, SETTLE_TIMEOUT_S, "applying the last epoch")
+
+    def stop(self) -> None:
+        """Let the changes end; the processes end with the block that started them."""
+        self._ends.set()
+        self._is_changing.set()
+
+
+class RedisProxied(Proxied):
+    """Two redis-servers, and twemproxy."""
+
+    name = PEER
+
+    def __init__(self, keys: int, folder: Path, stack: ExitStack) -> None:
+        super().__init__(keys)
+        servers = [start_redis(folder) for _ in range(2)]
+        for server in servers:
+            stack.callback(_end, server.process)
+        self.server_ports = [server.port for server in servers]
+        self.port = free_port()
+        config = folder / "twemproxy.yml"
+        config.write_text(TWEMPROXY.format(port=self.port, first=self.server_ports[0], second=self.server_ports[1]))
+        command = ["nutcracker", "-c", str(config), "-s", str(free_port()), "-a", "127.0.0.1", "-v", "0"]
+        command += ["-o", str(folder / "twemproxy.log"), "-p", str(folder / "twemproxy.pid")]
+        self.process = subprocess.Popen(command)
+        stack.callback(_end, self.process)
+        until(self._is_listening, START_TIMEOUT_S, "the start of twemproxy", 0.01)
+        for start in range(0, keys, LOAD_KEYS):
+            self.put(np.arange(start, min(keys, start + LOAD_KEYS), dtype=np.int64), 0)
+
+    def _is_listening(self) -> bool:
+        if self.process.poll() is not None:
+            raise VoidError("twemproxy did not start")
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def put(self, numbers: Numbers, turn: int) -> None:
+        with Client("127.0.0.1", self.port, timeout_s=30) as client:
+            plain = numbers.tolist()
+            for start in range(0, len(plain), MSET_KEYS):
+                words = [word for each in plain[start : start + MSET_KEYS] for word in (key(each), value(each, turn))]
+                client.call("MSET", *words)
+
+    def settle(self) -> None:
+        """Nothing to wait for: what is answered is there."""
+
+    def stop(self) -> None:
+        """Let the changes end; the processes end with the block that started them."""
+        self._ends.set()
+        self._is_changing.set()
+
+
+def _start(stack: ExitStack, module: str, *options: str) -> tuple[subprocess.Popen[bytes], int]:
+    """Start one of our processes, which ends with the block; return it and its port."""
+    command = [sys.executable, "-m", module, "--child", "--loglevel", "error", *options]
+    environment = children.environment() | {TOKEN_VARIABLE: TOKEN}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    stack.callback(_end, process)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise VoidError(f"{module} did not start; the line above tells why")
+    return process, int(json.loads(line)["port"])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def both(keys: int) -> Iterator[tuple[SparkisProxied, RedisProxied]]:
+    """Run both; they and their files are gone after the block."""
+    with temporary_folder() as folder, ExitStack() as stack:
+        ours, peer = SparkisProxied(keys, folder, stack), RedisProxied(keys, folder, stack)
+        for server in (ours, peer):
+            stack.callback(server.stop)
+            server.start_changes()
+        yield ours, peer
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield a row per case and pipeline depth."""
+    mget = Case(f"MGET {MGET_KEYS}", ("MGET", *[f"{JOB}:{STATE}:__rand_int__"] * MGET_KEYS), options.keys, cost=60)
+    with both(options.keys) as servers:
+        for case, pipelines in ((uniform(options.keys), PIPELINES), (mget, PIPELINES[:1])):
+            for pipeline in pipelines:
+                yield _measured(case, pipeline, servers, options)
+        yield _direct(servers[0], options)
+
+
+def _measured(case: Case, pipeline: int, servers: tuple[Proxied, Proxied], options: Options) -> Row:
+    name = f"{case.name} through a proxy, pipeline {pipeline}"
+    command = case.words[0].lower()
+    requests = max(CLIENTS * pipeline, int(REQUESTS[pipeline] * options.scale / case.cost))
+    random = Random(2)
+    rounds: list[list[tuple[float, float]]] = []
+    for number in range(options.rounds):
+        options.report(f"{name}: round {number + 1} of {options.rounds}")
+        found = {}
+        for server in servers if number % 2 == 0 else servers[::-1]:  # who comes second is not always the same
+            with server.changing():
+                calls, cpu_s = server.calls(command), server.cpu_s()
+                rate = benchmark(server.port, case, pipeline, requests)
+                used_s, counted = server.cpu_s() - cpu_s, server.calls(command) - calls
+            # It sends the last pipeline of each client whole. What is split is counted by its parts.
+            if command == "get" and not requests <= counted <= requests + CLIENTS * pipeline:
+                raise VoidError(f"{server.name}'s servers counted {counted} {command} of {requests} sent")
+            server.check_sample(random)
+            found[server.name] = (rate, used_s / requests * 1e6)
+        rounds.append([found[server.name] for server in servers])
+    return compared(
+        name,
+        "proxy",
+        [(ours[0], peer[0]) for ours, peer in rounds],
+        unit="requests/s",
+        better="more",
+        budget=BUDGETS[pipeline] if command == "get" else None,
+        peer_name=PEER,
+        ours_cpu_us=float(np.median([ours[1] for ours, _ in rounds])),
+        peer_cpu_us=float(np.median([peer[1] for _, peer in rounds])),
+        note=f"{options.keys:,} keys, two servers each; the processor time is the proxies'",
+    )
+
+
+def _direct(ours: SparkisProxied, options: Options) -> Row:
+    """Compare a client that knows the slots with the same one at the proxy; it is one Python process."""
+    with Client("127.0.0.1", ours.server_ports[0]) as client:
+        first = client.call("CLUSTER", "SLOTS")
+    owners = {slot: int(row[2][1]) for row in first for slot in range(int(row[0]), int(row[1]) + 1)}
+    if len(owners) != SLOTS:
+        raise VoidError("not every slot has an owner")
+    random = Random(3)
+    keys = [key(number).encode() for number in random.sample(range(ours.keys), min(ours.keys, 20_000))]
+    by_port = {port: [each for each in keys if owners[slot_of(each)] == port] for port in ours.server_ports}
+    pairs = []
+    for number in range(options.rounds):
+        options.report(f"cluster client: round {number + 1} of {options.rounds}")
+        with ours.changing():
+            direct = _rate(list(by_port.items()), options)
+            proxied = _rate([(ours.port, some) for some in by_port.values()], options)
+        pairs.append((direct, proxied))
+    return compared(
+        f"GET by a cluster client, pipeline {DIRECT_DEPTH}",
+        "proxy",
+        pairs,
+        unit="requests/s",
+        better="more",
+        peer_name="our proxy",
+        note="one Python process with two connections, to the two servers or both to the proxy",
+    )
+
+
+def _rate(asked: Sequence[tuple[int, Sequence[bytes]]], options: Options) -> float:
+    """Return requests per second of a client that asks over all connections at once, in pipelines."""
+    with ExitStack() as stack:
+        sockets = []
+        for port, keys in asked:
+            made = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            starts = range(0, len(keys) - DIRECT_DEPTH + 1, DIRECT_DEPTH)
+            packed = [
+                b"".join(hiredis.pack_command((b"GET", each)) for each in keys[start : start + DIRECT_DEPTH])
+                for start in starts
+            ]
+            sockets.append((made, packed, hiredis.Reader()))
+        done, turn, started_s = 0, 0, time.perf_counter()
+        while time.perf_counter() - started_s < DIRECT_SECONDS * options.scale:
+            for made, packed, _ in sockets:
+                made.sendall(packed[turn % len(packed)])
+            for made, _, reader in sockets:
+                for _ in range(DIRECT_DEPTH):
+                    while (reply := reader.gets()) is False:
+                        reader.feed(made.recv(1 << 16))
+                    if not isinstance(reply, bytes):
+                        raise VoidError(f"the answer was {reply!r}")
+            done += DIRECT_DEPTH * len(sockets)
+            turn += 1
+        return done / (time.perf_counter() - started_s)

@@ -1,0 +1,79 @@
+"""What is asked of servers, and who takes the answers. Knows no connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from resp_server.errors import ReplyError
+from resp_server.router.guard import Epochs
+
+
+class TakesReplies(Protocol):
+    """Whoever waits for an answer."""
+
+    def put(self, index: int, reply: bytes) -> None:
+        """Take the answer to the question of a number."""
+
+
+class Asked(Protocol):
+    """What waits for answers at a connection to a server: one question, or several that were sent together.
+
+    wants: how many answers are still to come. deadline_s: until when they may.
+    """
+
+    deadline_s: float
+
+    @property
+    def wants(self) -> int:
+        """How many are missing."""
+
+    def take(self, replies: Sequence[bytes]) -> None:
+        """Take the next answers, no more than are wanted."""
+
+    def next_ask(self) -> Ask:
+        """Return the next question to be answered as one of its own; it is wanted here no more."""
+
+
+@dataclass(slots=True)
+class Ask:
+    """One question: for whoever answers a slot, or the shard of a master, or for a server by its address.
+
+    floor: what whoever is asked has to have reached; set where it is known who that is. held_until_s: how long it waits
+    for that, and for a connection.
+    """
+
+    packed: bytes
+    slot: int
+    protocol: int
+    deadline_s: float
+    whose: TakesReplies
+    index: int
+    address: str | None = None
+    master: str | None = None
+    is_long: bool = False
+    sends: int = 0
+    moves: int = 0
+    floor: Epochs | None = None
+    held_until_s: float | None = None
+    wants: int = 1
+
+    def take(self, replies: Sequence[bytes]) -> None:
+        """Pass the answer on."""
+        self.whose.put(self.index, replies[0])
+
+    def next_ask(self) -> Ask:
+        """Return itself."""
+        return self
+
+    def refuse(self, error: ReplyError) -> None:
+        """Answer with an error of the proxy's own."""
+        self.whose.put(self.index, b"-%b\r\n" % error.line)
+
+
+class Nobody:
+    """Takes answers that nobody needs."""
+
+    def put(self, index: int, reply: bytes) -> None:
+        """Let it go."""

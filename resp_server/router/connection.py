@@ -1,0 +1,111 @@
+"""A client's connection to a proxy: GETs go the short way, all else as at any server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from resp_server.connection import Connection
+from resp_server.protocol.replies import Pending
+from resp_server.router.gets import NIL_2, NIL_3, STARTS, is_part
+
+if TYPE_CHECKING:
+    from resp_server.router.dispatcher import ProxyDispatcher
+    from resp_server.server import Server
+
+
+class NoTurn(asyncio.Handle):
+    """Stands where the next turn would: what is waited for comes, or is refused, in its own time."""
+
+    def __init__(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        """Nothing is to be done."""
+
+
+NO_TURN = NoTurn()
+
+
+class Unanswered(Pending):
+    """Stands for the replies of the short way while they are waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, lambda: None)
+
+
+UNANSWERED = Unanswered()
+
+
+class ProxyConnection(Connection):
+    """A client's connection to a proxy."""
+
+    def __init__(self, server: Server, session_id: int | None = None) -> None:
+        super().__init__(server, session_id)
+        self._gets = cast("ProxyDispatcher", self._dispatcher).gets
+        # Of what begins with a GET: what is to be asked next, or has come in part.
+        self.begun = b""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop."""
+        return self._loop
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_calm:
+            if self.begun:
+                data, self.begun = self.begun + data, b""
+            if data.startswith(STARTS) and self._gets is not None and self.session.is_plain:
+                self._ask(data)
+                return
+        super().data_received(data)
+
+    def _ask(self, data: bytes) -> None:
+        self._is_calm = False
+        self._pending, self._next_turn = UNANSWERED, NO_TURN
+        self._gets.add(self, data)  # type: ignore[union-attr]
+
+    def leave_to_others(self, data: bytes) -> None:
+        """Answer what is no GET, or cannot be asked now, the general way."""
+        self._pending = self._next_turn = None
+        if self._transport.is_closing():
+            return
+        data, self._input = data + self._input, b""
+        self._is_calm = self._is_writable
+        super().data_received(data)
+
+    def in_its_protocol(self, replies: Sequence[bytes]) -> bytes:
+        """Return replies to GETs as they are sent to this client."""
+        if self.session.protocol != 2 and NIL_2 in replies:
+            replies = [NIL_3 if each == NIL_2 else each for each in replies]
+        return b"".join(replies)
+
+    def answered(self, reply: bytes) -> None:
+        """Send what was waited for, and go on with what came meanwhile."""
+        self._pending = self._next_turn = None
+        if self._transport.is_closing():
+            return
+        session = self.session
+        session.last_command = "get"
+        session.active_ms = self._instance.view.now_ms
+        if reply == NIL_2 and session.protocol != 2:
+            reply = NIL_3
+        self._write(reply)
+        if self._input or self.begun or not self._is_reading or not self._is_writable or self._is_ending:
+            self._go_on_with_input()
+        else:
+            self._is_calm = True
+
+    def _go_on_with_input(self) -> None:
+        data, self.begun, self._input = self.begun + self._input, b"", b""
+        if self._is_writable and is_part(data) and not self._is_ending:
+            self._is_calm, self.begun = True, data
+            self._set_reading(True)
+        elif self._is_writable and data.startswith(STARTS) and self.session.is_plain:
+            self._set_reading(not self._is_ending)
+            self._ask(data)
+        else:
+            self._input = data
+            if self._is_writable:
+                self._next_turn = self._loop.call_soon(self._turn)

@@ -1,0 +1,278 @@
+"""The short way of GETs through a proxy: all of an input buffer in loops of C, without an object for each.
+
+    *2 $3 GET $5 key:1 *2 $3 GET $5 key:2        (each of these words is a line)
+    └──start──┘        └──separator─┘
+
+A buffer that is cut at the separators gives for each request its key and the key's length; where that is right for each
+of them, there was nothing but GETs. The CRC of a key says over which connection it is asked; all for one connection go
+there together, and the replies are put in order when all are there. Whatever is different goes the general way.
+"""
+
+from __future__ import annotations
+
+from binascii import crc_hqx
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, compress, islice, repeat
+from operator import getitem
+from typing import TYPE_CHECKING, NamedTuple
+
+from resp_server.router.asks import Ask
+from resp_server.router.frames import pack
+from resp_server.router.lane import Lane
+from state_backend.slots import slot_of
+
+if TYPE_CHECKING:
+    from resp_server.instance import Instance
+    from resp_server.router.connection import ProxyConnection
+    from resp_server.router.upstream import Upstreams
+
+KEY_BYTES_MAX = 1024
+# What is asked at once for one client: what is held of replies is bounded by that (see lane.LONG_REPLY_BYTES).
+GETS_MAX = 256
+
+NIL_2, NIL_3 = b"$-1\r\n", b"_\r\n"
+
+# By the length of `<length>\r\n<key>`: its first line, and where the key is. `?` begins no length.
+_LINES = [b"?"] * (KEY_BYTES_MAX + 7)
+_KEYS = [slice(0)] * (KEY_BYTES_MAX + 7)
+for _length in range(KEY_BYTES_MAX + 1):
+    _line = b"%d\r\n" % _length
+    _LINES[len(_line) + _length] = _line
+    _KEYS[len(_line) + _length] = slice(len(_line), None)
+_line_of_length, _key_of_length = _LINES.__getitem__, _KEYS.__getitem__
+
+# Bytes to one where they are a number, to zero elsewhere.
+_SELECTIONS = [bytes(number == each for each in range(256)) for number in range(256)]
+
+
+class Spelling(NamedTuple):
+    """What GETs begin with, and what stands between two keys."""
+
+    start: bytes
+    separator: bytes
+
+
+def _spelling(name: bytes) -> Spelling:
+    start = b"*2\r\n$3\r\n%b\r\n$" % name
+    return Spelling(start, b"\r\n" + start)
+
+
+UPPER, LOWER = _spelling(b"GET"), _spelling(b"get")
+STARTS = (UPPER.start, LOWER.start)
+START_BYTES = len(UPPER.start)
+
+
+class Gets:
+    """Asks for buffers of GETs, of one application: all that came in one turn of the event loop at once."""
+
+    def __init__(self, upstreams: Upstreams, instance: Instance) -> None:
+        self._upstreams = upstreams
+        self._instance = instance
+        self._stats = instance.stats
+        self._tally = instance.stats.tally("get")
+        self._connections: list[ProxyConnection] = []
+        self._buffers: list[bytes] = []
+
+    def add(self, connection: ProxyConnection, data: bytes) -> None:
+        """Ask with this turn's others for a buffer that begins with a GET."""
+        if not self._buffers:
+            connection.loop.call_soon(self._ask_all)
+        self._connections.append(connection)
+        self._buffers.append(data)
+
+    def _ask_all(self) -> None:
+        connections, buffers = self._connections, self._buffers
+        self._connections, self._buffers = [], []
+        pieces = b"".join(buffers)[START_BYTES:-2].split(UPPER.separator)
+        ends = ends_of(pieces, buffers)
+        if ends is not None and self._ask(connections, pieces, ends):
+            self._stats.input_bytes += sum(map(len, buffers))
+            return
+        for connection, data in zip(connections, buffers, strict=True):
+            self._ask_one(connection, data)
+
+    def _ask_one(self, connection: ProxyConnection, data: bytes) -> None:
+        """Ask for what is whole of a buffer, or leave it to the general way."""
+        whole, rest, start = data, b"", UPPER if data.startswith(UPPER.start) else LOWER
+        for _ in range(2):
+            pieces = whole[START_BYTES:-2].split(start.separator)
+            if len(pieces) > GETS_MAX:
+                rest = start.start + start.separator.join(pieces[GETS_MAX:]) + b"\r\n" + rest
+                del pieces[GETS_MAX:]
+            is_whole = whole.startswith(start.start) and whole.endswith(b"\r\n") and _are_keys(pieces)
+            if is_whole and self._ask([connection], pieces, [len(pieces)]):
+                self._stats.input_bytes += len(data) - len(rest)
+                connection.begun = rest
+                return
+            at = max(0, data.rfind(start.start))  # the last one may have come in part
+            whole, rest = data[:at], data[at:]
+        connection.leave_to_others(data)
+
+    def _ask(self, connections: Sequence[ProxyConnection], pieces: list[bytes], ends: Sequence[int]) -> bool:
+        upstreams = self._upstreams
+        keys: Iterator[bytes] = map(getitem, pieces, map(_key_of_length, map(len, pieces)))  # type: ignore[arg-type]
+        # A key with a hash tag has another slot than its CRC says.
+        has_tags = b"{" in b"".join(pieces)
+        places = map(slot_of, keys) if has_tags else map(crc_hqx, keys, repeat(0))
+        numbers = bytes(map(upstreams.table.__getitem__, places))
+        lanes = upstreams.open_lanes
+        asked: list[tuple[Lane, int]] = []
+        for number in set(numbers):
+            lane = lanes[number]
+            if lane is None or not lane.has_room(len(pieces)):
+                return False
+            asked.append((lane, number))
+        deadline_s, selections = upstreams.deadline_s(), _SELECTIONS
+        run = Run(connections, ends, numbers) if len(connections) < len(pieces) else None
+        for lane, number in asked:
+            some: Sequence[bytes] = pieces
+            takers = connections
+            if len(asked) > 1:
+                selection = numbers.translate(selections[number])
+                some = list(compress(pieces, selection))
+                takers = list(compress(connections, selection)) if run is None else ()
+            part = Lone(some, deadline_s, takers) if run is None else Part(some, deadline_s, run, number)
+            lane.send(b"%b%b\r\n" % (UPPER.start, UPPER.separator.join(some)), part)
+        self._tally.calls += len(pieces)
+        self._instance.renew()  # its clock says when clients were last active
+        return True
+
+
+def ends_of(pieces: Sequence[bytes], buffers: Sequence[bytes]) -> list[int] | None:
+    """Return behind which piece each buffer ends, if these are nothing but whole GETs; None otherwise."""
+    ends = list(accumulate([data.count(b"*") for data in buffers]))
+    if ends[-1] != len(pieces) or not _are_keys(pieces) or len(pieces) > len(buffers) * GETS_MAX:
+        return None
+    sizes = list(accumulate(map(len, pieces)))
+    bounds = accumulate(map(len, buffers))
+    is_so = all(sizes[end - 1] + end * (START_BYTES + 2) == bound for end, bound in zip(ends, bounds, strict=True))
+    return ends if is_so and buffers[-1].endswith(b"\r\n") and buffers[0].startswith(UPPER.start) else None
+
+
+def is_part(data: bytes) -> bool:
+    """Tell whether a buffer is the beginning of one GET and no more."""
+    if len(data) <= START_BYTES:
+        return UPPER.start.startswith(data) or LOWER.start.startswith(data)
+    line, end, key = data[START_BYTES:].partition(b"\r\n")
+    digits = line if end else line.removesuffix(b"\r")
+    is_length = len(digits) <= 4 and (digits.isdigit() or not (digits or end))
+    return data.startswith(STARTS) and is_length and (not end or len(key) < int(digits) + 2)
+
+
+def _are_keys(pieces: Sequence[bytes]) -> bool:
+    """Tell whether each piece is a key behind its length."""
+    try:
+        return all(map(bytes.startswith, pieces, map(_line_of_length, map(len, pieces))))
+    except IndexError:
+        return False
+
+
+class Run:
+    """The GETs of some buffers, which were asked together, and the replies, by the connections that they came over.
+
+    A client is answered when the connections that it needs have brought theirs: it does not wait for others.
+    """
+
+    def __init__(self, connections: Sequence[ProxyConnection], ends: Sequence[int], numbers: bytes) -> None:
+        self.parts: dict[int, Part] = {}
+        self._numbers = numbers
+        self._done = b""
+        self._waiting = list(zip(connections, (0, *ends), ends, strict=False))
+
+    def part_is_done(self, part: Part) -> None:
+        """Answer the clients for which all has come."""
+        self._done += bytes((part.number,))
+        waiting, numbers = self._waiting, self._numbers
+        if len(self._done) == len(self.parts):
+            self._waiting = []
+            replies = self._in_order(0, len(numbers))
+            for connection, start, end in waiting:
+                connection.answered(connection.in_its_protocol(replies[start:end]))
+            return
+        if len(waiting) == 1:
+            return
+        done = self._done
+        self._waiting = [row for row in waiting if numbers[row[1] : row[2]].translate(None, done)]
+        for connection, start, end in waiting:
+            if not numbers[start:end].translate(None, done):
+                connection.answered(connection.in_its_protocol(self._in_order(start, end)))
+
+    def _in_order(self, start: int, end: int) -> list[bytes]:
+        numbers = self._numbers
+        if len(self.parts) == 1:
+            return next(iter(self.parts.values())).replies[start:end]
+        its_numbers = numbers[start:end]
+        replies = {
+            number: islice(part.replies, numbers.count(number, 0, start), None)
+            for number, part in self.parts.items()
+            if number in its_numbers
+        }
+        return list(map(next, map(replies.__getitem__, its_numbers)))
+
+
+class Sent:
+    """GETs that were sent together over one connection; `wants` and the rest are as in `Asked`."""
+
+    def __init__(self, pieces: Sequence[bytes], deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self.wants = len(pieces)
+        self._pieces = pieces
+
+    def next_ask(self) -> Ask:
+        """Return the next question to be answered as one of its own."""
+        at = len(self._pieces) - self.wants
+        self.wants -= 1
+        key = self._pieces[at].partition(b"\r\n")[2]
+        return Ask(pack((b"GET", key)), slot_of(key), 2, self.deadline_s, self, at, sends=1)
+
+    def put(self, index: int, reply: bytes) -> None:
+        """Take the answer to such a question."""
+        raise NotImplementedError
+
+
+class Lone(Sent):
+    """One of each of several clients, which is all that these asked for."""
+
+    def __init__(self, pieces: Sequence[bytes], deadline_s: float, connections: Sequence[ProxyConnection]) -> None:
+        super().__init__(pieces, deadline_s)
+        self._connections = connections
+
+    def take(self, replies: Sequence[bytes]) -> None:
+        """Pass the next replies on."""
+        start = len(self._pieces) - self.wants
+        self.wants -= len(replies)
+        for connection, reply in zip(self._connections[start:] if start else self._connections, replies, strict=False):
+            connection.answered(reply)
+
+    def put(self, index: int, reply: bytes) -> None:
+        self._connections[index].answered(reply)
+
+
+class Part(Sent):
+    """A part of a run."""
+
+    def __init__(self, pieces: Sequence[bytes], deadline_s: float, run: Run, number: int) -> None:
+        super().__init__(pieces, deadline_s)
+        self.number = number
+        self.replies: list[bytes] = []
+        self._run = run
+        self._missing = len(pieces)
+        run.parts[number] = self
+
+    def take(self, replies: Sequence[bytes]) -> None:
+        """Take the next replies."""
+        self.replies += replies
+        self.wants -= len(replies)
+        self._missing -= len(replies)
+        if not self._missing:
+            self._run.part_is_done(self)
+
+    def next_ask(self) -> Ask:
+        self.replies.append(b"")
+        return super().next_ask()
+
+    def put(self, index: int, reply: bytes) -> None:
+        self.replies[index] = reply
+        self._missing -= 1
+        if not self._missing:
+            self._run.part_is_done(self)

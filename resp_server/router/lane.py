@@ -1,0 +1,432 @@
+"""One connection to a server behind a proxy: opened when needed, opened again when it is lost, shared by all clients.
+
+What is asked in one turn of the event loop goes out in one write; replies come in order. A server is asked for slots
+only when it has told (STATE FOLLOW) that it has reached what was answered before. A connection whose next reply turns
+out to be long is given to that reply, and what waits behind it is asked again over another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+from resp_server.errors import PlainError, TryAgainError
+from resp_server.protocol.following import GONE, Reached
+from resp_server.protocol.requests import Request
+from resp_server.router.asks import Ask, Asked, Nobody
+from resp_server.router.frames import FrameError, Frames, pack
+from resp_server.router.guard import NOTHING, Epochs, has_reached
+
+if TYPE_CHECKING:
+    from resp_server.router.upstream import Upstreams
+
+logger = logging.getLogger("sparkis.proxy")
+
+PAUSE_S = 0.02
+PAUSE_S_MAX = 1.0
+# What may wait at one connection, in questions and in bytes (guess).
+ASKS_MAX = 100_000
+WAITING_BYTES_MAX = 64 << 20
+# The longest reply that is passed on: it is held until it is complete (guess).
+REPLY_BYTES_MAX = 256 << 20
+# A longer reply has a connection of its own (guess: 10 ms of a gigabit).
+LONG_REPLY_BYTES = 1 << 20
+PING = pack((b"PING",))
+
+
+class LaneKey(NamedTuple):
+    """Which connection to a server: is_long is for what may take long."""
+
+    address: str
+    protocol: int
+    is_long: bool
+
+
+class HandshakeError(Exception):
+    """A server does not take the proxy as its client."""
+
+
+class Lane:
+    """One connection to a server, and what waits for it."""
+
+    def __init__(self, upstreams: Upstreams, key: LaneKey) -> None:
+        self._upstreams = upstreams
+        self.key = key
+        self._loop = asyncio.get_running_loop()
+        self._held: list[Ask] = []  # not sent: there is no connection, or its server is behind
+        self._held_bytes = 0
+        self._out: list[bytes] = []  # sent with this turn's write
+        self._waiting: deque[Asked] = deque()
+        self._asked = 0  # how many answers those wait for
+        self._link: Link | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._pause_s = 0.0
+        self._not_before_s = 0.0
+        self._down_since_s: float | None = None
+        self._heard_s = 0.0
+        self._floor: Epochs = NOTHING  # what this server was known to have reached before this connection
+        self.told: dict[str, Reached] = {}
+        self.is_ready = False
+        self.is_parting = False  # with its connection, and about to have another
+        self.reason = ""
+
+    @property
+    def is_connected(self) -> bool:
+        """Tell whether there is a connection."""
+        return self._link is not None
+
+    @property
+    def is_usable(self) -> bool:
+        """Tell whether its server can be asked."""
+        return self.is_ready or self.is_parting
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether nothing waits."""
+        return not self._held and not self._waiting
+
+    @property
+    def waiting(self) -> int:
+        """How many questions wait for an answer."""
+        return len(self._held) + self._asked
+
+    def add(self, ask: Ask) -> None:
+        """Ask as soon as that may be."""
+        if self.waiting >= ASKS_MAX or self._output_bytes() + len(ask.packed) > WAITING_BYTES_MAX:
+            ask.refuse(PlainError(f"too much waits to be asked of {self.key.address}"))
+        elif self.is_ready and has_reached(self.told, ask.floor or NOTHING, self._upstreams.gone_jobs):
+            ask.sends += 1
+            self.send(ask.packed, ask)
+        elif self._is_given_up():
+            ask.refuse(PlainError(self.reason))
+        else:
+            if ask.held_until_s is None:
+                ask.held_until_s = min(ask.deadline_s, self._loop.time() + self._upstreams.timeout_s)
+            self._held.append(ask)
+            self._held_bytes += len(ask.packed)
+            self.connect()
+
+    def has_room(self, count: int) -> bool:
+        """Tell whether so many short questions may be sent."""
+        link = self._link
+        is_open = self.is_ready and link is not None and link.output_bytes <= WAITING_BYTES_MAX
+        return is_open and self._asked + count <= ASKS_MAX
+
+    def send(self, packed: bytes, asked: Asked) -> None:
+        """Send with this turn's write; for a lane that is ready."""
+        self._waiting.append(asked)
+        self._asked += asked.wants
+        self._out.append(packed)
+        if len(self._out) == 1:
+            self._loop.call_soon(self._flush)
+
+    def take_back(self) -> list[Ask]:
+        """Return what was not sent, and forget it."""
+        asks, self._held, self._held_bytes = self._held, [], 0
+        return asks
+
+    def connect(self) -> None:
+        """Have a connection."""
+        if self._link is None and self._connecting is None:
+            self._connecting = self._loop.create_task(self._connect())
+
+    def check(self, now_s: float, patience_s: float) -> None:
+        """Cut a connection that brings nothing; refuse what has waited too long. For somebody else to ask: sooner."""
+        timeout_s = self._upstreams.timeout_s
+        if self._link is not None:
+            if self._waiting:
+                # A look-up may wait for the timeout, so this is its patience after it was asked.
+                until_s = self._waiting[0].deadline_s - timeout_s + patience_s
+                if now_s > max(until_s, self._heard_s + patience_s):
+                    self._upstreams.hangs(self.key.address)
+            elif now_s > self._heard_s + timeout_s / 2:
+                self.send(PING, Ask(PING, 0, 2, now_s + timeout_s, Nobody(), 0))
+        if any((ask.held_until_s or 0.0) <= now_s for ask in self._held):
+            for ask in self.take_back():
+                if (ask.held_until_s or 0.0) > now_s:
+                    self.add(ask)
+                elif self.is_ready:
+                    ask.refuse(TryAgainError(f"{self.key.address} is behind what was answered before"))
+                else:
+                    ask.refuse(PlainError(self.reason or f"{self.key.address} cannot be reached in time"))
+
+    def cut(self, reason: str) -> None:
+        """End the connection, if there is one; what waits for it is asked again."""
+        if self._link is not None:
+            self._link.cut(reason)
+
+    def close(self) -> None:
+        """End the connection for good."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._link is not None and self.is_idle:
+            self._link.forget()
+            self._link = None
+        self.cut("the proxy stops")
+
+    # -- called by the link -------------------------------------------------------------------------------------------
+
+    def heard(self, replies: Sequence[bytes], are_bulks: bool) -> None:
+        """Take replies in the order of the questions; are_bulks: there is neither an error nor a push among them."""
+        self._heard_s = self._loop.time()
+        if not are_bulks:
+            self._heard_each(replies)
+            return
+        waiting, at, end = self._waiting, 0, len(replies)
+        self._asked -= end
+        while at < end:
+            if not waiting:
+                raise FrameError("more replies than questions")
+            asked = waiting[0]
+            wants = asked.wants
+            if wants <= end - at:
+                waiting.popleft()
+            asked.take(replies[at : at + wants])
+            at += wants
+
+    def told_of(self, push: bytes) -> None:
+        """Take in what the server says of its epochs and its topology."""
+        words = push.split(b"\r\n")
+        if words[2] == b"topology":
+            self._upstreams.told_version(int(words[3][1:]), self.key.address)
+        elif words[2] == b"epoch":
+            job, reached = words[4].decode(), (int(words[5][1:]), int(words[6][1:]))
+            before = self.told.get(job, GONE)
+            if reached == GONE:
+                self.told.pop(job, None)
+            else:
+                self.told[job] = reached
+            self._upstreams.told_epoch(self, job, before, reached)
+
+    def settle(self) -> None:
+        """Look whether what is held can be asked now."""
+        if not self.is_ready and self._link is not None:
+            self.is_ready = has_reached(self.told, self._floor, self._upstreams.gone_jobs)
+            self.is_parting &= not self.is_ready
+        if self.is_ready and self._held:
+            for ask in self.take_back():
+                self.add(ask)
+
+    def part(self, link: Link) -> None:
+        """Give a connection to the reply that comes over it, and ask what is behind over another one."""
+        asked, self._link = self._waiting[0], None
+        ask = asked.next_ask()
+        if not asked.wants or asked is ask:
+            self._waiting.popleft()
+        self.is_parting, self.is_ready = True, False
+        behind = self._asks_waiting()
+        self._upstreams.let_go(link, ask)
+        for each in behind:
+            self._upstreams.send(each)
+        self.connect()
+
+    def gone(self, reason: str) -> None:
+        """Take in that the connection is lost."""
+        self._link, self.is_ready = None, False
+        asks = [*self._asks_waiting(), *self.take_back()]
+        self._failed(reason)
+        log = logger.warning if asks else logger.info
+        log("lost the connection to %s with %d questions: %s", self.key.address, len(asks), reason)
+        self._upstreams.lost(asks, reason)
+
+    def _heard_each(self, replies: Sequence[bytes]) -> None:
+        for reply in replies:
+            if reply[:1] == b">":
+                self.told_of(reply)
+                continue
+            if not self._waiting:
+                raise FrameError("more replies than questions")
+            asked = self._waiting[0]
+            if asked.wants == 1:
+                self._waiting.popleft()
+            self._asked -= 1
+            if reply[:1] == b"-":
+                self._upstreams.answered(asked.next_ask(), reply, self.key.address)
+            else:
+                asked.take([reply])
+
+    def _asks_waiting(self) -> list[Ask]:
+        """Return what was sent and not answered, each as a question of its own, and forget it."""
+        asks = []
+        for asked in self._waiting:
+            asks += [asked.next_ask() for _ in range(asked.wants)]
+        self._waiting.clear()
+        self._asked = 0
+        return asks
+
+    def _output_bytes(self) -> int:
+        return self._held_bytes + (self._link.output_bytes if self._link is not None else 0)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._link is not None:
+            self._link.write(b"".join(out))
+
+    def _is_given_up(self) -> bool:
+        """Tell whether to refuse at once: unreachable for longer than a question may wait, and not tried just now."""
+        return (
+            self._down_since_s is not None
+            and self._link is None
+            and self._loop.time() < self._not_before_s
+            and self._loop.time() - self._down_since_s > self._upstreams.timeout_s
+        )
+
+    async def _connect(self) -> None:
+        host, _, port = self.key.address.rpartition(":")
+        self.told.clear()
+        self._floor = dict(self._upstreams.seen.get(self.key.address, NOTHING))
+        try:
+            await asyncio.sleep(self._not_before_s - self._loop.time())
+            async with asyncio.timeout(self._upstreams.timeout_s):
+                _, link = await self._loop.create_connection(lambda: Link(self), host, int(port))
+                try:
+                    await link.greet(self.key.protocol, self._upstreams.password)
+                except BaseException:
+                    link.forget()
+                    raise
+        except (OSError, HandshakeError, FrameError) as error:
+            text = (error.strerror if isinstance(error, OSError) else None) or str(error) or "it does not answer"
+            self._failed(f"{self.key.address} cannot be reached: {text}")
+            if self._is_given_up():
+                for ask in self.take_back():
+                    ask.refuse(PlainError(self.reason))
+        else:
+            self._link, self._down_since_s, self.reason = link, None, ""
+            self._heard_s, self._pause_s = self._loop.time(), 0.0
+            self.settle()
+        finally:
+            self._connecting = None
+        self._upstreams.changed_state(self)
+
+    def _failed(self, reason: str) -> None:
+        now_s = self._loop.time()
+        if self._down_since_s is None:
+            self._down_since_s = now_s
+        self.is_parting = False
+        self.reason = reason
+        self._not_before_s = now_s + self._pause_s
+        self._pause_s = min(max(2 * self._pause_s, PAUSE_S), PAUSE_S_MAX)
+
+
+class HasLink(Protocol):
+    """Whoever takes what comes over a connection."""
+
+    def heard(self, replies: Sequence[bytes], are_bulks: bool) -> None:
+        """Take replies."""
+
+    def gone(self, reason: str) -> None:
+        """Take in that the connection is lost."""
+
+
+class Link(asyncio.Protocol):
+    """A socket to a server: a lane's, until it is given to a long reply."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._whose: HasLink | None = lane
+        self._frames = Frames(REPLY_BYTES_MAX)
+        self._greeting: asyncio.Future[None] | None = None
+        self._words: list[Request] = []
+        self._is_lost = False
+        self._reason = f"{lane.key.address} closed the connection"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        sock = self._transport.get_extra_info("socket")
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def greet(self, protocol: int, password: str | None) -> None:
+        """Say who asks, and hear which epochs the server shows; HandshakeError if it refuses."""
+        words: list[Request] = [] if password is None else [(b"AUTH", password.encode())]
+        words += [(b"HELLO", b"%d" % protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
+        # What is shown is told behind STATE FOLLOW's reply, and so is there with the one to PING.
+        words += [(b"READONLY",), (b"STATE", b"FOLLOW"), (b"PING",)]
+        self._words = words[:]
+        self._greeting = asyncio.get_running_loop().create_future()
+        self._transport.write(b"".join(map(pack, words)))
+        await self._greeting
+        self._greeting = None
+        if self._is_lost:
+            raise HandshakeError(self._reason)
+
+    @property
+    def output_bytes(self) -> int:
+        """What waits to be sent."""
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def begun_bytes(self) -> int:
+        """How long the reply that is not complete is at least."""
+        return self._frames.begun_bytes
+
+    def give(self, whose: HasLink) -> None:
+        """Have somebody else take what comes from now on."""
+        self._whose = whose
+
+    def pause(self, is_paused: bool) -> None:
+        """Read nothing more for now, or go on."""
+        if is_paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def write(self, data: bytes) -> None:
+        """Send."""
+        self._transport.write(data)
+
+    def cut(self, reason: str) -> None:
+        """End the connection now; who has it is told."""
+        self._reason = reason
+        self._transport.abort()
+        whose, self._whose = self._whose, None
+        if whose is not None:
+            whose.gone(self._reason)
+
+    def forget(self) -> None:
+        """End the connection; nobody is told."""
+        self._whose = None
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            replies = self._frames.feed(data)
+            if self._greeting is not None:
+                self._greeted(replies)
+            elif self._whose is not None:
+                if replies:
+                    self._whose.heard(replies, self._frames.are_bulks)
+                if self._whose is self._lane and self._frames.begun_bytes > LONG_REPLY_BYTES:
+                    self._lane.part(self)
+        except (FrameError, ValueError, IndexError) as error:
+            self._fail(f"what came is not understood: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_lost = True
+        self._fail(self._reason if error is None else f"{self._reason}: {error}")
+
+    def _greeted(self, replies: Sequence[bytes]) -> None:
+        assert self._greeting is not None
+        for reply in replies:
+            if reply[:1] == b">":
+                self._lane.told_of(reply)
+                continue
+            word = self._words.pop(0)[0]
+            # A server that is no cluster's node has nothing to allow.
+            if reply[:1] == b"-" and word != b"READONLY" and not self._greeting.done():
+                self._greeting.set_exception(HandshakeError(reply[1:-2].decode("utf-8", "replace")))
+        if not self._words and not self._greeting.done():
+            self._greeting.set_result(None)
+
+    def _fail(self, reason: str) -> None:
+        if self._greeting is not None:
+            if not self._greeting.done():
+                self._greeting.set_exception(HandshakeError(reason))
+        else:
+            self.cut(reason)

@@ -1,0 +1,120 @@
+"""What several servers say of their jobs, as one answer: pure.
+
+Keys are added up. Where two servers hold the same slots, as while these move, a part of the later one's count is left
+out that is as large as its part of the slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import hiredis
+
+from state_backend.key_groups import NONE, KeyGroups
+
+Row = dict[str, Any]
+
+
+def rows_in(reply: bytes) -> list[Row]:
+    """Return the maps that a RESP2 reply is an array of."""
+    reader = hiredis.Reader(encoding="utf-8", errors="surrogateescape")
+    reader.feed(reply)
+    return [dict(zip(row[::2], row[1::2], strict=True)) for row in reader.gets()]
+
+
+def shares_of(held: Iterable[KeyGroups]) -> list[float]:
+    """Return which part of each server's keys is counted: that of slots that none before it holds."""
+    counted, shares = NONE, []
+    for slots in held:
+        shares.append(len(slots - counted) / len(slots) if slots else 0.0)
+        counted |= slots
+    return shares
+
+
+def merged_jobs(answers: Sequence[Sequence[Row]]) -> list[Row]:
+    """Join the rows of STATE JOBS: the oldest epoch that is applied, the newest that is committed."""
+    merged = []
+    for rows in _by("name", answers):
+        newest = max(rows, key=lambda row: int(row["committed"]))
+        shares = shares_of(KeyGroups.parse(row["slots"]) for row in rows)
+        held = NONE
+        for row in rows:
+            held |= KeyGroups.parse(row["slots"])
+        merged.append(newest | _progress(rows) | {"keys": _sum(rows, "keys", shares), "slots": str(held)})
+    return merged
+
+
+def merged_lags(answers: Sequence[Sequence[Row]]) -> list[Row]:
+    """Join the rows of STATE LAG: what is furthest behind counts."""
+    merged = []
+    for rows in _by("job", answers):
+        lags = [row["lag_ms"] for row in rows]
+        merged.append(rows[0] | _progress(rows) | {"lag_ms": None if None in lags else max(lags)})
+    return merged
+
+
+def merged_states(answers: Sequence[Sequence[Row]], shares: Sequence[float]) -> list[Row]:
+    """Join the rows of STATE LIST of servers of which these parts are counted."""
+    kept = [[row | {"share": share} for row in rows] for rows, share in zip(answers, shares, strict=True)]
+    return [
+        {"name": rows[0]["name"], "kind": rows[0]["kind"], "keys": _sum(rows, "keys", [row["share"] for row in rows])}
+        for rows in _by("name", kept)
+    ]
+
+
+def keyspace_line(texts: Sequence[str], shares: Sequence[float]) -> str:
+    """Join what INFO keyspace says: the line of database 0, or nothing if there is no key."""
+    total = {"keys": 0.0, "expires": 0.0, "avg_ttl": 0.0, "subexpiry": 0.0}
+    for text, share in zip(texts, shares, strict=True):
+        line = next((line for line in text.splitlines() if line.startswith("db0:")), "")
+        for pair in line[len("db0:") :].split(",") if line else []:
+            name, _, number = pair.partition("=")
+            total[name] = total.get(name, 0.0) + float(number) * share
+    counts = ",".join(f"{name}={round(number)}" for name, number in total.items())
+    return f"db0:{counts}\r\n" if round(total["keys"]) else ""
+
+
+def job_lines(jobs: Sequence[Row], lags: Sequence[Row]) -> str:
+    """Return the section of INFO about the jobs, as a server has it."""
+    lag_of: Mapping[str, Any] = {row["job"]: row["lag_ms"] for row in lags}
+    lines = [f"sparkis_jobs:{len(jobs)}\r\n"]
+    for row in jobs:
+        lag = lag_of.get(row["name"])
+        lines.append(
+            f"job_{row['name']}:epoch={row['applied']},committed_epoch={row['committed']},"
+            f"lag_epochs={row['lag_epochs']},lag_ms={'unknown' if lag is None else lag},stale={row['stale']},"
+            f"incomplete={row['incomplete']},keys={row['keys']}\r\n"
+        )
+    return "".join(lines)
+
+
+def _by(name: str, answers: Sequence[Sequence[Row]]) -> Iterable[list[Row]]:
+    """Return what all servers say of each job, or state, in the order of the first that names it."""
+    found: dict[str, list[Row]] = {}
+    for row in (row for rows in answers for row in rows):
+        found.setdefault(row[name], []).append(row)
+    return found.values()
+
+
+def _progress(rows: Sequence[Row]) -> Row:
+    applied, committed = min(row["applied"] for row in rows), max(row["committed"] for row in rows)
+    known = {"applied": applied, "committed": committed, "lag_epochs": max(0, committed - applied)}
+    flags = {name: max(row[name] for row in rows) for name in ("stale", "incomplete") if name in rows[0]}
+    errors = dict.fromkeys(row["error"] for row in rows if row["error"])
+    return known | flags | {"error": "; ".join(errors)}
+
+
+def _sum(rows: Sequence[Row], name: str, shares: Sequence[float]) -> int:
+    return round(sum(float(row[name]) * share for row, share in zip(rows, shares, strict=True)))
+
+
+def plain(rows: Sequence[Row]) -> list[dict[bytes, Any]]:
+    """Return rows as a reply is made of."""
+    return [{name.encode(): _plain(value) for name, value in row.items()} for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    return [_plain(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,109 @@
+"""However servers change and lag, no client of a proxy sees a job's epoch go back on a slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from resp_server.protocol.following import GONE, Reached
+from resp_server.router.guard import NOTHING, Floors, has_reached, latest
+from resp_server.router.shards import BEHIND_S_MAX, Shard
+
+SERVERS = ("a", "b", "c")
+JOBS = ("j", "k")
+SLOTS = (0, 1, 2)
+
+
+@dataclass
+class Server:
+    """A server that applies epochs in order, and a connection to it that may be behind in what it has told."""
+
+    reached: dict[str, Reached] = field(default_factory=dict)
+    told: dict[str, Reached] = field(default_factory=dict)
+
+
+class Guarded(RuleBasedStateMachine):
+    """A proxy's book-keeping, beside what a client of each slot has seen."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.floors = Floors()
+        self.by_name = {name: Server() for name in SERVERS}
+        self.answering = dict.fromkeys(SLOTS, "a")
+        self.seen: dict[int, dict[str, Reached]] = {slot: {} for slot in SLOTS}
+
+    @rule(name=st.sampled_from(SERVERS), job=st.sampled_from(JOBS), term=st.integers(0, 1), epochs=st.integers(1, 3))
+    def apply(self, name: str, job: str, term: int, epochs: int) -> None:
+        server = self.by_name[name]
+        before_term, before = server.reached.get(job, (0, -1))
+        server.reached[job] = (before_term + term, before + epochs if not term else epochs)
+
+    @rule(name=st.sampled_from(SERVERS))
+    def tell(self, name: str) -> None:
+        self.by_name[name].told = dict(self.by_name[name].reached)
+
+    @rule(slot=st.sampled_from(SLOTS), job=st.sampled_from(JOBS))
+    def ask(self, slot: int, job: str) -> None:
+        """A reply is of the epoch that was told last, as `STATE FOLLOW` has it."""
+        server = self.by_name[self.answering[slot]]
+        if not has_reached(server.told, self.floors.by_slot[slot]):
+            return
+        server.told = dict(server.reached)
+        found = server.told.get(job, GONE)
+        assert found >= self.seen[slot].get(job, GONE), "time ran backwards"
+        self.seen[slot][job] = found
+
+    @rule(slots=st.sets(st.sampled_from(SLOTS), min_size=1), name=st.sampled_from(SERVERS))
+    def move(self, slots: set[int], name: str) -> None:
+        for slot in slots:
+            before = self.answering[slot]
+            if before != name:
+                self.floors.leave([slot], dict(self.by_name[before].told))
+                self.answering[slot] = name
+
+    @invariant()
+    def whoever_has_seen_more_than_a_floor_is_asked(self) -> None:
+        for slot in SLOTS:
+            floor = self.floors.by_slot[slot]
+            assert has_reached(latest(floor, self.seen[slot]), floor)
+
+
+TestGuarded = Guarded.TestCase
+
+
+def test_slots_that_leave_together_share_a_floor() -> None:
+    floors = Floors()
+    floors.leave(range(100), {"j": (1, 5)})
+    floors.leave(range(50), {"j": (1, 4), "k": (1, 1)})
+    assert floors.by_slot[0] is floors.by_slot[49]
+    assert floors.by_slot[0] == {"j": (1, 5), "k": (1, 1)}
+    assert floors.by_slot[50] is floors.by_slot[99]
+    assert floors.by_slot[100] is NOTHING
+
+
+def test_a_job_that_is_gone_everywhere_holds_nothing_up() -> None:
+    assert not has_reached({"j": (1, 5)}, {"j": (1, 5), "k": (1, 1)})
+    assert has_reached({"j": (1, 5)}, {"j": (1, 5), "k": (1, 1)}, {"k"})
+
+
+def test_a_replica_stands_in_until_its_master_is_back_and_not_behind() -> None:
+    shard = Shard("m", ["r", "s"])
+    assert shard.choose({"m": {"j": (1, 1)}, "r": {"j": (1, 1)}}, 0.0) == "m"
+    assert shard.choose({"r": {"j": (1, 1)}, "s": {"j": (1, 2)}}, 0.1) == "s"
+    assert shard.choose({"m": {"j": (1, 1)}, "s": {"j": (1, 2)}}, 0.2) == "s"
+    assert shard.choose({"m": {"j": (1, 2)}, "s": {"j": (1, 2)}}, 0.3) == "m"
+    assert shard.choose({}, 0.4) == "m"
+
+
+def test_who_is_behind_for_long_gives_way_and_who_is_only_slower_does_not() -> None:
+    shard = Shard("m", ["r"])
+    late = BEHIND_S_MAX + 0.1
+    # Always an epoch behind, but never for long.
+    for number in range(10):
+        assert shard.choose({"m": {"j": (1, number)}, "r": {"j": (1, number + 1)}}, number * 0.9) == "m"
+    held_back, goes_on = {"j": (1, 10)}, {"j": (1, 20)}
+    assert shard.choose({"m": held_back, "r": goes_on}, 10.0) == "m"
+    assert shard.choose({"m": held_back, "r": {"j": (1, 21)}}, 10.0 + late) == "r"
+    assert shard.choose({"m": held_back, "r": {"j": (1, 22)}}, 10.1 + late) == "r"

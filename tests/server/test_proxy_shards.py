@@ -1,0 +1,370 @@
+"""A proxy and servers that come, go, hang and fall behind: reads neither fail nor go back in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Event
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
+from compat.conformance.wire import Connection, replies_in, requests
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op, runs_of
+from state_backend.slots import slot_of
+
+WAIT_S_MAX = 30.0
+KEYS = 60
+LONG_BYTES = 24 << 20
+
+
+class Job:
+    """A job whose values are the epoch that wrote them."""
+
+    def __init__(self, root: Path, name: str, key_format: str | None = None) -> None:
+        key = {"key": "k"} if key_format is None else {"key_format": key_format}
+        states = [StateDescriptor("value", value="v", **key)]
+        self.writer = LogWriter(root, name, states)
+        self.keys = [(key_format or f"{name}:value:<k>").replace("<k>", f"{each}").encode() for each in range(KEYS)]
+        self.epoch = -1
+        self.publish()
+
+    def publish(self, values: dict[bytes, bytes] | None = None) -> None:
+        self.epoch += 1
+        values = values or dict.fromkeys(self.keys, b"%d" % self.epoch)
+        changes = [Change("value", Op.PUT, key, value=value) for key, value in values.items()]
+        file, inline = self.writer.change_files(self.epoch).write(runs_of(changes, ["value"]))
+        self.writer.commit(
+            self.epoch,
+            clock_ms=self.epoch + 1,
+            files=[file] if file else [],
+            inline=[inline] if inline else [],
+            rows=0,
+            digest=0,
+        )
+
+
+def until(what: str, is_so: Any) -> None:
+    ends = monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert monotonic() < ends, what
+        sleep(0.02)
+
+
+def tell(server: Running, job: Job, name: str) -> None:
+    """Have a server look at the log now."""
+    with Connection(server.control_port) as connection:
+        connection.call("AUTH", CONTROL_TOKEN)
+        connection.call("NOTICE", name, str(job.epoch))
+
+
+def appliers_of(server: Running) -> list[int]:
+    found = subprocess.run(
+        ["ps", "-o", "pid=,args=", "--ppid", str(server.process.pid)], capture_output=True, text=True
+    )
+    return [int(line.split()[0]) for line in found.stdout.splitlines() if "state_backend.applier" in line]
+
+
+class Cluster:
+    """Two servers of a log, of which the second may be a replica, and a proxy."""
+
+    def __init__(self, folder: Path, stack: ExitStack, *rows: dict[str, Any]) -> None:
+        self._folder, self._stack = folder, stack
+        self.log = folder / "log"
+        self.log.mkdir()
+        self.job = Job(self.log, "j")
+        self.ports = [free_port() for _ in rows]
+        self.file = folder / "cluster.json"
+        self._version = 0
+        self.show(*rows)
+        self.servers = [self.start(at) for at in range(len(rows))]
+        self.proxy = stack.enter_context(sparkis_proxy(self.file))
+        wait_for_keys(self.proxy, KEYS)
+
+    def start(self, at: int) -> Running:
+        options = ("--cluster", str(self.file), "--cluster-node", f"127.0.0.1:{self.ports[at]}")
+        made = sparkis_server(self._folder / f"store{at}", self.log, *options, port=self.ports[at])
+        return self._stack.enter_context(made)
+
+    def show(self, *rows: dict[str, Any]) -> None:
+        self._version += 1
+        nodes = [{"host": "127.0.0.1", "port": port, **row} for port, row in zip(self.ports, rows, strict=True)]
+        for node in nodes:
+            if "replica_of" in node:
+                node["replica_of"] = f"127.0.0.1:{self.ports[0]}"
+        new = self.file.with_suffix(".new")
+        new.write_text(json.dumps({"version": self._version, "nodes": nodes}))
+        os.replace(new, self.file)
+
+    def publish(self, *servers: int) -> None:
+        self.job.publish()
+        for at in servers:
+            tell(self.servers[at], self.job, "j")
+
+
+MASTER_AND_REPLICA: tuple[dict[str, Any], ...] = ({"slots": "0-16383"}, {"replica_of": "the first"})
+
+
+def read_on(cluster: Cluster, stop: Event, protocol: bytes) -> tuple[int, list[Any]]:
+    """Read all keys again and again; return the errors, and answers that are of an earlier epoch than one before."""
+    wrong: list[Any] = []
+    rounds, seen = 0, dict.fromkeys(cluster.job.keys, -1)
+    asked = [(b"GET", key) for key in cluster.job.keys]
+    with cluster.proxy.connect() as connection:
+        connection.call("HELLO", protocol)
+        while not stop.is_set():
+            rounds += 1
+            connection.send(requests([*asked, (b"MGET", *cluster.job.keys)]))
+            answers = [connection.read() for _ in asked]
+            values = [each.plain for each in (*answers, connection.read())]
+            for key, value in zip([*cluster.job.keys, *cluster.job.keys], [*values[:-1], *values[-1]], strict=True):
+                if not isinstance(value, bytes) or not value.isdigit() or int(value) < seen[key]:
+                    wrong.append((key, value, seen[key]))
+                else:
+                    seen[key] = int(value)
+    return rounds, wrong
+
+
+@contextmanager
+def read_meanwhile(cluster: Cluster) -> Iterator[None]:
+    """Read with several clients during the block: nothing fails, and time does not run backwards."""
+    stop = Event()
+    with ThreadPoolExecutor(4) as pool:
+        readers = [pool.submit(read_on, cluster, stop, protocol) for protocol in (b"2", b"3", b"2", b"3")]
+        try:
+            yield
+        finally:
+            stop.set()
+        for reader in readers:
+            rounds, wrong = reader.result()
+            assert rounds
+            assert not wrong, wrong[:3]
+
+
+def test_a_replica_stands_in_for_a_master_that_is_killed_or_hangs(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA)
+        with read_meanwhile(cluster):
+            cluster.publish(0, 1)
+            cluster.servers[0].process.send_signal(signal.SIGSTOP)
+            until("stood in for", lambda: _answers(cluster, 1))
+            cluster.servers[0].process.send_signal(signal.SIGCONT)
+            until("back", lambda: _answers(cluster, 0))
+            cluster.servers[0].process.kill()
+            until("stood in for", lambda: _answers(cluster, 1))
+            cluster.publish(1)
+            cluster.servers[0] = cluster.start(0)
+            until("back", lambda: _answers(cluster, 0))
+            cluster.publish(0, 1)
+
+
+def test_a_master_that_falls_behind_gives_way_to_its_replica(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA)
+        (applier,) = appliers_of(cluster.servers[0])
+        with read_meanwhile(cluster):
+            os.kill(applier, signal.SIGSTOP)
+            try:
+                cluster.publish(1)
+                until("the replica answers", lambda: _answers(cluster, 1))
+                with cluster.proxy.connect() as connection:
+                    assert connection.call("GET", cluster.job.keys[0]).plain == b"1"
+            finally:
+                os.kill(applier, signal.SIGCONT)
+            until("the master is back", lambda: _answers(cluster, 0))
+
+
+def _answers(cluster: Cluster, at: int) -> bool:
+    with cluster.proxy.connect() as connection:
+        text = bytes(connection.call("INFO", "proxy").plain).decode()
+    return f"addr=127.0.0.1:{cluster.ports[at]},slots=16384," in text
+
+
+def test_a_new_owner_is_asked_when_it_has_reached_what_the_old_one_answered(tmp_path: Path) -> None:
+    halves = ({"slots": "0-8191"}, {"slots": "8192-16383"})
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, *halves)
+        (applier,) = appliers_of(cluster.servers[1])
+        key = next(key for key in cluster.job.keys if slot_of(key) < 8192)
+        with cluster.proxy.connect() as connection:
+            os.kill(applier, signal.SIGSTOP)
+            try:
+                cluster.publish(0)
+                until("the first server has it", lambda: connection.call("GET", key).plain == b"1")
+                cluster.show({"slots": ""}, {"slots": "0-16383"})
+                until("it is moved", lambda: b"topology_version:2\r\n" in bytes(connection.call("INFO", "proxy").plain))
+                for request in (("GET", key), ("STRLEN", key), ("MGET", key, cluster.job.keys[1]), ("DBSIZE",)):
+                    until("refused", lambda r=request: connection.call(*r).raw.startswith(b"-TRYAGAIN"))
+            finally:
+                os.kill(applier, signal.SIGCONT)
+            until("the new owner answers", lambda: not connection.call("GET", key).is_error)
+            assert connection.call("GET", key).plain == b"1"
+
+
+def test_a_long_value_comes_whole_among_others_and_others_come_meanwhile(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, {"slots": "0-16383"})
+        long, *others = cluster.job.keys
+        text = os.urandom(LONG_BYTES // 16).hex().encode() * 8
+        cluster.job.publish({long: text})
+        tell(cluster.servers[0], cluster.job, "j")
+        with cluster.proxy.connect() as connection, cluster.proxy.connect() as other:
+            until("it is there", lambda: connection.call("STRLEN", long).plain == len(text))
+            asked = [(b"GET", key) for key in (others[0], long, others[1])] * 2 + [(b"MGET", long, others[0])]
+            connection.send(requests(asked))
+            for key in others:
+                assert other.call("GET", key).plain == b"0"
+            expected = [b"0", text, b"0"] * 2
+            assert [connection.read().plain for _ in expected] == expected
+            assert connection.read().plain == [text, b"0"]
+            assert connection.call("GET", others[0]).plain == b"0"
+
+
+def _started(stack: ExitStack, module: str, *options: str) -> Running:
+    """Start one of our processes, which is told the token."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
+    command = [sys.executable, "-m", module, "--child", "--loglevel", "error", *options]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment | {"SPARKIS_CONTROL_TOKEN": CONTROL_TOKEN},
+    )
+    stack.callback(_end, process)
+    assert process.stdout is not None
+    return Running(json.loads(process.stdout.readline())["port"], process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait(WAIT_S_MAX)
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        stream.close()
+
+
+PROXY = ("resp_server.router.process", "--port", "0", "--bind", "127.0.0.1")
+
+
+def test_a_proxy_finds_the_servers_of_a_log_and_needs_no_registry_afterwards(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    job = Job(log, "j")
+    with ExitStack() as stack:
+        by_log = _started(stack, *PROXY, "--log", str(log))
+        with by_log.connect() as connection:
+            for request in (("GET", job.keys[0]), ("DBSIZE",), ("STATE", "LIST", "j")):
+                assert connection.call(*request).raw.startswith(b"-CLUSTERDOWN")
+            assert connection.call("STATE", "JOBS").plain == []
+        registry = _started(stack, "resp_server.registry.process", "--log", str(log), "--port", "0")
+        by_registry = _started(stack, *PROXY, "--registry", f"127.0.0.1:{registry.port}")
+        for each in range(2):
+            options = ("--log", str(log), "--port", "0", "--store", str(tmp_path / f"store{each}"))
+            _started(stack, "resp_server.state_server", *options)
+        for proxy in (by_log, by_registry):
+            wait_for(proxy, KEYS)
+        registry.process.kill()
+        late = _started(stack, *PROXY, "--log", str(log))
+        wait_for(late, KEYS)
+        for proxy in (by_log, by_registry, late):
+            with proxy.connect() as connection:
+                assert connection.call("MGET", *job.keys).plain == [b"0"] * KEYS
+                assert connection.call("STATE", "LIST", "j").plain[0][5] == KEYS
+                (row,) = connection.call("STATE", "JOBS").plain
+                facts = dict(zip(row[::2], row[1::2], strict=True))
+                assert (facts[b"keys"], facts[b"applied"], facts[b"slots"]) == (KEYS, 0, b"0-16383")
+                assert f"db0:keys={KEYS},".encode() in connection.call("INFO", "keyspace").plain
+                assert b"job_j:epoch=0,committed_epoch=0" in connection.call("INFO").plain
+                assert connection.call("STATE", "DESCRIBE", "j:value").plain[1] == b"j"
+
+
+def wait_for(proxy: Running, keys: int) -> None:
+    with proxy.connect() as connection:
+        until("the keys are there", lambda: connection.call("DBSIZE").plain == keys)
+
+
+def test_several_applications_answer_behind_one_proxy(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        jobs, files = [], []
+        for number, (name, key_format) in enumerate((("a", None), ("b", "plane/<k>"), ("a", None))):
+            log = tmp_path / f"log{number}"
+            log.mkdir()
+            jobs.append(Job(log, name, key_format))
+            port, file = free_port(), tmp_path / f"cluster{number}.json"
+            nodes = [{"host": "127.0.0.1", "port": port, "slots": "0-16383"}]
+            file.write_text(json.dumps({"version": 1, "nodes": nodes}))
+            options = ("--cluster", str(file), "--cluster-node", f"127.0.0.1:{port}")
+            server = stack.enter_context(sparkis_server(tmp_path / f"store{number}", log, *options, port=port))
+            wait_for_keys(server, KEYS)
+            files.append(file)
+        jobs[1].publish(dict.fromkeys(jobs[1].keys, b"of b"))
+        proxy = stack.enter_context(sparkis_proxy(files[0], "--cluster", str(files[1])))
+        wait_for_keys(proxy, 2 * KEYS)
+        a, b = jobs[0].keys, jobs[1].keys
+        with proxy.connect() as connection:
+            until("b's epoch", lambda: connection.call("GET", b[0]).plain == b"of b")
+            assert connection.call("MGET", a[0], b[0], b"a:nothing", b"nobody", b[1]).plain == [
+                b"0",
+                b"of b",
+                None,
+                None,
+                b"of b",
+            ]
+            assert connection.call("EXISTS", *a, *b, b"nobody").plain == 2 * KEYS
+            found, cursor = [], b"0"
+            while True:
+                cursor, some = connection.call("SCAN", cursor, "COUNT", "7").plain
+                found += some
+                if cursor == b"0":
+                    break
+            assert sorted(found) == sorted(a + b) == sorted(connection.call("KEYS", "*").plain)
+            names = [
+                dict(zip(row[::2], row[1::2], strict=True))[b"name"] for row in connection.call("STATE", "JOBS").plain
+            ]
+            assert names == [b"a", b"b"]
+            assert connection.call("STATE", "DESCRIBE", "b:value").plain[1] == b"b"
+            connection.send(requests([(b"GET", key) for key in (a[0], b[0])] * 100))
+            assert [connection.read().plain for _ in range(200)] == [b"0", b"of b"] * 100
+        twice = stack.enter_context(sparkis_proxy(files[0], "--cluster", str(files[2])))
+        with twice.connect() as connection:
+            until("both are known", lambda: b"is in" in connection.call("GET", a[0]).raw)
+            answer = connection.call("GET", a[0])
+            assert answer.is_error
+            assert all(str(each).encode() in answer.raw for each in (files[0], files[2]))
+
+
+@pytest.mark.parametrize("options", [(), ("--registry", "nowhere")])
+def test_what_says_nothing_of_servers_is_refused(options: tuple[str, ...]) -> None:
+    environment = os.environ | {"SPARKIS_CONTROL_TOKEN": CONTROL_TOKEN}
+    command = [sys.executable, "-m", "resp_server.router.process", *options]
+    done = subprocess.run(command, capture_output=True, timeout=WAIT_S_MAX, check=False, env=environment)
+    assert done.returncode == 1
+    assert b"--registry" in done.stderr
+
+
+def test_pipelines_that_are_cut_anywhere_are_answered_in_order(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, {"slots": "0-8191"}, {"slots": "8192-16383"})
+        asked = [(b"GET", key) for key in (*cluster.job.keys, b"nobody")] * 8
+        asked[100:100] = [(b"PING",), (b"get", cluster.job.keys[0]), (b"STRLEN", cluster.job.keys[1])]
+        sent = requests(asked)
+        with cluster.proxy.connect() as connection:
+            connection.send(sent)
+            expected = b"".join(connection.read().raw for _ in asked)
+        for size in (1, 7, 100, 1000, 4001):
+            with cluster.proxy.connect() as connection:
+                for at in range(0, len(sent), size):
+                    connection.send(sent[at : at + size])
+                connection.end()
+                assert b"".join(each.raw for each in replies_in(connection.read_to_end())) == expected
