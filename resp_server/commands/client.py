@@ -78,7 +78,9 @@ def client_reply(call: Call, mode: bytes) -> Reply:
     modes = {b"ON": ReplyMode.ON, b"OFF": ReplyMode.OFF, b"SKIP": ReplyMode.SKIP_NEXT}
     if mode.upper() not in modes:
         raise syntax_error()
-    call.session.reply(modes[mode.upper()])
+    wanted = modes[mode.upper()]
+    if wanted is not ReplyMode.SKIP_NEXT or call.session.reply_mode is not ReplyMode.OFF:  # OFF stays
+        call.session.reply(wanted)
     return OK
 
 
