@@ -73,6 +73,7 @@ class Upstreams:
         self._loop = asyncio.get_running_loop()
         self._refreshing: set[str] = set()
         self._is_stopping = False
+        self._known: frozenset[str] = frozenset()
         self._floors = Floors()
         self._shards: dict[str, Shard] = {}
         self._master_floors: dict[str, Epochs] = {}
@@ -168,6 +169,7 @@ class Upstreams:
         )
         self._choose()
         self._answered_by_others(before)
+        self._known = frozenset(self._addresses())
         for address in self._addresses():
             self.lane(LaneKey(address, 2, False)).connect()
         self._reconsider()
@@ -298,34 +300,37 @@ class Upstreams:
 
     def _is_wanted(self, key: LaneKey) -> bool:
         """Tell whether there is to be a connection even if nothing is asked over it: its server tells of epochs."""
-        return key.protocol == 2 and not key.is_long and key.address in self._addresses()
+        return key.protocol == 2 and not key.is_long and key.address in self._known
 
     def _reconsider(self) -> None:
         """Choose who answers; ask them what waits for others, and let go of servers that have gone."""
-        before = self._answering_by_slot()
-        if self._choose():
-            self._answered_by_others(before)
+        self._stand_in(self._choose())
         self._close_table()
-        known = self._addresses()
         for key, lane in list(self.lanes.items()):
-            if key.address not in known and lane.is_idle:
+            if key.address not in self._known and lane.is_idle:
                 lane.close()
                 self.lanes.pop(key, None)
             elif not lane.is_usable:
                 for ask in lane.take_back():
                     self.send(ask)
 
-    def _choose(self) -> bool:
-        """Choose who answers each shard; tell whether that changed."""
-        is_changed = False
+    def _choose(self) -> dict[str, str]:
+        """Choose who answers each shard; return who did where that changed, by the shards' masters."""
+        changed: dict[str, str] = {}
         for shard in self._shards.values():
             lanes = {each: self.lanes.get(LaneKey(each, 2, False)) for each in shard.servers}
             told = {each: lane.told for each, lane in lanes.items() if lane is not None and lane.is_usable}
             before = shard.answering
             if shard.choose(told, self.now_s) != before:
                 logger.info("%s: %s answers for the shard of %s", self.name, shard.answering, shard.master)
-                is_changed = True
-        return is_changed
+                changed[shard.master] = before
+        return changed
+
+    def _stand_in(self, changed: Mapping[str, str]) -> None:
+        """Raise the floors of the slots of masters whose shards others answer now."""
+        for master, before in changed.items():
+            slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == master]
+            self._floors.leave(slots, dict(self.seen.get(before, NOTHING)))
 
     def _floor_of(self, master: str) -> Epochs:
         """Return what whoever answers all slots of a master has to have reached."""
@@ -373,23 +378,24 @@ class Upstreams:
         self._checking = self._loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._check)
         now_s = self.now_s
         self._forget_gone_jobs(now_s)
+        replaceable = self._replaceable()
         for lane in list(self.lanes.values()):
-            lane.check(now_s, self._patience_s(lane.key))
+            is_hurried = lane.key.address in replaceable and not lane.key.is_long
+            lane.check(now_s, self.timeout_s / 2 if is_hurried else self.timeout_s)
         self._long_replies.check(now_s)
-        if self._shards:
-            before = self._answering_by_slot()
-            if self._choose():
-                self._answered_by_others(before)
-                self._reconsider()
+        changed = self._choose()
+        if changed:
+            self._stand_in(changed)
+            self._reconsider()
 
-    def _patience_s(self, key: LaneKey) -> float:
-        """Return how long a server may be silent: half as long if there is time to ask another one."""
+    def _replaceable(self) -> set[str]:
+        """Return the servers for which another could answer: if they are silent, there is time to ask that one."""
+        found = set()
         for shard in self._shards.values():
-            if key.address == shard.answering and not key.is_long:
-                others = [self.lanes.get(LaneKey(each, 2, False)) for each in shard.servers if each != key.address]
-                if any(lane is not None and lane.is_usable for lane in others):
-                    return self.timeout_s / 2
-        return self.timeout_s
+            others = [self.lanes.get(LaneKey(each, 2, False)) for each in shard.servers if each != shard.answering]
+            if any(lane is not None and lane.is_usable for lane in others):
+                found.add(shard.answering)
+        return found
 
     def _forget_gone_jobs(self, now_s: float) -> None:
         """Stop to wait for jobs of which no server has told for a while: they were removed or renamed."""

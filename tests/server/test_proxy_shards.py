@@ -20,9 +20,10 @@ import pytest
 from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, replies_in, requests
 from state_backend.descriptor import StateDescriptor
+from state_backend.key_groups import KeyGroups
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op, runs_of
-from state_backend.slots import slot_of
+from state_backend.slots import SLOTS, slot_of
 
 WAIT_S_MAX = 30.0
 KEYS = 60
@@ -274,6 +275,7 @@ def test_a_proxy_finds_the_servers_of_a_log_and_needs_no_registry_afterwards(tmp
             _started(stack, "resp_server.state_server", *options)
         for proxy in (by_log, by_registry):
             wait_for(proxy, KEYS)
+        until("the slots are where they are to be", lambda: _is_settled(log))
         registry.process.kill()
         late = _started(stack, *PROXY, "--log", str(log))
         wait_for(late, KEYS)
@@ -287,6 +289,17 @@ def test_a_proxy_finds_the_servers_of_a_log_and_needs_no_registry_afterwards(tmp
                 assert f"db0:keys={KEYS},".encode() in connection.call("INFO", "keyspace").plain
                 assert b"job_j:epoch=0,committed_epoch=0" in connection.call("INFO").plain
                 assert connection.call("STATE", "DESCRIBE", "j:value").plain[1] == b"j"
+
+
+def _is_settled(log: Path) -> bool:
+    """Tell whether two servers have half of the slots each, and know it."""
+    topology = json.loads((log / "registry.json").read_text())["topology"]
+    for node in topology["nodes"]:
+        with Connection(node["port"]) as connection:
+            shown = json.loads(connection.call("STATE", "TOPOLOGY").plain)
+        if len(KeyGroups.parse(node["slots"])) != SLOTS // 2 or shown["version"] != topology["version"]:
+            return False
+    return True
 
 
 def wait_for(proxy: Running, keys: int) -> None:

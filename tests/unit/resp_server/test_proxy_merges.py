@@ -1,0 +1,82 @@
+"""What a proxy makes of what several servers say: sums without counting twice, and whose keys are whose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from resp_server.cluster.topology import Topology
+from resp_server.router.jobs import JobKeys
+from resp_server.router.merges import keyspace_line, merged_jobs, merged_lags, merged_states, shares_of
+from resp_server.router.slot_map import SlotMap
+from state_backend.key_groups import ALL, NONE, KeyGroups
+
+
+def row(**other: Any) -> dict[str, Any]:
+    facts = {"name": "j", "keys": 10, "applied": 4, "committed": 5, "lag_epochs": 1, "stale": 0, "incomplete": 0}
+    return facts | {"error": "", "slots": "0-8191"} | other
+
+
+def test_keys_of_disjoint_slots_are_added_up_and_no_key_twice() -> None:
+    halves = [KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")]
+    assert shares_of(halves) == [1.0, 1.0]
+    assert shares_of([ALL, ALL]) == [1.0, 0.0]
+    assert shares_of([KeyGroups.parse("0-99"), KeyGroups.parse("50-149"), NONE]) == [1.0, 0.5, 0.0]
+
+
+def test_the_oldest_epoch_is_applied_and_the_newest_committed() -> None:
+    rows = [[row()], [row(applied=3, committed=6, keys=7, slots="8192-16383", stale=1, error="full")], []]
+    (merged,) = merged_jobs(rows)
+    assert merged == row(keys=17, applied=3, committed=6, lag_epochs=3, stale=1, error="full", slots="0-16383")
+    assert [each["name"] for each in merged_jobs([[row()], [row(name="k")]])] == ["j", "k"]
+
+
+def test_an_unknown_lag_is_unknown_for_all() -> None:
+    lag = {"job": "j", "committed": 5, "applied": 4, "lag_epochs": 1, "lag_ms": 20, "stale": 0, "error": ""}
+    assert merged_lags([[lag], [lag | {"lag_ms": 70}]])[0]["lag_ms"] == 70
+    assert merged_lags([[lag], [lag | {"lag_ms": None}]])[0]["lag_ms"] is None
+
+
+def test_states_are_counted_by_their_names() -> None:
+    rows = [{"name": "s", "kind": "map", "keys": 4}, {"name": "t", "kind": "value", "keys": 1}]
+    assert merged_states([rows, rows], [1.0, 0.5]) == [
+        {"name": "s", "kind": "map", "keys": 6},
+        {"name": "t", "kind": "value", "keys": 2},
+    ]
+
+
+def test_the_line_of_the_database_is_added_up_and_left_out_without_keys() -> None:
+    text = "# Keyspace\r\ndb0:keys=4,expires=1,avg_ttl=0,subexpiry=2\r\n"
+    assert keyspace_line([text, text, "# Keyspace\r\n"], [1.0, 1.0, 1.0]) == (
+        "db0:keys=8,expires=2,avg_ttl=0,subexpiry=4\r\n"
+    )
+    assert keyspace_line(["# Keyspace\r\n"], [1.0]) == ""
+
+
+def test_a_key_is_of_the_job_whose_name_or_format_it_has() -> None:
+    keys = JobKeys()
+    assert not keys.is_known
+    assert keys.told("a", (1, 0))
+    assert not keys.told("a", (1, 5))
+    assert keys.job_of(b"a:value:1") == "a"
+    assert keys.job_of(b"plane/1") is None
+    keys.learn({"a": ["a:value:<k>", "plane/<k>"]})
+    assert keys.is_known
+    assert keys.job_of(b"plane/1") == "a"
+    assert keys.told("a", (2, 6))  # another writer, whose states may be others
+    assert not keys.is_known
+    keys.forget("a")
+    assert keys.job_of(b"a:value:1") is keys.job_of(b"plane/1") is None
+
+
+def test_versions_begin_anew_with_a_registry_of_a_higher_term_only() -> None:
+    def topology(version: int, port: int) -> Topology:
+        return Topology.of_json({"version": version, "nodes": [{"host": "h", "port": port, "slots": "0-16383"}]})
+
+    slots = SlotMap()
+    assert slots.take(topology(5, 1))
+    assert not slots.take(topology(4, 2), 1)
+    assert slots.take(topology(6, 2), 1)
+    assert slots.take(topology(7, 3))
+    assert slots.take(topology(2, 4), 2)
+    assert not slots.take(topology(9, 5), 1)
+    assert slots.owners[0] == "h:4"
