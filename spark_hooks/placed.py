@@ -11,18 +11,14 @@ sinks and attachments; and by a small Spark job here, so that a log can be read 
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -30,17 +26,14 @@ from pyspark.sql import SparkSession
 from resp_server import children
 from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE
 from resp_server.client import Client
-from resp_server.cluster.topology import Node, Topology
 from resp_server.listening import is_wildcard
 from resp_server.registry.process import FENCED_CODE
-from resp_server.registry.record import read_record
 from resp_server.router.process import UPSTREAM_PASSWORD_VARIABLE
 from spark_hooks import endpoints, executors
 from spark_hooks.executors import Plan
 from spark_hooks.kept import KeptProcess
 from spark_hooks.sessions import is_stopped, parallelism_of
 from state_backend.errors import SparkisError
-from state_backend.filesystems import Filesystem, open_filesystem
 
 logger = logging.getLogger("sparkis.serve")
 
@@ -55,10 +48,6 @@ FENCED = (
 )
 # How long it is waited for the next server to end, of those that were told to.
 END_TIMEOUT_S = 3.0
-# How often the proxy's file is brought up to date: until there is a first server, and after that. It learns most from
-# the servers themselves.
-FIRST_COPY_INTERVAL_S = 0.25
-COPY_INTERVAL_S = 1.0
 END_LOOK_S = 0.05
 
 
@@ -80,41 +69,6 @@ class Cluster:
     password: str | None = field(repr=False)
 
 
-class TopologyCopy:
-    """The file that the proxy reads: what the registry has written under the log's root, which may be no local file."""
-
-    def __init__(self, log: Filesystem) -> None:
-        self._log = log
-        self._over = threading.Event()
-        self._folder = Path(tempfile.mkdtemp(prefix="sparkis-proxy-"))
-        self._thread = threading.Thread(target=self._keep_copying, name="sparkis-topology", daemon=True)
-        self.path = self._folder / "cluster.json"
-        nobody = Topology(0, (Node("0" * 40, "127.0.0.1", 1),))  # a server without slots, which nobody asks
-        self._copied = nobody
-        self.path.write_text(json.dumps(nobody.to_json()))
-
-    def start(self) -> None:
-        """Begin to copy."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Copy no more, and remove the file."""
-        self._over.set()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _keep_copying(self) -> None:
-        while not self._over.wait(COPY_INTERVAL_S if self._copied.version else FIRST_COPY_INTERVAL_S):
-            try:
-                record = read_record(self._log)
-                if record is not None and record.topology not in (None, self._copied):
-                    self._copied = record.topology
-                    unfinished = self.path.with_suffix(".new")
-                    unfinished.write_text(json.dumps(record.topology.to_json()))
-                    unfinished.replace(self.path)
-            except (SparkisError, OSError) as error:  # the proxy goes on with what it has, and with what servers say
-                logger.debug("the topology was not copied: %s", error)
-
-
 class PlacedEndpoint(endpoints.ServedEndpoint):
     """Servers beside executors, found through a proxy beside the driver. `registry` is where servers register."""
 
@@ -128,7 +82,6 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         is_near = cluster.host in ("127.0.0.1", "::1", "localhost")
         self.password = cluster.password or (None if is_near else secrets.token_hex(16))
         self._reached_at = _own_address(cluster.bind)
-        self._topology = TopologyCopy(open_filesystem(log))
         self._registry = KeptProcess(
             "the sparkis registry",
             _registry(cluster, log),
@@ -139,7 +92,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         try:
             self._proxy = KeptProcess(
                 "the sparkis proxy",
-                _proxy(self._topology.path, port, bind),
+                _proxy(executors.joined((self._reached_at, self._registry.port)), port, bind),
                 self._environment(cluster.password),
             )
         except SparkisError:
@@ -157,7 +110,6 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             token=self._token,
             password=self.password,
         )
-        self._topology.start()
         executors.know(self.plan)
         endpoints.add(log, self)
         atexit.register(self.stop)
@@ -192,7 +144,6 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             logger.warning("the servers on executors were not told to end, and end with them: %s", error)
         self._proxy.stop()
         self._registry.stop()
-        self._topology.stop()
 
     def _end_servers(self) -> None:
         with self._connect() as client:
@@ -255,8 +206,8 @@ def _registry(cluster: Cluster, log: str) -> list[str]:
     return [*command, "--replicas", str(cluster.replicas), "--loglevel", "warning"]
 
 
-def _proxy(topology: Path, port: int, bind: list[str]) -> list[str]:
-    command = [sys.executable, "-m", "resp_server.router.process", "--child", "--cluster", str(topology)]
+def _proxy(registry: str, port: int, bind: list[str]) -> list[str]:
+    command = [sys.executable, "-m", "resp_server.router.process", "--child", "--registry", registry]
     return [*command, "--port", str(port), "--bind", *bind, "--loglevel", "warning"]
 
 

@@ -9,6 +9,7 @@ and can wait until the epoch can be read.
 from __future__ import annotations
 
 import atexit
+import logging
 import re
 import secrets
 import shutil
@@ -33,6 +34,8 @@ from spark_hooks.sessions import is_connect
 from spark_hooks.sink import LOG_SETTING
 from state_backend.change_log import check_writable
 from state_backend.filesystems import open_filesystem
+
+logger = logging.getLogger("sparkis.serve")
 
 DEFAULT_LOG = "sparkis-log"
 PLACEMENT_SETTING = "spark.sparkis.placement"
@@ -149,6 +152,10 @@ def serve(
             "executors", store=store, role=role if role != "master" else None, workers=workers if workers > 1 else None
         )
         given = _cluster(spark, password, replicas, ports, server_bind, server_host, registry_port)
+        for before in endpoints.of_log(root):
+            if isinstance(before, PlacedEndpoint):  # a log has one registry
+                logger.warning("%r is stopped: this driver serves its log anew", before)
+                before.stop()
         endpoint = PlacedEndpoint(spark, root, given, port=port, bind=hosts)
     else:
         _refuse(

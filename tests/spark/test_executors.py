@@ -112,7 +112,7 @@ def test_every_key_is_answered_as_by_one_server_beside_the_driver(placed: Placed
     for _ in range(2):
         placed.add()
     with served("--log", placed.log, "--store", tmp_path / "store") as url:
-        embedded = everything(url)
+        embedded = eventually(lambda: placing.answers(url), lambda answers: isinstance(answers, dict))  # not LOADING
     assert embedded == placed.expected
     assert everything(placed.endpoint.url) == embedded
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +34,21 @@ EXECUTORS = {
 EXPECTED = {f"job:sum:k{i}": str(2 * i * 10 + 1) for i in range(placing.KEYS)} | {
     f"job:facts:k{i}": {"sum": str(2 * i * 10 + 1), "n": "2"} for i in range(placing.KEYS)
 }
+
+
+# A driver that serves from two executors, says which processes there are, and waits to be killed.
+DRIVER = """
+import json, sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+import placing
+from test_placement_clusters import EXECUTORS, local_session, placed
+spark = local_session("local-cluster[2,1,1024]", **EXECUTORS)
+with placed(spark, Path(sys.argv[1]), executors=2) as endpoint:
+    executors = [placing.executor_of(placing.parent_of(pid)) for pid in placing.server_pids(endpoint)]
+    print(json.dumps(placing.all_processes(endpoint) + executors), flush=True)
+    sys.stdin.read()
+"""
 
 
 @contextmanager
@@ -82,3 +101,39 @@ def test_three_executors_share_the_slots_also_where_spark_starts_a_python_for_ea
         eventually(lambda: [pid for pid in processes if is_running(pid)], lambda left: left == [])
     finally:
         spark.stop()
+
+
+def test_a_driver_that_other_machines_can_reach_has_servers_that_ask_for_a_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.2")  # loopback as well, but nothing that is known for it
+    address = {"spark.driver.host": "127.0.0.2", "spark.driver.bindAddress": "127.0.0.2"}
+    spark = local_session("local[2]", **address, **{"spark.sparkis.placement": "executors"})
+    try:
+        with placed(spark, tmp_path, executors=1) as endpoint:
+            host, port = placing.addresses(endpoint)[0]
+            assert endpoint.registry is not None and endpoint.registry.startswith("127.0.0.2:")
+            with pytest.raises(redis.AuthenticationError):
+                redis.Redis(host, port).get("job:sum:k1")
+            assert redis.Redis(host, port, password=endpoint.password).get("job:sum:k1") == b"21"
+    finally:
+        spark.stop()
+
+
+def test_a_driver_that_is_killed_leaves_nothing_behind(tmp_path: Path):
+    paths = [str(Path(__file__).parent), children.environment()["PYTHONPATH"]]
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert driver.stdout is not None and driver.stdin is not None
+    processes = json.loads(driver.stdout.readline())
+    assert len(processes) == 2 + 2 * 3 + 2
+    assert all(map(is_running, processes))
+    driver.kill()
+    driver.wait()
+    driver.stdin.close()
+    driver.stdout.close()
+    eventually(lambda: [pid for pid in processes if is_running(pid)], lambda left: left == [])
