@@ -117,14 +117,14 @@ def watch(call: Call, *keys: OneOrMore) -> Reply:
     if session.transaction is not None:
         raise PlainError("WATCH inside MULTI is not allowed")
     new = [key for key in dict.fromkeys(keys) if (session.db, key) not in session.watched]
-    _check_room(call, new)
+    check_room(call, new)
     if len(new) <= KEYS_AT_ONCE:
         _watch(call, call.view, new)
         return OK
     return sliced(call, lambda view: _watching(call, view, new), FirstOf)
 
 
-def _check_room(call: Call, new: Collection[bytes]) -> None:
+def check_room(call: Call, new: Collection[bytes]) -> None:
     """Raise PlainError if a client would watch too much."""
     watched = call.session.watched
     held_bytes = sum(len(key) for _, key in watched) + sum(map(len, new))
@@ -193,6 +193,6 @@ def state_expect(call: Call, *words: OneOrMore) -> Reply:
     if len(words) % 2:
         raise syntax_error()
     marks = {key: Mark.parse(text) for key, text in zip(words[::2], words[1::2], strict=True)}
-    _check_room(call, marks)
+    check_room(call, marks)
     call.session.watched.update({(0, key): mark for key, mark in marks.items()})
     return OK

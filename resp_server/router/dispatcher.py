@@ -6,12 +6,13 @@ the same client waits for it, which bounds what one client can have waiting.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
 from resp_server.commands.generic import cursor
 from resp_server.commands.table import Command
+from resp_server.commands.transactions import check_room
 from resp_server.dispatcher import SPELLINGS_MAX, Dispatcher, Later
 from resp_server.errors import ClusterDownError, PlainError, ReplyError, not_served
 from resp_server.instance import Call, Instance
@@ -25,6 +26,7 @@ from resp_server.router.gathering import Jobs, text_in, wanted_of_servers
 from resp_server.router.gets import Gets
 from resp_server.router.routes import Merge, Way, lone_key_at, split, way_of
 from resp_server.router.survey import Survey
+from resp_server.router.transactions import TransactionRun, WatchRun
 from resp_server.router.upstream import LONG_TIMEOUT_S, Upstreams
 from resp_server.short_way import ShortWay
 from resp_server.stats import Tally
@@ -36,6 +38,11 @@ BATCH_S_MAX = 2 * LONG_TIMEOUT_S
 BATCH_BYTES_MAX = 256 << 20
 
 LOCATE = "state|locate"
+TRANSACTIONS = "transactions"
+# What proxies ask of servers; who asks a proxy needs none of it.
+OF_SERVERS_ALONE = ("state|at", "state|expect")
+# What changes how the rest of a transaction is answered.
+NOT_WITHIN = ("select", "hello", "client|reply")
 
 
 class NoShortWay(ShortWay):
@@ -54,6 +61,7 @@ class Batch(Pending):
         self._silenced: set[int] = set()
         self._bytes = 0
         self._is_sealed = False
+        self._then: tuple[int, Callable[[], None]] | None = None
         self.missing = 0
 
     def add(self, reply: bytes) -> None:
@@ -68,6 +76,10 @@ class Batch(Pending):
             self._silenced.add(len(self._replies) - 1)
         return len(self._replies) - 1
 
+    def after(self, index: int, then: Callable[[], None]) -> None:
+        """Call back once all replies before one are there, of which some are missing."""
+        self._then = index, then
+
     def put(self, index: int, reply: bytes) -> None:
         """Take a reply that was to come."""
         if self._replies[index] is not None:
@@ -78,6 +90,9 @@ class Batch(Pending):
             reply = b"-%b\r\n" % error.line
         self._replies[index] = b"" if index in self._silenced else reply
         self.missing -= 1
+        if self._then is not None and None not in self._replies[: self._then[0]]:
+            then, self._then = self._then[1], None
+            then()
         if not self.missing and self._is_sealed:
             self.resolve(self.joined)
 
@@ -147,6 +162,12 @@ class ProxyDispatcher(Dispatcher):
                 upstreams.send(Ask(packed, slot, session.protocol, deadline_s, batch, batch.expect()))
                 continue
             session.begin_command()
+            if rule is not None and (session.transaction is not None or rule.command.facts.group == TRANSACTIONS):
+                if self._transact(call, request, batch):
+                    break
+                if session.is_closing:
+                    break
+                continue
             if not self._ask(call, request, batch):
                 later = self._answer_here(call, request, batch)
                 if later is not None:
@@ -162,8 +183,74 @@ class ProxyDispatcher(Dispatcher):
 
     def _check(self, call: Call, command: Command, request: Request) -> None:
         super()._check(call, command, request)
-        if command.facts.group == "transactions" or command.name in ("state|at", "state|expect"):
-            raise not_served(command.name)  # what is queued would be answered here, where nothing is
+        if command.name in OF_SERVERS_ALONE:
+            raise not_served(command.name)
+        if call.session.transaction is None:
+            return
+        way = way_of(command)
+        if way not in (Way.HERE, Way.KEYS) or command.name in NOT_WITHIN:
+            raise PlainError(f"command '{command.name}' cannot be in a transaction through a proxy")
+        if way is Way.KEYS:
+            split(command.facts, request, self.place_of)
+
+    def _transact(self, call: Call, request: Request, batch: Batch) -> bool:
+        """Take a request within a transaction, or about one; tell whether the next one has to wait for its answer."""
+        session, name = call.session, request[0].lower()
+        transaction = session.transaction
+        if session.is_authenticated:
+            if name == b"exec" and len(request) == 1 and transaction is not None and not transaction.is_void:
+                self._execute(call, transaction.requests, batch)
+                return True
+            if name == b"watch" and len(request) > 1 and transaction is None and session.db == 0:
+                self._watch(call, request, batch)
+                return True
+        reply = self.reply_to(call, request)
+        reply = _whole(reply, session.protocol) if isinstance(reply, Sliced) else reply
+        assert isinstance(reply, bytes)
+        batch.add(b"" if session.is_silent else reply)
+        return False
+
+    def _execute(self, call: Call, requests: Sequence[Request], batch: Batch) -> None:
+        session = call.session
+        watched, session.last_command = session.watched, "exec"
+        session.end_transaction()
+        self._stats.tally("exec").calls += 1
+        before = batch.missing
+        index = batch.expect(session.is_silent)
+        run = TransactionRun(self, self._applications, call, requests, watched, batch, index)
+        if before:
+            batch.after(index, run.start)  # no answer before this one is to be of a later epoch
+        else:
+            run.start()
+
+    def _watch(self, call: Call, request: Request, batch: Batch) -> None:
+        session = call.session
+        session.last_command = "watch"
+        new = [key for key in dict.fromkeys(request[1:]) if (0, key) not in session.watched]
+        try:
+            check_room(call, new)
+            places = [self.place_of(key)[0] for key in new]
+        except ReplyError as error:
+            self._stats.tally("watch").failed += 1
+            batch.add(b"" if session.is_silent else self.error_reply(error))
+            return
+        self._stats.tally("watch").calls += 1
+        asked = [(self._applications.each[number], key) for number, key in zip(places, new, strict=True)]
+        if asked:
+            WatchRun(session.watched, asked, batch, batch.expect(session.is_silent)).ask()
+        else:
+            batch.add(b"" if session.is_silent else b"+OK\r\n")
+
+    def command(self, request: Request) -> Command:
+        """Return the command of a request that was queued."""
+        return self._table.find(request)
+
+    def answer_within(self, call: Call, request: Request) -> bytes:
+        """Answer a queued request that is the proxy's own."""
+        reply = self.answer_queued(call, request)
+        if isinstance(reply, Sliced):
+            return _whole(reply, call.session.protocol)
+        return super().pending_reply(call, reply) if isinstance(reply, Pending) else reply
 
     def pending_reply(self, call: Call, pending: Pending) -> bytes:
         if isinstance(pending, Batch):
@@ -219,7 +306,7 @@ class ProxyDispatcher(Dispatcher):
             packed, deadline_s = pack(request), upstreams.deadline_s()
             upstreams.send(Ask(packed, 0, protocol, deadline_s, batch, batch.expect(is_silent), None, master))
             return True
-        found = split(command.facts, request, self._place_of)
+        found = split(command.facts, request, self.place_of)
         if found is None:
             return False
         parts, merge = found
@@ -233,7 +320,7 @@ class ProxyDispatcher(Dispatcher):
             upstreams.send(Ask(packed, slot, protocol, deadline_s, joined, place))
         return True
 
-    def _place_of(self, key: bytes) -> Hashable:
+    def place_of(self, key: bytes) -> tuple[int, int]:
         """Return the number of a key's application, and its slot."""
         return self._applications.each.index(self._applications.of(key)), slot_of(key)
 

@@ -56,6 +56,29 @@ def test_a_pipeline_of_any_commands_is_answered_as_redis_answers_it(through: Pai
     through.check([words for words in pipeline if bytes(words[0]).lower().decode("latin-1") not in NOT_SPLIT])
 
 
+PIECES = [
+    *[
+        "MULTI",
+        "EXEC",
+        "GET plain",
+        "MGET plain missing number",
+        "LRANGE list:short 0 1",
+        "DISCARD",
+        "WATCH plain number",
+    ],
+    *["UNWATCH", "NOPE", "GET", "PING", "WATCH missing", "MULTI", "EXEC", "EXEC x", "RESET", "HGETALL hash:one"],
+    *["GET hash:one", "EXISTS plain number missing", "CLIENT GETNAME", "QUIT", "LRANGE list:long 0 -1"],
+]
+
+
+@given(lines=st.lists(st.sampled_from(PIECES), max_size=14), is_new=st.booleans())
+@checked(150)
+def test_transactions_in_any_order_are_answered_as_redis_answers_them(
+    through: Pair, lines: list[str], is_new: bool
+) -> None:
+    through.check([line.encode().split(b" ") for line in [*(["HELLO 3"] if is_new else []), *lines]])
+
+
 @pytest.mark.parametrize("count", [b"1", b"7", b"5000"])
 def test_a_scan_finds_each_key_once(through: Pair, dataset: Dataset, count: bytes) -> None:
     found: list[bytes] = []

@@ -1,0 +1,263 @@
+"""Transactions through a proxy in front of two servers of one log, while epochs come twenty times a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event, Thread
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+from redis import Redis, WatchError
+
+from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server
+from compat.conformance.wire import Connection, Reply, requests
+from resp_server.client import Client
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+from state_backend.slots import slot_of
+
+STATES = [StateDescriptor("n", key="k", value="v"), StateDescriptor("still", key="k", value="v")]
+KEYS = [b"job:n:%d" % number for number in range(40)]
+STILL = [b"job:still:%d" % number for number in range(40)]
+HALVES = ("0-8191", "8192-16383")
+EPOCH_EVERY_S = 0.05
+WAIT_S_MAX = 30.0
+
+
+class Cluster:
+    """Two servers, each with half of the slots, a proxy, and a writer whose values are the epochs' numbers."""
+
+    def __init__(self, folder: Path, stack: ExitStack, *options: str) -> None:
+        self.folder, self._stack, self._options = folder, stack, options
+        self.writer = stack.enter_context(LogWriter(folder / "log", "job", STATES))
+        self.epoch = -1
+        self.ports = [free_port() for _ in HALVES]
+        self.topology = folder / "cluster.json"
+        self.show(1, HALVES)
+        self.controls: list[Client] = []
+        self.publish([Change("still", Op.PUT, key, value=b"still") for key in STILL])
+        self.servers = [self.start(at) for at in range(2)]
+        self.proxy = stack.enter_context(sparkis_proxy(self.topology))
+        self.wait_for(0)
+
+    def show(self, version: int, slots: tuple[str, ...]) -> None:
+        """Write the topology anew."""
+        nodes = [
+            {"host": "127.0.0.1", "port": port, "slots": each} for port, each in zip(self.ports, slots, strict=True)
+        ]
+        new = self.topology.with_suffix(".new")
+        new.write_text(json.dumps({"version": version, "nodes": nodes}))
+        os.replace(new, self.topology)
+
+    def start(self, at: int) -> Running:
+        cluster = ("--cluster", str(self.topology), "--cluster-node", f"127.0.0.1:{self.ports[at]}", *self._options)
+        store, port = self.folder / f"store{at}", self.ports[at]
+        server = self._stack.enter_context(sparkis_server(store, self.folder / "log", *cluster, port=port))
+        self.controls.append(Client("127.0.0.1", server.control_port, password=CONTROL_TOKEN))
+        return server
+
+    def publish(self, more: list[Change] | None = None) -> None:
+        """Publish an epoch that gives every key its number, and tell both servers."""
+        self.epoch += 1
+        value = b"%d" % self.epoch
+        self.writer.publish([*(Change("n", Op.PUT, key, value=value) for key in KEYS), *(more or [])])
+        for control in self.controls:
+            control.call("NOTICE", "job", str(self.epoch))
+
+    def wait_for(self, epoch: int) -> None:
+        """Wait until the proxy shows an epoch of both halves."""
+        ends = monotonic() + WAIT_S_MAX
+        with self.proxy.connect() as connection:
+            while True:
+                found = [connection.call("GET", key).value for key in KEYS]
+                if all(each is not None and each.isdigit() and int(each) >= epoch for each in found):
+                    return
+                assert monotonic() < ends, found
+                sleep(0.02)
+
+    def of(self, at: int) -> bytes:
+        """Return a key of one half."""
+        return next(key for key in KEYS if (slot_of(key) > 8191) == bool(at))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield Cluster(tmp_path, stack)
+
+
+class Publishing:
+    """Publishes epochs until it is ended."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._over = Event()
+        self._cluster = cluster
+        self._thread = Thread(target=self._publish)
+
+    def _publish(self) -> None:
+        while not self._over.wait(EPOCH_EVERY_S):
+            self._cluster.publish()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *ignored: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def transaction(connection: Connection, *commands: tuple[bytes, ...]) -> Reply:
+    """Send a transaction in one write and return EXEC's reply."""
+    connection.send(requests([(b"MULTI",), *commands, (b"EXEC",)]))
+    replies = [connection.read() for _ in range(len(commands) + 2)]
+    assert [each.raw for each in replies[:-1]] == [b"+OK\r\n", *[b"+QUEUED\r\n"] * len(commands)]
+    return replies[-1]
+
+
+@pytest.mark.parametrize("options", [(), ("--workers", "2")], ids=["one process", "two workers"])
+def test_a_transaction_over_keys_of_two_servers_shows_one_epoch_which_never_goes_back(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, *options)
+
+        def read(seed: int) -> list[int]:
+            made, epochs = random.Random(seed), []
+            with cluster.proxy.connect() as connection:
+                if seed % 2:
+                    connection.call("HELLO", "3")
+                last = 0
+                while not over.is_set():
+                    keys = made.sample(KEYS, 8)
+                    alone = connection.call("GET", keys[0]).value
+                    reply = transaction(connection, *[(b"GET", key) for key in keys], (b"MGET", *keys))
+                    assert not reply.is_error, reply
+                    values = [each.value for each in reply.value[:-1]]
+                    assert values == [each.value for each in reply.value[-1].value]
+                    assert len(set(values)) == 1, values
+                    assert last <= int(alone) <= int(values[0])
+                    last = int(values[0])
+                    epochs.append(last)
+            return epochs
+
+        over = Event()
+        with ThreadPoolExecutor(4) as threads, Publishing(cluster):
+            readers = [threads.submit(read, seed) for seed in range(4)]
+            sleep(4)
+            over.set()
+            found = [reader.result() for reader in readers]
+        assert all(len(set(each)) > 5 for each in found), [len(set(each)) for each in found]
+
+
+def test_what_is_answered_here_and_what_is_asked_come_in_order(cluster: Cluster) -> None:
+    with cluster.proxy.connect() as connection:
+        here, there, none = cluster.of(0), cluster.of(1), b"job:n:none"
+        reply = transaction(
+            connection,
+            (b"PING",),
+            (b"MGET", there, none, here, there),
+            (b"EXISTS", here, there, none),
+            (b"ECHO", b"x"),
+            (b"LRANGE", here, b"0", b"1"),
+            (b"TYPE", there),
+            (b"STRLEN", here),
+        )
+        wrong = b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n"
+        assert reply.raw == (
+            b"*7\r\n+PONG\r\n*4\r\n$1\r\n0\r\n$-1\r\n$1\r\n0\r\n$1\r\n0\r\n:2\r\n$1\r\nx\r\n"
+            + wrong
+            + b"+string\r\n:1\r\n"
+        )
+        assert transaction(connection).raw == b"*0\r\n"
+        assert transaction(connection, (b"PING",)).raw == b"*1\r\n+PONG\r\n"
+        for command in ("DBSIZE", "SCAN 0", "KEYS *", "SELECT 1", "HELLO 3", "CLIENT REPLY OFF", "INFO", "SET a b"):
+            connection.call("MULTI")
+            assert connection.call(*command.split()).is_error
+            assert connection.call("GET", here).value == b"QUEUED"
+            assert connection.call("EXEC").raw == b"-EXECABORT Transaction discarded because of previous errors.\r\n"
+        connection.call("MULTI")
+        assert connection.call("SINTER", here, there).raw.startswith(b"-CROSSSLOT ")
+        assert connection.call("DISCARD").value == b"OK"
+        assert connection.call("EXEC").raw == b"-ERR EXEC without MULTI\r\n"
+        assert connection.call("GET", here).value == b"0"
+
+
+def test_a_pipeline_with_transactions_is_answered_in_order(cluster: Cluster) -> None:
+    with cluster.proxy.connect() as connection, Publishing(cluster):
+        get = [(b"GET", key) for key in KEYS[:4]]
+        connection.send(requests([*get, (b"MULTI",), *get, (b"EXEC",), *get, (b"MULTI",), *get, (b"EXEC",)] * 20))
+        last = 0
+        for _ in range(20):
+            for _ in range(2):
+                for _ in get:
+                    value = int(connection.read().value)
+                    assert value >= last
+                replies = [connection.read() for _ in range(len(get) + 2)]
+                values = {int(each.value) for each in replies[-1].value}
+                assert len(values) == 1
+                assert min(values) >= last
+                last = min(values)
+
+
+def test_watched_keys_of_both_servers_end_a_transaction_when_they_change(cluster: Cluster) -> None:
+    client = Redis(port=cluster.proxy.port)
+    with client.pipeline() as watching:
+        watching.watch(*STILL[:5])
+        cluster.publish()
+        cluster.wait_for(cluster.epoch)
+        watching.multi()
+        watching.get(KEYS[0])
+        assert watching.execute() == [b"%d" % cluster.epoch]
+        for key in (cluster.of(0), cluster.of(1)):
+            watching.watch(STILL[0], key)
+            assert watching.get(key) == b"%d" % cluster.epoch
+            cluster.publish()
+            cluster.wait_for(cluster.epoch)
+            watching.multi()
+            watching.get(STILL[0])
+            with pytest.raises(WatchError):
+                watching.execute()
+        watching.watch(KEYS[0])
+        watching.unwatch()
+        cluster.publish()
+        cluster.wait_for(cluster.epoch)
+        watching.multi()
+        watching.get(STILL[0])
+        assert watching.execute() == [b"still"]
+    client.close()
+
+
+def test_slots_that_move_and_a_server_that_hangs_or_ends_leave_no_transaction_half_answered(cluster: Cluster) -> None:
+    asked = [(b"GET", key) for key in KEYS]
+
+    def answer(connection: Connection) -> Any:
+        reply = transaction(connection, *asked)
+        if reply.is_error:
+            return reply.raw
+        values = {each.value for each in reply.value}
+        assert len(values) == 1, values
+        return values.pop()
+
+    with cluster.proxy.connect() as connection:
+        with Publishing(cluster):
+            for version, slots in enumerate([("8192-16383", "0-8191"), ("0-16383", ""), HALVES], 2):
+                cluster.show(version, slots)
+                for _ in range(20):
+                    found = answer(connection)
+                    assert found.isdigit() or found.startswith(b"-TRYAGAIN"), found
+        os.kill(cluster.servers[1].process.pid, signal.SIGSTOP)
+        assert answer(connection).startswith(b"-")
+        assert connection.call("GET", cluster.of(0)).value.isdigit()
+        os.kill(cluster.servers[1].process.pid, signal.SIGCONT)
+        ends = monotonic() + WAIT_S_MAX
+        while answer(connection)[:1] == b"-":
+            assert monotonic() < ends
