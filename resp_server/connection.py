@@ -202,7 +202,7 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         is_waiting = self._pending is not None
-        is_closing = self.session.is_closing and self._sliced is None
+        is_closing = self.session.is_closing and self._sliced is None and not is_waiting
         if is_closing or (self._is_ending and not has_more and not is_waiting and self._is_writable):
             self._transport.close()
             return
