@@ -6,10 +6,11 @@ The process reads the applier's store like any reader, so that epochs go on bein
 
 A store of all slots is written when so much was applied to it; at which epoch is all the same. Stores of some slots
 have to be written at one epoch, and their servers do not talk to each other: the log tells. An epoch is *marked* when
-the bytes of changes, counted from the beginning of the log, pass a multiple of a step, or the number of epochs does.
-`LEAD_EPOCHS` after it, all who own slots have them written. The step follows from the newest snapshot. It is a power
-of two, so that what is marked for one who saw an older snapshot is marked for most of the others too; and it doubles
-as the changes do while there is no new snapshot. Who misses a mark (a server that was down, or is still writing)
+the bytes of changes, counted from the beginning of the log, pass a multiple of a step, or its number does of another.
+`LEAD_EPOCHS` after it, all who own slots have them written. The steps follow from the newest snapshot. They are powers
+of two, so that what is marked for one who saw an older snapshot is marked for most of the others too; and they double
+as the changes do while there is no new snapshot, so that those who write longer than others, and are busy at each
+other's marks, meet at last. Who misses a mark (a server that was down, or is still writing)
 leaves that snapshot without a part, and the next mark makes up for it. Servers of another version that marks other
 epochs would too: what is here of marks is as binding as the log's format.
 
@@ -42,8 +43,8 @@ logger = logging.getLogger("sparkis.compactor")
 CHANGES_BYTES_MIN = 16 << 20
 CHANGES_PER_STATE = 2
 EPOCHS_MAX = 1_000
-# While there is no new snapshot the step is this part of the changes since the last, so that what is written in vain
-# stays in proportion.
+# While there is no new snapshot a step is this part of the changes, or epochs, since the last, so that what is written
+# in vain stays in proportion.
 CHANGES_PER_STEP = 2
 # The process takes half a second to start; epochs that come faster wait for it (guess).
 LEAD_EPOCHS = 8
@@ -52,19 +53,26 @@ HOLD_TIMEOUT_S = 5.0
 IDLE_S_MAX = 60.0
 
 
-def is_marked(epoch: Epoch, step_bytes: int) -> bool:
-    """Tell whether an epoch passes a multiple of the step, or of `EPOCHS_MAX`."""
+def is_marked(epoch: Epoch, step_bytes: int, step_epochs: int) -> bool:
+    """Tell whether an epoch passes a multiple of either step."""
     before_bytes = max(0, epoch.log_bytes - epoch.change_bytes)  # a writer of an older version does not count
     if epoch.log_bytes // step_bytes > before_bytes // step_bytes:
         return True
-    return epoch.epoch > 0 and epoch.epoch % EPOCHS_MAX == 0
+    return epoch.epoch > 0 and epoch.epoch % step_epochs == 0
 
 
-def step_after(newest: Epoch | None, epoch: Epoch) -> int:
-    """Return how many bytes of changes lie between two marks, while one snapshot is the newest."""
-    since = epoch.log_bytes - (newest.log_bytes if newest else 0)
-    least = max(CHANGES_PER_STATE * (newest.change_bytes if newest else 0), since // CHANGES_PER_STEP)
-    step = CHANGES_BYTES_MIN
+def steps_after(base: Epoch, epoch: Epoch) -> tuple[int, int]:
+    """Return how many bytes of changes, and how many epochs, lie between two marks.
+
+    base: the newest snapshot, or the first epoch where there is none.
+    """
+    since_bytes = (epoch.log_bytes - base.log_bytes) // CHANGES_PER_STEP
+    since_epochs = (epoch.epoch - base.epoch) // CHANGES_PER_STEP
+    step_bytes = _doubled(CHANGES_BYTES_MIN, max(CHANGES_PER_STATE * base.change_bytes, since_bytes))
+    return step_bytes, _doubled(EPOCHS_MAX, since_epochs)
+
+
+def _doubled(step: int, least: int) -> int:
     while step < least:
         step *= 2
     return step
@@ -126,12 +134,12 @@ class Compactor:
             logger.warning("job %s: no part of a snapshot at epoch %d: %s", self._job, epoch.epoch, error)
 
     def _is_mark(self, log: JobLog, current: Current, epoch: Epoch, store: LmdbStore) -> bool:
-        if not is_marked(epoch, CHANGES_BYTES_MIN):  # then it is not for a larger step either
+        if not is_marked(epoch, CHANGES_BYTES_MIN, EPOCHS_MAX):  # then it is not for larger steps either
             return False
         if store.holding.owned in (ALL, NONE) or self._is_running():
             return False
-        newest = snapshots.newest(log, current)
-        return (newest is None or newest.epoch < epoch.epoch) and is_marked(epoch, step_after(newest, epoch))
+        base = snapshots.newest(log, current) or log.first(current) or epoch
+        return base.epoch < epoch.epoch and is_marked(epoch, *steps_after(base, epoch))
 
     def _prepare(self) -> None:
         self._process = subprocess.Popen(self._command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
