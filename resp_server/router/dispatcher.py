@@ -6,6 +6,7 @@ the same client waits for it, which bounds what one client can have waiting.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, cast
@@ -21,9 +22,9 @@ from resp_server.protocol.requests import Request
 from resp_server.protocol.session import Session
 from resp_server.router.applications import Applications, clash
 from resp_server.router.asks import Ask, TakesReplies
-from resp_server.router.frames import pack
+from resp_server.router.frames import in_order, pack
 from resp_server.router.gathering import Jobs, text_in, wanted_of_servers
-from resp_server.router.gets import Gets
+from resp_server.router.gets import Array, Gets
 from resp_server.router.routes import Merge, Way, lone_key_at, split, way_of
 from resp_server.router.survey import Survey
 from resp_server.router.transactions import TransactionRun, WatchRun
@@ -112,7 +113,7 @@ class Joined:
     def __init__(self, count: int, merge: Merge, whose: TakesReplies, index: int) -> None:
         self._replies: list[bytes | None] = [None] * count
         self._missing = count
-        self._merge, self._whose, self._index = merge, whose, index
+        self._merge, self._whose, self.index = merge, whose, index
 
     def put(self, index: int, reply: bytes) -> None:
         self._replies[index] = reply
@@ -121,7 +122,7 @@ class Joined:
             return
         replies = [each for each in self._replies if each is not None]
         error = next((each for each in replies if each[:1] == b"-"), None)
-        self._whose.put(self._index, self._merge(replies) if error is None else error)
+        self._whose.put(self.index, self._merge(replies) if error is None else error)
 
 
 class Rule(NamedTuple):
@@ -306,6 +307,8 @@ class ProxyDispatcher(Dispatcher):
             packed, deadline_s = pack(request), upstreams.deadline_s()
             upstreams.send(Ask(packed, 0, protocol, deadline_s, batch, batch.expect(is_silent), None, master))
             return True
+        if command.name == "mget" and self._ask_for_many(request, session, batch):
+            return True
         found = split(command.facts, request, self.place_of)
         if found is None:
             return False
@@ -318,6 +321,39 @@ class ProxyDispatcher(Dispatcher):
             upstreams = self._applications.each[number]
             packed, deadline_s = pack(part.request), upstreams.deadline_s()
             upstreams.send(Ask(packed, slot, protocol, deadline_s, joined, place))
+        return True
+
+    def _ask_for_many(self, request: Request, session: Session, batch: Batch) -> bool:
+        """Ask for the values of keys of different slots as GETs, which are cheaper; False if that cannot be.
+
+        Keys of one slot are to be read at one epoch, so they are asked for together.
+        """
+        keys = request[1:]
+        if self.gets is None or len(keys) < 2:
+            return False
+        slots = list(map(slot_of, keys))
+        counts = Counter(slots)
+        alone = [counts[slot] == 1 for slot in slots]
+        array = Array(session.protocol, batch)
+        if all(alone):
+            is_asked = self.gets.ask_array(keys, array)
+            if is_asked:
+                array.index = batch.expect(session.is_silent)
+            return is_asked
+        places = [[at for at, is_alone in enumerate(alone) if is_alone]]
+        places += [[at for at, each in enumerate(slots) if each == slot] for slot, count in counts.items() if count > 1]
+        if not places[0]:
+            return False
+        joined = Joined(len(places), partial(in_order, places=places), batch, 0)
+        array = Array(session.protocol, joined)
+        if not self.gets.ask_array([keys[at] for at in places[0]], array):
+            return False
+        array.index = 0
+        joined.index = batch.expect(session.is_silent)
+        upstreams = self._applications.each[0]
+        for number, some in enumerate(places[1:], 1):
+            packed, deadline_s = pack((request[0], *(keys[at] for at in some))), upstreams.deadline_s()
+            upstreams.send(Ask(packed, slots[some[0]], session.protocol, deadline_s, joined, number))
         return True
 
     def place_of(self, key: bytes) -> tuple[int, int]:

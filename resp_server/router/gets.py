@@ -14,9 +14,9 @@ from binascii import crc_hqx
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, compress, islice, repeat
 from operator import getitem
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from resp_server.router.asks import Ask
+from resp_server.router.asks import Ask, TakesReplies
 from resp_server.router.frames import pack
 from resp_server.router.lane import Lane
 from state_backend.slots import slot_of
@@ -69,7 +69,6 @@ class Gets:
         self._upstreams = upstreams
         self._instance = instance
         self._stats = instance.stats
-        self._tally = instance.stats.tally("get")
         self._connections: list[ProxyConnection] = []
         self._buffers: list[bytes] = []
 
@@ -108,34 +107,62 @@ class Gets:
             whole, rest = data[:at], data[at:]
         connection.leave_to_others(data)
 
-    def _ask(self, connections: Sequence[ProxyConnection], pieces: list[bytes], ends: Sequence[int]) -> bool:
-        upstreams = self._upstreams
+    def _ask(self, connections: Sequence[Taker], pieces: list[bytes], ends: Sequence[int]) -> bool:
         keys: Iterator[bytes] = map(getitem, pieces, map(_key_of_length, map(len, pieces)))  # type: ignore[arg-type]
-        # A key with a hash tag has another slot than its CRC says.
-        has_tags = b"{" in b"".join(pieces)
-        places = map(slot_of, keys) if has_tags else map(crc_hqx, keys, repeat(0))
-        numbers = bytes(map(upstreams.table.__getitem__, places))
-        lanes = upstreams.open_lanes
-        asked: list[tuple[Lane, int]] = []
-        for number in set(numbers):
-            lane = lanes[number]
-            if lane is None or not lane.has_room(len(pieces)):
-                return False
-            asked.append((lane, number))
-        deadline_s, selections = upstreams.deadline_s(), _SELECTIONS
+        asked = self._lanes(self._numbers(keys, b"".join(pieces)), len(pieces))
+        if asked is None:
+            return False
+        numbers, lanes = asked
         run = Run(connections, ends, numbers) if len(connections) < len(pieces) else None
-        for lane, number in asked:
-            some: Sequence[bytes] = pieces
-            takers = connections
-            if len(asked) > 1:
-                selection = numbers.translate(selections[number])
-                some = list(compress(pieces, selection))
-                takers = list(compress(connections, selection)) if run is None else ()
-            part = Lone(some, deadline_s, takers) if run is None else Part(some, deadline_s, run, number)
-            lane.send(b"%b%b\r\n" % (UPPER.start, UPPER.separator.join(some)), part)
-        self._tally.calls += len(pieces)
+        self._send(connections, pieces, numbers, lanes, run)
+        self._stats.tally("get").calls += len(pieces)
         self._instance.renew()  # its clock says when clients were last active
         return True
+
+    def ask_array(self, keys: Sequence[bytes], taker: Taker) -> bool:
+        """Ask for keys whose values are to come as one array; False if nothing was asked."""
+        asked = self._lanes(self._numbers(iter(keys), b"".join(keys)), len(keys))
+        if asked is None:
+            return False
+        numbers, lanes = asked
+        pieces = [b"%d\r\n%b" % (len(key), key) for key in keys]
+        self._send([taker], pieces, numbers, lanes, Run([taker], [len(pieces)], numbers))
+        return True
+
+    def _numbers(self, keys: Iterator[bytes], text: bytes) -> bytes:
+        """Return the numbers of the connections that keys are asked over. text: all of them."""
+        # A key with a hash tag has another slot than its CRC says.
+        places = map(slot_of, keys) if b"{" in text else map(crc_hqx, keys, repeat(0))
+        return bytes(map(self._upstreams.table.__getitem__, places))
+
+    def _lanes(self, numbers: bytes, count: int) -> tuple[bytes, list[tuple[Lane, int]]] | None:
+        """Return the connections that numbers stand for, or None if one cannot be used now."""
+        asked: list[tuple[Lane, int]] = []
+        for number in set(numbers):
+            lane = self._upstreams.open_lanes[number]
+            if lane is None or not lane.has_room(count):
+                return None
+            asked.append((lane, number))
+        return numbers, asked
+
+    def _send(
+        self,
+        takers: Sequence[Taker],
+        pieces: Sequence[bytes],
+        numbers: bytes,
+        lanes: Sequence[tuple[Lane, int]],
+        run: Run | None,
+    ) -> None:
+        """Send each connection its GETs; run: None if each of the takers takes one reply."""
+        deadline_s = self._upstreams.deadline_s()
+        for lane, number in lanes:
+            some, its_takers = pieces, takers
+            if len(lanes) > 1:
+                selection = numbers.translate(_SELECTIONS[number])
+                some = list(compress(pieces, selection))
+                its_takers = list(compress(takers, selection)) if run is None else ()
+            part = Lone(some, deadline_s, its_takers) if run is None else Part(some, deadline_s, run, number)
+            lane.send(b"%b%b\r\n" % (UPPER.start, UPPER.separator.join(some)), part)
 
 
 def ends_of(pieces: Sequence[bytes], buffers: Sequence[bytes]) -> list[int] | None:
@@ -167,13 +194,45 @@ def _are_keys(pieces: Sequence[bytes]) -> bool:
         return False
 
 
+class Taker(Protocol):
+    """Whoever asked: a client's connection, or an array that is made for one."""
+
+    def in_its_protocol(self, replies: Sequence[bytes]) -> bytes:
+        """Return replies to GETs as they are sent."""
+
+    def answered(self, reply: bytes) -> None:
+        """Take what was waited for."""
+
+
+class Array:
+    """Makes the reply to an MGET of those to GETs. An error is the reply, but a key of another kind is nil."""
+
+    def __init__(self, protocol: int, whose: TakesReplies) -> None:
+        self.index = -1
+        self._nil = NIL_2 if protocol == 2 else NIL_3
+        self._whose = whose
+
+    def in_its_protocol(self, replies: Sequence[bytes]) -> bytes:
+        """Return the array."""
+        error = next((each for each in replies if each[:1] == b"-" and not each.startswith(b"-WRONGTYPE ")), None)
+        if error is not None:
+            return error
+        nil = self._nil
+        items = [nil if each == NIL_2 or each[:1] == b"-" else each for each in replies]
+        return b"*%d\r\n%b" % (len(items), b"".join(items))
+
+    def answered(self, reply: bytes) -> None:
+        """Pass it on."""
+        self._whose.put(self.index, reply)
+
+
 class Run:
     """The GETs of some buffers, which were asked together, and the replies, by the connections that they came over.
 
     A client is answered when the connections that it needs have brought theirs: it does not wait for others.
     """
 
-    def __init__(self, connections: Sequence[ProxyConnection], ends: Sequence[int], numbers: bytes) -> None:
+    def __init__(self, connections: Sequence[Taker], ends: Sequence[int], numbers: bytes) -> None:
         self.parts: dict[int, Part] = {}
         self._numbers = numbers
         self._done = b""
@@ -233,7 +292,7 @@ class Sent:
 class Lone(Sent):
     """One of each of several clients, which is all that these asked for."""
 
-    def __init__(self, pieces: Sequence[bytes], deadline_s: float, connections: Sequence[ProxyConnection]) -> None:
+    def __init__(self, pieces: Sequence[bytes], deadline_s: float, connections: Sequence[Taker]) -> None:
         super().__init__(pieces, deadline_s)
         self._connections = connections
 

@@ -103,7 +103,7 @@ def _mixed(seed: int) -> list[tuple[bytes, ...]]:
         lambda: (b"DBSIZE",),
         lambda: (b"LRANGE", b"list:one", b"0", b"-1"),
     ]
-    return [made.choice(choices)() for _ in range(300)]
+    return [made.choice(choices)() for _ in range(160)]
 
 
 def test_fifty_clients_with_mixed_pipelines_get_their_answers_in_order(
