@@ -117,6 +117,18 @@ def test_a_pipeline_answers_in_order(client: redis.Redis) -> None:
     assert pipeline.execute() == [b"value", {b"field": b"value"}, [b"42", None], 1, -1]
 
 
+def test_a_transaction_answers_in_order(client: redis.Redis) -> None:
+    pipeline = client.pipeline()
+    pipeline.watch("plain", "hash:one", "missing")
+    assert pipeline.get("plain") == b"value"
+    pipeline.multi()
+    pipeline.get("plain").hgetall("hash:one").mget("number", "missing").lrange("list:one", 0, -1)
+    assert pipeline.execute() == [b"value", {b"field": b"value"}, [b"42", None], [b"only"]]
+    with pytest.raises(redis.exceptions.ReadOnlyError):
+        client.pipeline().get("plain").set("plain", "x").execute()
+    assert client.get("plain") == b"value"
+
+
 def test_an_error_in_a_pipeline_stays_in_its_place(client: redis.Redis) -> None:
     pipeline = client.pipeline(transaction=False).get("plain").get("hash:one").set("plain", "x").get("empty")
     first, second, third, last = pipeline.execute(raise_on_error=False)
