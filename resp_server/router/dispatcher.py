@@ -329,7 +329,9 @@ class ProxyDispatcher(Dispatcher):
         Keys of one slot are to be read at one epoch, so they are asked for together.
         """
         keys = request[1:]
-        if self.gets is None or len(keys) < 2:
+        # GETs go over connections of RESP2. What stands before in the same pipeline has to go over the same ones, or it
+        # could be answered later, and from a later epoch.
+        if self.gets is None or len(keys) < 2 or session.protocol != 2:
             return False
         slots = list(map(slot_of, keys))
         counts = Counter(slots)
