@@ -254,6 +254,10 @@ def test_slots_that_move_and_a_server_that_hangs_or_ends_leave_no_transaction_ha
                 for _ in range(20):
                     found = answer(connection)
                     assert found.isdigit() or found.startswith(b"-TRYAGAIN"), found
+        ends = monotonic() + WAIT_S_MAX
+        while f":{cluster.ports[1]}".encode() not in connection.call("STATE", "LOCATE", cluster.of(1)).raw:
+            assert monotonic() < ends
+            sleep(0.02)
         os.kill(cluster.servers[1].process.pid, signal.SIGSTOP)
         assert answer(connection).startswith(b"-")
         assert connection.call("GET", cluster.of(0)).value.isdigit()
