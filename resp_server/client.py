@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 import hiredis
 
+from resp_server.tls import TlsFiles, context_for_url, why
 from state_backend.errors import SparkisError
 
 DEFAULT_PORT = 6379
@@ -21,7 +23,10 @@ class ClientError(SparkisError):
 
 
 class Client:
-    """One connection. Not to be shared between threads. `timeout_s` bounds connecting, and each wait for bytes."""
+    """One connection. Not to be shared between threads. `timeout_s` bounds connecting, and each wait for bytes.
+
+    `tls` is how to speak TLS; without it nothing is encrypted.
+    """
 
     def __init__(
         self,
@@ -31,6 +36,7 @@ class Client:
         username: str | None = None,
         password: str | None = None,
         timeout_s: float = TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.address = f"{host}:{port}"
         self._timeout_s = timeout_s
@@ -41,21 +47,41 @@ class Client:
             raise ClientError(
                 f"cannot connect to {self.address}: {error.strerror or error}; is a server there?"
             ) from None
+        if tls is not None:
+            self._encrypt(tls, host)
         if password is not None:
             self.call("AUTH", *([username] if username else []), password)
 
     @classmethod
-    def from_url(cls, url: str, timeout_s: float = TIMEOUT_S) -> Client:
-        """Connect to `redis://[[user]:password@]host[:port]`; ClientError if that is not what `url` is."""
+    def from_url(cls, url: str, timeout_s: float = TIMEOUT_S, tls: TlsFiles | None = None) -> Client:
+        """Connect to `redis://[[user]:password@]host[:port]`; ClientError if that is not what `url` is.
+
+        `rediss://` speaks TLS: `tls` has the CA, if it is none that this machine trusts, and what to show if asked.
+        """
         try:
             parts = urlsplit(url)
             port = parts.port or DEFAULT_PORT
         except ValueError as error:
             raise ClientError(f"{url!r} is not a URL: {error}") from None
-        if parts.scheme != "redis" or not parts.hostname:
-            raise ClientError(f"{url!r} is not a URL of the form redis://[:password@]host[:port]")
+        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+            raise ClientError(
+                f"{url!r} is not a URL of the form redis://[:password@]host[:port], or rediss://... for TLS"
+            )
+        if tls is not None and parts.scheme == "redis":
+            raise ClientError(f"{url!r} speaks no TLS: write rediss://, or give no TLS files")
         password = None if parts.password is None else unquote(parts.password)
-        return cls(parts.hostname, port, username=parts.username or None, password=password, timeout_s=timeout_s)
+        context = context_for_url(tls) if parts.scheme == "rediss" else None
+        return cls(
+            parts.hostname, port, username=parts.username or None, password=password, timeout_s=timeout_s, tls=context
+        )
+
+    def _encrypt(self, tls: ssl.SSLContext, host: str) -> None:
+        plain = self._socket
+        try:
+            self._socket = tls.wrap_socket(plain, server_hostname=host)
+        except OSError as error:
+            plain.close()
+            raise ClientError(f"cannot connect to {self.address}: {why(error)}") from None
 
     def call(self, *words: str, timeout_s: float | None = None) -> Any:
         """Send one command and return its reply; ClientError if the reply is an error or does not come in time."""
@@ -69,7 +95,7 @@ class Client:
                     raise ClientError(f"{self.address} closed the connection")
                 self._reader.feed(received)
         except OSError as error:
-            raise ClientError(f"{self.address} did not answer {words[0]}: {error.strerror or error}") from None
+            raise ClientError(f"{self.address} did not answer {words[0]}: {why(error)}") from None
         if isinstance(reply, ClientError):
             raise ClientError(f"{self.address}: {reply}")
         return reply

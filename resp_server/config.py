@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from resp_server.protocol.requests import RequestLimits
+from resp_server.tls import TlsFiles
 
 LOOPBACK = ("127.0.0.1", "::1")
 MIB = 1024 * 1024
@@ -22,6 +23,8 @@ class ServerConfig:
     password        what AUTH asks for; None lets everybody in
     protected_mode  without a password, answer clients of other machines with DENIED only
     role            `master`, or `slave` for clients that should learn from it that nothing can be written
+    tls             the certificate; `port` speaks TLS with it, unless it has a port of its own
+    tls_port        speaks TLS, and `port` does not; 0 takes a free one
     """
 
     hosts: tuple[str, ...] = LOOPBACK
@@ -29,6 +32,8 @@ class ServerConfig:
     password: str | None = field(default=None, repr=False)
     protected_mode: bool = True
     role: str = "master"
+    tls: TlsFiles | None = None
+    tls_port: int | None = None
     databases: int = 16
     clients_max: int = 10_000
     backlog_connections: int = 511
@@ -50,6 +55,12 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if self.role not in ("master", "slave"):
             raise ValueError(f"role is 'master' or 'slave', not {self.role!r}")
+        if self.tls_port is not None and self.tls is None:
+            raise ValueError("--tls-port needs a certificate: give --tls-cert-file and --tls-key-file")
+        if self.tls_port is not None and self.tls_port == self.port != 0:
+            raise ValueError(
+                f"--port and --tls-port are both {self.port}; leave --tls-port out to have TLS alone there"
+            )
 
     @property
     def is_slave(self) -> bool:

@@ -100,7 +100,9 @@ class Connection(asyncio.Protocol):
             self._turn()
 
     def eof_received(self) -> bool:
-        """Stay open for what has been asked and not yet answered."""
+        """Stay open for what has been asked and not yet answered: not with TLS, where one end closes both."""
+        if self._transport.get_extra_info("sslcontext") is not None:
+            return False
         self._is_ending = self._next_turn is not None or not self._is_writable
         return self._is_ending
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import socket
 
 from resp_server.children import TOKEN_VARIABLE as TOKEN_VARIABLE
 from resp_server.cluster.membership import Membership
@@ -22,28 +23,37 @@ from resp_server.errors import PlainError, ReplyError
 from resp_server.followers import Followers
 from resp_server.protocol.replies import OK, Reply, encode
 from resp_server.protocol.requests import Request, RequestLimits, RequestParser
+from resp_server.tls import Certificates, TlsListener, start_streams
 
 logger = logging.getLogger("sparkis.control")
 
 # A topology of a thousand nodes takes some 200 KB.
 REQUEST_BYTES_MAX = 1 << 20
 READ_BYTES_MAX = 64 << 10
+# Handshakes at a time.
+ARRIVING_MAX = 64
 WAIT_MS_MAX = 600_000
 
 
 class ControlListener:
     """Answers the verbs of the control plane on a port of the loopback interface."""
 
-    def __init__(self, followers: Followers, membership: Membership, token: str) -> None:
+    def __init__(
+        self, followers: Followers, membership: Membership, token: str, certificates: Certificates | None = None
+    ) -> None:
         self._followers = followers
         self._membership = membership
         self._token = token.encode()
-        self._server: asyncio.Server | None = None
+        self._certificates = certificates
+        self._server: asyncio.Server | TlsListener | None = None
 
     async def start(self) -> int:
         """Listen on a free port and return it."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port: int = self._server.sockets[0].getsockname()[1]
+        listener = socket.create_server(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        self._server = await start_streams(
+            self._serve, listener, self._certificates, lambda arriving: arriving < ARRIVING_MAX
+        )
         return port
 
     async def stop(self) -> None:
@@ -67,7 +77,7 @@ class ControlListener:
                 if parser.error is not None:
                     return
                 await writer.drain()
-        except ConnectionError as error:
+        except OSError as error:  # those of TLS are some of these
             logger.debug("a control connection broke: %s", error)
         finally:
             writer.close()

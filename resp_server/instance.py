@@ -46,6 +46,7 @@ class Instance:
     sessions: dict[int, Session] = field(default_factory=dict)
     run_id: str = field(default_factory=lambda: secrets.token_hex(20))
     port: int = 0
+    tls_port: int = 0  # where TLS is spoken, which may be the only port; 0: nowhere
     # While jobs of the logs are still to be opened: commands about keys are answered with LOADING.
     is_loading: bool = False
     # What this server is in a cluster; None: it is in none, and answers for all slots. Set by `stand`.

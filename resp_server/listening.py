@@ -7,7 +7,7 @@ import resource
 import socket
 from collections.abc import Sequence
 
-from resp_server.config import LOOPBACK
+from resp_server.config import LOOPBACK, ServerConfig
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,22 @@ def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[so
                 each.close()
             raise OSError(error.errno, f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
     return made
+
+
+def listen_at_ports(config: ServerConfig) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Return a server's listening sockets: those where nothing is encrypted, and those where all is. OSError."""
+    hosts, backlog_connections = config.hosts, config.backlog_connections
+    first = listen(hosts, config.port, backlog_connections)
+    if config.tls is None:
+        return first, []
+    if config.tls_port is None:
+        return [], first
+    try:
+        return first, listen(hosts, config.tls_port, backlog_connections)
+    except OSError:
+        for each in first:
+            each.close()
+        raise
 
 
 def is_wildcard(host: str) -> bool:

@@ -29,6 +29,7 @@ from resp_server.followers import Followers
 from resp_server.listening import make_room_for
 from resp_server.server import Server
 from resp_server.shown import Readers, ShownJobs
+from resp_server.tls import CA_OPTION, add_tls_options, certificates_of, files_of, server_context
 from resp_server.workers.master import Workers
 from state_backend.compact import add_retention_option
 from state_backend.errors import SparkisError, StoreError
@@ -49,6 +50,7 @@ examples:
   sparkis serve --log ./sparkis-log
   sparkis serve --log /data/log-a --log /data/log-b --port 6380
   SPARKIS_PASSWORD=secret sparkis serve --log ./sparkis-log --bind 0.0.0.0
+  sparkis serve --log ./sparkis-log --tls-cert-file server.crt --tls-key-file server.key
   sparkis serve --log /data/log --bind 10.0.0.1 --cluster cluster.json --cluster-node 10.0.0.1:7379
 """
 
@@ -57,6 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a server to a command."""
     parser.add_argument("--log", action="append", required=True, metavar="PATH", help="a log root; may be repeated")
     add_listening_options(parser)
+    add_tls_port_option(parser)
     parser.add_argument("--store", metavar="FOLDER", help="where to keep the stores (default: in the user's cache)")
     parser.add_argument(
         "--role", choices=("master", "slave"), default="master", help="what clients are told to talk to"
@@ -99,6 +102,14 @@ def add_listening_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--maxclients", type=int, default=10_000, help="connections at a time (default %(default)s)")
     parser.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="close idle clients (default: never)")
     parser.add_argument("--loglevel", choices=("debug", "info", "warning", "error"), default="info")
+    add_tls_options(parser)
+
+
+def add_tls_port_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of whatever may answer with TLS and without it at once."""
+    parser.add_argument(
+        "--tls-port", type=int, metavar="PORT", help="speak TLS there, and none at --port (default: TLS at --port)"
+    )
 
 
 def _worker_count(text: str) -> int:
@@ -108,15 +119,24 @@ def _worker_count(text: str) -> int:
     return count
 
 
-def config_of(options: argparse.Namespace) -> ServerConfig:
-    """Return the server's settings; ValueError for a password file that cannot be read."""
+def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> ServerConfig:
+    """Return the server's settings; ValueError for a password file, TlsError for a certificate that cannot be read."""
     password = options.requirepass or os.environ.get(PASSWORD_VARIABLE) or None
     if options.requirepass_file:
         try:
             password = Path(options.requirepass_file).read_text().strip()
         except OSError as error:
             raise ValueError(f"--requirepass-file {options.requirepass_file}: {error.strerror}") from None
+    tls = files_of(options)
+    if tls is not None:
+        if tls.cert is None and not takes_ca_alone:
+            raise ValueError(f"{CA_OPTION} has no use without --tls-cert-file and --tls-key-file; give them as well")
+        tls = None if tls.cert is None else tls
+    if tls is not None:
+        server_context(tls)  # before anything is started
     return ServerConfig(
+        tls=tls,
+        tls_port=getattr(options, "tls_port", None),
         hosts=tuple(options.bind),
         port=options.port,
         password=password,
@@ -135,6 +155,11 @@ def run(options: argparse.Namespace) -> int:
     try:
         if (options.cluster is None) != (options.cluster_node is None):
             raise ValueError("--cluster FILE and --cluster-node HOST:PORT are given together, or neither is")
+        if options.cluster is not None and options.tls_port is not None:
+            raise ValueError(
+                "--tls-port cannot be with --cluster, which tells clients one port of each node; without --tls-port a "
+                "node with a certificate speaks TLS at --port, and all nodes have to do the same"
+            )
         roots = [open_filesystem(log).root for log in options.log]
         check_logs(roots)
         with store_folder(options.store, roots) as folder:
@@ -192,7 +217,7 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
     followers = Followers(readers, list(roots), folder, retention_ms=retention_ms)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     membership = Membership(server)
-    control = ControlListener(followers, membership, token) if token else None
+    control = ControlListener(followers, membership, token, certificates_of(config.tls)) if token else None
     loading: asyncio.Task[None] | None = None
     following: asyncio.Task[None] | None = None
     try:
@@ -207,10 +232,10 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
         loading.add_done_callback(lambda _: server.set_loading(False))
         await server.start()
         control_port = await control.start() if control else None
-        for host in config.hosts:
-            logger.info("started @ %s:%d", host, server.port)
+        log_started(config, server.port, server.tls_port)
         if options.child:
-            print(json.dumps({"port": server.port, "control_port": control_port}), flush=True)
+            ports = {"port": server.port, "tls_port": server.tls_port, "control_port": control_port}
+            print(json.dumps(ports), flush=True)
         await until_told_to_end(watches_input=options.child)
     finally:
         for task in (loading, following):
@@ -221,6 +246,15 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
         await server.stop()
         await followers.stop()
         logger.info("ended")
+
+
+def log_started(config: ServerConfig, port: int, tls_port: int) -> None:
+    """Say where clients are answered."""
+    for host in config.hosts:
+        if port != tls_port:
+            logger.info("started @ %s:%d", host, port)
+        if tls_port:
+            logger.info("started @ %s:%d, TLS", host, tls_port)
 
 
 async def until_told_to_end(*, watches_input: bool) -> bool:

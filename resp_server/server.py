@@ -16,8 +16,9 @@ from resp_server.connection import Connection
 from resp_server.dispatcher import Dispatcher
 from resp_server.errors import DeniedError, PlainError, ReplyError
 from resp_server.instance import Instance
-from resp_server.listening import listen
+from resp_server.listening import listen_at_ports
 from resp_server.protocol.session import Session
+from resp_server.tls import Certificates, TlsListener
 from state_backend.clock import Clock, now_ms
 from state_backend.keyspace import Keyspace
 
@@ -49,7 +50,7 @@ class Server:
         self._connect = connection
         self._connections: dict[int, Connection] = {}
         self._next_id = 1
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[asyncio.Server | TlsListener] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._told: set[Connection] = set()
         self._telling: asyncio.TimerHandle | None = None
@@ -59,17 +60,40 @@ class Server:
         """The port that the server listens on; known after `start`."""
         return self.instance.port
 
+    @property
+    def tls_port(self) -> int:
+        """The port where TLS is spoken, which may be the only one; 0: there is none."""
+        return self.instance.tls_port
+
     async def start(self) -> None:
-        """Listen. OSError if an address cannot be had; a loopback address that the machine lacks is left out."""
+        """Listen. OSError if an address cannot be had; a loopback address that the machine lacks is left out.
+
+        TlsError for a certificate that cannot be used.
+        """
         config = self.instance.config
-        loop = asyncio.get_running_loop()
-        sockets = listen(config.hosts, config.port, config.backlog_connections)
-        self.instance.port = sockets[0].getsockname()[1]
-        for each in sockets:
+        certificates = None if config.tls is None else Certificates(config.tls)
+        plain, encrypted = listen_at_ports(config)
+        self.instance.port = (plain or encrypted)[0].getsockname()[1]
+        for each in plain:
             self._listeners.append(
-                await loop.create_server(lambda: self._connect(self), sock=each, backlog=config.backlog_connections)
+                await asyncio.get_running_loop().create_server(
+                    lambda: self._connect(self), sock=each, backlog=config.backlog_connections
+                )
             )
+        if certificates is not None:
+            self.instance.tls_port = encrypted[0].getsockname()[1]
+            for each in encrypted:
+                self._listeners.append(TlsListener(each, certificates, lambda: self._connect(self), self._has_room))
         self.look_after()
+
+    def _has_room(self, arriving: int) -> bool:
+        """Tell whether one more client may begin a handshake."""
+        stats = self.instance.stats
+        has_room = len(self._connections) + arriving < self.instance.config.clients_max
+        if not has_room:
+            stats.connections_received += 1
+            stats.connections_rejected += 1
+        return has_room
 
     async def stop(self) -> None:
         """Stop listening, send what was answered, close all connections; takes at most `stop_ms_max`."""

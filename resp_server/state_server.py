@@ -32,6 +32,7 @@ from resp_server.listening import make_room_for
 from resp_server.process import add_listening_options, check_logs, config_of, store_folder, until_told_to_end
 from resp_server.server import Server
 from resp_server.shown import ShownJobs
+from resp_server.tls import certificates_of
 from resp_server.token import add_token_option, token_of
 from state_backend.compact import add_retention_option
 from state_backend.errors import KeyGroupsError, SparkisError
@@ -198,6 +199,7 @@ async def _serve(
         token=token,
         on_wanted=remembering.want,
         on_end=ended.set if options.child else None,
+        certificates=certificates_of(config.tls),
     )
     followers.on_change = link.changed
     tasks: list[asyncio.Task[None]] = []

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from resp_server.client import Client
+from resp_server.tls import add_tls_options, files_of
 from state_backend.errors import SparkisError
 
 DEFAULT_URL = "redis://127.0.0.1:7379"
@@ -18,14 +19,15 @@ COLUMNS = ("JOB", "STATE", "KIND", "KEYS", "COMMITTED", "APPLIED", "LAG", "CONDI
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("--url", default=DEFAULT_URL, help="redis://[:password@]host:port (default %(default)s)")
+    parser.add_argument("--url", default=DEFAULT_URL, help="redis[s]://[:password@]host:port (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    add_tls_options(parser, for_server=False)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the status; return the exit code."""
     try:
-        with Client.from_url(options.url) as client:
+        with Client.from_url(options.url, tls=files_of(options)) as client:
             jobs = read(client)
     except SparkisError as error:
         print(f"sparkis status: {error}", file=sys.stderr)

@@ -38,6 +38,7 @@ class Running:
     process: subprocess.Popen[bytes]
     password: str | None = None
     control_port: int = 0
+    tls_port: int = 0
 
     def connect(self) -> Connection:
         """Open a connection, past the password if there is one."""
@@ -101,7 +102,7 @@ def sparkis_server(
         if not line:
             raise RuntimeError(f"sparkis does not start: exit code {process.wait()}")
         ports = json.loads(line)
-        yield Running(ports["port"], process, password, ports["control_port"])
+        yield Running(ports["port"], process, password, ports["control_port"], ports["tls_port"])
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from resp_server.cluster.topology import Health, Topology, TopologyError
 from resp_server.followers import Visible
 from resp_server.registry.record import Record, read_record
 from resp_server.registry.report import Report
+from resp_server.tls import Certificates, why
 from state_backend.errors import KeyGroupsError, SparkisError
 from state_backend.filesystems import Filesystem
 from state_backend.key_groups import KeyGroups
@@ -79,7 +80,8 @@ class Advertised:
 class RegistryLink:
     """Runs on the event loop's thread. `on_wanted` is called with what the server is to hold, first before it does.
 
-    `on_end` is called when the driver ends its servers; without it that is not for this one.
+    `on_end` is called when the driver ends its servers; without it that is not for this one. With `certificates` the
+    registry has to speak TLS.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class RegistryLink:
         token: str,
         on_wanted: Callable[[KeyGroups], None],
         on_end: Callable[[], None] | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         self._id = member_id
         self._advertised = advertised
@@ -105,6 +108,7 @@ class RegistryLink:
         self._token = token
         self._on_wanted = on_wanted
         self._on_end = on_end
+        self._certificates = certificates
         self._term = 0
         self._shown: Topology | None = None
         self._wanted: KeyGroups | None = None
@@ -130,7 +134,7 @@ class RegistryLink:
                 try:
                     await self._join(address)
                 except (OSError, TimeoutError, EOFError, LinkError, hiredis.ProtocolError) as error:
-                    self._tell(f"no registry at {address}: {error or 'it does not answer'}")
+                    self._tell(f"no registry at {address}: {why(error) or 'it does not answer'}")
                 except Exception:  # our own bug; without a link this server would never be told anything again
                     logger.exception("internal error in the link to the registry at %s", address)
             if not self._addresses(records):
@@ -199,7 +203,8 @@ class RegistryLink:
         except ValueError:
             raise LinkError(f"{address!r} is no address: write host:port") from None
         async with asyncio.timeout(CONNECT_S_MAX):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), number)
+            context = None if self._certificates is None else self._certificates.for_server()
+            reader, writer = await asyncio.open_connection(host.strip("[]"), number, ssl=context)
         here = writer.get_extra_info("sockname")[0]
         reporting: asyncio.Task[None] | None = None
         try:
@@ -217,7 +222,7 @@ class RegistryLink:
 
     async def _keep_reporting(self, writer: asyncio.StreamWriter, host: str) -> None:
         """Report what is new at once, and that this server lives all the time."""
-        with suppress(ConnectionError):
+        with suppress(OSError):
             while True:
                 self._wake.clear()
                 writer.write(_packed("REPORT", self._report(host).to_json()))

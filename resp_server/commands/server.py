@@ -52,7 +52,10 @@ def role(call: Call) -> Reply:
 @command("config|get")
 def config_get(call: Call, *patterns: OneOrMore) -> Reply:
     """Returns the effective values of configuration parameters."""
-    settings = {**config_values(call.instance.config, call.instance.port), **_cluster_values(call)}
+    settings = {
+        **config_values(call.instance.config, call.instance.port, call.instance.tls_port),
+        **_cluster_values(call),
+    }
     found: dict[str, bytes] = {}  # by their names, as the client typed them first
     for pattern in patterns:
         if not GLOB_MARKS.intersection(pattern):
@@ -67,7 +70,7 @@ def config_get(call: Call, *patterns: OneOrMore) -> Reply:
     return {typed: settings[name].encode() for name, typed in found.items()}
 
 
-def config_values(config: ServerConfig, port: int) -> Mapping[str, str]:
+def config_values(config: ServerConfig, port: int, tls_port: int) -> Mapping[str, str]:
     """Return the settings in Redis' names: those that are real here, and what clients ask and nothing else can be."""
     return {
         "appendonly": "no",
@@ -79,7 +82,7 @@ def config_values(config: ServerConfig, port: int) -> Mapping[str, str]:
         "maxmemory": "0",
         "maxmemory-policy": "noeviction",
         "notify-keyspace-events": "",
-        "port": str(port),
+        "port": str(port if port != tls_port else 0),
         "protected-mode": "yes" if config.protected_mode else "no",
         "proto-max-bulk-len": str(config.bulk_bytes_max),
         "replica-read-only": "yes",
@@ -91,6 +94,7 @@ def config_values(config: ServerConfig, port: int) -> Mapping[str, str]:
         "tcp-backlog": str(config.backlog_connections),
         "tcp-keepalive": str(config.tcp_keepalive_seconds),
         "timeout": str(config.idle_timeout_seconds),
+        **({"tls-port": str(tls_port)} if tls_port else {}),
     }
 
 

@@ -16,6 +16,7 @@ from resp_server.cluster.topology import NODES_MAX
 from resp_server.process import until_told_to_end
 from resp_server.registry.record import FencedError, Place
 from resp_server.registry.service import Registry
+from resp_server.tls import Certificates, add_tls_options, certificates_of, shown_files_of
 from resp_server.token import add_token_option, token_of
 from state_backend.errors import SparkisError
 from state_backend.filesystems import open_filesystem
@@ -34,6 +35,7 @@ EXAMPLES = """\
 examples:
   SPARKIS_CONTROL_TOKEN=secret sparkis registry --log /data/log
   sparkis registry --log /data/log --token-file token --bind 10.0.0.1 --replicas 1
+  sparkis registry --log /data/log --tls-cert-file a.crt --tls-key-file a.key --tls-ca-cert-file ca.crt
 """
 
 
@@ -55,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="further servers that hold each slot, where there are enough (default %(default)s)",
     )
     add_token_option(parser)
+    add_tls_options(parser)
     parser.add_argument("--loglevel", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 
@@ -72,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        uvloop.run(_run(options, token_of(options)))
+        uvloop.run(_run(options, token_of(options), certificates_of(shown_files_of(options))))
     except FencedError as error:
         logger.error("%s; this one ends", error)
         return FENCED_CODE
@@ -82,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _run(options: argparse.Namespace, token: str) -> None:
+async def _run(options: argparse.Namespace, token: str, certificates: Certificates | None) -> None:
     host = _advertised(options)
     listener = socket.create_server(
         (options.bind, options.port), family=socket.AF_INET6 if ":" in options.bind else socket.AF_INET
@@ -91,7 +94,7 @@ async def _run(options: argparse.Namespace, token: str) -> None:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     filesystem = open_filesystem(options.log)
     filesystem.make_folder("")
-    registry = Registry(Place.take(filesystem, address, options.replicas), token)
+    registry = Registry(Place.take(filesystem, address, options.replicas), token, certificates)
     await registry.start(listener)
     deciding = asyncio.create_task(registry.run())
     told = asyncio.create_task(until_told_to_end(watches_input=options.child))

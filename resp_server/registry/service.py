@@ -36,6 +36,7 @@ from resp_server.registry.assignment import Assignment
 from resp_server.registry.record import FencedError, Place
 from resp_server.registry.report import Report, ReportError
 from resp_server.registry.sharding import Member
+from resp_server.tls import Certificates, TlsListener, start_streams
 from state_backend.errors import SparkisError
 
 logger = logging.getLogger("sparkis.registry")
@@ -122,11 +123,12 @@ class Known:
 class Registry:
     """Answers the verbs, and keeps assignment, record and members in step."""
 
-    def __init__(self, place: Place, token: str) -> None:
+    def __init__(self, place: Place, token: str, certificates: Certificates | None = None) -> None:
         record = place.record
         self._place = place
         self._term = record.term
         self._token = token.encode()
+        self._certificates = certificates
         self._assignment = Assignment(record.replicas, record.topology)
         self._known: dict[str, Known] = {}
         self._connections: set[Connection] = set()
@@ -137,7 +139,7 @@ class Registry:
         self._saved = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._stepped: dict[str, Member] | None = None
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsListener | None = None
         self._settles_at_s: float | None = None
 
     @property
@@ -147,7 +149,12 @@ class Registry:
 
     async def start(self, listener: socket.socket) -> None:
         """Take connections."""
-        self._server = await asyncio.start_server(self._serve, sock=listener)
+        self._server = await start_streams(
+            self._serve,
+            listener,
+            self._certificates,
+            lambda arriving: len(self._connections) + arriving < CONNECTIONS_MAX,
+        )
 
     async def stop(self) -> None:
         """Stop listening, and let everybody go."""
@@ -304,7 +311,7 @@ class Registry:
                 if parser.error is not None:
                     return
                 await connection.drain()
-        except (ConnectionError, TimeoutError) as error:
+        except OSError as error:  # it broke, by itself or in TLS, or nothing came in time
             logger.debug("a connection ended: %s", error)
         finally:
             self._connections.discard(connection)

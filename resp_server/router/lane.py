@@ -20,6 +20,7 @@ from resp_server.protocol.requests import Request
 from resp_server.router.asks import Ask, Asked, Nobody
 from resp_server.router.frames import FrameError, Frames, pack
 from resp_server.router.guard import NOTHING, Epochs, has_reached
+from resp_server.tls import why
 
 if TYPE_CHECKING:
     from resp_server.router.upstream import Upstreams
@@ -277,19 +278,21 @@ class Lane:
 
     async def _connect(self) -> None:
         host, _, port = self.key.address.rpartition(":")
+        certificates = self._upstreams.certificates
         self.told.clear()
         self._floor = dict(self._upstreams.seen.get(self.key.address, NOTHING))
         try:
             await asyncio.sleep(self._not_before_s - self._loop.time())
             async with asyncio.timeout(self._upstreams.timeout_s):
-                _, link = await self._loop.create_connection(lambda: Link(self), host, int(port))
+                context = None if certificates is None else certificates.for_server()
+                _, link = await self._loop.create_connection(lambda: Link(self), host, int(port), ssl=context)
                 try:
                     await link.greet(self.key.protocol, self._upstreams.password)
                 except BaseException:
                     link.forget()
                     raise
         except (OSError, HandshakeError, FrameError) as error:
-            text = (error.strerror if isinstance(error, OSError) else None) or str(error) or "it does not answer"
+            text = why(error) or "it does not answer"
             self._failed(f"{self.key.address} cannot be reached: {text}")
             if self._is_given_up():
                 for ask in self.take_back():

@@ -14,7 +14,13 @@ from collections.abc import Sequence
 import uvloop
 
 from resp_server.listening import make_room_for
-from resp_server.process import add_listening_options, config_of, until_told_to_end
+from resp_server.process import (
+    add_listening_options,
+    add_tls_port_option,
+    config_of,
+    log_started,
+    until_told_to_end,
+)
 from resp_server.router.applications import Applications
 from resp_server.router.connection import ProxyConnection
 from resp_server.router.dispatcher import ProxyDispatcher
@@ -22,6 +28,7 @@ from resp_server.router.routes import APPLICATIONS_MAX
 from resp_server.router.sources import FileSource, LogSource, RegistrySource, Source
 from resp_server.router.upstream import TIMEOUT_S, Upstreams
 from resp_server.server import Server
+from resp_server.tls import Certificates, TlsError, certificates_of, files_of
 from resp_server.token import add_token_option, token_of
 from state_backend.errors import SparkisError
 from state_backend.filesystems import open_filesystem
@@ -79,6 +86,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="how long a server may take to answer (default %(default)s)",
     )
     add_listening_options(parser)
+    add_tls_port_option(parser)
+    parser.add_argument(
+        "--upstream-tls",
+        choices=("yes", "no"),
+        help="whether servers and registries speak TLS (default: yes if a TLS file is given)",
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(role="master")
 
@@ -124,13 +137,25 @@ def _sources(options: argparse.Namespace) -> Sequence[Source]:
     return made
 
 
+def _upstream_certificates(options: argparse.Namespace) -> Certificates | None:
+    """Return what servers and registries are connected to with; None: without TLS."""
+    if options.upstream_tls == "no":
+        return None
+    files = files_of(options)
+    if files is None and options.upstream_tls == "yes":
+        raise TlsError("--upstream-tls yes needs --tls-ca-cert-file, the CA that the servers' certificates are of")
+    return certificates_of(files)
+
+
 async def _serve(options: argparse.Namespace) -> None:
-    config = config_of(options)
+    config = config_of(options, takes_ca_alone=True)
+    certificates = _upstream_certificates(options)
     make_room_for(config.clients_max)
     password = os.environ.get(UPSTREAM_PASSWORD_VARIABLE) or config.password
     sources = _sources(options)
     for source in sources:
         source.upstreams = Upstreams(source.name, password, options.upstream_timeout / MS_PER_S)
+        source.upstreams.certificates = certificates
     applications = Applications([source.upstreams for source in sources])
     server = Server(
         Keyspace(),
@@ -147,10 +172,9 @@ async def _serve(options: argparse.Namespace) -> None:
             following.append(asyncio.create_task(source.follow()))
         await server.start()
         gc.freeze()  # the collector goes over what is made per request alone: a seventh of the time else (measured)
-        for host in config.hosts:
-            logger.info("started @ %s:%d", host, server.port)
+        log_started(config, server.port, server.tls_port)
         if options.child:
-            print(json.dumps({"port": server.port}), flush=True)
+            print(json.dumps({"port": server.port, "tls_port": server.tls_port}), flush=True)
         await until_told_to_end(watches_input=options.child)
     finally:
         for task in following:

@@ -17,6 +17,7 @@ from resp_server.cluster.membership import TopologyFile
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.router.frames import pack
 from resp_server.router.upstream import Upstreams
+from resp_server.tls import why
 from state_backend.errors import SparkisError
 from state_backend.filesystems import Filesystem
 
@@ -115,7 +116,7 @@ class RegistrySource(Source):
                 await self._watch()
                 problem = "it closed the connection"
             except (OSError, TimeoutError, hiredis.HiredisError, ValueError, TopologyError) as error:
-                problem = str(error) or "it does not answer"
+                problem = why(error) or "it does not answer"
             if problem != self._problem:
                 logger.error("%s: %s; going on with what is known", self.name, problem)
             self._problem = problem
@@ -123,7 +124,9 @@ class RegistrySource(Source):
 
     async def _watch(self) -> None:
         async with asyncio.timeout(REACH_S_MAX):
-            reader, writer = await asyncio.open_connection(self._host, self._port)
+            certificates = self.upstreams.certificates
+            context = None if certificates is None else certificates.for_server()
+            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=context)
         try:
             writer.write(pack((b"AUTH", self._token.encode())) + pack((b"WATCH",)))
             replies = hiredis.Reader(encoding="utf-8")

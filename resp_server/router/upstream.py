@@ -23,6 +23,7 @@ from resp_server.router.jobs import JobKeys
 from resp_server.router.lane import REPLY_BYTES_MAX, Lane, LaneKey, Link
 from resp_server.router.shards import Shard
 from resp_server.router.slot_map import NO_TERM, SlotMap
+from resp_server.tls import Certificates
 from state_backend.slots import SLOTS
 
 logger = logging.getLogger("sparkis.proxy")
@@ -65,6 +66,8 @@ class Upstreams:
     losses: int = 0
     table: bytes = CLOSED
     open_lanes: list[Lane | None] = field(default_factory=lambda: [None])
+    # With these the servers have to speak TLS.
+    certificates: Certificates | None = field(default=None, repr=False)
     # Called when there is a job that was not told of before, or one with another writer, whose states may be others.
     on_new_job: Callable[[Upstreams, str], object] = lambda upstreams, address: None
 

@@ -15,7 +15,7 @@ to another worker never sees an older epoch.
                         {"event": "loading", "is_loading"}, "port"
                         {"event": "topology", "of", "node_id"}          what it is in a cluster
                         {"event": "settled"}           to be answered: what was sent before has been taken
-                        {"event": "client", "id"}      with a client's socket
+                        {"event": "client", "id", "is_tls"}             with a client's socket
                         {"event": "ask", "question", "argument"}, "answers"
     worker to master    {"event": "left", "id"}        a client has gone
                         {"event": "ask", "id", "question", "argument"}    to be asked of all others
@@ -40,7 +40,7 @@ from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.errors import PlainError
 from resp_server.instance import GATHER_S_MAX
-from resp_server.listening import listen
+from resp_server.listening import listen_at_ports
 from resp_server.numbers import Numbers
 from resp_server.shown import Event, Readers
 from resp_server.stats import Stats
@@ -146,6 +146,7 @@ class Workers(Readers):
         self._tasks: list[asyncio.Task[None]] = []
         self._asking: set[asyncio.Task[None]] = set()
         self._listeners: list[socket.socket] = []
+        self._tls_listeners: list[socket.socket] = []  # some of these, or all
         self._is_accepting = False
         self._all_up = asyncio.Event()
         # Held while a store is being shown, and while a worker learns what is shown.
@@ -160,6 +161,7 @@ class Workers(Readers):
         self._run_id = secrets.token_hex(20)
         self._started_ms = now_ms()
         self.port = config.port
+        self.tls_port = 0
 
     # -- the server as a whole ----------------------------------------------------------------------------------------
 
@@ -188,9 +190,11 @@ class Workers(Readers):
 
     async def start(self) -> None:
         """Listen. OSError if an address cannot be had."""
-        self._listeners = listen(self._config.hosts, self._config.port, self._config.backlog_connections)
+        plain, self._tls_listeners = listen_at_ports(self._config)
+        self._listeners = [*plain, *self._tls_listeners]
         self.port = self._listeners[0].getsockname()[1]
-        self._send_all({"event": "port", "port": self.port})
+        self.tls_port = self._tls_listeners[0].getsockname()[1] if self._tls_listeners else 0
+        self._send_all(self._ports())
         self._set_accepting(bool(self._serving))
 
     async def stop(self) -> None:
@@ -296,6 +300,9 @@ class Workers(Readers):
             )
         return _Worker(number, process, self, here)
 
+    def _ports(self) -> Line:
+        return {"event": "port", "port": self.port, "tls_port": self.tls_port}
+
     def _start_line(self, number: int) -> Line:
         return {
             "event": "start",
@@ -319,7 +326,7 @@ class Workers(Readers):
             worker.send({"event": "told", "job": job, "known": known})
         if self._topology is not None:
             worker.send(self._topology)
-        worker.send({"event": "port", "port": self.port})
+        worker.send(self._ports())
         worker.send({"event": "loading", "is_loading": self._is_loading})
         self._serving.append(worker)
         if len(self._serving) == self._count:
@@ -356,15 +363,16 @@ class Workers(Readers):
                 later = asyncio.get_running_loop()
                 later.call_later(ACCEPT_PAUSE_S, lambda: self._set_accepting(bool(self._serving)))
                 return
-            self._hand_over(client)
+            self._hand_over(client, listener in self._tls_listeners)
 
-    def _hand_over(self, client: socket.socket) -> None:
+    def _hand_over(self, client: socket.socket, is_tls: bool) -> None:
         if sum(len(worker.clients) for worker in self._serving) >= self._config.clients_max:
             self._stats.connections_received += 1
             self._stats.connections_rejected += 1
             client.setblocking(False)
             with client, suppress(OSError):
-                client.send(b"-%b\r\n" % PlainError("max number of clients reached").line)
+                if not is_tls:
+                    client.send(b"-%b\r\n" % PlainError("max number of clients reached").line)
             return
         if not self._serving:
             client.close()
@@ -373,7 +381,7 @@ class Workers(Readers):
         client_id, self._next_id = self._next_id, self._next_id + 1
         worker.clients.add(client_id)
         worker.newest_client = client_id
-        worker.send({"event": "client", "id": client_id}, client)
+        worker.send({"event": "client", "id": client_id, "is_tls": is_tls}, client)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 

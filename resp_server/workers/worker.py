@@ -24,6 +24,7 @@ from resp_server.connection import Connection
 from resp_server.listening import make_room_for
 from resp_server.server import Server
 from resp_server.shown import ShownJobs
+from resp_server.tls import Certificates, TlsError, TlsFiles, take_in
 from resp_server.workers.channel import Channel
 from state_backend.errors import SparkisError, StoreError
 from state_backend.keyspace import Job, Keyspace
@@ -42,6 +43,7 @@ class Worker:
         self._keyspace = Keyspace()
         self._jobs = ShownJobs(self._keyspace)
         self._server: Server | None = None
+        self._certificates: Certificates | None = None
         self._prepared: Job | None = None
         self._is_still = False
         self._asked: dict[int, Callable[[list[Any]], None]] = {}
@@ -66,10 +68,15 @@ class Worker:
     def _take(self, line: dict[str, Any], handed: int | None) -> None:
         match line["event"]:
             case "start":
-                self._start(line)
+                try:
+                    self._start(line)
+                except TlsError as error:  # the master goes on without this worker, and starts it again
+                    logger.error("%s; this worker ends", error)
+                    self._channel.close()
+                    return
                 self._answer(line, None)
             case "client":
-                self._welcome(line["id"], handed)
+                self._welcome(line["id"], handed, line["is_tls"])
             case "ask":
                 question = self.server.instance.table.questions[line["question"]]
                 self._answer(line, question.answer(self.server.instance, line["argument"]))
@@ -82,7 +89,7 @@ class Worker:
             case "settled":
                 self._answer(line, None)
             case "port":
-                self.server.instance.port = line["port"]
+                self.server.instance.port, self.server.instance.tls_port = line["port"], line["tls_port"]
             case _:
                 self._take_of_job(line)
 
@@ -117,7 +124,10 @@ class Worker:
         logging.basicConfig(
             level=line["level"], format=f"%(asctime)s %(levelname)s {name}: %(message)s", stream=sys.stderr
         )
-        config = ServerConfig(**{**line["config"], "hosts": tuple(line["config"]["hosts"])})
+        given = line["config"]
+        tls = None if given["tls"] is None else TlsFiles(**given["tls"])
+        config = ServerConfig(**{**given, "hosts": tuple(given["hosts"]), "tls": tls})
+        self._certificates = None if tls is None else Certificates(tls)
         make_room_for(config.clients_max)
         server = self._server = Server(self._keyspace, config)
         server.instance.run_id = line["run_id"]
@@ -143,19 +153,28 @@ class Worker:
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
-    def _welcome(self, client_id: int, descriptor: int | None) -> None:
+    def _welcome(self, client_id: int, descriptor: int | None, is_tls: bool) -> None:
         if descriptor is None:
             logger.error("a connection was lost: this process may have no more open files (ulimit -n)")
             self._left(client_id)
             return
-        task = self._loop.create_task(self._connect(client_id, socket.socket(fileno=descriptor)))
+        certificates = self._certificates if is_tls else None
+        task = self._loop.create_task(self._connect(client_id, socket.socket(fileno=descriptor), certificates))
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
 
-    async def _connect(self, client_id: int, client: socket.socket) -> None:
+    async def _connect(self, client_id: int, client: socket.socket, certificates: Certificates | None) -> None:
         client.setblocking(False)
+
+        def handed() -> _Handed:
+            return _Handed(self.server, client_id, self._left)
+
+        if certificates is not None:
+            if not await take_in(client, handed, certificates):
+                self._left(client_id)
+            return
         try:
-            await self._loop.connect_accepted_socket(lambda: _Handed(self.server, client_id, self._left), client)
+            await self._loop.connect_accepted_socket(handed, client)
         except OSError as error:
             logger.debug("client %d went before it was taken in: %s", client_id, error)
             client.close()

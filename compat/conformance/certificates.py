@@ -1,0 +1,55 @@
+"""Certificates for tests: real ones, of an authority that is made for the purpose."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trustme
+
+
+@dataclass
+class Authority:
+    """An authority, and what it has issued, as PEM files in a folder."""
+
+    folder: Path
+    _ca: trustme.CA = field(default_factory=trustme.CA, repr=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.ca = self.folder / "ca.crt"
+        self._ca.cert_pem.write_to_path(self.ca)
+
+    def issue(self, name: str, *hosts: str) -> tuple[Path, Path]:
+        """Write a certificate for hosts, this machine unless given, and its key; files of that name are replaced."""
+        made = self._ca.issue_cert(*(hosts or ("127.0.0.1", "localhost")))
+        cert, key = self.folder / f"{name}.crt", self.folder / f"{name}.key"
+        # Each is whole at any time; that both belong together only holds when both are written.
+        for path, pems in ((key, [made.private_key_pem]), (cert, made.cert_chain_pems)):
+            new = path.with_suffix(".new")
+            new.write_bytes(b"".join(pem.bytes() for pem in pems))
+            os.replace(new, path)
+        return cert, key
+
+    def options(self, name: str = "server", *, auth_clients: str | None = None, with_ca: bool = True) -> list[str]:
+        """Return the options of a program of ours that shows a certificate of that name, which is issued if needed."""
+        cert, key = self.folder / f"{name}.crt", self.folder / f"{name}.key"
+        if not cert.exists():
+            self.issue(name)
+        given = ["--tls-cert-file", str(cert), "--tls-key-file", str(key)]
+        given += ["--tls-ca-cert-file", str(self.ca)] if with_ca else []
+        return given + (["--tls-auth-clients", auth_clients] if auth_clients else [])
+
+    def client(self, name: str | None = None) -> dict[str, str]:
+        """Return what redis-py is given to trust this authority, and to show a certificate of a name."""
+        given = {"ssl_ca_certs": str(self.ca)}
+        if name is not None:
+            cert, key = self.issue(name)
+            given |= {"ssl_certfile": str(cert), "ssl_keyfile": str(key)}
+        return given
+
+    def context(self) -> ssl.SSLContext:
+        """Return what a client of the standard library needs."""
+        return ssl.create_default_context(cafile=str(self.ca))

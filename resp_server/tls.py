@@ -1,0 +1,367 @@
+"""TLS: what a process shows and whom it trusts, read from PEM files, and again for new connections once they changed.
+
+There are two kinds of context. As a server it shows its certificate, to clients and to other parts of sparkis, and may
+ask for theirs. As a client, towards other parts, it shows the same certificate, and trusts whoever shows one of the CA;
+without a CA it trusts whoever shows its own. The name in a certificate is not looked at between parts: servers have
+addresses that come and go. `context_for_url` does look at it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from state_backend.errors import SparkisError
+
+logger = logging.getLogger("sparkis.tls")
+
+CERT_OPTION, KEY_OPTION, CA_OPTION = "--tls-cert-file", "--tls-key-file", "--tls-ca-cert-file"
+AUTH_CLIENTS_OPTION = "--tls-auth-clients"
+VERIFY_MODES = {"yes": ssl.CERT_REQUIRED, "no": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL}
+CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+KEY_ENDS = "PRIVATE KEY-----"
+
+# A handshake is two round trips and a few milliseconds; who takes longer holds up nobody but a place (guess).
+HANDSHAKE_S_MAX = 10.0
+# So that a flood of connections does not hold up those that are there.
+ACCEPTS_AT_ONCE = 64
+# After an error of the system, such as no file descriptor being left.
+ACCEPT_PAUSE_S = 0.5
+
+
+class TlsError(SparkisError):
+    """A certificate, a key or a CA cannot be used."""
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """Where the PEM files are, on the machine of who reads them: paths travel, what is in them does not.
+
+    auth_clients  whether clients have to show a certificate of the CA: `yes`, `no` or `optional`; None: yes with a CA
+    """
+
+    cert: str | None = None
+    key: str | None = None
+    ca: str | None = None
+    auth_clients: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense; TlsError."""
+        if (self.cert is None) != (self.key is None):
+            lacking, given = (KEY_OPTION, CERT_OPTION) if self.key is None else (CERT_OPTION, KEY_OPTION)
+            raise TlsError(f"{given} is given and {lacking} is not: a certificate and its private key belong together")
+        if self.auth_clients not in (None, *VERIFY_MODES):
+            raise TlsError(f"{AUTH_CLIENTS_OPTION} is one of {', '.join(VERIFY_MODES)}, not {self.auth_clients!r}")
+        if self.auth_clients in ("yes", "optional") and self.ca is None:
+            raise TlsError(
+                f"{AUTH_CLIENTS_OPTION} {self.auth_clients} needs {CA_OPTION}, the CA that clients' certificates are of"
+            )
+
+    def arguments(self) -> list[str]:
+        """Return the options that say this to a process of ours."""
+        given = (
+            (CERT_OPTION, self.cert),
+            (KEY_OPTION, self.key),
+            (CA_OPTION, self.ca),
+            (AUTH_CLIENTS_OPTION, self.auth_clients),
+        )
+        return [word for option, value in given if value is not None for word in (option, value)]
+
+    @property
+    def verify_mode(self) -> ssl.VerifyMode:
+        """What is asked of clients."""
+        return VERIFY_MODES[self.auth_clients or ("no" if self.ca is None else "yes")]
+
+
+def add_tls_options(parser: argparse.ArgumentParser, *, for_server: bool = True) -> None:
+    """Add the options that name the files."""
+    group = parser.add_argument_group("TLS")
+    group.add_argument(
+        CERT_OPTION, metavar="FILE", help="the certificate to show" + (": the port speaks TLS" if for_server else "")
+    )
+    group.add_argument(KEY_OPTION, metavar="FILE", help="its private key")
+    group.add_argument(CA_OPTION, metavar="FILE", help="the CA that others' certificates have to be of")
+    if for_server:
+        group.add_argument(
+            AUTH_CLIENTS_OPTION,
+            choices=tuple(VERIFY_MODES),
+            help="whether clients have to show a certificate of that CA (default: yes if it is given)",
+        )
+
+
+def files_of(options: argparse.Namespace) -> TlsFiles | None:
+    """Return what was given, None if nothing was; TlsError for what makes no sense."""
+    found = TlsFiles(
+        options.tls_cert_file,
+        options.tls_key_file,
+        options.tls_ca_cert_file,
+        getattr(options, "tls_auth_clients", None),
+    )
+    return None if found == TlsFiles() else found
+
+
+def shown_files_of(options: argparse.Namespace) -> TlsFiles | None:
+    """Return the files of whoever is nothing but a server, read once to see that they can be; TlsError."""
+    found = files_of(options)
+    if found is None:
+        return None
+    if found.cert is None:
+        raise TlsError(f"without {CERT_OPTION} and {KEY_OPTION} nothing here speaks TLS; give them, or no TLS options")
+    server_context(found)
+    return found
+
+
+# -- contexts ---------------------------------------------------------------------------------------------------------
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return what connections are taken with; TlsError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _show(context, files)
+    if files.ca is not None:
+        _trust(context, files.ca)
+    context.verify_mode = files.verify_mode
+    return context
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return what other parts of sparkis are connected to with; TlsError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    if files.cert is not None:
+        _show(context, files)
+    if files.ca is not None:
+        _trust(context, files.ca)
+    elif files.cert is not None:
+        # The certificate alone: were those of its chain trusted as well, so was all that they ever signed.
+        own = _read(CERT_OPTION, files.cert, CERTIFICATE_BEGINS).partition(CERTIFICATE_BEGINS)[2]
+        own = CERTIFICATE_BEGINS + own.partition(CERTIFICATE_ENDS)[0] + CERTIFICATE_ENDS + "\n"
+        context.load_verify_locations(cadata=own)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def context_for_url(files: TlsFiles | None) -> ssl.SSLContext:
+    """Return what a server that a person named is connected to with: its name is looked at; TlsError.
+
+    Without a CA it has to be of one that this machine trusts.
+    """
+    context = ssl.create_default_context()
+    if files is not None and files.ca is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        _trust(context, files.ca)
+    if files is not None and files.cert is not None:
+        _show(context, files)
+    return context
+
+
+def _show(context: ssl.SSLContext, files: TlsFiles) -> None:
+    assert files.cert is not None and files.key is not None
+
+    def no_password() -> str:
+        raise TlsError(f"{KEY_OPTION} {files.key} is encrypted; give one that is not: openssl pkey -in ... -out ...")
+
+    _read(CERT_OPTION, files.cert, CERTIFICATE_BEGINS)
+    _read(KEY_OPTION, files.key, KEY_ENDS)
+    try:
+        context.load_cert_chain(files.cert, files.key, no_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise TlsError(
+                f"{KEY_OPTION} {files.key} is not the key of {CERT_OPTION} {files.cert}; give the key that the "
+                "certificate was made for, and in that file the server's certificate before those of its chain"
+            ) from None
+        raise TlsError(
+            f"{CERT_OPTION} {files.cert} and {KEY_OPTION} {files.key} cannot be used: {error.reason or error}; "
+            "both have to be PEM files, as openssl writes them"
+        ) from None
+
+
+def _trust(context: ssl.SSLContext, path: str) -> None:
+    _read(CA_OPTION, path, CERTIFICATE_BEGINS)
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise TlsError(f"{CA_OPTION} {path} cannot be used: {error.reason or error}; give a PEM file") from None
+
+
+def _read(option: str, path: str, sign: str) -> str:
+    try:
+        text = Path(path).read_bytes().decode("ascii", "ignore")
+    except OSError as error:
+        raise TlsError(
+            f"{option} {path}: {error.strerror}; give the path of a PEM file that user {os.geteuid()} can read"
+        ) from None
+    if sign not in text:
+        raise TlsError(f"{option} {path} is not what it has to be: there is no {sign!r} in it; give a PEM file")
+    return text
+
+
+class Certificates:
+    """The contexts of a process, made anew when a file changes; files that are of no use are logged, and the old kept.
+
+    The files are looked at for each new connection: three calls of some microseconds, where a handshake takes a
+    millisecond. A connection that is there goes on as it is.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Read the files; TlsError."""
+        self._files = files
+        self._seen = self._look()
+        self._read()
+
+    def for_client(self) -> ssl.SSLContext:
+        """Return what a client's connection is taken with."""
+        self._renew()
+        assert self._server is not None
+        return self._server
+
+    def for_server(self) -> ssl.SSLContext:
+        """Return what another part is connected to with."""
+        self._renew()
+        return self._client
+
+    def _read(self) -> None:
+        server = None if self._files.cert is None else server_context(self._files)
+        self._client = client_context(self._files)
+        self._server = server
+
+    def _look(self) -> list[tuple[int, ...] | None]:
+        """Return what tells a file from the one that was there before."""
+        seen: list[tuple[int, ...] | None] = []
+        for path in (self._files.cert, self._files.key, self._files.ca):
+            try:
+                found = None if path is None else os.stat(path)
+            except OSError:
+                found = None
+            seen.append(None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino))
+        return seen
+
+    def _renew(self) -> None:
+        seen = self._look()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._read()
+        except TlsError as error:
+            logger.error("%s; going on with what was there before", error)
+        else:
+            logger.info("read the certificate again")
+
+
+def certificates_of(files: TlsFiles | None) -> Certificates | None:
+    """Read the files, if there are any; TlsError."""
+    return None if files is None else Certificates(files)
+
+
+def why(error: BaseException) -> str:
+    """Return what went wrong with a connection, for people."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        reason = str(error.reason or error)
+        return "it does not speak TLS" if reason == "WRONG_VERSION_NUMBER" else f"TLS: {reason}"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+# -- taking connections -----------------------------------------------------------------------------------------------
+
+
+async def take_in(client: socket.socket, protocol: Callable[[], asyncio.Protocol], certificates: Certificates) -> bool:
+    """Give a connection to a protocol once its handshake is done; False if it fails: then the socket is closed."""
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(
+            protocol, client, ssl=certificates.for_client(), ssl_handshake_timeout=HANDSHAKE_S_MAX
+        )
+    except OSError as error:  # those of TLS are some of these
+        level = logging.INFO if isinstance(error, ssl.SSLError) else logging.DEBUG
+        logger.log(level, "a client was not taken in: %s", why(error))
+        client.close()
+        return False
+    except asyncio.CancelledError:
+        client.close()
+        raise
+    return True
+
+
+class TlsListener:
+    """Takes the connections of a listening socket. Runs on the event loop's thread.
+
+    asyncio's own servers keep the context that they were started with; this one asks for it each time.
+    has_room  told how many handshakes are under way; False: a new connection is closed
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        certificates: Certificates,
+        protocol: Callable[[], asyncio.Protocol],
+        has_room: Callable[[int], bool],
+    ) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._certificates = certificates
+        self._protocol = protocol
+        self._has_room = has_room
+        self._loop = asyncio.get_running_loop()
+        self._arriving: set[asyncio.Task[bool]] = set()
+        self._is_closed = False
+        self._listen()
+
+    def close(self) -> None:
+        """Take no more connections; those that were taken in stay."""
+        self._is_closed = True
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for task in self._arriving:
+            task.cancel()
+
+    def _listen(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_AT_ONCE):
+            try:
+                client, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:
+                logger.error("cannot take a connection: %s; trying again in %s s", error.strerror, ACCEPT_PAUSE_S)
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(ACCEPT_PAUSE_S, self._listen)
+                return
+            if not self._has_room(len(self._arriving)):
+                client.close()
+                continue
+            client.setblocking(False)
+            task = self._loop.create_task(take_in(client, self._protocol, self._certificates))
+            self._arriving.add(task)
+            task.add_done_callback(self._arriving.discard)
+
+
+async def start_streams(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    listener: socket.socket,
+    certificates: Certificates | None,
+    has_room: Callable[[int], bool],
+) -> asyncio.Server | TlsListener:
+    """Call a coroutine for each connection of a listening socket, with TLS if there are certificates."""
+    if certificates is None:
+        return await asyncio.start_server(serve, sock=listener)
+
+    def protocol() -> asyncio.Protocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), serve)
+
+    return TlsListener(listener, certificates, protocol, has_room)

@@ -1,0 +1,333 @@
+"""TLS at a server of one process and of two: real clients, real certificates, and what is no TLS at all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from compat.conformance.certificates import Authority
+from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_server
+from compat.conformance.wire import Connection
+from resp_server.client import Client, ClientError
+from resp_server.tls import TlsFiles, client_context
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+
+KEYS = 3000
+LARGE = b"x" * (8 << 20)
+WAIT_S_MAX = 30.0
+CLIENTS_MAX = 8
+
+Serve = Callable[..., Running]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tls") / "log"
+    with LogWriter(root, "job", [StateDescriptor("n", key="k", value="v")], "first") as writer:
+        changes = [Change("n", Op.PUT, b"job:n:%d" % number, value=b"%d" % number) for number in range(KEYS)]
+        writer.publish([*changes, Change("n", Op.PUT, b"job:n:large", value=LARGE)], 0)
+    return root
+
+
+@pytest.fixture
+def serve(tmp_path: Path, log: Path) -> Iterator[Serve]:
+    with ExitStack() as stack:
+
+        def started(*options: str, workers: int = 1) -> Running:
+            given = ("--workers", str(workers), "--loglevel", "debug", *options)
+            return stack.enter_context(sparkis_server(tmp_path / "store", log, *given))
+
+        yield started
+
+
+def connect(server: Running, **given: Any) -> Any:
+    return redis.Redis(port=server.tls_port, ssl=True, retry=Retry(NoBackoff(), 0), **given)
+
+
+def eventually(what: str, is_so: Callable[[], Any]) -> None:
+    ends = monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert monotonic() < ends, what
+        sleep(0.02)
+
+
+def shown_at(port: int, authority: Authority) -> bytes | None:
+    """Return the certificate that a server shows to a new connection."""
+    with (
+        socket.create_connection(("127.0.0.1", port), WAIT_S_MAX) as plain,
+        authority.context().wrap_socket(plain, server_hostname="127.0.0.1") as wrapped,
+    ):
+        return wrapped.getpeercert(binary_form=True)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_client_reads_over_tls_whatever_it_asks(
+    serve: Serve, authority: Authority, workers: int, protocol: int
+) -> None:
+    server = serve(*authority.options(auth_clients="no"), workers=workers)
+    assert server.port == server.tls_port
+    with connect(server, protocol=protocol, **authority.client()) as client:
+        assert client.get("job:n:7") == b"7"
+        assert client.get("job:n:large") == LARGE
+        assert len(client.keys("job:n:*")) == KEYS + 1
+        pipeline = client.pipeline(transaction=False)
+        for number in range(KEYS):
+            pipeline.get(f"job:n:{number}")
+        assert pipeline.execute() == [b"%d" % number for number in range(KEYS)]
+        assert client.config_get("*port") == {"port": "0", "tls-port": str(server.tls_port)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_plain_and_tls_are_side_by_side(serve: Serve, authority: Authority, workers: int) -> None:
+    server = serve(*authority.options(auth_clients="no"), "--tls-port", "0", workers=workers)
+    assert server.tls_port not in (0, server.port)
+    with connect(server, **authority.client()) as encrypted, redis.Redis(port=server.port) as plain:
+        assert encrypted.get("job:n:1") == plain.get("job:n:1") == b"1"
+        assert plain.config_get("*port") == {"port": str(server.port), "tls-port": str(server.tls_port)}
+        assert plain.info("clients")["connected_clients"] == 2
+
+
+def test_an_asyncio_client_reads_over_tls(serve: Serve, authority: Authority) -> None:
+    server = serve(*authority.options())
+
+    async def read() -> list[Any]:
+        given: dict[str, Any] = authority.client("reader")
+        async with redis.asyncio.Redis(port=server.port, ssl=True, **given) as client:
+            return list(await asyncio.gather(*(client.get(f"job:n:{number}") for number in range(20))))
+
+    assert asyncio.run(read()) == [b"%d" % number for number in range(20)]
+
+
+@pytest.mark.skipif(shutil.which("redis-cli") is None, reason="there is no redis-cli on the PATH")
+def test_redis_cli_reads_over_tls(serve: Serve, authority: Authority) -> None:
+    server = serve(*authority.options())
+    cert, key = authority.issue("person")
+    command = ["redis-cli", "--tls", "-p", str(server.port), "--cacert", str(authority.ca)]
+    command += ["--cert", str(cert), "--key", str(key)]
+    asked = b"get job:n:1\nget job:n:2\nstrlen job:n:large\n"
+    done = subprocess.run(command, input=asked, capture_output=True, timeout=WAIT_S_MAX, check=False)
+    if b"Unrecognized option" in done.stderr:
+        pytest.skip("this redis-cli was built without TLS")
+    assert done.stdout.split() == [b"1", b"2", b"%d" % len(LARGE)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_clients_show_a_certificate_where_a_ca_is_given(
+    serve: Serve, authority: Authority, tmp_path: Path, workers: int
+) -> None:
+    server = serve(*authority.options(), workers=workers)
+    with connect(server, **authority.client("client")) as known:
+        assert known.get("job:n:1") == b"1"
+    stranger = Authority(tmp_path / "other").client("stranger") | authority.client()
+    for given in (authority.client(), stranger):
+        with connect(server, **given) as client, pytest.raises(redis.ConnectionError):
+            client.get("job:n:1")
+
+
+def test_a_certificate_is_looked_at_but_not_asked_for_where_it_is_optional(
+    serve: Serve, authority: Authority, tmp_path: Path
+) -> None:
+    server = serve(*authority.options(auth_clients="optional"))
+    for given in (authority.client("client"), authority.client()):
+        with connect(server, **given) as client:
+            assert client.get("job:n:1") == b"1"
+    stranger = Authority(tmp_path / "other").client("stranger") | authority.client()
+    with connect(server, **stranger) as client, pytest.raises(redis.ConnectionError):
+        client.get("job:n:1")
+
+
+def test_a_client_refuses_a_server_of_another_ca(serve: Serve, authority: Authority, tmp_path: Path) -> None:
+    server = serve(*authority.options(auth_clients="no"))
+    other = Authority(tmp_path / "other")
+    with connect(server, **other.client()) as client, pytest.raises(redis.ConnectionError, match="certificate"):
+        client.get("job:n:1")
+    with pytest.raises(ClientError, match="its certificate is refused"):
+        Client.from_url(f"rediss://127.0.0.1:{server.port}", tls=TlsFiles(ca=str(other.ca)))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_who_speaks_no_tls_is_closed_and_takes_nobodys_place(
+    serve: Serve, authority: Authority, capfd: pytest.CaptureFixture[str], workers: int
+) -> None:
+    server = serve(*authority.options(auth_clients="no"), "--maxclients", str(CLIENTS_MAX), workers=workers)
+    for _ in range(3 * CLIENTS_MAX):
+        with socket.create_connection(("127.0.0.1", server.port), WAIT_S_MAX) as plain:
+            plain.sendall(b"PING\r\nGET job:n:1\r\n")
+            said = b""
+            with suppress(ConnectionError):
+                while some := plain.recv(4096):
+                    said += some
+            assert b"PONG" not in said
+        socket.create_connection(("127.0.0.1", server.port), WAIT_S_MAX).close()
+
+    def is_all_there() -> bool:
+        with ExitStack() as stack:
+            try:
+                clients = [stack.enter_context(connect(server, **authority.client())) for _ in range(CLIENTS_MAX)]
+                return [client.ping() for client in clients] == [True] * CLIENTS_MAX
+            except redis.ConnectionError:
+                return False  # the master hears of the last ones in a moment
+
+    eventually("places are taken by connections that are gone", is_all_there)
+    said = capfd.readouterr().err
+    assert "a client was not taken in: it does not speak TLS" in said
+    assert "Traceback" not in said
+
+
+def test_clients_beyond_the_limit_are_closed(serve: Serve, authority: Authority) -> None:
+    server = serve(*authority.options(auth_clients="no"), "--maxclients", "1")
+    with connect(server, **authority.client()) as first, connect(server, **authority.client()) as second:
+        assert first.ping()
+        with pytest.raises(redis.ConnectionError):
+            second.ping()
+        assert first.info("stats")["rejected_connections"] >= 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_new_certificate_is_shown_to_new_connections(
+    serve: Serve, authority: Authority, tmp_path: Path, capfd: pytest.CaptureFixture[str], workers: int
+) -> None:
+    authority.issue("changing")
+    server = serve(*authority.options("changing", auth_clients="no"), workers=workers)
+    before = shown_at(server.port, authority)
+    with connect(server, single_connection_client=True, **authority.client()) as client:
+        assert client.ping()
+        authority.issue("changing")
+        after = [shown_at(server.port, authority) for _ in range(2 * workers)]
+        assert before not in after and len(set(after)) == 1
+        assert client.get("job:n:1") == b"1"
+
+    (authority.folder / "changing.crt").write_text("no certificate")
+    assert [shown_at(server.port, authority) for _ in range(2 * workers)] == after
+    eventually("a wrong file is not told of", lambda: "going on with what was there before" in capfd.readouterr().err)
+    authority.issue("changing")
+    assert {shown_at(server.port, authority) for _ in range(2 * workers)}.isdisjoint({before, *after})
+
+
+def test_another_ca_counts_for_new_clients(serve: Serve, authority: Authority, tmp_path: Path) -> None:
+    other, ca = Authority(tmp_path / "other"), tmp_path / "ca.crt"
+    ca.write_bytes(authority.ca.read_bytes())
+    cert, key = authority.issue("server")
+    given = ("--tls-cert-file", str(cert), "--tls-key-file", str(key), "--tls-ca-cert-file", str(ca))
+    server = serve(*given)
+    late = other.client("late") | authority.client()
+    with connect(server, **late) as client, pytest.raises(redis.ConnectionError):
+        client.ping()
+    ca.write_bytes(other.ca.read_bytes())
+    with connect(server, **late) as client:
+        assert client.ping()
+    with connect(server, **authority.client("client")) as client, pytest.raises(redis.ConnectionError):
+        client.ping()
+
+
+def test_a_client_that_does_not_read_its_replies_holds_up_nobody(serve: Serve, authority: Authority) -> None:
+    server = serve(*authority.options(auth_clients="no"))
+    asked = 40
+    with socket.create_connection(("127.0.0.1", server.port), WAIT_S_MAX) as plain:
+        lazy = authority.context().wrap_socket(plain, server_hostname="127.0.0.1")
+        lazy.sendall(b"GET job:n:large\r\n" * asked)
+        with connect(server, **authority.client()) as client:
+            assert client.get("job:n:1") == b"1"
+        expected = (b"$%d\r\n" % len(LARGE) + LARGE + b"\r\n") * 2
+        read = bytearray()
+        while len(read) < len(expected):
+            read += lazy.recv(1 << 20)
+        assert bytes(read[: len(expected)]) == expected
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_server_ends_while_clients_are_there(serve: Serve, authority: Authority, workers: int) -> None:
+    server = serve(*authority.options(auth_clients="no"), workers=workers)
+    with connect(server, **authority.client()) as client:
+        assert client.ping()
+        server.process.terminate()
+        assert server.process.wait(WAIT_S_MAX) == 0
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+
+
+@pytest.mark.parametrize("with_ca", [True, False])
+def test_the_control_listener_speaks_tls_as_well(serve: Serve, authority: Authority, with_ca: bool) -> None:
+    server = serve(*authority.options(with_ca=with_ca))
+    files = TlsFiles(
+        str(authority.folder / "server.crt"),
+        str(authority.folder / "server.key"),
+        str(authority.ca) if with_ca else None,
+    )
+    at = ("127.0.0.1", server.control_port)
+    with Client(*at, password=CONTROL_TOKEN, tls=client_context(files)) as client:
+        assert client.call("WAIT", "job", "0", "5000") == 1
+    with pytest.raises(ClientError):
+        Client(*at, password=CONTROL_TOKEN)
+    cert, key = authority.issue("another")
+    alone = TlsFiles(str(cert), str(key))  # trusts nobody but itself
+    with pytest.raises(ClientError, match="its certificate is refused"):
+        Client(*at, password=CONTROL_TOKEN, tls=client_context(alone))
+
+
+def test_status_is_shown_over_tls(serve: Serve, authority: Authority) -> None:
+    server = serve(*authority.options())
+    cert, key = authority.issue("person")
+    command = [sys.executable, "-m", "spark_hooks.cli", "status", "--url", f"rediss://127.0.0.1:{server.port}"]
+    trusting = [*command, "--tls-ca-cert-file", str(authority.ca)]
+    showing = [*trusting, "--tls-cert-file", str(cert), "--tls-key-file", str(key)]
+    assert "job  n" in subprocess.run(showing, capture_output=True, text=True, check=True).stdout
+    for wrong in (command, trusting, [*command[:-1], f"redis://127.0.0.1:{server.port}"]):
+        done = subprocess.run(wrong, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and done.stderr.startswith("sparkis status: ") and "Traceback" not in done.stderr
+
+
+def test_a_certificate_of_another_name_is_refused_by_who_named_the_server(serve: Serve, authority: Authority) -> None:
+    authority.issue("elsewhere", "elsewhere.example")
+    server = serve(*authority.options("elsewhere", auth_clients="no"))
+    with pytest.raises(ClientError, match="not valid for"):
+        Client.from_url(f"rediss://127.0.0.1:{server.port}", tls=TlsFiles(ca=str(authority.ca)))
+
+
+def test_a_server_does_not_start_with_files_of_no_use(tmp_path: Path, log: Path, authority: Authority) -> None:
+    command = [sys.executable, "-m", "resp_server.process", "--log", str(log), "--store", str(tmp_path), "--port", "0"]
+    cert, key = authority.issue("server")
+    other_key = authority.issue("other")[1]
+    for options, told in (
+        (
+            ["--tls-cert-file", str(cert), "--tls-key-file", str(other_key)],
+            f"--tls-key-file {other_key} is not the key",
+        ),
+        (["--tls-cert-file", "/nowhere", "--tls-key-file", str(key)], "--tls-cert-file /nowhere: No such file"),
+        (["--tls-port", "0"], "--tls-port needs a certificate"),
+    ):
+        for workers in ("1", "2"):
+            given = [*command, *options, "--workers", workers]
+            done = subprocess.run(given, capture_output=True, text=True, env=dict(os.environ), check=False)
+            assert done.returncode == 1
+            assert done.stderr.startswith("sparkis serve: ") and told in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_plain_server_stays_as_it_was(serve: Serve) -> None:
+    server = serve()
+    assert server.tls_port == 0
+    with Connection(server.port) as connection:
+        assert connection.call("GET", "job:n:1").value == b"1"

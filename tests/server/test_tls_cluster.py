@@ -1,0 +1,192 @@
+"""A registry, two state servers and a proxy that speak TLS with each other and with clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import redis
+from redis.cluster import RedisCluster
+
+from compat.conformance.certificates import Authority
+from compat.conformance.servers import sparkis_proxy, sparkis_server
+from resp_server.client import Client
+from resp_server.tls import TlsFiles, client_context
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+
+TOKEN = "of-the-tests"
+KEYS = [f"job:n:{number}" for number in range(200)]
+WAIT_S_MAX = 60.0
+
+
+class Cluster:
+    """Processes that are started one by one, and end with the test."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self.log = folder, folder / "log"
+        self._stack = stack
+        with LogWriter(self.log, "job", [StateDescriptor("n", key="k", value="v")], "first") as writer:
+            writer.publish([Change("n", Op.PUT, key.encode(), value=key.encode()) for key in KEYS], 0)
+
+    def start(self, name: str, program: str, *options: str) -> int:
+        """Start a process, and return the port that it listens on."""
+        errors = self._stack.enter_context((self.folder / f"{name}.log").open("wb"))
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"resp_server.{program}", "--child", *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=os.environ | {"SPARKIS_CONTROL_TOKEN": TOKEN},
+        )
+        self._stack.callback(_end, process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, self.said(name)
+        return int(json.loads(line)["port"])
+
+    def said(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def registry(self, *options: str) -> int:
+        return self.start("registry", "registry.process", "--log", str(self.log), "--port", "0", *options)
+
+    def server(self, name: str, *options: str) -> int:
+        given = ("--log", str(self.log), "--store", str(self.folder / name), "--port", "0", *options)
+        return self.start(name, "state_server", *given)
+
+    def proxy(self, name: str, *options: str) -> int:
+        return self.start(name, "router.process", "--port", "0", "--bind", "127.0.0.1", *options)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def eventually(what: Callable[[], str], is_so: Callable[[], Any]) -> None:
+    ends = monotonic() + WAIT_S_MAX
+    while not is_so():
+        assert monotonic() < ends, what()
+        sleep(0.05)
+
+
+def reads_all(client: Any) -> bool:
+    with suppress(redis.RedisError, OSError):
+        return bool([client.get(key) for key in KEYS] == [key.encode() for key in KEYS])
+    return False
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield Cluster(tmp_path, stack)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+def test_all_parts_speak_tls_and_ask_each_other_for_certificates(cluster: Cluster, authority: Authority) -> None:
+    registry = cluster.registry(*authority.options("registry"))
+    ports = [cluster.server(name, *authority.options(name)) for name in ("server0", "server1")]
+    shown: dict[str, Any] = authority.client("reader")
+    at = {"host": "127.0.0.1", "ssl": True, **shown}
+    eventually(
+        lambda: cluster.said("server0") + cluster.said("server1"),
+        lambda: all(reads_all_of_its_own(port, at) for port in ports),
+    )
+    with RedisCluster(port=ports[0], **at) as client:
+        assert reads_all(client)
+        assert {node.port for node in client.get_primaries()} == set(ports)
+    for name, options in (
+        ("watching", ("--registry", f"127.0.0.1:{registry}")),
+        ("reading", ("--log", str(cluster.log))),
+    ):
+        proxy = cluster.proxy(name, *options, *authority.options("proxy"))
+        with redis.Redis(port=proxy, **at) as client:
+            eventually(lambda name=name: cluster.said(name), lambda client=client: reads_all(client))
+            assert client.dbsize() == len(KEYS)
+        with redis.Redis(port=proxy) as plain, pytest.raises(redis.ConnectionError):
+            plain.ping()
+    files = TlsFiles(shown["ssl_certfile"], shown["ssl_keyfile"], str(authority.ca))
+    with Client("127.0.0.1", registry, password=TOKEN, tls=client_context(files)) as asking:
+        assert len(asking.call("MEMBERS")) == 2
+    assert all("Traceback" not in path.read_text() for path in cluster.folder.glob("*.log"))
+
+
+def reads_all_of_its_own(port: int, at: dict[str, Any]) -> bool:
+    """Tell whether a server answers for half of the slots."""
+    with suppress(redis.RedisError, OSError), redis.Redis(port=port, **at) as client:
+        return 0 < client.dbsize() < len(KEYS)
+    return False
+
+
+def test_a_server_and_a_registry_of_different_authorities_do_not_talk(
+    cluster: Cluster, authority: Authority, tmp_path: Path
+) -> None:
+    cluster.registry(*authority.options("registry"))
+    cluster.server("stranger", *Authority(tmp_path / "other").options("stranger"))
+    cluster.server("plain")
+    eventually(lambda: cluster.said("stranger"), lambda: "its certificate is refused" in cluster.said("stranger"))
+    eventually(lambda: cluster.said("plain"), lambda: "no registry at" in cluster.said("plain"))
+    assert "Traceback" not in cluster.said("registry") + cluster.said("stranger") + cluster.said("plain")
+
+
+def test_a_proxy_speaks_tls_with_servers_or_with_clients_or_with_neither(
+    cluster: Cluster, authority: Authority, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        files = {}
+        for name, options in (("tls", authority.options(auth_clients="no")), ("plain", [])):
+            server = stack.enter_context(sparkis_server(tmp_path / f"{name}-store", cluster.log, *options))
+            files[name] = tmp_path / f"{name}.json"
+            nodes = [{"host": "127.0.0.1", "port": server.port, "slots": "0-16383"}]
+            files[name].write_text(json.dumps({"version": 1, "nodes": nodes}))
+        shows = authority.options(auth_clients="no")
+        only_upstream = stack.enter_context(sparkis_proxy(files["tls"], "--tls-ca-cert-file", str(authority.ca)))
+        only_clients = stack.enter_context(sparkis_proxy(files["plain"], *shows, "--upstream-tls", "no"))
+        wrong = stack.enter_context(sparkis_proxy(files["plain"], "--tls-ca-cert-file", str(authority.ca)))
+        with redis.Redis(port=only_upstream.port) as client:
+            assert reads_all(client)
+        with redis.Redis(port=only_clients.port, ssl=True, ssl_ca_certs=str(authority.ca)) as client:
+            assert reads_all(client)
+        with redis.Redis(port=wrong.port) as client, pytest.raises(redis.ResponseError, match="it does not speak TLS"):
+            client.get(KEYS[0])
+
+
+def test_tls_options_that_make_no_sense_are_refused_by_name(tmp_path: Path, authority: Authority) -> None:
+    (tmp_path / "log").mkdir()
+    ca, tls = ["--tls-ca-cert-file", str(authority.ca)], authority.options()
+    at_log = ["--log", str(tmp_path / "log")]
+    for program, options, told in (
+        ("process", [*at_log, *ca], "--tls-ca-cert-file has no use without"),
+        (
+            "process",
+            [*at_log, *tls, "--tls-port", "0", "--cluster", "c.json", "--cluster-node", "a:1"],
+            "--tls-port cannot be with --cluster",
+        ),
+        ("state_server", [*at_log, *tls[:2]], "--tls-cert-file is given and --tls-key-file is not"),
+        ("registry.process", [*at_log, *ca], "without --tls-cert-file and --tls-key-file"),
+        ("router.process", [*at_log, "--upstream-tls", "yes"], "--upstream-tls yes needs --tls-ca-cert-file"),
+        ("router.process", [*at_log, *tls[2:]], "--tls-key-file is given and --tls-cert-file is not"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", f"resp_server.{program}", "--port", "0", *options],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"SPARKIS_CONTROL_TOKEN": TOKEN},
+            timeout=WAIT_S_MAX,
+            check=False,
+        )
+        assert done.returncode == 1 and told in done.stderr and "Traceback" not in done.stderr, done.stderr

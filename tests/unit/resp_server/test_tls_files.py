@@ -1,0 +1,148 @@
+"""Certificates, keys and CAs: what is refused and how, who trusts whom, and what a changed file does."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from compat.conformance.certificates import Authority
+from resp_server.tls import Certificates, TlsError, TlsFiles, client_context, server_context, why
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    made = Authority(tmp_path_factory.mktemp("authority"))
+    made.issue("server")
+    return made
+
+
+def files(authority: Authority, name: str = "server", *, ca: bool = True, auth_clients: str | None = None) -> TlsFiles:
+    cert, key = authority.folder / f"{name}.crt", authority.folder / f"{name}.key"
+    if not cert.exists():
+        authority.issue(name)
+    return TlsFiles(str(cert), str(key), str(authority.ca) if ca else None, auth_clients)
+
+
+def meet(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """Do a handshake in memory, and exchange a byte."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    serving = server.wrap_bio(there, back, server_side=True)
+    asking = client.wrap_bio(back, there, server_hostname="127.0.0.1")
+    todo = [asking.do_handshake, serving.do_handshake, lambda: asking.write(b"?"), lambda: serving.read(1)]
+    for _ in range(20):
+        if not todo:
+            return
+        left = []
+        for step in todo:
+            try:
+                step()
+            except ssl.SSLWantReadError:
+                left.append(step)
+        todo = left
+    raise AssertionError("they do not come to an end")
+
+
+def test_parts_of_one_ca_trust_each_other(authority: Authority):
+    meet(server_context(files(authority)), client_context(files(authority, "other")))
+
+
+def test_a_part_of_another_ca_is_refused_as_a_client_and_as_a_server(authority: Authority, tmp_path: Path):
+    stranger = files(Authority(tmp_path), "stranger")
+    for server, client in ((files(authority), stranger), (stranger, files(authority))):
+        with pytest.raises(ssl.SSLCertVerificationError) as refused:
+            meet(server_context(server), client_context(client))
+        assert why(refused.value).startswith("its certificate is refused: ")
+
+
+def test_without_a_ca_a_part_trusts_who_shows_its_own_certificate_and_nobody_else(authority: Authority):
+    own = files(authority, ca=False)
+    meet(server_context(own), client_context(own))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        meet(server_context(files(authority, "sister", ca=False)), client_context(own))
+
+
+def test_clients_show_a_certificate_as_they_are_told_to(authority: Authority):
+    anybody = client_context(TlsFiles(ca=str(authority.ca)))
+    for auth_clients in ("no", "optional"):
+        meet(server_context(files(authority, auth_clients=auth_clients)), anybody)
+    meet(server_context(files(authority, ca=False)), client_context(TlsFiles(ca=str(authority.ca))))
+    for given in ("yes", None):
+        with pytest.raises(ssl.SSLError, match="peer did not return a certificate"):
+            meet(server_context(files(authority, auth_clients=given)), anybody)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("cert", None, None, None), "--tls-cert-file is given and --tls-key-file is not"),
+        ((None, "key", None, None), "--tls-key-file is given and --tls-cert-file is not"),
+        (("cert", "key", None, "yes"), "--tls-auth-clients yes needs --tls-ca-cert-file"),
+        (("cert", "key", None, "optional"), "--tls-auth-clients optional needs --tls-ca-cert-file"),
+        (("cert", "key", "ca", "perhaps"), "--tls-auth-clients is one of yes, no, optional, not 'perhaps'"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(given: tuple[str | None, ...], told: str):
+    with pytest.raises(TlsError, match=told):
+        TlsFiles(*given)
+
+
+def test_what_is_given_to_one_process_is_passed_on_to_another():
+    assert TlsFiles("c", "k", "a", "no").arguments() == [
+        *("--tls-cert-file", "c", "--tls-key-file", "k"),
+        *("--tls-ca-cert-file", "a", "--tls-auth-clients", "no"),
+    ]
+
+
+def test_files_of_no_use_are_named_with_their_option(authority: Authority, tmp_path: Path):
+    cert, key, ca = (str(authority.folder / name) for name in ("server.crt", "server.key", "ca.crt"))
+    other = str(authority.issue("another")[1])
+    torn = tmp_path / "torn.crt"
+    torn.write_text(Path(cert).read_text().replace("M", "", 1))
+    encrypted = tmp_path / "encrypted.key"
+    plain = load_pem_private_key(Path(key).read_bytes(), None)
+    encrypted.write_bytes(plain.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
+    for wrong, told in (
+        (TlsFiles(str(tmp_path / "none"), key), f"--tls-cert-file {tmp_path}/none: No such file or directory; give"),
+        (TlsFiles(str(tmp_path), key), f"--tls-cert-file {tmp_path}: Is a directory"),
+        (TlsFiles(key, key), f"--tls-cert-file {key} is not what it has to be"),
+        (TlsFiles(cert, cert), f"--tls-key-file {cert} is not what it has to be"),
+        (TlsFiles(cert, other), f"--tls-key-file {other} is not the key of --tls-cert-file {cert}"),
+        (TlsFiles(cert, str(encrypted)), f"--tls-key-file {encrypted} is encrypted"),
+        (TlsFiles(str(torn), key), f"--tls-cert-file {torn} and --tls-key-file {key} cannot be used"),
+        (TlsFiles(cert, key, str(torn)), f"--tls-ca-cert-file {torn} cannot be used"),
+        (TlsFiles(cert, key, key), f"--tls-ca-cert-file {key} is not what it has to be"),
+    ):
+        with pytest.raises(TlsError) as refused:
+            server_context(wrong)
+        assert str(refused.value).startswith(told)
+    server_context(TlsFiles(cert, key, ca))
+
+
+def test_files_are_read_again_when_they_change_and_kept_where_the_new_ones_are_of_no_use(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+):
+    certificates = Certificates(files(authority, "changing"))
+    before = certificates.for_client(), certificates.for_server()
+    assert (certificates.for_client(), certificates.for_server()) == before
+
+    cert, _ = authority.issue("changing")
+    after = certificates.for_client(), certificates.for_server()
+    assert after[0] is not before[0] and after[1] is not before[1]
+
+    cert.unlink()
+    with caplog.at_level(logging.ERROR):
+        assert [certificates.for_client() for _ in range(3)] == 3 * [after[0]]
+    (told,) = caplog.messages
+    assert str(cert) in told and told.endswith("going on with what was there before")
+
+    authority.issue("changing")
+    assert certificates.for_client() is not after[0]
