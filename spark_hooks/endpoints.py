@@ -12,11 +12,13 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, Self
 from urllib.parse import quote
 
 from resp_server.client import Client
+from resp_server.tls import TlsFiles, client_context
 from state_backend.errors import SparkisError
 from state_backend.filesystems import open_filesystem
 
@@ -40,22 +42,25 @@ class Endpoint(ABC):
 
 
 class ControlAddress(NamedTuple):
-    """Where a control listener is, as this machine reaches it, and what it must be told first."""
+    """Where a control listener is, as this machine reaches it, and what it must be told first; with TLS, the files."""
 
     port: int
     token: str
     host: str = "127.0.0.1"
+    tls: TlsFiles | None = None
 
     def write(self, path: Path) -> None:
         """Write the address down; the folder should be one that others cannot read."""
         unfinished = path.with_suffix(".new")
-        unfinished.write_text(json.dumps(self._asdict()))
+        unfinished.write_text(json.dumps(self._asdict() | {"tls": None if self.tls is None else asdict(self.tls)}))
         unfinished.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> ControlAddress:
         """Read an address; OSError if there is none (the server was stopped, or is of another machine)."""
-        return cls(**json.loads(path.read_text()))
+        given = json.loads(path.read_text())
+        tls = given.pop("tls")
+        return cls(**given, tls=None if tls is None else TlsFiles(**tls))
 
 
 class ControlledEndpoint(Endpoint):
@@ -104,7 +109,8 @@ class ControlledEndpoint(Endpoint):
     def _connect(self) -> Client:
         """Connect to the control listener."""
         address = self._address()
-        return Client(address.host, address.port, password=address.token, timeout_s=CONTROL_TIMEOUT_S)
+        tls = None if address.tls is None else client_context(address.tls)
+        return Client(address.host, address.port, password=address.token, timeout_s=CONTROL_TIMEOUT_S, tls=tls)
 
     def _disconnect(self) -> None:
         if self._client is not None:
@@ -140,10 +146,10 @@ class ServedEndpoint(ControlledEndpoint):
         """End what serves; clients are disconnected. The log stays as it is. May be called twice."""
 
 
-def url_of(host: str, port: int, password: str | None) -> str:
+def url_of(host: str, port: int, password: str | None, tls: TlsFiles | None = None) -> str:
     """Return the URL that Redis clients take."""
     secret = f":{quote(password, safe='')}@" if password else ""
-    return f"redis://{secret}{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{'redis' if tls is None else 'rediss'}://{secret}{f'[{host}]' if ':' in host else host}:{port}"
 
 
 class DescribedEndpoint(ControlledEndpoint):

@@ -30,6 +30,7 @@ from resp_server import children
 from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE
 from resp_server.keeper import ENDED, FAILED, STORE, start_of
 from resp_server.listening import address_towards, is_wildcard
+from resp_server.tls import TlsFiles
 from state_backend.errors import SparkisError
 
 logger = logging.getLogger("sparkis.executors")
@@ -61,6 +62,7 @@ class Plan:
     ports      the range of which a server takes the first free one
     bind       the address it listens on; by default the one by which its machine reaches the driver
     advertise  the host that clients are told; `$NAME` in it is a variable of the executor's environment
+    tls        where the certificates are on the executor's host; what is in the files does not travel
     """
 
     id: str
@@ -71,6 +73,7 @@ class Plan:
     advertise: str | None = None
     token: str = field(default="", repr=False)
     password: str | None = field(default=None, repr=False)
+    tls: TlsFiles | None = None
 
 
 _plans: dict[str, Plan] = {}
@@ -224,7 +227,12 @@ def _server(plan: Plan, folder: str) -> list[str]:
     command = [sys.executable, "-m", "resp_server.state_server", "--child"]
     command += ["--registry", joined(plan.registry), "--log", plan.log, "--store", f"{folder}/{STORE}"]
     command += ["--ports", plan.ports, "--bind", near, "--advertise", host]
-    return [*command, "--compact", "--loglevel", "warning"]
+    return [*command, "--compact", "--loglevel", "warning", *tls_arguments(plan.tls)]
+
+
+def tls_arguments(tls: TlsFiles | None) -> list[str]:
+    """Return the options that tell one of our processes to speak TLS, or none."""
+    return [] if tls is None else tls.arguments()
 
 
 def joined(address: tuple[str, int]) -> str:

@@ -29,6 +29,7 @@ from resp_server.client import Client
 from resp_server.listening import is_wildcard
 from resp_server.registry.process import FENCED_CODE
 from resp_server.router.process import UPSTREAM_PASSWORD_VARIABLE
+from resp_server.tls import TlsFiles
 from spark_hooks import endpoints, executors
 from spark_hooks.executors import Plan
 from spark_hooks.kept import KeptProcess
@@ -57,6 +58,7 @@ class Cluster:
 
     host, bind     the driver: what executors are told, and what its registry listens on
     registry_port  0: any
+    tls            the files of all parts, on the host of each
     """
 
     host: str
@@ -67,6 +69,7 @@ class Cluster:
     server_host: str | None
     registry_port: int
     password: str | None = field(repr=False)
+    tls: TlsFiles | None = None
 
 
 class PlacedEndpoint(endpoints.ServedEndpoint):
@@ -82,6 +85,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         is_near = cluster.host in ("127.0.0.1", "::1", "localhost")
         self.password = cluster.password or (None if is_near else secrets.token_hex(16))
         self._reached_at = _own_address(cluster.bind)
+        self._tls = cluster.tls
         self._registry = KeptProcess(
             "the sparkis registry",
             _registry(cluster, log),
@@ -92,14 +96,14 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         try:
             self._proxy = KeptProcess(
                 "the sparkis proxy",
-                _proxy(executors.joined((self._reached_at, self._registry.port)), port, bind),
+                _proxy(cluster, executors.joined((self._reached_at, self._registry.port)), port, bind),
                 self._environment(cluster.password),
             )
         except SparkisError:
             self._registry.stop()
             raise
         self.port = self._proxy.port
-        self.url = endpoints.url_of(_own_address(bind[0]), self.port, cluster.password)
+        self.url = endpoints.url_of(_own_address(bind[0]), self.port, cluster.password, cluster.tls)
         self.plan = Plan(
             id=secrets.token_hex(8),
             registry=(cluster.host, self._registry.port),
@@ -109,6 +113,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             advertise=cluster.server_host,
             token=self._token,
             password=self.password,
+            tls=cluster.tls,
         )
         executors.know(self.plan)
         endpoints.add(log, self)
@@ -189,7 +194,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             logger.error("%s", failure)
 
     def _address(self) -> endpoints.ControlAddress:
-        return endpoints.ControlAddress(self._registry.port, self._token, self._reached_at)
+        return endpoints.ControlAddress(self._registry.port, self._token, self._reached_at, self._tls)
 
     def _environment(self, password: str | None) -> dict[str, str]:
         environment = children.environment() | {TOKEN_VARIABLE: self._token}
@@ -203,12 +208,28 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
 def _registry(cluster: Cluster, log: str) -> list[str]:
     command = [sys.executable, "-m", "resp_server.registry.process", "--child", "--log", log]
     command += ["--bind", cluster.bind, "--advertise", cluster.host, "--port", str(cluster.registry_port)]
-    return [*command, "--replicas", str(cluster.replicas), "--loglevel", "warning"]
+    return [
+        *command,
+        "--replicas",
+        str(cluster.replicas),
+        "--loglevel",
+        "warning",
+        *executors.tls_arguments(cluster.tls),
+    ]
 
 
-def _proxy(registry: str, port: int, bind: list[str]) -> list[str]:
+def _proxy(cluster: Cluster, registry: str, port: int, bind: list[str]) -> list[str]:
     command = [sys.executable, "-m", "resp_server.router.process", "--child", "--registry", registry]
-    return [*command, "--port", str(port), "--bind", *bind, "--loglevel", "warning"]
+    return [
+        *command,
+        "--port",
+        str(port),
+        "--bind",
+        *bind,
+        "--loglevel",
+        "warning",
+        *executors.tls_arguments(cluster.tls),
+    ]
 
 
 def _own_address(bound: str) -> str:

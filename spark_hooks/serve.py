@@ -26,8 +26,10 @@ from resp_server import children
 from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE
 from resp_server.cluster.topology import PORT_MAX
 from resp_server.process import WORKERS_MAX
+from resp_server.tls import TlsFiles, server_context
 from spark_hooks import endpoints
 from spark_hooks.endpoints import ServedEndpoint
+from spark_hooks.executors import tls_arguments
 from spark_hooks.kept import KeptProcess
 from spark_hooks.placed import Cluster, PlacedEndpoint
 from spark_hooks.sessions import is_connect
@@ -40,6 +42,7 @@ logger = logging.getLogger("sparkis.serve")
 DEFAULT_LOG = "sparkis-log"
 PLACEMENT_SETTING = "spark.sparkis.placement"
 Placement = Literal["driver", "executors"]
+TlsAuthClients = Literal["yes", "no", "optional"]
 PORTS = "7400-7500"
 # More copies than anybody needs (guess).
 REPLICAS_MAX = 10
@@ -60,16 +63,18 @@ class DriverEndpoint(ServedEndpoint):
         host: str,
         password: str | None,
         temporary: Path | None,
+        tls: TlsFiles | None = None,
     ) -> None:
         super().__init__()
         self.log = log
         self._temporary = temporary
+        self._tls = tls
         self.address_file = _temporary_folder("server") / "address.json"  # nobody else can look into the folder
         self._token = environment[TOKEN_VARIABLE]
         self._kept = KeptProcess("the sparkis server", command, environment, self._take_restart)
         self.port = self._kept.port
         self._address().write(self.address_file)
-        self.url = endpoints.url_of(host, self.port, password)
+        self.url = endpoints.url_of(host, self.port, password, tls)
         endpoints.add(log, self)
         atexit.register(self.stop)
 
@@ -94,10 +99,13 @@ class DriverEndpoint(ServedEndpoint):
         with self._lock:
             self._disconnect()
         with suppress(OSError):  # the folder goes with the endpoint; who finds no address does without notices
-            endpoints.ControlAddress(said["control_port"], self._token).write(self.address_file)
+            self._address_in(said).write(self.address_file)
 
     def _address(self) -> endpoints.ControlAddress:
-        return endpoints.ControlAddress(self._kept.said["control_port"], self._token)
+        return self._address_in(self._kept.said)
+
+    def _address_in(self, said: dict[str, Any]) -> endpoints.ControlAddress:
+        return endpoints.ControlAddress(said["control_port"], self._token, tls=self._tls)
 
 
 def serve(
@@ -110,6 +118,10 @@ def serve(
     store: str | Path | None = None,
     role: str = "master",
     workers: int = 1,
+    tls_cert_file: str | Path | None = None,
+    tls_key_file: str | Path | None = None,
+    tls_ca_cert_file: str | Path | None = None,
+    tls_auth_clients: TlsAuthClients | None = None,
     placement: Placement | None = None,
     replicas: int | None = None,
     ports: str | None = None,
@@ -125,6 +137,11 @@ def serve(
     password   what clients must send with AUTH
     placement  `driver`: one server beside this driver; `executors`: a state server beside each executor, a registry and
                a proxy beside this driver. Unless given, by the master: `driver` where it is local
+
+    With TLS, each also a setting of Spark's (docs/tls.md); paths of PEM files, on the host of each process:
+    tls_cert_file, tls_key_file  what is shown; with them everything that listens speaks TLS, and nothing else
+    tls_ca_cert_file             the CA by which servers, registry, proxy and driver know each other
+    tls_auth_clients             whether clients show a certificate of that CA: `yes` (the default), `no`, `optional`
 
     With `driver`:
     store      a folder to keep the server's store in over restarts; a temporary one unless given
@@ -146,12 +163,13 @@ def serve(
     root = open_filesystem(log or spark.conf.get(LOG_SETTING, None) or DEFAULT_LOG).root
     check_writable(root)
     hosts = [bind] if isinstance(bind, str) else list(bind)
+    tls = _tls(spark, tls_cert_file, tls_key_file, tls_ca_cert_file, tls_auth_clients)
     endpoint: ServedEndpoint
     if _placement(spark, placement) == "executors":
         _refuse(
             "executors", store=store, role=role if role != "master" else None, workers=workers if workers > 1 else None
         )
-        given = _cluster(spark, password, replicas, ports, server_bind, server_host, registry_port)
+        given = _cluster(spark, password, tls, replicas, ports, server_bind, server_host, registry_port)
         for before in endpoints.of_log(root):
             if isinstance(before, PlacedEndpoint):  # a log has one registry
                 logger.warning("%r is stopped: this driver serves its log anew", before)
@@ -166,7 +184,7 @@ def serve(
             server_host=server_host,
             registry_port=registry_port,
         )
-        endpoint = _beside_the_driver(spark, root, port, hosts, password, store, role, workers)
+        endpoint = _beside_the_driver(spark, root, port, hosts, password, tls, store, role, workers)
     spark.conf.set(LOG_SETTING, root)
     return endpoint
 
@@ -184,6 +202,29 @@ def _placement(spark: SparkSession, given: str | None) -> Placement:
     return "driver" if re.fullmatch(r"local(\[.*\])?", str(spark.sparkContext.master)) else "executors"
 
 
+def _tls(
+    spark: SparkSession,
+    cert: str | Path | None,
+    key: str | Path | None,
+    ca: str | Path | None,
+    auth_clients: str | None,
+) -> TlsFiles | None:
+    """Return the files, by arguments, else by settings; TlsError if they cannot be used on this host."""
+
+    def said(argument: str | Path | None, setting: str) -> str | None:
+        return str(argument) if argument is not None else spark.conf.get(f"spark.sparkis.tls.{setting}", None)
+
+    files = TlsFiles(
+        said(cert, "certFile"), said(key, "keyFile"), said(ca, "caCertFile"), said(auth_clients, "authClients")
+    )
+    if files == TlsFiles():
+        return None
+    if files.cert is None:
+        raise ValueError("TLS needs a certificate and its key: give tls_cert_file and tls_key_file as well")
+    server_context(files)
+    return files
+
+
 def _refuse(placement: Placement, **given: object) -> None:
     """Refuse what would have no effect."""
     for name, value in given.items():
@@ -194,6 +235,7 @@ def _refuse(placement: Placement, **given: object) -> None:
 def _cluster(
     spark: SparkSession,
     password: str | None,
+    tls: TlsFiles | None,
     replicas: int | None,
     ports: str | None,
     server_bind: str | None,
@@ -219,6 +261,7 @@ def _cluster(
         server_host=said(server_host, "server.host", None),
         registry_port=_number("registry_port", said(registry_port, "registry.port", "0"), PORT_MAX),
         password=password,
+        tls=tls,
     )
 
 
@@ -234,6 +277,7 @@ def _beside_the_driver(
     port: int,
     hosts: list[str],
     password: str | None,
+    tls: TlsFiles | None,
     store: str | Path | None,
     role: str,
     workers: int,
@@ -241,13 +285,15 @@ def _beside_the_driver(
     temporary = _temporary_folder("store") if store is None else None
     command = [sys.executable, "-m", "resp_server.process", "--child", "--compact", "--log", root, "--port", str(port)]
     command += ["--bind", *hosts, "--role", role, "--loglevel", "warning", "--store", str(temporary or store)]
-    command += ["--workers", str(workers)]
+    command += ["--workers", str(workers), *tls_arguments(tls)]
     environment = children.environment() | {TOKEN_VARIABLE: secrets.token_hex(16)}
     environment.pop(PASSWORD_VARIABLE, None)
     if password is not None:
         environment[PASSWORD_VARIABLE] = password
     host = "127.0.0.1" if hosts[0] == "0.0.0.0" else hosts[0]
-    endpoint = DriverEndpoint(command, environment, log=root, host=host, password=password, temporary=temporary)
+    endpoint = DriverEndpoint(
+        command, environment, log=root, host=host, password=password, temporary=temporary, tls=tls
+    )
     spark.conf.set(endpoints.ADDRESS_SETTING, str(endpoint.address_file))
     return endpoint
 

@@ -1,0 +1,105 @@
+"""What a driver serves speaks TLS with clients, and among its parts, when it is given certificates."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from micro_batches import Batches, eventually, start
+from pyspark.sql import SparkSession
+
+import sparkis
+from compat.conformance.certificates import Authority
+from resp_server.tls import TlsError
+from spark_hooks.placed import PlacedEndpoint
+
+Make = Callable[[str], Batches]
+ROWS = 40
+ANSWERS = [str(number) for number in range(ROWS)]
+
+
+@pytest.fixture(autouse=True)
+def no_log_left_over(spark: SparkSession) -> Iterator[None]:
+    yield
+    spark.conf.unset("spark.sparkis.log")
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    made = Authority(tmp_path / "authority")
+    made.issue("node")
+    return made
+
+
+def given(authority: Authority) -> dict[str, Any]:
+    folder = authority.folder
+    return {"tls_cert_file": folder / "node.crt", "tls_key_file": folder / "node.key", "tls_ca_cert_file": authority.ca}
+
+
+def publish(batches: Make, checkpoint: Path) -> None:
+    """Run a job to the moment when its first rows can be read."""
+    rows = batches("k string, v int")
+    rows.add(*({"k": f"k{number}", "v": number} for number in range(ROWS)))
+    writer = sparkis.queryable(rows.df, "s", key="k", value="v", mode="append", wait_for_visibility=60.0)
+    start(writer, "job", checkpoint)
+
+
+def read(url: str, authority: Authority) -> list[Any]:
+    with redis.Redis.from_url(url, decode_responses=True, **authority.client("reader")) as client:
+        try:
+            return [client.get(f"job:s:k{number}") for number in range(ROWS)]
+        except redis.RedisError as error:
+            return [error]
+
+
+def test_a_server_beside_the_driver_speaks_tls(
+    spark: SparkSession, batches: Make, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with sparkis.serve(spark, log=tmp_path / "log", **given(authority)) as endpoint:
+        assert endpoint.url.startswith("rediss://")
+        publish(batches, tmp_path / "checkpoint")
+        assert read(endpoint.url, authority) == ANSWERS
+        assert "not visible" not in caplog.text  # the driver was told over TLS
+        with redis.Redis(port=endpoint.port) as plain, pytest.raises(redis.ConnectionError):
+            plain.ping()
+
+
+def test_servers_on_executors_and_their_parts_speak_tls(
+    spark: SparkSession, batches: Make, authority: Authority, tmp_path: Path
+):
+    settings = {
+        "spark.sparkis.tls.certFile": str(authority.folder / "node.crt"),
+        "spark.sparkis.tls.keyFile": str(authority.folder / "node.key"),
+        "spark.sparkis.tls.caCertFile": str(authority.ca),
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        with sparkis.serve(spark, log=tmp_path / "log", placement="executors") as endpoint:
+            assert isinstance(endpoint, PlacedEndpoint)
+            publish(batches, tmp_path / "checkpoint")
+            eventually(lambda: read(endpoint.url, authority), lambda answers: answers == ANSWERS)
+            (member,) = endpoint.members()
+            assert read(f"rediss://{member['address']}", authority) == ANSWERS
+            with redis.Redis.from_url(f"redis://{member['address']}") as plain, pytest.raises(redis.ConnectionError):
+                plain.ping()
+            assert (authority.folder / "node.key").read_bytes()[100:140] not in pickle.dumps(endpoint.plan)
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
+def test_files_that_cannot_be_used_are_refused_before_anything_is_started(
+    spark: SparkSession, authority: Authority, tmp_path: Path
+):
+    files = given(authority)
+    with pytest.raises(TlsError, match="--tls-cert-file is given and --tls-key-file is not"):
+        sparkis.serve(spark, log=tmp_path / "log", tls_cert_file=files["tls_cert_file"])
+    with pytest.raises(TlsError, match="--tls-cert-file /nowhere: No such file"):
+        sparkis.serve(spark, log=tmp_path / "log", **files | {"tls_cert_file": "/nowhere"})
+    with pytest.raises(ValueError, match="give tls_cert_file and tls_key_file as well"):
+        sparkis.serve(spark, log=tmp_path / "log", tls_ca_cert_file=files["tls_ca_cert_file"])
