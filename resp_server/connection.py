@@ -140,7 +140,9 @@ class Connection(asyncio.Protocol):
 
     def abort(self, reason: str) -> None:
         """End the connection now."""
-        log.warning("cut the connection of %s: %s", self.session.address, reason)
+        # With TLS one that is being closed waits for the client's goodbye: nothing is lost without that.
+        level = logging.DEBUG if self._transport.is_closing() and not self.output_bytes else logging.WARNING
+        log.log(level, "cut the connection of %s: %s", self.session.address, reason)
         self._is_calm = False
         self._transport.abort()
 

@@ -208,28 +208,14 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
 def _registry(cluster: Cluster, log: str) -> list[str]:
     command = [sys.executable, "-m", "resp_server.registry.process", "--child", "--log", log]
     command += ["--bind", cluster.bind, "--advertise", cluster.host, "--port", str(cluster.registry_port)]
-    return [
-        *command,
-        "--replicas",
-        str(cluster.replicas),
-        "--loglevel",
-        "warning",
-        *executors.tls_arguments(cluster.tls),
-    ]
+    command += ["--replicas", str(cluster.replicas), "--loglevel", "warning"]
+    return [*command, *executors.tls_arguments(cluster.tls)]
 
 
 def _proxy(cluster: Cluster, registry: str, port: int, bind: list[str]) -> list[str]:
     command = [sys.executable, "-m", "resp_server.router.process", "--child", "--registry", registry]
-    return [
-        *command,
-        "--port",
-        str(port),
-        "--bind",
-        *bind,
-        "--loglevel",
-        "warning",
-        *executors.tls_arguments(cluster.tls),
-    ]
+    command += ["--port", str(port), "--bind", *bind, "--loglevel", "warning"]
+    return [*command, *executors.tls_arguments(cluster.tls)]
 
 
 def _own_address(bound: str) -> str:
