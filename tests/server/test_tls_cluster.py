@@ -26,6 +26,8 @@ from state_backend.records import Change, Op
 
 TOKEN = "of-the-tests"
 KEYS = [f"job:n:{number}" for number in range(200)]
+# Longer than what a proxy passes on over a connection that others share.
+LARGE_KEY, LARGE = "job:n:large", b"x" * (8 << 20)
 WAIT_S_MAX = 60.0
 
 
@@ -36,7 +38,8 @@ class Cluster:
         self.folder, self.log = folder, folder / "log"
         self._stack = stack
         with LogWriter(self.log, "job", [StateDescriptor("n", key="k", value="v")], "first") as writer:
-            writer.publish([Change("n", Op.PUT, key.encode(), value=key.encode()) for key in KEYS], 0)
+            changes = [Change("n", Op.PUT, key.encode(), value=key.encode()) for key in KEYS]
+            writer.publish([*changes, Change("n", Op.PUT, LARGE_KEY.encode(), value=LARGE)], 0)
 
     def start(self, name: str, program: str, *options: str) -> int:
         """Start a process, and return the port that it listens on."""
@@ -116,7 +119,8 @@ def test_all_parts_speak_tls_and_ask_each_other_for_certificates(cluster: Cluste
         proxy = cluster.proxy(name, *options, *authority.options("proxy"))
         with redis.Redis(port=proxy, **at) as client:
             eventually(lambda name=name: cluster.said(name), lambda client=client: reads_all(client))
-            assert client.dbsize() == len(KEYS)
+            assert client.dbsize() == len(KEYS) + 1
+            assert client.get(LARGE_KEY) == LARGE
         with redis.Redis(port=proxy) as plain, pytest.raises(redis.ConnectionError):
             plain.ping()
     files = TlsFiles(shown["ssl_certfile"], shown["ssl_keyfile"], str(authority.ca))
