@@ -83,6 +83,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="where clients and other servers find this one (default: the first --bind address, and the port)",
     )
     parser.add_argument(
+        "--zone",
+        default="",
+        metavar="NAME",
+        help="servers of one zone may be lost together: copies of a slot are kept in several (default: its host)",
+    )
+    parser.add_argument(
         "--store", metavar="FOLDER", help="where to keep the stores, and who it is (default: in the user's cache)"
     )
     parser.add_argument(
@@ -191,7 +197,7 @@ async def _serve(
     host, port = options.advertise or (_own_host(config.hosts[0]), None)
     link = RegistryLink(
         identity.id,
-        Advertised(host, port or server.port),
+        Advertised(host, port or server.port, options.zone),
         Membership(server),
         followers,
         logs=[open_filesystem(root) for root in roots],

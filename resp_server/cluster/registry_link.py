@@ -71,10 +71,14 @@ class Shows(Protocol):
 
 @dataclass(frozen=True)
 class Advertised:
-    """Where clients find this server. host None: where the registry sees it from, the near end of the connection."""
+    """Where clients find this server. host None: where the registry sees it from, the near end of the connection.
+
+    zone: servers of one may be lost together; empty: those of its host.
+    """
 
     host: str | None
     port: int
+    zone: str = ""
 
 
 class RegistryLink:
@@ -240,6 +244,7 @@ class RegistryLink:
             -1 if self._shown is None else self._shown.version,
             self._followers.held,
             self._followers.visible,
+            self._advertised.zone,
         )
 
     async def _listen(self, reader: asyncio.StreamReader, address: str) -> NoReturn:

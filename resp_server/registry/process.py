@@ -12,14 +12,16 @@ from ipaddress import ip_address
 
 import uvloop
 
+from resp_server.client import Client
 from resp_server.cluster.topology import NODES_MAX
 from resp_server.process import until_told_to_end
 from resp_server.registry.record import FencedError, Place
 from resp_server.registry.service import Registry
+from resp_server.registry.standby import ANSWER_S_MAX, Connect, until_away
 from resp_server.tls import Certificates, add_tls_options, certificates_of, shown_files_of
 from resp_server.token import add_token_option, token_of
 from state_backend.errors import SparkisError
-from state_backend.filesystems import open_filesystem
+from state_backend.filesystems import Filesystem, open_filesystem
 
 logger = logging.getLogger("sparkis.registry")
 
@@ -35,6 +37,7 @@ EXAMPLES = """\
 examples:
   SPARKIS_CONTROL_TOKEN=secret sparkis registry --log /data/log
   sparkis registry --log /data/log --token-file token --bind 10.0.0.1 --replicas 1
+  sparkis registry --log /data/log --token-file token --bind 10.0.0.2 --replicas 1 --standby
   sparkis registry --log /data/log --tls-cert-file a.crt --tls-key-file a.key --tls-ca-cert-file ca.crt
 """
 
@@ -55,6 +58,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="further servers that hold each slot, where there are enough (default %(default)s)",
+    )
+    parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="take over when the log's registry has not answered for some seconds, such as when its driver has gone",
     )
     add_token_option(parser)
     add_tls_options(parser)
@@ -86,20 +94,52 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _run(options: argparse.Namespace, token: str, certificates: Certificates | None) -> None:
+    """Assign until this process is told to end; one that stands by waits for its turn, again and again."""
     host = _advertised(options)
+    filesystem = open_filesystem(options.log)
+    filesystem.make_folder("")
+    told = asyncio.create_task(until_told_to_end(watches_input=options.child))
+    await asyncio.sleep(0)  # so that signals are waited for when somebody reads that it is there
+    try:
+        while not told.done():
+            if options.standby:
+                logger.info("standing by for the registry of %s", filesystem.root)
+                away = asyncio.create_task(until_away(filesystem, _connecting(token, certificates)))
+                await asyncio.wait([away, told], return_when=asyncio.FIRST_COMPLETED)
+                if not away.done():
+                    away.cancel()
+                    return
+                away.result()
+            try:
+                await _assign(options, host, filesystem, token, certificates, told)
+            except FencedError as error:
+                if not options.standby:
+                    raise
+                logger.warning("%s; this one stands by again", error)
+    finally:
+        told.cancel()
+        logger.info("ended")
+
+
+async def _assign(
+    options: argparse.Namespace,
+    host: str,
+    filesystem: Filesystem,
+    token: str,
+    certificates: Certificates | None,
+    told: asyncio.Task[bool],
+) -> None:
+    """Be the log's registry until this process is told to end; FencedError when another one has taken over."""
     listener = socket.create_server(
         (options.bind, options.port), family=socket.AF_INET6 if ":" in options.bind else socket.AF_INET
     )
     port = listener.getsockname()[1]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    filesystem = open_filesystem(options.log)
-    filesystem.make_folder("")
-    registry = Registry(Place.take(filesystem, address, options.replicas), token, certificates)
+    place = await asyncio.to_thread(Place.take, filesystem, address, options.replicas)
+    registry = Registry(place, token, certificates)
     await registry.start(listener)
     deciding = asyncio.create_task(registry.run())
-    told = asyncio.create_task(until_told_to_end(watches_input=options.child))
     try:
-        await asyncio.sleep(0)  # so that signals are waited for when somebody reads that it is there
         logger.info("started registry @ %s, term %d", address, registry.term)
         if options.child:
             print(json.dumps({"host": host, "port": port}), flush=True)
@@ -108,9 +148,15 @@ async def _run(options: argparse.Namespace, token: str, certificates: Certificat
             deciding.result()
     finally:
         deciding.cancel()
-        told.cancel()
         await registry.stop()
-        logger.info("ended")
+
+
+def _connecting(token: str, certificates: Certificates | None) -> Connect:
+    def connect(host: str, port: int) -> Client:
+        tls = None if certificates is None else certificates.for_server()
+        return Client(host, port, password=token, timeout_s=ANSWER_S_MAX, tls=tls)
+
+    return connect
 
 
 def _advertised(options: argparse.Namespace) -> str:

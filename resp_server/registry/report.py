@@ -19,7 +19,10 @@ class ReportError(SparkisError):
 
 @dataclass(frozen=True)
 class Report:
-    """Where clients find a server, what it can answer, which topology it shows, and the epochs that it shows."""
+    """Where clients find a server, what it can answer, which topology it shows, and the epochs that it shows.
+
+    zone: servers of one may be lost together; empty: those of its host.
+    """
 
     id: str
     host: str
@@ -28,6 +31,7 @@ class Report:
     shown: int = -1
     held: KeyGroups = NONE
     jobs: Mapping[str, Visible] = field(default_factory=dict)
+    zone: str = ""
 
     def to_json(self) -> str:
         """Return what `parse` reads."""
@@ -40,6 +44,7 @@ class Report:
                 "shown": self.shown,
                 "held": str(self.held),
                 "jobs": {name: seen._asdict() for name, seen in self.jobs.items()},
+                "zone": self.zone,
             }
         )
 
@@ -54,7 +59,8 @@ class Report:
             Topology.of_json({"version": 0, "nodes": [{"id": member_id, "host": host, "port": port}]})
             jobs = {str(name): _visible(seen) for name, seen in given["jobs"].items()}
             held = KeyGroups.parse(given["held"])
-            return cls(member_id, host, port, bool(given["wants_nothing"]), int(given["shown"]), held, jobs)
+            shown, zone = int(given["shown"]), str(given.get("zone", ""))
+            return cls(member_id, host, port, bool(given["wants_nothing"]), shown, held, jobs, zone)
         except (TopologyError, KeyGroupsError) as error:
             raise ReportError(f"a report that cannot be: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -117,6 +117,7 @@ class Known:
             report.wants_nothing,
             self.connection is not None,
             report.jobs,
+            report.zone,
         )
 
 

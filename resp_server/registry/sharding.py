@@ -1,15 +1,16 @@
 """Which servers make a shard, and which slots each shard is to have in the end: pure, and no topology yet.
 
 A shard is a master and its replicas, as in Redis Cluster. `n` members make max(1, n // (replicas + 1)) shards; those
-left over are further replicas. Slots are spread evenly, and members, roles and slots stay where they are as far as that
-allows. What is planned once is planned again: nothing moves until members come or go.
+left over are further replicas. Slots are spread evenly, members of a shard are of different zones and hosts where that
+can be, and members, roles and slots stay where they are as far as that allows. What is planned once is planned again:
+nothing moves until members come or go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, combinations, product
 
 from resp_server.followers import Visible
 from state_backend.key_groups import ALL, NONE, KeyGroups
@@ -27,7 +28,7 @@ class Member:
 
     joined: a number; those who came first have lower ones. away_s: how long nothing was heard of it; 0 while it is
     there. held: what it can answer. shown: the version of the topology that it shows. is_connected: a server that is
-    silent may be.
+    silent may be. zone: servers of one may be lost together; empty: those of its host.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Member:
     wants_nothing: bool = False
     is_connected: bool = True
     jobs: Mapping[str, Visible] = field(default_factory=dict)
+    zone: str = ""
 
     @property
     def address(self) -> str:
@@ -85,9 +87,15 @@ def plan(shards: Sequence[Shard], members: Mapping[str, Member], replicas: int) 
     while len(kept) < count:
         kept.append(Shard(free.pop(0) if free else _taken_from(kept)))
     for name in free:
-        smallest = min(kept, key=lambda shard: (len(shard.members), -len(members[name].held & shard.slots)))
+
+        def rank(shard: Shard, name: str = name) -> tuple[int, int, int]:
+            near = sum(_nearness(members[name], members[mate]) for mate in shard.members)
+            return len(shard.members), near, -len(members[name].held & shard.slots)
+
+        smallest = min(kept, key=rank)
         _replace(kept, smallest, replace(smallest, replicas=(*smallest.replicas, name)))
     _level(kept)
+    _part(kept, members)
     slots = spread([shard.slots for shard in kept], [members[shard.master].held for shard in kept])
     return tuple(replace(shard, slots=each) for shard, each in zip(kept, slots, strict=True))
 
@@ -141,6 +149,41 @@ def _level(shards: list[Shard]) -> None:
             return
         name = _taken_from(shards)
         _replace(shards, smallest, replace(smallest, replicas=(*smallest.replicas, name)))
+
+
+def _nearness(one: Member, other: Member) -> int:
+    """Tell how likely two members are lost together: all else being equal, zones count more than hosts."""
+    is_same_host = one.host == other.host
+    is_same_zone = (one.zone or one.host) == (other.zone or other.host)
+    return 2 * is_same_zone + is_same_host
+
+
+def _part(shards: list[Shard], members: Mapping[str, Member]) -> None:
+    """Exchange replicas of shards while members that may be lost together come apart by that."""
+    if len({(member.zone, member.host) for member in members.values()}) == 1:
+        return
+
+    def near(mates: Sequence[str]) -> int:
+        return sum(_nearness(members[one], members[other]) for one, other in combinations(mates, 2))
+
+    def exchanged(at: int, other: int) -> tuple[Shard, Shard] | None:
+        one, two = shards[at], shards[other]
+        before = near(one.members) + near(two.members)
+        for mine, theirs in product(one.replicas, two.replicas):
+            made = replace(one, replicas=tuple(theirs if name == mine else name for name in one.replicas))
+            met = replace(two, replicas=tuple(mine if name == theirs else name for name in two.replicas))
+            if near(made.members) + near(met.members) < before:
+                return made, met
+        return None
+
+    # Each exchange takes away from a sum of small numbers, so that it comes to an end.
+    is_better = True
+    while is_better:
+        is_better = False
+        for at, other in combinations(range(len(shards)), 2):
+            if near(shards[at].members) + near(shards[other].members) and (found := exchanged(at, other)):
+                shards[at], shards[other] = found
+                is_better = True
 
 
 def _replace(shards: list[Shard], old: Shard, new: Shard) -> None:

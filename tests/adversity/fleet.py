@@ -42,7 +42,7 @@ def eventually(what: str, is_so: Callable[[], Any]) -> Any:
 
 
 class Process:
-    """A registry or a state server."""
+    """A registry or a state server. One that stands by says nothing, and is not waited for."""
 
     def __init__(self, program: str, options: list[str], log: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
@@ -56,9 +56,11 @@ class Process:
             env=environment | {"SPARKIS_CONTROL_TOKEN": TOKEN},
         )
         assert self.popen.stdout is not None
-        line = self.popen.stdout.readline()
-        assert line, log.read_text()
-        self.port: int = json.loads(line)["port"]
+        self.port = 0
+        if "--standby" not in options:
+            line = self.popen.stdout.readline()
+            assert line, log.read_text()
+            self.port = json.loads(line)["port"]
 
     @property
     def said(self) -> str:
@@ -142,10 +144,10 @@ class Fleet:
 
     # Processes
 
-    def registry(self) -> Process:
+    def registry(self, *options: str) -> Process:
         """Start a registry."""
-        options = ["--log", str(self.log), "--port", "0", "--replicas", str(self.replicas)]
-        return self._started("resp_server.registry.process", options, "registry")
+        given = ["--log", str(self.log), "--port", "0", "--replicas", str(self.replicas), *options]
+        return self._started("resp_server.registry.process", given, "registry")
 
     def server(self, number: int) -> Process:
         """Start a state server; one of the same number is the same server."""

@@ -469,3 +469,28 @@ def test_where_another_server_listens_now_nobody_comes_back() -> None:
     play.reported["s3"] = replace(third.member(), port=of("s1").port)
     play.step()
     assert [name for name, _, _ in _shown(play)] == ["s2", "s3"]
+
+
+@given(
+    zones=st.lists(st.sampled_from(["app", "rack1", "rack2", ""]), min_size=2, max_size=12),
+    replicas=st.integers(1, 3),
+)
+def test_what_is_planned_with_zones_is_planned_again(zones: list[str], replicas: int) -> None:
+    members = {f"s{at}": of(f"s{at}", at, zone=zone) for at, zone in enumerate(zones)}
+    planned = plan((), members, replicas)
+    assert plan(planned, members, replicas) == planned
+
+
+def test_each_shard_has_a_member_that_stays_when_the_executors_go_whoever_came_first() -> None:
+    shards: tuple[Shard, ...] = ()
+    members = {}
+    for at, zone in enumerate(["app", "app", "", "", "app", ""]):
+        members[f"s{at}"] = of(f"s{at}", at, zone=zone)
+        shards = plan(shards, members, 1)
+    assert len(shards) == 3
+    assert all({members[name].zone for name in shard.members} == {"app", ""} for shard in shards)
+
+
+def test_copies_are_on_different_hosts_where_there_are_some() -> None:
+    members = {f"s{at}": replace(of(f"s{at}", at), host=host) for at, host in enumerate(["a", "a", "b", "b"])}
+    assert all({members[name].host for name in shard.members} == {"a", "b"} for shard in plan((), members, 1))

@@ -1,0 +1,53 @@
+"""A registry that stands by takes over when the log's one has gone, and steps back when that one is there again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fleet import Fleet, eventually, fleet_in
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    yield from fleet_in(tmp_path)
+
+
+def test_it_takes_over_from_one_that_was_killed_and_steps_back_when_that_one_is_started_again(fleet: Fleet) -> None:
+    first = fleet.registry()
+    standing = fleet.registry("--standby")
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    second = fleet.server(1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
+    reader = fleet.read()
+    assert fleet.record().term == 1
+
+    first.kill()
+    eventually("nobody takes over", lambda: fleet.record().term == 2)
+    second.kill()
+    fleet.wait_for(_0="0-16383")
+    fleet.wait_for_all_keys()
+
+    fleet.registry()
+    eventually("it does not step back", lambda: standing.said.count("standing by") == 2)
+    assert fleet.record().term == 3
+    fleet.server(1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
+    fleet.wait_for_all_keys()
+    reader.stop()
+
+
+def test_it_stays_away_while_the_registry_answers(fleet: Fleet) -> None:
+    fleet.registry()
+    standing = fleet.registry("--standby")
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    # So long that it would have taken over if it had not been answered.
+    began = fleet.epoch
+    eventually("the job stands still", lambda: fleet.epoch > began + 30)
+    assert fleet.record().term == 1
+    assert "started registry" not in standing.said
