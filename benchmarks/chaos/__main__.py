@@ -1,0 +1,208 @@
+"""`make chaos`: what happens to readers while parts of a cluster die, hang, move or come.
+
+A Spark job on executors of this machine writes the number of its micro-batch to each of its keys twice a second. Its
+state is served by the servers beside the executors and by two that are started by hand; readers ask two proxies without
+a pause, in plain requests and in transactions. Then one thing after another happens, and each answer is judged: a key
+that is missing, two epochs in one answer, an epoch before the last one on that connection, or one that was not
+committed is a wrong answer. The table goes into docs/reliability.md. The exit code is 1 if anything was wrong or lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.chaos.events import EVENTS, Event
+from benchmarks.chaos.fleet import ChaosError, Fleet, until
+from benchmarks.chaos.judge import Window
+from benchmarks.chaos.readers import Readers
+from benchmarks.chaos.relay import Relay
+from benchmarks.options import Options, end_in_order
+from benchmarks.results import machine
+from benchmarks.servers import temporary_folder
+from state_backend.errors import SparkisError
+
+SERVERS = 2 + 2  # beside executors, and by hand
+RECOVER_S_MAX = 60.0
+LOOK_EVERY_S = 0.1
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+BEGIN, END = "<!-- results of chaos -->\n", "<!-- end of chaos -->\n"
+
+
+@dataclass
+class Seen:
+    """What one event did. recovered_s: from its end until every key was read at an epoch committed after it."""
+
+    event: Event
+    window: Window
+    recovered_s: float
+
+
+class Chaos:
+    """One run with a number of replicas."""
+
+    def __init__(self, folder: Path, replicas: int, options: Options) -> None:
+        self._options = options
+        self._fleet = Fleet(folder, replicas)
+        self._relay = Relay()
+        self._readers: Readers | None = None
+
+    def run(self, events: Sequence[Event]) -> Iterator[Seen]:
+        """Start everything and let the events happen one after another; ChaosError."""
+        self._begin()
+        for event in events:
+            yield self._see(event)
+
+    def lost_epochs(self) -> int:
+        """End the job; return how many of its epochs the log or the readers lack."""
+        fleet, readers = self._fleet, self._readers
+        assert fleet.driver is not None and readers is not None
+        fleet.driver.end()
+        last = fleet.committed()
+        try:
+            until(lambda: readers.is_at(last), "reading the last epoch", RECOVER_S_MAX)
+        except ChaosError:
+            return max(1, last - readers.newest)
+        return 0
+
+    def told(self) -> str:
+        """Return what may explain that the run broke: what readers met last, and what processes wrote last."""
+        window = None if self._readers is None else self._readers.begin()
+        met = [] if window is None else [f"{count} x {reason}" for reason, count in window.errors.most_common(9)]
+        reads = 0 if window is None else window.reads
+        committed = f"epoch {self._fleet.committed()}, and {0 if self._readers is None else self._readers.newest} was read"
+        return "\n".join([self._fleet.said(), f"{reads} reads", *met, committed, str(self._fleet.topology())])
+
+    def stop(self) -> None:
+        """End everything."""
+        if self._readers is not None:
+            self._readers.stop()
+        self._fleet.stop()
+        self._relay.stop()
+
+    def _begin(self) -> None:
+        fleet = self._fleet
+        self._options.report("starting Spark, two servers and two proxies ...")
+        fleet.start_driver()
+        until(lambda: fleet.committed() >= 0, "the first epoch")
+        fleet.start_server("standing")
+        relayed = fleet.start_server("relayed", advertise=self._relay.port)
+        self._relay.lead_to("127.0.0.1", relayed.port)
+        until(lambda: fleet.online() == SERVERS, "joining all servers")
+        self._readers = Readers([("127.0.0.1", fleet.start_proxy().port) for _ in range(2)])
+        self._recover()
+
+    def _see(self, event: Event) -> Seen:
+        assert self._readers is not None
+        self._options.report(f"{event.name} ...")
+        self._readers.begin()
+        undo = event.act(self._fleet, self._relay)
+        self._watch(event.seen_s)
+        if undo is not None:
+            undo()
+        began_s = time.monotonic()
+        self._recover()
+        return Seen(event, self._readers.begin(), time.monotonic() - began_s)
+
+    def _watch(self, seconds: float) -> None:
+        """Let time pass, and compare what readers see with what the log has."""
+        ends_s = time.monotonic() + seconds
+        while time.monotonic() < ends_s:
+            self._check_committed()
+            time.sleep(LOOK_EVERY_S)
+
+    def _recover(self) -> None:
+        """Wait until all keys are read at an epoch that is committed from now on, and until all servers are up."""
+        readers, fleet = self._readers, self._fleet
+        assert readers is not None
+        wanted = fleet.committed() + 1
+
+        def is_well() -> bool:
+            self._check_committed()
+            return readers.is_at(wanted) and fleet.online() >= SERVERS
+
+        until(is_well, "coming back", RECOVER_S_MAX)
+
+    def _check_committed(self) -> None:
+        assert self._readers is not None
+        seen = self._readers.newest
+        if seen > self._fleet.committed():
+            self._readers.uncommitted()
+
+
+HEADLINE = "| event | replicas | reads | wrong answers | failed reads | longest without an answer for a key |\n"
+RULE = "|---|---:|---:|---:|---:|---:|\n"
+
+
+def row(replicas: int, seen: Seen) -> str:
+    """Return a line of the table."""
+    window = seen.window
+    wrong = f"**{window.wrongly()}**" if window.wrong else "0"
+    return (
+        f"| {seen.event.name} | {replicas} | {window.reads:,} | {wrong} | {window.failed:,} | "
+        f"{window.longest_s:.2f} s |\n"
+    )
+
+
+def write_page(rows: Sequence[str], lost: int) -> None:
+    """Put the table into the page."""
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    when = time.strftime("%Y-%m-%d", time.gmtime())
+    told = f"\nEpochs lost: {lost}. {when}, {machine()}.\n"
+    PAGE.write_text(f"{before}{BEGIN}{HEADLINE}{RULE}{''.join(rows)}{told}{END}{after}")
+
+
+def main() -> int:
+    """Run it; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1, 0], help="one run for each (default: 1 0)")
+    parser.add_argument("--only", metavar="TEXT", help="events whose names have this text")
+    parser.add_argument("--no-write", action="store_true", help="leave docs/reliability.md as it is")
+    given = parser.parse_args()
+    end_in_order()
+    events = [event for event in EVENTS if given.only is None or given.only in event.name]
+    options, rows, lost, is_well = Options(), [], 0, True
+    print(machine(), flush=True)
+    print(f"{HEADLINE}{RULE}", end="", flush=True)
+    try:
+        for replicas in given.replicas:
+            with temporary_folder() as folder:
+                chaos = Chaos(folder, replicas, options)
+                try:
+                    for seen in chaos.run(events):
+                        options.report("")
+                        rows.append(row(replicas, seen))
+                        print(rows[-1], end="", flush=True)
+                        for reason, count in seen.window.errors.most_common(5):
+                            print(f"    {count} x {reason}", flush=True)
+                        is_well = is_well and not seen.window.wrong
+                    lost += chaos.lost_epochs()
+                except (ChaosError, SparkisError, OSError):
+                    options.report("")
+                    print(chaos.told(), file=sys.stderr)
+                    raise
+                finally:
+                    options.report("")
+                    chaos.stop()
+    except (ChaosError, SparkisError, OSError) as error:
+        print(f"python -m benchmarks.chaos: {error}", file=sys.stderr)
+        return 1
+    print(f"epochs lost: {lost}")
+    if not given.no_write and given.only is None:
+        write_page(rows, lost)
+    return 0 if is_well and not lost else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("python -m benchmarks.chaos: interrupted")

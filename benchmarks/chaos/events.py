@@ -1,0 +1,138 @@
+"""What is done to a fleet. Each event leaves it as whole as it was; what is asked meanwhile is judged elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.chaos.fleet import Fleet, until
+from benchmarks.chaos.relay import Relay
+
+PAUSED_S = 10.0
+# Less than any store needs for its next epoch.
+FULL_BYTES = 16 << 10
+CUTS = 20
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happens. seen_s: how long it is looked at before it is put right."""
+
+    name: str
+    act: Callable[[Fleet, Relay], Callable[[], None] | None]
+    seen_s: float = 6.0
+
+
+def _nothing(fleet: Fleet, relay: Relay) -> None:
+    pass
+
+
+def _kill_server(fleet: Fleet, relay: Relay) -> None:
+    os.kill(fleet.owner_pid(by_hand=False), signal.SIGKILL)
+
+
+def _kill_server_of_hand(fleet: Fleet, relay: Relay) -> Callable[[], None]:
+    """One that nobody starts again, until this event is over."""
+    pid = fleet.owner_pid(by_hand=True)
+    os.kill(pid, signal.SIGKILL)
+    name = next(name for name, each in fleet.servers.items() if each.pid == pid)
+
+    def again() -> None:
+        port = relay.port if name == "relayed" else None
+        started = fleet.start_server(name, advertise=port)
+        if port is not None:
+            relay.lead_to("127.0.0.1", started.port)
+
+    return again
+
+
+def _kill_executor(fleet: Fleet, relay: Relay) -> None:
+    os.kill(fleet.executors()[0], signal.SIGKILL)
+
+
+def _lose_executor(fleet: Fleet, relay: Relay) -> Callable[[], None]:
+    fleet.tell_driver("lose")
+    return lambda: until(lambda: bool(fleet.tell_driver("gain")["done"]), "another executor")
+
+
+def _kill_proxy(fleet: Fleet, relay: Relay) -> Callable[[], None]:
+    os.kill(fleet.proxies[0].pid, signal.SIGKILL)
+    return lambda: fleet.restart_proxy(0)
+
+
+def _kill_registry(fleet: Fleet, relay: Relay) -> None:
+    os.kill(fleet.registry(), signal.SIGKILL)
+
+
+def _kill_driver(fleet: Fleet, relay: Relay) -> Callable[[], None]:
+    assert fleet.driver is not None
+    os.kill(fleet.driver.pid, signal.SIGKILL)
+    fleet.driver.process.wait()
+    return fleet.start_driver
+
+
+def _pause_server(fleet: Fleet, relay: Relay) -> None:
+    pid = fleet.owner_pid(by_hand=True)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(PAUSED_S)
+    os.kill(pid, signal.SIGCONT)
+
+
+def _add_server(fleet: Fleet, relay: Relay) -> None:
+    fleet.start_server("added")
+
+
+def _move_all(fleet: Fleet, relay: Relay) -> Callable[[], None]:
+    """Give every slot another owner: the owners go in order, one after another; those by hand come back later."""
+    before = set(fleet.owners())
+    fleet.start_server("mover")
+    gone = []
+    for name in [name for name in fleet.servers if name != "mover"]:
+        ended = fleet.servers[name]
+        os.kill(ended.pid, signal.SIGTERM)
+        ended.process.wait()
+        gone.append(name)
+    until(lambda: set(fleet.owners()) != before, "moving the slots")
+
+    def again() -> None:
+        for name in gone:
+            started = fleet.start_server(name, advertise=relay.port if name == "relayed" else None)
+            if name == "relayed":
+                relay.lead_to("127.0.0.1", started.port)
+
+    return again
+
+
+def _cut_replies(fleet: Fleet, relay: Relay) -> None:
+    relay.cut(CUTS)
+    until(lambda: relay.made_cuts >= CUTS or not _is_read(fleet, relay), "cutting replies")
+
+
+def _is_read(fleet: Fleet, relay: Relay) -> bool:
+    return f"127.0.0.1:{relay.port}" in fleet.owners()
+
+
+def _fill_disk(fleet: Fleet, relay: Relay) -> Callable[[], None]:
+    pid = fleet.owner_pid(by_hand=True)
+    fleet.limit_files(pid, FULL_BYTES)
+    return lambda: fleet.limit_files(pid, None)
+
+
+EVENTS = [
+    Event("nothing happens", _nothing, 10.0),
+    Event("kill -9 a state server beside an executor", _kill_server, 10.0),
+    Event("kill -9 a state server that nobody starts again", _kill_server_of_hand, 10.0),
+    Event("kill -9 an executor", _kill_executor, 15.0),
+    Event("an executor is given back, and another one comes", _lose_executor, 15.0),
+    Event("kill -9 a proxy", _kill_proxy),
+    Event("kill -9 the registry", _kill_registry),
+    Event(f"SIGSTOP a state server for {PAUSED_S:g} s", _pause_server),
+    Event("add a state server", _add_server, 8.0),
+    Event("move the slots of all servers that were started by hand", _move_all, 8.0),
+    Event("cut connections inside a reply", _cut_replies),
+    Event("fill the disk of a state server", _fill_disk, 8.0),
+    Event("kill -9 the driver, and start it again after 10 s", _kill_driver, 10.0),
+]

@@ -1,0 +1,224 @@
+"""The processes of a chaos run: a driver with its executors, servers and proxies started by hand; and who is who."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks import processes
+from benchmarks.chaos.judge import JOB
+from benchmarks.servers import free_port
+from resp_server import children
+from resp_server.client import Client, ClientError
+from resp_server.control import TOKEN_VARIABLE
+from state_backend.change_log import ChangeLog
+
+TOKEN = "chaos"
+START_S_MAX = 120.0
+STOP_S_MAX = 20.0
+LOOK_EVERY_S = 0.05
+
+
+class ChaosError(Exception):
+    """The run itself broke: something did not start, or did not come back."""
+
+
+def until(is_done: Callable[[], bool], what: str, timeout_s: float = START_S_MAX) -> None:
+    """Wait; ChaosError if it takes too long."""
+    ends_s = time.monotonic() + timeout_s
+    while not is_done():
+        if time.monotonic() > ends_s:
+            raise ChaosError(f"{what} takes longer than {timeout_s:g} s")
+        time.sleep(LOOK_EVERY_S)
+
+
+@dataclass
+class Process:
+    """A process that this run started. `port`: where its clients are."""
+
+    name: str
+    process: subprocess.Popen[str]
+    port: int = 0
+
+    @property
+    def pid(self) -> int:
+        """Its id."""
+        return self.process.pid
+
+    def end(self) -> None:
+        """End it by its input, and if that does not help at once."""
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@dataclass
+class Fleet:
+    """All of it, below one folder."""
+
+    folder: Path
+    replicas: int
+    driver: Process | None = None
+    servers: dict[str, Process] = field(default_factory=dict)
+    proxies: list[Process] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.log = self.folder / "log"
+        self.log.mkdir(parents=True)
+        self._errors = (self.folder / "errors.txt").open("a")
+        self._environment = children.environment() | {TOKEN_VARIABLE: TOKEN}
+
+    # -- what is started ----------------------------------------------------------------------------------------------
+
+    def start_driver(self) -> None:
+        """Start the job, or start it again on its checkpoint; return when it writes."""
+        words = ["--log", str(self.log), "--checkpoint", str(self.folder / "checkpoint")]
+        self.driver = self._start(
+            "driver", ["-m", "benchmarks.chaos.job", *words, "--replicas", str(self.replicas)], has_port=False
+        )
+
+    def start_server(self, name: str, *, advertise: int | None = None) -> Process:
+        """Start a state server by hand. advertise: the port that others are told, of a relay."""
+        port = free_port()
+        words = ["state-server", "--child", "--log", str(self.log), "--port", str(port)]
+        words += ["--store", str(self.folder / name), "--loglevel", "warning"]
+        if advertise is not None:
+            words += ["--advertise", f"127.0.0.1:{advertise}"]
+        started = self.servers[name] = replace(self._start(name, ["-m", "spark_hooks.cli", *words]), port=port)
+        return started
+
+    def start_proxy(self) -> Process:
+        """Start a proxy by hand, which finds the servers by the log."""
+        words = ["proxy", "--child", "--log", str(self.log), "--port", "0"]
+        started = self._start(f"proxy {len(self.proxies)}", ["-m", "spark_hooks.cli", *words])
+        self.proxies.append(started)
+        return started
+
+    def restart_proxy(self, number: int) -> None:
+        """Start a proxy again on the port that it had."""
+        gone = self.proxies[number]
+        gone.process.wait()
+        words = ["proxy", "--child", "--log", str(self.log), "--port", str(gone.port)]
+        self.proxies[number] = self._start(gone.name, ["-m", "spark_hooks.cli", *words])
+
+    def tell_driver(self, word: str) -> dict[str, Any]:
+        """Have the driver lose or gain an executor."""
+        assert self.driver is not None
+        stdin, stdout = self.driver.process.stdin, self.driver.process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(f"{word}\n")
+        stdin.flush()
+        told: dict[str, Any] = json.loads(stdout.readline())
+        return told
+
+    def stop(self) -> None:
+        """End everything."""
+        started = [*self.proxies, *self.servers.values(), *([self.driver] if self.driver else [])]
+        for each in started:
+            with suppress(OSError):
+                os.kill(each.pid, signal.SIGCONT)
+        for each in started:
+            each.end()
+        self._errors.close()
+
+    def _start(self, name: str, words: Sequence[str], *, has_port: bool = True) -> Process:
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [sys.executable, *words], stdin=pipe, stdout=pipe, stderr=self._errors, text=True, env=self._environment
+        )
+        assert process.stdout is not None
+        line = _first_line_of_json(process.stdout)
+        if not line:
+            process.kill()
+            process.wait()
+            raise ChaosError(f"{name} did not start; see {self._errors.name}")
+        return Process(name, process, json.loads(line)["port"] if has_port else 0)
+
+    def said(self, lines: int = 40) -> str:
+        """Return the last lines that its processes wrote to their standard errors."""
+        self._errors.flush()
+        return "".join(Path(self._errors.name).read_text().splitlines(keepends=True)[-lines:])
+
+    # -- what is found ------------------------------------------------------------------------------------------------
+
+    def committed(self) -> int:
+        """Return the last committed epoch; -1 before the first."""
+        log = ChangeLog(str(self.log)).job(JOB)
+        current = log.current()
+        newest = None if current is None else log.newest(current)
+        return -1 if newest is None else newest.epoch
+
+    def topology(self) -> dict[str, Any]:
+        """Return the topology that was published last."""
+        record: dict[str, Any] = json.loads((self.log / "registry.json").read_text())
+        topology: dict[str, Any] = record["topology"]
+        return topology
+
+    def owners(self) -> dict[str, str]:
+        """Return the slots of each master, by its address."""
+        nodes = self.topology()["nodes"]
+        return {f"{node['host']}:{node['port']}": node["slots"] for node in nodes if node.get("slots")}
+
+    def online(self) -> int:
+        """Return the number of servers that are up and have all that they should."""
+        return sum(node.get("health", "online") == "online" for node in self.topology()["nodes"])
+
+    def owner_pid(self, *, by_hand: bool) -> int:
+        """Return the process of some master that was, or was not, started by hand."""
+        hands = {each.pid for each in self.servers.values()}
+        for address in self.owners():
+            pid = _pid_at(address)
+            if pid is not None and (pid in hands) == by_hand:
+                return pid
+        raise ChaosError(f"no master was {'' if by_hand else 'not '}started by hand: {self.owners()}")
+
+    def below_driver(self, word: str) -> list[int]:
+        """Return the driver's descendants whose command has a word."""
+        assert self.driver is not None
+        return [pid for pid in processes.below(self.driver.pid) if word in processes.command_of(pid)]
+
+    def executors(self) -> list[int]:
+        """Return the executors' JVMs."""
+        return self.below_driver("CoarseGrainedExecutorBackend")
+
+    def registry(self) -> int:
+        """Return the registry's process."""
+        return next(pid for pid in self.below_driver("registry") if "python" in processes.command_of(pid))
+
+    def limit_files(self, server: int, bytes_max: int | None) -> None:
+        """Let the appliers of a server write no file beyond so many bytes, as on a full disk; None: as before."""
+        for pid in filter(processes.is_applier, processes.below(server)):
+            _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if bytes_max is None else bytes_max, hard))
+
+
+def _first_line_of_json(lines: IO[str]) -> str:
+    """Return the first line that is JSON: Spark prints others."""
+    found: Iterator[str] = (line for line in lines if line.startswith("{"))
+    return next(found, "")
+
+
+def _pid_at(address: str) -> int | None:
+    """Return the process of a server; None if none answers."""
+    host, _, port = address.rpartition(":")
+    try:
+        with Client(host, int(port), timeout_s=1.0) as client:
+            lines = client.call("INFO", "server").splitlines()
+    except ClientError:
+        return None
+    return next(int(line.partition(":")[2]) for line in lines if line.startswith("process_id:"))

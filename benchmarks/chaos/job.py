@@ -1,0 +1,73 @@
+"""The driver of the chaos: a job on executors, each epoch of which writes its number to all keys, and `sparkis.serve`.
+
+    python -m benchmarks.chaos.job --log ROOT --checkpoint FOLDER --replicas 1
+
+Prints a line of JSON when it has started, then one for each line that it is told: `lose` ends an executor in order,
+`gain` asks for another one. It ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+import sparkis
+from benchmarks.chaos.judge import GROUPS, JOB, STATE
+
+EXECUTORS = 2
+PERIOD_MS = 500
+ROWS = 2 * GROUPS
+
+
+def main() -> int:
+    """Run the job until the standard input ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--log", required=True)
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--replicas", type=int, required=True)
+    given = parser.parse_args()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    spark = (
+        SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,512]")
+        .appName("sparkis chaos")
+        .config("spark.executor.memory", "512m")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", str(EXECUTORS))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    endpoint = sparkis.serve(spark, log=given.log, replicas=given.replicas)
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).option("numPartitions", 2).load()
+    number = sf.col("value")
+    group, which = (
+        (number % GROUPS).cast("string"),
+        sf.when((number / GROUPS).cast("long") % 2 == 0, "a").otherwise("b"),
+    )
+    keyed = rows.select(
+        sf.concat(sf.lit("{"), group, sf.lit("}"), which).alias("key"),
+        (number / ROWS).cast("long").alias("epoch"),
+    )
+    writer = sparkis.queryable(keyed, STATE, key="key", value="epoch", mode="append")
+    writer.queryName(JOB).option("checkpointLocation", given.checkpoint).trigger(
+        processingTime=f"{PERIOD_MS} milliseconds"
+    ).start()
+    print(json.dumps({"event": "started", "url": endpoint.url, "pid": os.getpid()}), flush=True)
+    context = spark.sparkContext._jsc.sc()
+    for line in sys.stdin:
+        # By its count Spark has none after the first that was lost: it counts those asked for, less those killed.
+        executors = sorted(context.getExecutorIds().mkString(",").split(","))
+        done = context.killExecutor(executors[0]) if line.strip() == "lose" else context.requestExecutors(EXECUTORS)
+        print(json.dumps({"event": line.strip(), "done": bool(done), "executors": executors}), flush=True)
+    os._exit(0)  # as a driver that is ended, and without waiting for Spark: what it started ends by itself
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Readers that never rest: plain connections to proxies, each asking for its share of the keys in turn.
+
+A connection asks for keys of neighbouring slots, which one server has: what is slow there holds up no other keys. It
+goes to the next proxy when it is refused or cut, as a client with several addresses does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from itertools import cycle
+
+import hiredis
+
+from benchmarks.chaos.judge import GROUPS, Judge, Seen, Window, key
+from state_backend.slots import slot_of
+
+CONNECTIONS = 16
+# So that some thousand questions a second are asked in all, and processor time is left for the rest.
+PAUSE_S = 0.004
+PAUSE_AFTER_FAILURE_S = 0.02
+ANSWER_S_MAX = 20.0
+READ_BYTES = 1 << 16
+# Every so many questions one is a transaction over this group and one that lies elsewhere.
+TRANSACTION_EVERY = 16
+
+Address = tuple[str, int]
+
+
+class Readers:
+    """Asks, on a thread of its own."""
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._addresses = list(addresses)
+        self._judge = Judge(time.monotonic())
+        self._lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="readers", daemon=True)
+        self._thread.start()
+
+    @property
+    def newest(self) -> int:
+        """The newest epoch that anybody saw."""
+        return self._judge.newest
+
+    def begin(self) -> Window:
+        """Begin a new window; return the one before."""
+        with self._lock:
+            return self._judge.begin(time.monotonic())
+
+    def is_at(self, epoch: int) -> bool:
+        """Tell whether all keys were read at an epoch or a later one."""
+        with self._lock:
+            return self._judge.is_at(epoch)
+
+    def uncommitted(self) -> None:
+        """Count an answer that nobody should have had."""
+        with self._lock:
+            self._judge.uncommitted()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._ask_all())
+
+    async def _ask_all(self) -> None:
+        ordered = sorted(range(GROUPS), key=lambda group: slot_of(key(group, "a")))
+        share = GROUPS // CONNECTIONS
+        tasks = [
+            asyncio.create_task(self._keep_asking(number, ordered[number * share : (number + 1) * share]))
+            for number in range(CONNECTIONS)
+        ]
+        await self._stopping.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep_asking(self, number: int, groups: Sequence[int]) -> None:
+        address = number
+        turns = cycle(enumerate(groups, number))
+        while True:
+            host, port = self._addresses[address % len(self._addresses)]
+            try:
+                reader, writer = await asyncio.open_connection(host, port)
+            except OSError as error:
+                self._failed(f"connect: {error.strerror or error}")
+                address += 1
+                await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
+                continue
+            connection = Connection(reader, writer)
+            try:
+                await self._ask(connection, turns, number)
+            except (OSError, EOFError, TimeoutError) as error:
+                self._failed(f"{type(error).__name__}: {error}")
+                address += 1
+            finally:
+                writer.close()
+
+    async def _ask(self, connection: Connection, turns: cycle[tuple[int, int]], number: int) -> None:
+        seen = Seen()
+        count = number
+        while True:
+            _, group = next(turns)
+            count += 1
+            if count % TRANSACTION_EVERY:
+                reply = await connection.call([b"MGET", key(group, "a"), key(group, "b")])
+            else:
+                other = (group + GROUPS // 2) % GROUPS
+                reply = await connection.transaction([[b"GET", key(each, "a")] for each in (group, other)])
+            if isinstance(reply, list):
+                with self._lock:
+                    self._judge.answered(group, reply, seen, time.monotonic())
+                await asyncio.sleep(PAUSE_S)
+            else:
+                self._failed(str(reply))
+                await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
+
+    def _failed(self, reason: str) -> None:
+        with self._lock:
+            self._judge.failed(reason)
+
+
+class Connection:
+    """A client that knows no more than the protocol: nothing is tried again behind the judge's back."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._replies = hiredis.Reader()
+
+    async def call(self, words: Sequence[bytes]) -> object:
+        """Ask and return the reply, errors as values; OSError, EOFError or TimeoutError when none comes."""
+        self._writer.write(hiredis.pack_command(tuple(words)))  # type: ignore[arg-type]  # hiredis' stub: one word
+        return await self._reply()
+
+    async def transaction(self, requests: Sequence[Sequence[bytes]]) -> object:
+        """Ask in MULTI and EXEC; return what EXEC answers."""
+        words = [(b"MULTI",), *map(tuple, requests), (b"EXEC",)]
+        self._writer.write(b"".join(map(hiredis.pack_command, words)))  # type: ignore[arg-type]
+        replies = [await self._reply() for _ in words]
+        return next((reply for reply in replies if isinstance(reply, hiredis.ReplyError)), replies[-1])
+
+    async def _reply(self) -> object:
+        while (reply := self._replies.gets()) is False:
+            data = await asyncio.wait_for(self._reader.read(READ_BYTES), ANSWER_S_MAX)
+            if not data:
+                raise EOFError("the connection was closed")
+            self._replies.feed(data)
+        return reply

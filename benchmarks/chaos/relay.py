@@ -1,0 +1,69 @@
+"""A relay between a proxy and a server that cuts a connection inside of a reply."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+READ_BYTES = 1 << 16
+
+
+class Relay:
+    """Passes bytes on, on a thread of its own, until it is told to cut. Listens on a free port of this machine."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._target: tuple[str, int] | None = None
+        self._cuts = 0
+        self.made_cuts = 0
+        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
+        self._thread.start()
+
+    def lead_to(self, host: str, port: int) -> None:
+        """Say where connections go."""
+        self._target = (host, port)
+
+    def cut(self, count: int) -> None:
+        """Cut the connections of the next replies, so many, in their middles."""
+        self._loop.call_soon_threadsafe(self._ask_cuts, count)
+
+    def stop(self) -> None:
+        """Relay no more."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _ask_cuts(self, count: int) -> None:
+        self._cuts += count
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._target is None:
+            writer.close()
+            return
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.close()
+            return
+        there = asyncio.create_task(self._pass(reader, upstream_writer, may_cut=False))
+        await self._pass(upstream_reader, writer, may_cut=True)
+        there.cancel()
+        upstream_writer.close()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, may_cut: bool) -> None:
+        try:
+            while data := await reader.read(READ_BYTES):
+                is_cut = may_cut and self._cuts > 0 and len(data) > 1
+                if is_cut:
+                    self._cuts -= 1
+                    self.made_cuts += 1
+                    data = data[: len(data) // 2]
+                writer.write(data)
+                await writer.drain()
+                if is_cut:
+                    break
+        except OSError:
+            pass
+        finally:
+            writer.close()
