@@ -18,7 +18,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin
        PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-slow test-large test-cluster bench soak demo example lock clean
+.PHONY: help setup setup-test jdk fmt check test test-slow test-large test-cluster bench soak chaos demo example lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench: setup-test ## the benchmarks, about 25 minutes; ARGS go to python -m benc
 
 soak: setup-test ## half an hour of random epochs and dying readers, all of it checked; ARGS="--minutes 5"
 	@$(RUN) python -m benchmarks.soak $(ARGS)
+
+chaos: setup-test ## kill, pause, move and cut the parts of a cluster on Spark under readers that judge, about ten minutes
+	@$(RUN) python -m benchmarks.chaos $(ARGS)
 
 demo: setup ## a streaming job over flights and its state on a Redis port; ARGS go to sparkis demo
 	@$(RUN) sparkis demo $(ARGS)

@@ -74,7 +74,8 @@ class Chaos:
         window = None if self._readers is None else self._readers.begin()
         met = [] if window is None else [f"{count} x {reason}" for reason, count in window.errors.most_common(9)]
         reads = 0 if window is None else window.reads
-        committed = f"epoch {self._fleet.committed()}, and {0 if self._readers is None else self._readers.newest} was read"
+        newest = -1 if self._readers is None else self._readers.newest
+        committed = f"epoch {self._fleet.committed()} is committed, {newest} was read"
         return "\n".join([self._fleet.said(), f"{reads} reads", *met, committed, str(self._fleet.topology())])
 
     def stop(self) -> None:
