@@ -52,12 +52,17 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def serve(tmp_path: Path, log: Path) -> Iterator[Serve]:
+def serve(tmp_path: Path, log: Path, authority: Authority) -> Iterator[Serve]:
+    """Start a server with these options; it has read its log when it is returned, and ends with the test."""
     with ExitStack() as stack:
 
         def started(*options: str, workers: int = 1) -> Running:
             given = ("--workers", str(workers), "--loglevel", "debug", *options)
-            return stack.enter_context(sparkis_server(tmp_path / "store", log, *given))
+            server = stack.enter_context(sparkis_server(tmp_path / "store", log, *given))
+            showing: dict[str, Any] = {"ssl": True, "ssl_check_hostname": False, **authority.client("waiting")}
+            with redis.Redis(port=server.port, **(showing if server.port == server.tls_port else {})) as client:
+                eventually("the server is loading", lambda: answers(client))
+            return server
 
         yield started
 
@@ -71,6 +76,12 @@ def eventually(what: str, is_so: Callable[[], Any]) -> None:
     while not is_so():
         assert monotonic() < ends, what
         sleep(0.02)
+
+
+def answers(client: Any) -> bool:
+    with suppress(redis.RedisError):
+        return bool(client.ping())
+    return False
 
 
 def shown_at(port: int, authority: Authority) -> bytes | None:
@@ -200,7 +211,7 @@ def test_who_speaks_no_tls_is_closed_and_takes_nobodys_place(
 def test_clients_beyond_the_limit_are_closed(serve: Serve, authority: Authority) -> None:
     server = serve(*authority.options(auth_clients="no"), "--maxclients", "1")
     with connect(server, **authority.client()) as first, connect(server, **authority.client()) as second:
-        assert first.ping()
+        eventually("the place of who came before is free", lambda: answers(first))
         with pytest.raises(redis.ConnectionError):
             second.ping()
         assert first.info("stats")["rejected_connections"] >= 1

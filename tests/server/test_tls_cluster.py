@@ -162,9 +162,9 @@ def test_a_proxy_speaks_tls_with_servers_or_with_clients_or_with_neither(
         only_clients = stack.enter_context(sparkis_proxy(files["plain"], *shows, "--upstream-tls", "no"))
         wrong = stack.enter_context(sparkis_proxy(files["plain"], "--tls-ca-cert-file", str(authority.ca)))
         with redis.Redis(port=only_upstream.port) as client:
-            assert reads_all(client)
+            eventually(lambda: "not all keys are read over TLS", lambda client=client: reads_all(client))
         with redis.Redis(port=only_clients.port, ssl=True, ssl_ca_certs=str(authority.ca)) as client:
-            assert reads_all(client)
+            eventually(lambda: "not all keys are read with TLS", lambda client=client: reads_all(client))
         with redis.Redis(port=wrong.port) as client, pytest.raises(redis.ResponseError, match="it does not speak TLS"):
             client.get(KEYS[0])
 
