@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from benchmarks.options import Options
 from benchmarks.processes import below, cpu_s
 from benchmarks.results import Row, rounded
@@ -110,7 +112,7 @@ def _state_server(log: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[by
 def _changing(writer: LogWriter, keys: int) -> Iterator[None]:
     """Have an epoch a second, each of which writes some keys again as they are."""
     ends = threading.Event()
-    numbers = range(max(1, int(keys * CHANGED_SHARE)))
+    numbers = np.arange(max(1, int(keys * CHANGED_SHARE)))
 
     def change() -> None:
         while not ends.wait(PERIOD_S):

@@ -290,6 +290,12 @@ def _direct(ours: SparkisProxied, options: Options) -> Row:
     )
 
 
+def _get(key: bytes) -> bytes:
+    words = (b"GET", key)
+    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # hiredis' stub has a tuple of one word
+    return packed
+
+
 def _rate(asked: Sequence[tuple[int, Sequence[bytes]]], options: Options) -> float:
     """Return requests per second of a client that asks over all connections at once, in pipelines."""
     with ExitStack() as stack:
@@ -298,10 +304,7 @@ def _rate(asked: Sequence[tuple[int, Sequence[bytes]]], options: Options) -> flo
             made = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             starts = range(0, len(keys) - DIRECT_DEPTH + 1, DIRECT_DEPTH)
-            packed = [
-                b"".join(hiredis.pack_command((b"GET", each)) for each in keys[start : start + DIRECT_DEPTH])
-                for start in starts
-            ]
+            packed = [b"".join(map(_get, keys[start : start + DIRECT_DEPTH])) for start in starts]
             sockets.append((made, packed, hiredis.Reader()))
         done, turn, started_s = 0, 0, time.perf_counter()
         while time.perf_counter() - started_s < DIRECT_SECONDS * options.scale:

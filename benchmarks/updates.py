@@ -35,6 +35,7 @@ from benchmarks import spark as local_spark
 from benchmarks.options import Options
 from benchmarks.results import Row, alone, compared
 from benchmarks.servers import VoidError, start_redis, temporary_folder, until
+from spark_hooks.serve import DriverEndpoint
 
 JOB, STATE = "updates", "last"
 FIELDS = ("a", "b", "c", "d")
@@ -161,7 +162,9 @@ class Race:
         self._way = case.ways[0]
         self._peer_done_s = self._nowhere_done_s = 0.0
         self._process, self._port, _ = start_redis(folder)
-        self._endpoint = sparkis.serve(spark, log=folder / "log", store=folder / "store")
+        endpoint = sparkis.serve(spark, log=folder / "log", store=folder / "store")
+        assert isinstance(endpoint, DriverEndpoint)  # in local mode
+        self._endpoint = endpoint
         self._ours = redis.Redis(port=self._endpoint.port, decode_responses=True)
         self._peer = redis.Redis(port=self._port, decode_responses=True)
         self._batches = folder / "batches"

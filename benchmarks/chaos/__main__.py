@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chaos.events import EVENTS, Event
+from benchmarks.chaos.events import EVENTS, Event, have_leader
 from benchmarks.chaos.fleet import ChaosError, Fleet, until
 from benchmarks.chaos.judge import Window
 from benchmarks.chaos.readers import Readers
@@ -100,6 +100,9 @@ class Chaos:
     def _see(self, event: Event) -> Seen:
         assert self._readers is not None
         self._options.report(f"{event.name} ...")
+        if event.needs_leader:
+            have_leader(self._fleet)
+            self._recover()
         self._readers.begin()
         undo = event.act(self._fleet, self._relay)
         self._watch(event.seen_s)

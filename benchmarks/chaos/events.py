@@ -19,11 +19,23 @@ CUTS = 20
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens. seen_s: how long it is looked at before it is put right."""
+    """Something that happens. seen_s: how long it is looked at before it is put right.
+
+    needs_leader: it happens to a master that was started by hand; there has to be one.
+    """
 
     name: str
     act: Callable[[Fleet, Relay], Callable[[], None] | None]
     seen_s: float = 6.0
+    needs_leader: bool = False
+
+
+def have_leader(fleet: Fleet) -> None:
+    """Have a server that was started by hand be a master: its shard's master beside an executor is killed."""
+    while not fleet.masters(by_hand=True):
+        os.kill(fleet.masters(by_hand=False)[0], signal.SIGKILL)
+        until(lambda: fleet.online() < fleet.known(), "noticing that a server has gone")
+        until(lambda: fleet.online() == fleet.known(), "having it back")
 
 
 def _nothing(fleet: Fleet, relay: Relay) -> None:
@@ -31,12 +43,12 @@ def _nothing(fleet: Fleet, relay: Relay) -> None:
 
 
 def _kill_server(fleet: Fleet, relay: Relay) -> None:
-    os.kill(fleet.owner_pid(by_hand=False), signal.SIGKILL)
+    os.kill(fleet.masters(by_hand=False)[0], signal.SIGKILL)
 
 
 def _kill_server_of_hand(fleet: Fleet, relay: Relay) -> Callable[[], None]:
     """One that nobody starts again, until this event is over."""
-    pid = fleet.owner_pid(by_hand=True)
+    pid = fleet.masters(by_hand=True)[0]
     os.kill(pid, signal.SIGKILL)
     name = next(name for name, each in fleet.servers.items() if each.pid == pid)
 
@@ -75,7 +87,7 @@ def _kill_driver(fleet: Fleet, relay: Relay) -> Callable[[], None]:
 
 
 def _pause_server(fleet: Fleet, relay: Relay) -> None:
-    pid = fleet.owner_pid(by_hand=True)
+    pid = fleet.masters(by_hand=True)[0]
     os.kill(pid, signal.SIGSTOP)
     time.sleep(PAUSED_S)
     os.kill(pid, signal.SIGCONT)
@@ -116,7 +128,7 @@ def _is_read(fleet: Fleet, relay: Relay) -> bool:
 
 
 def _fill_disk(fleet: Fleet, relay: Relay) -> Callable[[], None]:
-    pid = fleet.owner_pid(by_hand=True)
+    pid = fleet.masters(by_hand=True)[0]
     fleet.limit_files(pid, FULL_BYTES)
     return lambda: fleet.limit_files(pid, None)
 
@@ -124,15 +136,15 @@ def _fill_disk(fleet: Fleet, relay: Relay) -> Callable[[], None]:
 EVENTS = [
     Event("nothing happens", _nothing, 10.0),
     Event("kill -9 a state server beside an executor", _kill_server, 10.0),
-    Event("kill -9 a state server that nobody starts again", _kill_server_of_hand, 10.0),
+    Event("kill -9 a state server that nobody starts again", _kill_server_of_hand, 10.0, needs_leader=True),
     Event("kill -9 an executor", _kill_executor, 15.0),
     Event("an executor is given back, and another one comes", _lose_executor, 15.0),
     Event("kill -9 a proxy", _kill_proxy),
     Event("kill -9 the registry", _kill_registry),
-    Event(f"SIGSTOP a state server for {PAUSED_S:g} s", _pause_server),
+    Event(f"SIGSTOP a state server for {PAUSED_S:g} s", _pause_server, needs_leader=True),
     Event("add a state server", _add_server, 8.0),
     Event("move the slots of all servers that were started by hand", _move_all, 8.0),
     Event("cut connections inside a reply", _cut_replies),
-    Event("fill the disk of a state server", _fill_disk, 8.0),
+    Event("fill the disk of a state server", _fill_disk, 8.0, needs_leader=True),
     Event("kill -9 the driver, and start it again after 10 s", _kill_driver, 10.0),
 ]

@@ -178,14 +178,15 @@ class Fleet:
         """Return the number of servers that are up and have all that they should."""
         return sum(node.get("health", "online") == "online" for node in self.topology()["nodes"])
 
-    def owner_pid(self, *, by_hand: bool) -> int:
-        """Return the process of some master that was, or was not, started by hand."""
+    def known(self) -> int:
+        """Return the number of servers in the topology."""
+        return len(self.topology()["nodes"])
+
+    def masters(self, *, by_hand: bool) -> list[int]:
+        """Return the processes of the masters that were, or were not, started by hand."""
         hands = {each.pid for each in self.servers.values()}
-        for address in self.owners():
-            pid = _pid_at(address)
-            if pid is not None and (pid in hands) == by_hand:
-                return pid
-        raise ChaosError(f"no master was {'' if by_hand else 'not '}started by hand: {self.owners()}")
+        found = [_pid_at(address) for address in self.owners()]
+        return [pid for pid in found if pid is not None and (pid in hands) == by_hand]
 
     def below_driver(self, word: str) -> list[int]:
         """Return the driver's descendants whose command has a word."""
