@@ -42,8 +42,8 @@ check: $(READY) ## format, lint, types, import arrow
 test: setup-test ## the tests; ARGS go to pytest
 	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile $(ARGS)
 
-test-slow: setup-test ## the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
-	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m kill $(ARGS)
+test-slow: setup-test ## what make test leaves out for time, and the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
+	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m "kill or slow" $(ARGS)
 
 test-large: setup-test ## the tests of the real sizes: minutes and gigabytes; what they measure is printed
 	@$(RUN) python -m pytest -m large -s $(ARGS) tests/large

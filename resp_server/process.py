@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import fcntl
+import gc
 import hashlib
 import json
 import logging
@@ -262,6 +263,9 @@ async def until_told_to_end(*, watches_input: bool) -> bool:
 
     Returns whether it was told by a signal.
     """
+    # What was made so far stays: the collector goes over what is made per request alone (measured: a seventh of a
+    # proxy's time otherwise).
+    gc.freeze()
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[bool] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -28,6 +28,15 @@ STATES = (
 _unexpected_skips: list[str] = []
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes a minute and more, unless it is asked for."""
+    if "slow" in config.option.markexpr:
+        return
+    out = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=out)
+    items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Write down what was skipped, by a mark or while it ran."""
     is_expected_failure = hasattr(report, "wasxfail")

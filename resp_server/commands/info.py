@@ -225,7 +225,7 @@ def _commandstats(call: Call, total: Numbers) -> Section:
 
 
 def _errorstats(call: Call, total: Numbers) -> Section:
-    return {f"errorstat_{code}": f"count={count}" for code, count in total.stats.errors.items()}
+    return {f"errorstat_{code}": f"count={count}" for code, count in sorted(total.stats.errors.items())}
 
 
 def _keyspace(call: Call, total: Numbers) -> Section:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -171,7 +170,6 @@ async def _serve(options: argparse.Namespace) -> None:
             source.begin()
             following.append(asyncio.create_task(source.follow()))
         await server.start()
-        gc.freeze()  # the collector goes over what is made per request alone: a seventh of the time else (measured)
         log_started(config, server.port, server.tls_port)
         if options.child:
             print(json.dumps({"port": server.port, "tls_port": server.tls_port}), flush=True)

@@ -8,6 +8,7 @@ It shows what the master tells it to show, and ends with the line.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -55,6 +56,7 @@ class Worker:
     async def run(self) -> None:
         """Serve until the line to the master ends, or SIGTERM comes."""
         self._loop.add_signal_handler(signal.SIGTERM, self._is_over.set)
+        gc.freeze()  # as in `process.until_told_to_end`
         await self._is_over.wait()
         if self._server is not None:
             await self._server.stop()

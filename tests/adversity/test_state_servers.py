@@ -65,6 +65,7 @@ def test_a_replica_takes_the_place_of_a_master_that_is_killed(doubled: Fleet) ->
     reader.stop()
 
 
+@pytest.mark.slow
 def test_a_killed_server_that_is_started_again_has_its_slots_as_before(fleet: Fleet) -> None:
     fleet.registry()
     fleet.server(0)
@@ -95,6 +96,7 @@ def test_others_load_what_a_killed_server_had(fleet: Fleet) -> None:
     reader.stop()
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_done_without_and_taken_in_again(fleet: Fleet) -> None:
     fleet.registry()
     fleet.server(0)
@@ -140,6 +142,7 @@ def test_without_a_registry_all_goes_on_and_the_next_one_goes_on_from_there(flee
     assert not reader.failures
 
 
+@pytest.mark.slow
 def test_a_registry_that_hangs_costs_no_read_and_moves_nothing_when_it_goes_on(fleet: Fleet) -> None:
     registry = fleet.registry()
     fleet.server(0)
@@ -163,6 +166,7 @@ def test_a_registry_that_hangs_costs_no_read_and_moves_nothing_when_it_goes_on(f
     assert not reader.failures
 
 
+@pytest.mark.slow
 def test_of_two_registries_the_older_one_ends(fleet: Fleet) -> None:
     older = fleet.registry()
     fleet.server(0)
@@ -178,6 +182,7 @@ def test_of_two_registries_the_older_one_ends(fleet: Fleet) -> None:
     assert not reader.failures
 
 
+@pytest.mark.slow
 def test_a_registry_that_has_lost_its_record_learns_from_the_servers(fleet: Fleet) -> None:
     registry = fleet.registry()
     fleet.server(0)

@@ -8,6 +8,7 @@ from example import run
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow
 def test_its_reader_sees_the_alert_and_that_a_silent_sensor_is_forgotten():
     # The processor's clock is the machine's, what is read is UTC.
     lines = run("temperature_alert", TZ="America/New_York")

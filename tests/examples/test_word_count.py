@@ -19,6 +19,7 @@ On and on and on.
 """
 
 
+@pytest.mark.slow
 def test_after_each_paragraph_it_reads_the_words_that_were_counted_most(tmp_path: Path):
     book = tmp_path / "book.txt"
     book.write_text(TEXT)

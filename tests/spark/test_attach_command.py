@@ -16,6 +16,8 @@ from processes import sparkis as command
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[[str], Batches]
 
 

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from state_backend.change_log import ChangeLog
 
-pytestmark = pytest.mark.kill
+pytestmark = [pytest.mark.kill, pytest.mark.slow]
 
 ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS") or 2)
 FILES_PER_ROUND = 6

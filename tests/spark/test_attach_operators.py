@@ -52,9 +52,7 @@ Read = Callable[..., list[Any]]
 pytestmark = [pytest.mark.usefixtures("endpoint"), pytest.mark.kill]
 
 # Comparisons of each kind of state.
-ROUNDS = min(50, int(os.environ.get("SPARKIS_KILL_ROUNDS") or 3))
-# Of operators that both stores can hold, these are tried on both in few rounds; the others have the same tables there.
-ON_BOTH_IN_FEW_ROUNDS = ("aggregation", "join")
+ROUNDS = min(50, int(os.environ.get("SPARKIS_KILL_ROUNDS") or 2))
 # Long enough for a batch to come before it, short enough that some pass within a test.
 BRIEF_MS, LONG_MS = 4_000, 3_600_000
 RUN_S_MAX = 120.0
@@ -314,9 +312,9 @@ def run(writer: DataStreamWriter) -> None:
 @pytest.mark.parametrize(
     ("of", "store"),
     [
-        (name, store)
+        pytest.param(name, store, marks=[pytest.mark.slow] if number else [])
         for name, each in OPERATORS.items()
-        for store in each.stores[: None if ROUNDS > 3 or name in ON_BOTH_IN_FEW_ROUNDS else 1]
+        for number, store in enumerate(each.stores)
     ],
 )
 def test_after_every_batch_all_keys_are_as_in_sparks_state_over_restarts_of_both_sides(

@@ -14,7 +14,7 @@ from micro_batches import eventually
 
 __all__ = ["attached"]
 
-pytestmark = pytest.mark.usefixtures("endpoint")
+pytestmark = [pytest.mark.usefixtures("endpoint"), pytest.mark.slow]
 
 SPARK = Path(pyspark.__file__).parent
 QUERIES = Path(__file__).with_name("queries.scala")

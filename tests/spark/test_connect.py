@@ -20,6 +20,8 @@ from sparkis import StateDescriptor
 from state_backend.change_log import ChangeLog
 from state_backend.errors import DescriptorError
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[[str], Batches]
 
 STATE = StateDescriptor("s", key="k", value="v")

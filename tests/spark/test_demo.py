@@ -124,6 +124,7 @@ def expected() -> State:
     return dict([*weather(), *flights()])
 
 
+@pytest.mark.slow
 def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path: Path):
     assert len(expected) > 8_000
     assert expected["flights:recent:N14228"][-1] == "2013-12-28T23:47Z UA1481 EWR-DEN +16"

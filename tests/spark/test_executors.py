@@ -82,6 +82,7 @@ def placed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
     endpoint.stop()
 
 
+@pytest.mark.slow
 def test_executors_write_what_the_driver_commits_and_one_server_beside_it_serves(spark: SparkSession, tmp_path: Path):
     endpoint = sparkis.serve(spark, log=tmp_path / "log", placement="driver")
     rows = Batches(spark, tmp_path / "input", "k string, v long, pad string")

@@ -15,7 +15,7 @@ from state_backend.records import KEY_BYTES_MAX, VALUE_BYTES_MAX
 
 Make = Callable[[str], Batches]
 
-pytestmark = pytest.mark.usefixtures("endpoint")
+pytestmark = [pytest.mark.usefixtures("endpoint"), pytest.mark.slow]
 
 
 def texts(batches: Make, *lengths: tuple[int, int, int]) -> DataFrame:

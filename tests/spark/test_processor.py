@@ -146,6 +146,7 @@ def test_what_a_processor_declares_is_readable_with_no_further_call_over_restart
     assert client.httl("tws:days:a", "1")[0] > 0
 
 
+@pytest.mark.slow
 def test_a_declaration_changes_nothing_in_what_is_computed_and_comes_and_goes_with_restarts(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
 ):
@@ -244,6 +245,7 @@ class Mayfly(StatefulProcessor):
         return iter(())
 
 
+@pytest.mark.slow
 def test_what_a_timer_of_the_clock_changes_is_seen_as_it_is_committed(
     client: redis.Redis, batches: Make, tmp_path: Path
 ):
@@ -289,6 +291,7 @@ def begun(df: DataFrame, name: str, checkpoint: Path) -> StreamingQuery:
     return writer.option("checkpointLocation", str(checkpoint)).start()
 
 
+@pytest.mark.slow
 def test_each_of_several_processors_in_one_query_has_its_own_state(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     chained = counted(counted(counted(rows.df, 1, ones="count"), 10), 100, hundreds="count")
@@ -306,6 +309,7 @@ def test_each_of_several_processors_in_one_query_has_its_own_state(client: redis
         query.stop()
 
 
+@pytest.mark.slow
 def test_several_queries_of_one_driver_are_attached_to_by_what_each_declares(
     client: redis.Redis, batches: Make, tmp_path: Path
 ):
@@ -326,6 +330,7 @@ def test_several_queries_of_one_driver_are_attached_to_by_what_each_declares(
     assert shown(client, "query3") == {}
 
 
+@pytest.mark.slow
 def test_other_state_of_such_a_query_is_attached_to_as_another_job(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a"}, {"k": "b"})
@@ -341,6 +346,7 @@ def test_other_state_of_such_a_query_is_attached_to_as_another_job(client: redis
         assert shown(client, "first") == {"first:ones:a": "1", "first:ones:b": "1"}
 
 
+@pytest.mark.slow
 def test_a_log_may_come_after_the_query(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -362,6 +368,7 @@ def test_a_log_may_come_after_the_query(
     assert client.get("late:count:a") == "1"
 
 
+@pytest.mark.slow
 def test_attach_finds_the_declaration_where_nobody_heard_of_the_query(
     spark: SparkSession, client: redis.Redis, tmp_path: Path
 ):
@@ -422,6 +429,7 @@ def test_state_whose_changes_are_not_written_down_is_refused_by_the_setting_and_
     assert client.get("nolog:first:a") == "2"
 
 
+@pytest.mark.slow
 def test_two_states_of_one_name_are_refused_and_so_is_a_query_without_a_name(batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a"})
@@ -441,6 +449,7 @@ def test_two_states_of_one_name_are_refused_and_so_is_a_query_without_a_name(bat
     assert sparkis.attach(query).wait()
 
 
+@pytest.mark.slow
 def test_a_description_that_does_not_fit_the_variable_is_told_by_attach_and_the_query_goes_on(
     batches: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -455,6 +464,7 @@ def test_a_description_that_does_not_fit_the_variable_is_told_by_attach_and_the_
     assert query.isActive
 
 
+@pytest.mark.slow
 def test_a_query_that_declares_nothing_is_left_alone(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches(SCHEMA)
     rows.add({"k": "a"})

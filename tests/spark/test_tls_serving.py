@@ -68,6 +68,7 @@ def test_a_server_beside_the_driver_speaks_tls(
             plain.ping()
 
 
+@pytest.mark.cluster
 def test_servers_on_executors_and_their_parts_speak_tls(
     spark: SparkSession, batches: Make, authority: Authority, tmp_path: Path
 ):
