@@ -96,6 +96,7 @@ def test_a_driver_that_dies_around_the_commit_goes_on_as_if_nothing_had_been(sce
     assert all(count in watcher.seen for count in (1, 2))
 
 
+@pytest.mark.slow
 def test_of_two_drivers_on_copies_of_one_checkpoint_the_older_is_fenced(scene: Scene):
     scene.start_server()
     scene.add_files(2)

@@ -17,7 +17,7 @@ from state_backend.replay import read_snapshot
 
 Make = Callable[[str], Batches]
 
-pytestmark = pytest.mark.usefixtures("endpoint")
+pytestmark = [pytest.mark.usefixtures("endpoint"), pytest.mark.slow]
 
 ROWS = "k string, n int, at timestamp"
 
