@@ -9,21 +9,11 @@ from pathlib import Path
 import pytest
 
 from compat.conformance.dataset import Dataset, standard
+from compat.conformance.dataset_log import dataset_writer, publish
 from compat.conformance.servers import Running, sparkis_server, wait_for_keys
-from state_backend import packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
 
 # Tests (by the start of their id) that may be skipped where CI is set: none, it has everything.
 EXPECTED_SKIPS: tuple[str, ...] = ()
-
-JOB = "job"
-STATES = (
-    StateDescriptor("text", key="key", value="value"),
-    StateDescriptor("map", key="key", value="value", field="field"),
-    StateDescriptor("list", key="key", value="value", kind="list"),
-)
 
 _unexpected_skips: list[str] = []
 
@@ -78,37 +68,9 @@ def dataset() -> Dataset:
 def dataset_log(tmp_path_factory: pytest.TempPathFactory, dataset: Dataset) -> Path:
     """A change log of the data set: several epochs, some of which change what an earlier one put."""
     root = tmp_path_factory.mktemp("log")
-    with LogWriter(root, JOB, STATES) as writer:
-        writer.publish([Change("text", Op.PUT, b"gone", value=b"deleted by a later epoch")])
-        writer.publish([Change("text", Op.PUT, key, value=b"overwritten") for key in list(dataset.strings)[::2]])
-        writer.publish([*_values(dataset), *_maps(dataset), Change("text", Op.DELETE, b"gone")])
-        for half in (0, 1):
-            writer.publish(_elements(dataset, half))
+    with dataset_writer(root) as writer:
+        publish(dataset, writer)
     return root
-
-
-def _values(dataset: Dataset) -> Iterator[Change]:
-    for key, value in dataset.strings.items():
-        yield Change("text", Op.PUT, key, value=value, expire_at_ms=dataset.expire_at_ms.get(key))
-
-
-def _maps(dataset: Dataset) -> Iterator[Change]:
-    """Return maps field by field; one that expires as a whole has to come as a whole."""
-    for key, fields in dataset.hashes.items():
-        if key in dataset.expire_at_ms:
-            packed = packed_map.pack(fields.items())
-            yield Change("map", Op.PUT, key, value=packed, expire_at_ms=dataset.expire_at_ms[key])
-        else:
-            for name, value in fields.items():
-                yield Change("map", Op.PUT, key, name, value)
-
-
-def _elements(dataset: Dataset, half: int) -> Iterator[Change]:
-    """Return half of each list's elements, to be added at its end. A list expires when its last change says."""
-    for key, elements in dataset.lists.items():
-        middle = len(elements) // 2
-        for element in elements[middle:] if half else elements[:middle]:
-            yield Change("list", Op.APPEND, key, value=element, expire_at_ms=dataset.expire_at_ms.get(key))
 
 
 @pytest.fixture(scope="session")

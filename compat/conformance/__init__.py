@@ -1,1 +1,1 @@
-"""Compare a server with a real Redis, byte for byte, over TCP alone: nothing here imports what it judges."""
+"""Compare a server with a real Redis, byte for byte, over TCP alone: only `dataset_log` imports what is judged."""

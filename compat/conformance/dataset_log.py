@@ -1,0 +1,58 @@
+"""The data set as a change log, which is what a server under test reads: the only place here that writes as a job does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from compat.conformance.dataset import Dataset
+from state_backend import packed_map
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+
+JOB = "job"
+TEXT = "text"
+STATES = (
+    StateDescriptor(TEXT, key="key", value="value"),
+    StateDescriptor("map", key="key", value="value", field="field"),
+    StateDescriptor("list", key="key", value="value", kind="list"),
+)
+
+
+def dataset_writer(root: Path) -> LogWriter:
+    """Open a log under a root for writing; the caller closes it."""
+    return LogWriter(root, JOB, STATES)
+
+
+def publish(dataset: Dataset, writer: LogWriter) -> None:
+    """Write a data set: several epochs, some of which change what an earlier one put."""
+    writer.publish([Change(TEXT, Op.PUT, b"gone", value=b"deleted by a later epoch")])
+    writer.publish([Change(TEXT, Op.PUT, key, value=b"overwritten") for key in list(dataset.strings)[::2]])
+    writer.publish([*_values(dataset), *_maps(dataset), Change(TEXT, Op.DELETE, b"gone")])
+    for half in (0, 1):
+        writer.publish(_elements(dataset, half))
+
+
+def _values(dataset: Dataset) -> Iterator[Change]:
+    for key, value in dataset.strings.items():
+        yield Change(TEXT, Op.PUT, key, value=value, expire_at_ms=dataset.expire_at_ms.get(key))
+
+
+def _maps(dataset: Dataset) -> Iterator[Change]:
+    """Return maps field by field; one that expires as a whole has to come as a whole."""
+    for key, fields in dataset.hashes.items():
+        if key in dataset.expire_at_ms:
+            packed = packed_map.pack(fields.items())
+            yield Change("map", Op.PUT, key, value=packed, expire_at_ms=dataset.expire_at_ms[key])
+        else:
+            for name, value in fields.items():
+                yield Change("map", Op.PUT, key, name, value)
+
+
+def _elements(dataset: Dataset, half: int) -> Iterator[Change]:
+    """Return half of each list's elements, to be added at its end. A list expires when its last change says."""
+    for key, elements in dataset.lists.items():
+        middle = len(elements) // 2
+        for element in elements[middle:] if half else elements[:middle]:
+            yield Change("list", Op.APPEND, key, value=element, expire_at_ms=dataset.expire_at_ms.get(key))
