@@ -3,6 +3,9 @@
 A turn answers what has been asked until it is done, or its time or its output is used up; then the rest has to wait
 for the next turn of the event loop, and the client's input is not read meanwhile. Nor is it read while the client does
 not take its replies. So what a client can make the server hold is one input buffer and about one turn's output.
+
+What a client is sent without having asked (`push`) goes out between two replies, at once or behind the one that is on
+its way, whether the client takes it or not: one that has more waiting than it may is cut.
 """
 
 from __future__ import annotations
@@ -55,6 +58,9 @@ class Connection(asyncio.Protocol):
         self._sliced: SlicedEncoder | Execution | None = None
         self._sliced_since_ms = 0
         self._pending: Pending | None = None
+        self._out: list[bytes] | None = None  # of the turn that is under way
+        self._pushed: list[bytes] = []  # waits for the end of the reply that is on its way
+        self._pushed_bytes = 0
         self._is_writable = True
         self._is_reading = True
         self._is_ending = False
@@ -124,6 +130,7 @@ class Connection(asyncio.Protocol):
         if self._pending is not None:
             self._pending.when_resolved(None)
         self._requests, self._input = iter(()), b""
+        self._pushed, self._pushed_bytes = [], 0
         self._server.remove(self.session.id)
 
     # -- called by the server -----------------------------------------------------------------------------------------
@@ -131,7 +138,7 @@ class Connection(asyncio.Protocol):
     @property
     def output_bytes(self) -> int:
         """How much waits to be sent."""
-        return self._transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size() + self._pushed_bytes
 
     def close(self) -> None:
         """End the connection once what was answered is sent."""
@@ -155,6 +162,26 @@ class Connection(asyncio.Protocol):
             self._send([self._instance.news(following)])
         return True
 
+    def push(self, frame: bytes) -> None:
+        """Send whole frames that nobody asked for, between two replies.
+
+        In a turn of this client they stand before the reply that is being made; while a reply is sent in steps, or
+        waited for, they wait for its end. A client that takes too little of what it is sent is cut.
+        """
+        if self._transport.is_closing():
+            return
+        following = self.session.following
+        if following is not None and self._instance.moves != following.moves:
+            frame = self._instance.news(following) + frame
+        if self._sliced is not None or self._pending is not None:
+            self._pushed.append(frame)
+            self._pushed_bytes += len(frame)
+        elif self._out is not None:
+            self._out.append(frame)
+        else:
+            self._write(frame)
+        self._check_output()
+
     def check_age(self, now_ms: int) -> None:
         """End a reply in steps that keeps its epoch from being freed for too long."""
         age_ms = now_ms - self._sliced_since_ms
@@ -165,7 +192,7 @@ class Connection(asyncio.Protocol):
         else:
             self._end_sliced()
             error = PlainError(f"the reply was not complete after {age_ms} ms, when its epoch had to be let go")
-            self._send([self._dispatcher.error_reply(error)])
+            self._send([self._dispatcher.error_reply(error), *self._take_pushed()])
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -177,7 +204,11 @@ class Connection(asyncio.Protocol):
         self._instance.renew()
         self.session.active_ms = self._instance.view.now_ms
         out: list[bytes] = []
-        has_more = self._progress(out) and self._go_on(out)
+        self._out = out
+        try:
+            has_more = self._progress(out) and self._go_on(out)
+        finally:
+            self._out = None
         if out:
             self._send(out)
         if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
@@ -221,12 +252,15 @@ class Connection(asyncio.Protocol):
             pending.when_resolved(None)
             if self._sliced is None:
                 out.append(self._dispatcher.pending_reply(self._call, pending))
+                out += self._take_pushed()
                 return not self.session.is_closing
         if self._sliced is not None:
             self._step(self._sliced, out)
             if isinstance(self._sliced, Execution) and self._sliced.pending is not None:
                 self._wait_for(self._sliced.pending)
                 return False
+            if self._sliced is None:
+                out += self._take_pushed()
             return self._sliced is not None or not self.session.is_closing
         before = len(out)
         has_more = self._answer(out)
@@ -322,12 +356,20 @@ class Connection(asyncio.Protocol):
             self._sliced.close()
             self._sliced = None
 
+    def _take_pushed(self) -> list[bytes]:
+        """Return what waited for the end of a reply."""
+        pushed, self._pushed, self._pushed_bytes = self._pushed, [], 0
+        return pushed
+
     def _send(self, out: list[bytes]) -> None:
         reply = out[0] if len(out) == 1 else b"".join(out)
-        if not reply:
-            return
-        self._write(reply)
-        if self._transport.get_write_buffer_size() > self._instance.config.output_bytes_max:
+        if reply:
+            self._write(reply)
+            self._check_output()
+
+    def _check_output(self) -> None:
+        """Cut a client for which more waits to be sent than may."""
+        if self.output_bytes > self._instance.config.output_bytes_max:
             self.abort("more output is waiting than a client may have")
 
     def _write(self, reply: bytes) -> None:

@@ -57,6 +57,8 @@ class Instance:
     output_bytes: Callable[[int], int] = lambda session_id: 0
     # Cuts a client's connection, for CLIENT KILL; filled in as well.
     cut: Callable[[int], None] = lambda session_id: None
+    # Sends a session whole frames that it did not ask for (see `Connection.push`); filled in as well.
+    push: Callable[[int, bytes], None] = lambda session_id, frames: None
     # What is known of the servers behind a proxy, for INFO; None: this is none.
     upstreams: Callable[[], Mapping[str, object]] | None = None
     # Grows whenever an answer may be from another epoch, or of another topology, than those before.

@@ -46,6 +46,7 @@ class Server:
         self.instance = Instance(config, keyspace, command_table(), clock)
         self.instance.output_bytes = self._output_bytes
         self.instance.cut = self._cut
+        self.instance.push = self._push
         self.dispatcher = dispatcher(self.instance)
         self._connect = connection
         self._connections: dict[int, Connection] = {}
@@ -177,6 +178,11 @@ class Server:
         connection = self._connections[session_id]
         self.remove(session_id)
         connection.abort("CLIENT KILL")
+
+    def _push(self, session_id: int, frames: bytes) -> None:
+        connection = self._connections.get(session_id)
+        if connection is not None:
+            connection.push(frames)
 
     def _output_bytes(self, session_id: int) -> int:
         connection = self._connections.get(session_id)

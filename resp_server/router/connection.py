@@ -71,6 +71,8 @@ class ProxyConnection(Connection):
         self._pending = self._next_turn = None
         if self._transport.is_closing():
             return
+        if self._pushed:
+            self._send(self._take_pushed())
         data, self._input = data + self._input, b""
         self._is_calm = self._is_writable
         super().data_received(data)
@@ -92,6 +94,8 @@ class ProxyConnection(Connection):
         if reply == NIL_2 and session.protocol != 2:
             reply = NIL_3
         self._write(reply)
+        if self._pushed:
+            self._send(self._take_pushed())
         if self._input or self.begun or not self._is_reading or not self._is_writable or self._is_ending:
             self._go_on_with_input()
         else:

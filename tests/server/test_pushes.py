@@ -1,0 +1,123 @@
+"""What a client did not ask for goes out between two replies, never within one, and not without a limit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
+PUSH = b">2\r\n$4\r\nnews\r\n:1\r\n"
+CLIENT_INFO = b"*2\r\n$6\r\nCLIENT\r\n$4\r\nINFO\r\n"
+CLIENT_LIST = b"*2\r\n$6\r\nCLIENT\r\n$4\r\nLIST\r\n"
+HGETALL = b"*2\r\n$7\r\nHGETALL\r\n$12\r\njob:visits:/\r\n"
+HGETALL_IN_TRANSACTION = b"*1\r\n$5\r\nMULTI\r\n" + HGETALL + b"*1\r\n$4\r\nEXEC\r\n"
+FIELDS = 5000
+
+
+@pytest.fixture
+def running(serve: Callable[..., Any]) -> Any:
+    return serve(output_bytes_max=4 << 20)
+
+
+def read_until(peer: Any, end: bytes) -> bytes:
+    data = b""
+    while not data.endswith(end):
+        some = peer.socket.recv(1 << 16)
+        assert some, f"the server closed after {data[-100:]!r}"
+        data += some
+    return data
+
+
+def test_a_push_goes_out_at_once_to_a_client_that_asks_nothing(running: Any) -> None:
+    peer = running.connect()
+    peer.answers(PING, PONG)
+    running.call(lambda: running.server.instance.push(1, PUSH))
+    assert peer.read(len(PUSH)) == PUSH
+    peer.answers(PING, PONG)
+
+
+def test_a_push_in_a_clients_own_turn_stands_before_the_reply_that_is_being_made(running: Any) -> None:
+    peer = running.connect()
+    instance = running.server.instance
+
+    def pushing(session_id: int) -> int:
+        instance.push(session_id, PUSH)
+        return 0
+
+    instance.output_bytes = pushing  # asked for while the reply to CLIENT INFO is made
+    peer.send(PING + CLIENT_INFO + PING)
+    told = read_until(peer, PONG)
+    assert re.fullmatch(rb"\+PONG\r\n" + re.escape(PUSH) + rb"\$\d+\r\nid=1 .*\r\n\+PONG\r\n", told, re.DOTALL)
+
+
+@pytest.mark.parametrize("asked", [HGETALL, HGETALL_IN_TRANSACTION], ids=["a reply", "EXEC"])
+def test_a_push_waits_for_the_end_of_a_reply_in_steps(running: Any, asked: bytes) -> None:
+    quiet, peer = running.connect(), running.connect()
+    for each in (quiet, peer):
+        each.answers(PING, PONG)
+    quiet.send(asked + PING)
+    expected = read_until(quiet, PONG)
+    connection = running.server._connections[2]
+    pushes = 0
+    step = connection._step
+
+    def stepping(sliced: Any, out: list[bytes]) -> None:
+        nonlocal pushes
+        pushes += 1
+        connection.push(PUSH)
+        step(sliced, out)
+
+    connection._step = stepping
+    peer.send(asked + PING)
+    told = read_until(peer, PONG)
+    assert pushes > 3
+    assert told == expected.removesuffix(PONG) + PUSH * pushes + PONG
+
+
+def test_a_push_waits_for_a_reply_that_others_have_to_be_asked_for(running: Any) -> None:
+    instance = running.server.instance
+    answered: list[Callable[[list[Any]], None]] = []
+    instance.ask_others = lambda question, argument, then: answered.append(then)
+    peer = running.connect()
+    peer.answers(PING, PONG)
+    peer.send(CLIENT_LIST + PING)
+    while not answered:
+        running.call(lambda: None)
+    running.call(lambda: instance.push(1, PUSH))
+    running.call(lambda: answered.pop()([]))
+    told = read_until(peer, PONG)
+    assert re.fullmatch(rb"\$\d+\r\nid=1 .*\n\r\n" + re.escape(PUSH + PONG), told, re.DOTALL)
+
+
+def test_a_client_that_does_not_take_what_it_is_sent_is_cut(running: Any) -> None:
+    peer, other = running.connect(), running.connect()
+    for each in (peer, other):
+        each.answers(PING, PONG)
+    instance = running.server.instance
+    frame = b"$1048576\r\n%b\r\n" % bytes(1 << 20)
+    sent = 0
+    while 1 in instance.sessions:
+        running.call(lambda: instance.push(1, frame))
+        sent += 1
+        assert sent < 100
+    assert len(peer.read_all()) < sent * len(frame)
+    other.answers(PING, PONG)
+
+
+def test_what_waits_behind_a_reply_is_counted_against_the_limit_too(running: Any) -> None:
+    instance = running.server.instance
+    asked: list[Any] = []
+    instance.ask_others = lambda question, argument, then: asked.append(then)
+    peer = running.connect()
+    peer.send(CLIENT_LIST)
+    while not asked:
+        running.call(lambda: None)
+    frame = b"$1048576\r\n%b\r\n" % bytes(1 << 20)
+    for _ in range(3):
+        running.call(lambda: instance.push(1, frame))
+    assert running.call(lambda: running.server._output_bytes(1)) == 3 * len(frame)
+    running.call(lambda: instance.push(1, frame))
+    assert peer.is_closed
