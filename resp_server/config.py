@@ -47,6 +47,11 @@ class ServerConfig:
     output_bytes_max: int = 1024 * MIB
     # What ready replies to what was read may take, for each version of the protocol; 0: none are held.
     reply_cache_bytes: int = 64 * MIB
+    # Requests that take longer are in SLOWLOG; 0: all, -1: none.
+    slow_over_us: int = 10_000
+    slow_entries_max: int = 128
+    # Requests that take so long, or longer, are events of LATENCY; 0: none are.
+    latency_over_ms: int = 0
     # How long a reply made in steps may keep its epoch from being freed.
     sliced_reply_ms_max: int = 60_000
     # How long `stop` waits for replies to be sent.

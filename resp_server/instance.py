@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from resp_server.cluster.view import PartView
@@ -82,6 +82,14 @@ class Instance:
         before.close()
         for session in self.sessions.values():
             session.serve_from(standing.is_replica)
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Change settings, given as fields of ServerConfig, from now on."""
+        self.config = replace(self.config, **changes)
+
+    def reset_statistics(self) -> None:
+        """Count from zero again."""
+        self.stats.reset()
 
     def view_of(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
         """Open a view of what this server shows of a keyspace."""

@@ -39,6 +39,10 @@ class Tally:
         self.calls += calls
         self.nanoseconds += nanoseconds
 
+    def reset(self) -> None:
+        """Count from zero again."""
+        self.calls = self.nanoseconds = self.rejected = self.failed = 0
+
 
 @dataclass
 class Stats:
@@ -85,6 +89,15 @@ class Stats:
             tally.rejected += theirs.rejected
             tally.failed += theirs.failed
         self.errors.update(other.errors)
+
+    def reset(self) -> None:
+        """Count from zero again; whoever holds a tally goes on with it."""
+        for tally in self.commands.values():
+            tally.reset()
+        for name in SUMS:
+            setattr(self, name, 0)
+        self.errors.clear()
+        self._sample = (self._sample[0], 0, 0, 0)
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as another process of the server is told them."""

@@ -32,7 +32,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from resp_server import children
@@ -155,6 +155,7 @@ class Workers(Readers):
         self._shown: dict[str, Event] = {}
         self._told: dict[str, dict[str, Any]] = {}
         self._topology: Line | None = None
+        self._configured: dict[str, Any] = {}  # by CONFIG SET
         self._next_id = 1
         self._stats = Stats()
         self._is_loading = True
@@ -326,6 +327,7 @@ class Workers(Readers):
             worker.send({"event": "told", "job": job, "known": known})
         if self._topology is not None:
             worker.send(self._topology)
+        await worker.ask({"event": "ask", "question": "configure", "argument": self._configured}, SHOW_S_MAX)
         worker.send(self._ports())
         worker.send({"event": "loading", "is_loading": self._is_loading})
         self._serving.append(worker)
@@ -401,6 +403,11 @@ class Workers(Readers):
                 logger.warning("%s; %s is answered without it", error, line["question"])
                 return []
 
+        if line["question"] == "configure":
+            self._configured |= line["argument"]
+            self._config = replace(self._config, **line["argument"])
+        if line["question"] == "reset statistics":
+            self._stats.reset()
         others = [worker for worker in self._serving if worker is not asking]
         answers = [each for some in await asyncio.gather(*map(ask, others)) for each in some]
         if line["question"] == "numbers":

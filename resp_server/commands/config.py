@@ -1,0 +1,236 @@
+"""CONFIG: the settings in Redis' names, and those of them that may change while the server runs.
+
+A setting that may change is a field of `ServerConfig`, which every process of the server replaces at once
+(`Instance.configure`); whoever acts on it looks at `Instance.config` each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from resp_server.commands.spec import OneOrMore, command, integer, question
+from resp_server.errors import PlainError, ReplyError, syntax_error, typed
+from resp_server.glob import matcher
+from resp_server.instance import Call, Instance
+from resp_server.protocol.replies import OK, Reply
+
+GLOB_MARKS = frozenset(b"*?[")
+INT32_MAX = 2**31 - 1
+UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1 << 10, "m": 10**6, "mb": 1 << 20, "g": 10**9, "gb": 1 << 30}
+
+Show = Callable[[Instance], str]
+Read = Callable[[bytes], Any]
+
+
+class SettingError(ValueError):
+    """A value that a setting cannot have; the text is Redis'."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: how CONFIG GET shows it, and how CONFIG SET reads what a field of ServerConfig becomes.
+
+    Without a field it stays what it is. `is_variable`: Redis can change it, so that to set what it is already is no
+    error; others are refused whatever they are set to.
+    """
+
+    show: Show
+    field: str = ""
+    read: Read = bytes.decode
+    is_variable: bool = False
+
+
+def shown(field: str) -> Setting:
+    """Declare a setting of the start that is shown as it is."""
+    return Setting(lambda instance: _text(getattr(instance.config, field)))
+
+
+def fixed(value: str) -> Setting:
+    """Declare a setting of Redis that can be nothing else here."""
+    return Setting(lambda instance: value, is_variable=True)
+
+
+def changing(field: str, read: Read, show: Callable[[Any], str] | None = None) -> Setting:
+    """Declare a setting that may change while the server runs. show: its text, if that is not plain."""
+    return Setting(lambda instance: (show or _text)(getattr(instance.config, field)), field, read, True)
+
+
+def number(least: int, most: int) -> Read:
+    """Return a reader of whole numbers."""
+
+    def read(word: bytes) -> int:
+        try:
+            found = integer(word)
+        except ReplyError:
+            raise SettingError("argument couldn't be parsed into an integer") from None
+        return _within(found, least, most)
+
+    return read
+
+
+def size(least: int, most: int) -> Read:
+    """Return a reader of numbers of bytes, such as `64mb`."""
+
+    def read(word: bytes) -> int:
+        text = word.decode("latin-1").lower()
+        digits = text.rstrip("bkmg")
+        unit = UNITS.get(text[len(digits) :])
+        if unit is None or not digits.isdecimal() or not digits.isascii():
+            raise SettingError("argument must be a memory value")
+        return _within(int(digits) * unit, least, most)
+
+    return read
+
+
+def yes_or_no(word: bytes) -> bool:
+    """Read a switch."""
+    if word.lower() not in (b"yes", b"no"):
+        raise SettingError("argument must be 'yes' or 'no'")
+    return word.lower() == b"yes"
+
+
+def _within(found: int, least: int, most: int) -> int:
+    if not least <= found <= most:
+        raise SettingError(f"argument must be between {least} and {most} inclusive")
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+
+
+def _port(instance: Instance) -> str:
+    return str(instance.port if instance.port != instance.tls_port else 0)
+
+
+SETTINGS: dict[str, Setting] = {
+    "appendonly": fixed("no"),
+    "bind": shown("hosts"),
+    "client-query-buffer-limit": shown("query_buffer_bytes_max"),
+    "client-output-buffer-limit": Setting(lambda instance: f"normal {instance.config.output_bytes_max} 0 0"),
+    "daemonize": Setting(lambda instance: "no"),
+    "databases": shown("databases"),
+    "io-threads": Setting(lambda instance: "1"),
+    "latency-monitor-threshold": changing("latency_over_ms", number(0, 2**63 - 1)),
+    "latency-tracking": fixed("yes"),
+    "latency-tracking-info-percentiles": fixed("50 99 99.9"),
+    "maxclients": changing("clients_max", number(1, 2**32 - 1)),
+    "maxmemory": fixed("0"),
+    "maxmemory-policy": fixed("noeviction"),
+    "notify-keyspace-events": fixed(""),
+    "port": Setting(_port, is_variable=True),
+    "protected-mode": shown("protected_mode"),
+    "proto-max-bulk-len": shown("bulk_bytes_max"),
+    "replica-read-only": fixed("yes"),
+    "replica-serve-stale-data": fixed("yes"),
+    "requirepass": shown("password"),
+    "save": fixed(""),
+    "slave-read-only": fixed("yes"),
+    "slave-serve-stale-data": fixed("yes"),
+    "slowlog-log-slower-than": changing("slow_over_us", number(-1, 2**63 - 1)),
+    "slowlog-max-len": changing("slow_entries_max", number(0, 2**63 - 1)),
+    "tcp-backlog": shown("backlog_connections"),
+    "tcp-keepalive": shown("tcp_keepalive_seconds"),
+    "timeout": changing("idle_timeout_seconds", number(0, INT32_MAX)),
+}
+
+
+def settings_of(instance: Instance) -> Mapping[str, Setting]:
+    """Return the settings that a server has."""
+    settings = dict(SETTINGS)
+    if instance.tls_port:
+        settings["tls-port"] = Setting(lambda instance: str(instance.tls_port), is_variable=True)
+    if instance.cluster is not None:  # keys are answered while others are nobody's
+        settings["cluster-enabled"] = Setting(lambda instance: "yes")
+        settings["cluster-require-full-coverage"] = fixed("no")
+    return settings
+
+
+@command("config|get")
+def config_get(call: Call, *patterns: OneOrMore) -> Reply:
+    """Returns the effective values of configuration parameters."""
+    settings = settings_of(call.instance)
+    found: dict[str, bytes] = {}  # by their names, as the client typed them first
+    for pattern in patterns:
+        if not GLOB_MARKS.intersection(pattern):
+            name = pattern.decode("utf-8", "replace").lower()
+            if name in settings:
+                found.setdefault(name, pattern)
+            continue
+        matches = matcher(pattern, ignore_case=True)
+        for name in settings:
+            if matches(name.encode()):
+                found.setdefault(name, name.encode())
+    return {as_typed: settings[name].show(call.instance).encode() for name, as_typed in found.items()}
+
+
+@command("config|set")
+def config_set(call: Call, name: bytes, value: bytes, *more: bytes) -> Reply:
+    """Sets configuration parameters in-flight."""
+    if len(more) % 2:
+        raise syntax_error()
+    changes = _changes(call.instance, [(name, value), *zip(more[::2], more[1::2], strict=True)])
+    return call.instance.gather(configure, changes, lambda answers: OK)
+
+
+def _changes(instance: Instance, pairs: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
+    """Return what fields of ServerConfig become; PlainError for the first pair that cannot be, and nothing changes."""
+    settings = settings_of(instance)
+    names = [name.decode("utf-8", "replace").lower() for name, _ in pairs]
+    for name, (as_typed, _) in zip(names, pairs, strict=True):
+        if name not in settings:
+            raise PlainError(f"Unknown option or number of arguments for CONFIG SET - '{typed(as_typed)}'")
+    for at, (name, (as_typed, _)) in enumerate(zip(names, pairs, strict=True)):
+        if not settings[name].is_variable:
+            raise _failed(typed(as_typed), "can't set immutable config")
+        if name in names[:at]:
+            raise _failed(typed(as_typed), "duplicate parameter")
+    changes: dict[str, Any] = {}
+    for name, (_, value) in zip(names, pairs, strict=True):
+        setting = settings[name]
+        if setting.field:
+            try:
+                changes[setting.field] = setting.read(value)
+            except SettingError as error:
+                raise _failed(name, str(error)) from None
+        elif value.decode("utf-8", "replace") != setting.show(instance):
+            raise _failed(name, "can't set immutable config")
+    return changes
+
+
+def _failed(name: str, reason: str) -> PlainError:
+    return PlainError(f"CONFIG SET failed (possibly related to argument '{name}') - {reason}")
+
+
+@question("configure")
+def configure(instance: Instance, changes: Mapping[str, Any]) -> None:
+    """Change settings of this process."""
+    instance.configure(changes)
+
+
+@command("config|resetstat")
+def config_resetstat(call: Call) -> Reply:
+    """Resets the server's statistics."""
+    return call.instance.gather(reset_statistics, None, lambda answers: OK)
+
+
+@question("reset statistics")
+def reset_statistics(instance: Instance, nothing: None) -> None:
+    """Count from zero again in this process."""
+    instance.reset_statistics()
+
+
+@command("config|rewrite")
+def config_rewrite(call: Call) -> Reply:
+    """Persists the effective configuration to file."""
+    raise PlainError("The server is running without a config file")
+
+
+@command("config|help")
+def config_help(call: Call) -> Reply:
+    """Returns helpful text about the different subcommands."""
+    return call.instance.table.help("config")
