@@ -28,12 +28,13 @@ from resp_server.config import LOOPBACK, ServerConfig
 from resp_server.control import TOKEN_VARIABLE, ControlListener
 from resp_server.followers import Followers
 from resp_server.listening import make_room_for
+from resp_server.programs import Program, add_level_option
 from resp_server.server import Server
 from resp_server.shown import Readers, ShownJobs
 from resp_server.tls import CA_OPTION, add_tls_options, certificates_of, files_of, server_context
 from resp_server.workers.master import Workers
 from state_backend.compact import add_retention_option
-from state_backend.errors import SparkisError, StoreError
+from state_backend.errors import StoreError
 from state_backend.filesystems import open_filesystem
 from state_backend.keyspace import Keyspace
 
@@ -85,9 +86,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 
 
-def add_listening_options(parser: argparse.ArgumentParser) -> None:
+def add_listening_options(
+    parser: argparse.ArgumentParser,
+    port: int | None = DEFAULT_PORT,
+    port_help: str = "TCP port (default %(default)s; 0: a free one)",
+) -> None:
     """Add the options of whatever answers clients."""
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="TCP port (default %(default)s; 0: a free one)")
+    parser.add_argument("--port", type=int, default=port, help=port_help)
     parser.add_argument(
         "--bind",
         nargs="+",
@@ -102,7 +107,7 @@ def add_listening_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--protected-mode", choices=("yes", "no"), default="yes", help="as in Redis (default yes)")
     parser.add_argument("--maxclients", type=int, default=10_000, help="connections at a time (default %(default)s)")
     parser.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="close idle clients (default: never)")
-    parser.add_argument("--loglevel", choices=("debug", "info", "warning", "error"), default="info")
+    add_level_option(parser)
     add_tls_options(parser)
 
 
@@ -148,27 +153,19 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
     )
 
 
-def run(options: argparse.Namespace) -> int:
-    """Serve until a signal, or for a child until its standard input ends; return the exit code."""
-    logging.basicConfig(
-        level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    try:
-        if (options.cluster is None) != (options.cluster_node is None):
-            raise ValueError("--cluster FILE and --cluster-node HOST:PORT are given together, or neither is")
-        if options.cluster is not None and options.tls_port is not None:
-            raise ValueError(
-                "--tls-port cannot be with --cluster, which tells clients one port of each node; without --tls-port a "
-                "node with a certificate speaks TLS at --port, and all nodes have to do the same"
-            )
-        roots = [open_filesystem(log).root for log in options.log]
-        check_logs(roots)
-        with store_folder(options.store, roots) as folder:
-            uvloop.run(_serve(options, config_of(options), roots, folder))
-    except (SparkisError, ValueError, OSError) as error:
-        print(f"sparkis serve: {error}", file=sys.stderr)
-        return 1
-    return 0
+def serve(options: argparse.Namespace) -> None:
+    """Serve until a signal, or for a child until its standard input ends."""
+    if (options.cluster is None) != (options.cluster_node is None):
+        raise ValueError("--cluster FILE and --cluster-node HOST:PORT are given together, or neither is")
+    if options.cluster is not None and options.tls_port is not None:
+        raise ValueError(
+            "--tls-port cannot be with --cluster, which tells clients one port of each node; without --tls-port a "
+            "node with a certificate speaks TLS at --port, and all nodes have to do the same"
+        )
+    roots = [open_filesystem(log).root for log in options.log]
+    check_logs(roots)
+    with store_folder(options.store, roots) as folder:
+        uvloop.run(_serve(options, config_of(options), roots, folder))
 
 
 def check_logs(roots: Sequence[str]) -> None:
@@ -286,17 +283,8 @@ def _read_to_end(ended: asyncio.Future[bool]) -> None:
         _end(ended, False)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run a server from a command line."""
-    parser = argparse.ArgumentParser(
-        prog="sparkis serve",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
-    return run(parser.parse_args(arguments))
-
+PROGRAM = Program("serve", DESCRIPTION, EXAMPLES, add_options, serve)
+run, main = PROGRAM.run, PROGRAM.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -30,12 +30,13 @@ from resp_server.config import ServerConfig
 from resp_server.followers import Followers
 from resp_server.listening import make_room_for
 from resp_server.process import add_listening_options, check_logs, config_of, store_folder, until_told_to_end
+from resp_server.programs import Program
 from resp_server.server import Server
 from resp_server.shown import ShownJobs
 from resp_server.tls import certificates_of
 from resp_server.token import add_token_option, token_of
 from state_backend.compact import add_retention_option
-from state_backend.errors import KeyGroupsError, SparkisError
+from state_backend.errors import KeyGroupsError
 from state_backend.filesystems import open_filesystem
 from state_backend.key_groups import NONE, KeyGroups
 from state_backend.keyspace import Keyspace
@@ -69,12 +70,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="where the registry is (default: registry.json under a log root says it)",
     )
-    add_listening_options(parser)
+    add_listening_options(parser, port=None, port_help="TCP port, instead of --ports: that one only (0: a free one)")
     parser.add_argument(
         "--ports",
         type=_ports,
         metavar="FIRST-LAST",
-        help=f"listen on the first of these ports that is free (default {DEFAULT_PORTS}); --port: on that one only",
+        help=f"listen on the first of these ports that is free (default {DEFAULT_PORTS})",
     )
     parser.add_argument(
         "--advertise",
@@ -99,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_retention_option(parser, "with --compact: keep what is younger, for readers that are behind")
     add_token_option(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.set_defaults(role="master", port=None)
+    parser.set_defaults(role="master")
 
 
 def _ports(text: str) -> range:
@@ -165,22 +166,14 @@ class Remembering:
         self.is_assigned.set()
 
 
-def run(options: argparse.Namespace) -> int:
-    """Serve until a signal, or for a child until its standard input ends; return the exit code."""
-    logging.basicConfig(
-        level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    try:
-        roots = [open_filesystem(log).root for log in options.log]
-        check_logs(roots)
-        token = token_of(options)
-        config = config_of(options)
-        with store_folder(options.store, roots) as folder:
-            uvloop.run(_serve(options, config, token, roots, folder))
-    except (SparkisError, ValueError, OSError) as error:
-        print(f"sparkis state-server: {error}", file=sys.stderr)
-        return 1
-    return 0
+def serve(options: argparse.Namespace) -> None:
+    """Serve until a signal, or for a child until its standard input ends."""
+    roots = [open_filesystem(log).root for log in options.log]
+    check_logs(roots)
+    token = token_of(options)
+    config = config_of(options)
+    with store_folder(options.store, roots) as folder:
+        uvloop.run(_serve(options, config, token, roots, folder))
 
 
 async def _serve(
@@ -266,17 +259,8 @@ async def _open(server: Server, followers: Followers, is_assigned: asyncio.Event
     server.set_loading(False)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run a state server from a command line."""
-    parser = argparse.ArgumentParser(
-        prog="sparkis state-server",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
-    return run(parser.parse_args(arguments))
-
+PROGRAM = Program("state-server", DESCRIPTION, EXAMPLES, add_options, serve)
+run, main = PROGRAM.run, PROGRAM.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from resp_server import process, state_server, status
+from resp_server.programs import Program
 from resp_server.registry import process as registry
 from resp_server.router import process as proxy
 from sparkis import __version__
@@ -21,74 +23,34 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sparkis", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"sparkis {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    demo = commands.add_parser(
-        "demo",
-        help="replay the flights of 2013 through Spark and serve the state of it",
-        description="Replay real flights and weather of New York, 2013, as streams through Spark, and serve the state.",
-    )
-    _add_demo_options(demo)
-    serve = commands.add_parser(
-        "serve",
-        help="serve the jobs of a change log, without Spark",
-        description=process.DESCRIPTION,
-        epilog=process.EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    process.add_options(serve)
-    assigning = commands.add_parser(
-        "registry",
-        help="assign slots to state servers",
-        description=registry.DESCRIPTION,
-        epilog=registry.EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    registry.add_options(assigning)
-    holding = commands.add_parser(
-        "state-server",
-        help="serve the slots that a registry assigns",
-        description=state_server.DESCRIPTION,
-        epilog=state_server.EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    state_server.add_options(holding)
-    proxied = commands.add_parser(
-        "proxy",
-        help="answer plain clients from several servers",
-        description=proxy.DESCRIPTION,
-        epilog=proxy.EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    proxy.add_options(proxied)
-    attached = commands.add_parser(
-        "attach",
-        help="follow a query's checkpoint and write its state into a change log, with a Spark of its own",
-        description="Make the state of any query readable, running or stopped, from its checkpoint alone.",
-    )
-    _add_attach_options(attached)
-    shown = commands.add_parser("status", help="show the jobs and states of a server", description=status.DESCRIPTION)
-    status.add_options(shown)
-    compacted = commands.add_parser("compact", help="shorten a change log", description=compact.DESCRIPTION)
-    compact.add_options(compacted)
-    renamed = commands.add_parser("rename", help="give a job another name", description=rename.DESCRIPTION)
-    rename.add_options(renamed)
+    for each in COMMANDS:
+        command = commands.add_parser(
+            each.name,
+            help=each.help,
+            description=each.description,
+            epilog=each.examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter if each.examples else argparse.HelpFormatter,
+        )
+        each.add_options(command)
+        command.set_defaults(run=each.run)
     options = parser.parse_args(arguments)
-    if options.command == "serve":
-        return process.run(options)
-    if options.command == "registry":
-        return registry.run(options)
-    if options.command == "state-server":
-        return state_server.run(options)
-    if options.command == "proxy":
-        return proxy.run(options)
-    if options.command == "compact":
-        return compact.run(options)
-    if options.command == "rename":
-        return rename.run(options)
-    if options.command == "status":
-        return status.run(options)
-    if options.command == "attach":
-        return _attach(options)
-    return _demo(options)
+    code: int = options.run(options)
+    return code
+
+
+class Command(NamedTuple):
+    """A part of `sparkis`, in the order in which `sparkis --help` lists them."""
+
+    name: str
+    help: str
+    description: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+    examples: str | None = None
+
+
+def _of_program(program: Program, help: str) -> Command:
+    return Command(program.name, help, program.description, program.add_options, program.run, program.examples)
 
 
 def _add_attach_options(parser: argparse.ArgumentParser) -> None:
@@ -152,6 +114,30 @@ def _demo(options: argparse.Namespace) -> int:
 
     return run(options)
 
+
+COMMANDS = (
+    Command(
+        "demo",
+        "replay the flights of 2013 through Spark and serve the state of it",
+        "Replay real flights and weather of New York, 2013, as streams through Spark, and serve the state.",
+        _add_demo_options,
+        _demo,
+    ),
+    _of_program(process.PROGRAM, "serve the jobs of a change log, without Spark"),
+    _of_program(registry.PROGRAM, "assign slots to state servers"),
+    _of_program(state_server.PROGRAM, "serve the slots that a registry assigns"),
+    _of_program(proxy.PROGRAM, "answer plain clients from several servers"),
+    Command(
+        "attach",
+        "follow a query's checkpoint and write its state into a change log, with a Spark of its own",
+        "Make the state of any query readable, running or stopped, from its checkpoint alone.",
+        _add_attach_options,
+        _attach,
+    ),
+    Command("status", "show the jobs and states of a server", status.DESCRIPTION, status.add_options, status.run),
+    Command("compact", "shorten a change log", compact.DESCRIPTION, compact.add_options, compact.run),
+    Command("rename", "give a job another name", rename.DESCRIPTION, rename.add_options, rename.run),
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,12 +15,12 @@ import uvloop
 from resp_server.client import Client
 from resp_server.cluster.topology import NODES_MAX
 from resp_server.process import until_told_to_end
+from resp_server.programs import Program, add_level_option
 from resp_server.registry.record import FencedError, Place
 from resp_server.registry.service import Registry
 from resp_server.registry.standby import ANSWER_S_MAX, Connect, until_away
 from resp_server.tls import Certificates, add_tls_options, certificates_of, shown_files_of
 from resp_server.token import add_token_option, token_of
-from state_backend.errors import SparkisError
 from state_backend.filesystems import Filesystem, open_filesystem
 
 logger = logging.getLogger("sparkis.registry")
@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_token_option(parser)
     add_tls_options(parser)
-    parser.add_argument("--loglevel", choices=("debug", "info", "warning", "error"), default="info")
+    add_level_option(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -77,19 +77,13 @@ def _replica_count(text: str) -> int:
     return count
 
 
-def run(options: argparse.Namespace) -> int:
+def serve(options: argparse.Namespace) -> int:
     """Assign until a signal, or for a child until its standard input ends; return the exit code."""
-    logging.basicConfig(
-        level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
     try:
         uvloop.run(_run(options, token_of(options), certificates_of(shown_files_of(options))))
     except FencedError as error:
         logger.error("%s; this one ends", error)
         return FENCED_CODE
-    except (SparkisError, ValueError, OSError) as error:
-        print(f"sparkis registry: {error}", file=sys.stderr)
-        return 1
     return 0
 
 
@@ -170,17 +164,8 @@ def _advertised(options: argparse.Namespace) -> str:
     return host
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run a registry from a command line."""
-    parser = argparse.ArgumentParser(
-        prog="sparkis registry",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
-    return run(parser.parse_args(arguments))
-
+PROGRAM = Program("registry", DESCRIPTION, EXAMPLES, add_options, serve)
+run, main = PROGRAM.run, PROGRAM.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,6 +20,7 @@ from resp_server.process import (
     log_started,
     until_told_to_end,
 )
+from resp_server.programs import Program
 from resp_server.router.applications import Applications
 from resp_server.router.connection import ProxyConnection
 from resp_server.router.dispatcher import ProxyDispatcher
@@ -29,7 +30,6 @@ from resp_server.router.upstream import TIMEOUT_S, Upstreams
 from resp_server.server import Server
 from resp_server.tls import Certificates, TlsError, certificates_of, files_of
 from resp_server.token import add_token_option, token_of
-from state_backend.errors import SparkisError
 from state_backend.filesystems import open_filesystem
 from state_backend.keyspace import Keyspace
 
@@ -102,17 +102,9 @@ def _timeout_ms(text: str) -> int:
     return given
 
 
-def run(options: argparse.Namespace) -> int:
-    """Answer clients until a signal; return the exit code."""
-    logging.basicConfig(
-        level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    try:
-        uvloop.run(_serve(options))
-    except (SparkisError, ValueError, OSError) as error:
-        print(f"sparkis proxy: {error}", file=sys.stderr)
-        return 1
-    return 0
+def serve(options: argparse.Namespace) -> None:
+    """Answer clients until a signal, or for a child until its standard input ends."""
+    uvloop.run(_serve(options))
 
 
 def _sources(options: argparse.Namespace) -> Sequence[Source]:
@@ -182,17 +174,8 @@ async def _serve(options: argparse.Namespace) -> None:
         logger.info("ended")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run a proxy from a command line."""
-    parser = argparse.ArgumentParser(
-        prog="sparkis proxy",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
-    return run(parser.parse_args(arguments))
-
+PROGRAM = Program("proxy", DESCRIPTION, EXAMPLES, add_options, serve)
+run, main = PROGRAM.run, PROGRAM.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -243,10 +243,3 @@ class Fleet:
 
 def _flat(row: Any) -> list[Any]:
     return [item for pair in row.items() for item in pair] if isinstance(row, dict) else list(row)
-
-
-def fleet_in(folder: Path, **given: Any) -> Iterator[Fleet]:
-    """Yield a fleet that ends with the test."""
-    made = Fleet(folder, **given)
-    yield made
-    made.close()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
-from test_applier_kill import JOB, QUERY_ID, STATES, TIMEOUT_S, RunningApplier, changes_of, epoch_at
+from appliers import JOB, QUERY_ID, ROUNDS, STATES, TIMEOUT_S, RunningApplier, changes_of, epoch_at, growing_log
 
 from state_backend.change_log import ChangeLog
 from state_backend.log_writer import LogWriter
@@ -17,7 +16,6 @@ from state_backend.replay import read_snapshot
 
 pytestmark = pytest.mark.kill
 
-ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS", "8"))
 # An owner whose every other writer is killed: while it starts, while it writes, while it joins or sweeps.
 OWNER = """
 import sys, state_backend.applier as applier, state_backend.compactor as compactor
@@ -38,22 +36,9 @@ CALM_OWNER = OWNER.replace("random.random() < 0.5", "False")
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[Path]:
-    """A log that grows by itself, some dozens of epochs a second."""
-    root = tmp_path / "log"
-    end = threading.Event()
-
-    def publish() -> None:
-        with LogWriter(root, JOB, STATES, QUERY_ID) as writer:
-            epoch = 0
-            while not end.wait(0.05):
-                writer.publish(changes_of(epoch), epoch)
-                epoch += 1
-
-    thread = threading.Thread(target=publish)
-    thread.start()
-    yield root
-    end.set()
-    thread.join()
+    """A log that grows by itself, a dozen epochs a second."""
+    with growing_log(tmp_path / "log", every_s=0.05) as root:
+        yield root
 
 
 def test_whoever_is_killed_a_new_reader_finds_every_epoch(tmp_path: Path, log: Path) -> None:

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-from fleet import Fleet, eventually, fleet_in
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    yield from fleet_in(tmp_path)
+from fleet import Fleet, eventually
 
 
 def test_it_takes_over_from_one_that_was_killed_and_steps_back_when_that_one_is_started_again(fleet: Fleet) -> None:

@@ -5,26 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from fleet import KEYS, Fleet, eventually, fleet_in
+from fleet import KEYS, Fleet, eventually
 from redis import Redis
 
 from resp_server.registry.process import FENCED_CODE
 
 THIRDS = {"_0": "0-5461", "_1": "10923-16383", "_2": "5462-10922"}
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    yield from fleet_in(tmp_path)
-
-
-@pytest.fixture
-def doubled(tmp_path: Path) -> Iterator[Fleet]:
-    yield from fleet_in(tmp_path, replicas=1)
 
 
 def test_servers_join_and_leave_under_load_and_no_read_fails(fleet: Fleet) -> None:

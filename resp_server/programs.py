@@ -1,0 +1,55 @@
+"""What our programs have in common: how a command line becomes options, where it logs, and how one fails."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from state_backend.errors import SparkisError
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class Program:
+    """One of them: `sparkis NAME`, or a module that is run by itself.
+
+    serve: does all of it, with options that `add_options` made; an exit code, or None for 0. What it raises for a user
+    to read ends the program with one line and code 1.
+    """
+
+    name: str
+    description: str
+    examples: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    serve: Callable[[argparse.Namespace], int | None]
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Log as the options say, and serve until it is over; return the exit code."""
+        logging.basicConfig(
+            level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        )
+        try:
+            return self.serve(options) or 0
+        except (SparkisError, ValueError, OSError) as error:
+            print(f"sparkis {self.name}: {error}", file=sys.stderr)
+            return 1
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run it from a command line; return the exit code."""
+        parser = argparse.ArgumentParser(
+            prog=f"sparkis {self.name}",
+            description=self.description,
+            epilog=self.examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.add_options(parser)
+        return self.run(parser.parse_args(arguments))
+
+
+def add_level_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that `run` needs."""
+    parser.add_argument("--loglevel", choices=LOG_LEVELS, default="info", help="what is logged (default %(default)s)")

@@ -1,0 +1,132 @@
+"""What the tests that kill appliers share: the appliers, what a log's epochs change, and what a store must hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from state_backend import packed_map
+from state_backend.descriptor import StateDescriptor
+from state_backend.lmdb_store import LmdbStore
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+from state_backend.store import Snapshot
+
+ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS", "8"))
+TIMEOUT_S = 60.0
+JOB = "job"
+QUERY_ID = "query"
+STATES = (StateDescriptor("value", key="k", value="v"), StateDescriptor("map", key="k", field="f", value="v"))
+KEYS = [b"key:%d" % number for number in range(200)]
+FIELDS = [b"field:%d" % number for number in range(packed_map.FIELDS_MAX + 20)]
+# The applier as the server starts it, but it copies its store without free pages at every opportunity.
+APPLIER = """
+import sys, state_backend.applier as applier
+applier.COMPACT_ABOVE_BYTES = 1 << 16
+applier.main(sys.argv[1:])
+"""
+
+
+def changes_of(epoch: int) -> list[Change]:
+    """Return what an epoch changes: everything says its number, one key more is there, and every third is large."""
+    text = b"%d" % epoch
+    filling = b"x" * 500 if epoch % 3 == 0 else b""
+    return [
+        *(Change("value", Op.PUT, key, None, text + filling) for key in KEYS),
+        *(Change("map", Op.PUT, b"map", name, text) for name in FIELDS),
+        Change("value", Op.PUT, b"epoch:%d" % epoch, None, text),
+    ]
+
+
+def assert_whole(snapshot: Snapshot) -> int:
+    """Check that a snapshot holds every epoch up to its own, and nothing else; return its epoch (-1: nothing yet)."""
+    epoch = snapshot.applied.epoch
+    _, entries = snapshot.scan(0, 1 << 30)
+    if epoch < 0:
+        assert entries == []
+        return epoch
+    last = {change.key: change.value for change in changes_of(epoch) if change.field is None}
+    assert {entry.key for entry in entries} == {*last, b"map", *(b"epoch:%d" % each for each in range(epoch + 1))}
+    for key, value in last.items():
+        assert snapshot.value(key) == value
+    for each in range(epoch + 1):
+        assert snapshot.value(b"epoch:%d" % each) == b"%d" % each
+    assert dict(snapshot.map_pairs(b"map")) == dict.fromkeys(FIELDS, b"%d" % epoch)
+    assert snapshot.applied.keys == {"value": len(KEYS) + epoch + 1, "map": 1}
+    return epoch
+
+
+def epoch_at(path: str) -> int:
+    """Open a store as a server does and return its whole epoch."""
+    store = LmdbStore(path, QUERY_ID, is_reader=True)
+    try:
+        with store.snapshot(1) as snapshot:
+            return assert_whole(snapshot)
+    finally:
+        store.close()
+
+
+class RunningApplier:
+    """An applier process, and what it told last."""
+
+    def __init__(self, log: Path, store: Path, *options: str, program: str = APPLIER) -> None:
+        command = [sys.executable, "-c", program, "--log", log, "--job", JOB, "--store", store]
+        self.process = subprocess.Popen(
+            [*map(str, command), "--probe-interval-s", "0.01", *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.known: dict[str, Any] = {"applied": -1, "path": None, "error": ""}
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if not line.endswith("\n"):
+                return  # killed in the middle of it
+            with self._changed:
+                self.known |= json.loads(line)
+                self._changed.notify_all()
+
+    def wait_for(self, epoch: int) -> None:
+        """Wait until an epoch is told as applied."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.known["applied"] >= epoch, TIMEOUT_S), self.known
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._thread.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@contextmanager
+def growing_log(root: Path, every_s: float) -> Iterator[Path]:
+    """Have a log grow by itself."""
+    end = threading.Event()
+
+    def publish() -> None:
+        with LogWriter(root, JOB, STATES, QUERY_ID) as writer:
+            epoch = 0
+            while not end.wait(every_s):
+                writer.publish(changes_of(epoch), epoch)
+                epoch += 1
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    yield root
+    end.set()
+    thread.join()
