@@ -1,0 +1,108 @@
+"""What one client asked for with CLIENT TRACKING, what it is owed, and the frames in which it is told.
+
+    >2 invalidate [<key>]                       RESP3: to the client, or to the one that it redirects to
+    *3 message __redis__:invalidate [<key>]     RESP2: to one that it redirects to, and that is subscribed to something
+
+Nil instead of keys: everything is invalid. What is owed is told before any reply of the epoch in which the keys changed,
+between two replies. Where a reply is under way then whose values may be older, it is told again behind that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+PUSH = b">2\r\n$10\r\ninvalidate\r\n"
+MESSAGE = b"*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n"
+
+# What may be owed to a client, most of it shared with others (guess). Beyond, everything is invalid.
+OWED_BYTES_MAX = 1 << 20
+
+
+class Invalid:
+    """Keys that are invalid, each in a frame of its own, or all in one. Shared by the clients that are told."""
+
+    __slots__ = ("_frames", "bytes", "is_one_frame", "keys")
+
+    def __init__(self, keys: Sequence[bytes] | None, *, is_one_frame: bool = False) -> None:
+        self.keys = keys
+        self.is_one_frame = is_one_frame
+        self.bytes = 0 if keys is None else sum(map(len, keys)) + len(keys) * len(MESSAGE)
+        self._frames: dict[bytes, bytes] = {}
+
+    def frames(self, head: bytes) -> bytes:
+        """Return what is sent; `head` is PUSH or MESSAGE."""
+        found = self._frames.get(head)
+        if found is None:
+            found = self._frames[head] = head + head.join(self._payloads(head))
+        return found
+
+    def _payloads(self, head: bytes) -> list[bytes]:
+        if self.keys is None:
+            return [b"_\r\n" if head is PUSH else b"$-1\r\n"]
+        bulks = [b"$%d\r\n%b\r\n" % (len(key), key) for key in self.keys]
+        if self.is_one_frame:
+            return [b"*%d\r\n%b" % (len(bulks), b"".join(bulks))]
+        return [b"*1\r\n%b" % bulk for bulk in bulks]
+
+
+EVERYTHING = Invalid(None)
+
+
+class Tracked:
+    """How one client tracks, and what it is owed.
+
+    redirect: the client that is told instead; 0: itself. is_caching_given: CLIENT CACHING was just called. is_broken: the
+    one it redirects to is gone.
+    """
+
+    def __init__(self) -> None:
+        self.alone = (self,)
+        self.is_on = False
+        self.is_bcast = self.is_optin = self.is_optout = self.is_noloop = False
+        self.is_caching_given = False
+        self.is_broken = False
+        self.redirect = 0
+        self.prefixes: set[bytes] = set()
+        self.owed: list[Invalid] = []
+        self.again: list[Invalid] = []
+        self._owed_bytes = 0
+
+    @property
+    def remembers(self) -> bool:
+        """Tell whether what the client reads now is to be remembered."""
+        if not self.is_on or self.is_bcast:
+            return False
+        return self.is_caching_given if self.is_optin else not (self.is_optout and self.is_caching_given)
+
+    @property
+    def is_owed(self) -> bool:
+        """Tell whether there is anything to be told."""
+        return bool(self.owed or self.again)
+
+    def owe(self, what: Invalid) -> None:
+        """Have the client told."""
+        self._owed_bytes += what.bytes
+        if what is EVERYTHING or self._owed_bytes > OWED_BYTES_MAX:
+            self._owed_bytes = 0
+            self.owed = [EVERYTHING]
+        else:
+            self.owed.append(what)
+
+    def take(self, *, is_within: bool) -> Sequence[Invalid]:
+        """Return what the client is to be told now. is_within: a reply is under way, behind which it is told again."""
+        if not is_within:
+            told, self.owed, self.again, self._owed_bytes = self.again + self.owed, [], [], 0
+            return told
+        told, self.owed = self.owed, []
+        if EVERYTHING in told:
+            self.again = [EVERYTHING]
+        elif EVERYTHING not in self.again:
+            self.again += told
+        return told
+
+    def end(self) -> None:
+        """Track no more."""
+        self.is_on = self.is_bcast = self.is_optin = self.is_optout = self.is_noloop = False
+        self.is_caching_given = self.is_broken = False
+        self.prefixes = set()
+        self.owed, self.again, self._owed_bytes = [], [], 0
