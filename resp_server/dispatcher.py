@@ -32,6 +32,7 @@ from resp_server.execution import Execution, ToRun
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Pending, Sliced, encode
 from resp_server.protocol.requests import Request
+from resp_server.protocol.session import RESP2
 from resp_server.protocol.transaction import Transaction
 from resp_server.short_way import ShortWay
 from resp_server.stats import Tally
@@ -57,12 +58,23 @@ Later = Sliced | Pending | Execution
 NEVER_QUEUED = ("multi", "exec", "discard", "watch", "quit", "reset")
 QUEUED = b"+QUEUED\r\n"
 
+# What a client of RESP2 may send while it is subscribed: a reply could not be told from a message.
+WHILE_SUBSCRIBED = {f"{way}{verb}" for way in ("", "p", "s") for verb in ("subscribe", "unsubscribe")}
+WHILE_SUBSCRIBED |= {"ping", "quit", "reset"}
+
 
 class Known(NamedTuple):
     """A command about keys, which does not change what a session is, and its numbers."""
 
     command: Command
     tally: Tally
+
+
+def _is_about_keys(command: Command, name: bytes) -> bool:
+    """Tell whether a command, as typed, is one about keys, which leaves the session as it is."""
+    facts = command.facts
+    is_served = command.declaration is not None and b"|" not in name
+    return is_served and bool(facts.key_specs) and "pubsub" not in facts.flags
 
 
 class Dispatcher:
@@ -136,7 +148,7 @@ class Dispatcher:
         except KeyError:
             command = self._table.get(name)
             known = None
-            if command is not None and command.declaration is not None and command.facts.key_specs and b"|" not in name:
+            if command is not None and _is_about_keys(command, name):
                 known = Known(command, self._stats.tally(command.name))
             if len(self._known) < SPELLINGS_MAX:
                 self._known[name] = known
@@ -190,6 +202,11 @@ class Dispatcher:
                 raise cluster_is_given(command.name)
             if transaction is None or not command.is_refused_when_run:
                 raise command.refusal()
+        if session.subscriptions is not None and session.protocol == RESP2 and command.name not in WHILE_SUBSCRIBED:
+            raise PlainError(
+                f"Can't execute '{command.name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are "
+                "allowed in this context"
+            )
         if self._instance.is_loading:
             needs_state = transaction is not None and transaction.needs_state and command.name == "exec"
             if needs_state or "loading" not in command.facts.flags:

@@ -14,6 +14,7 @@ from resp_server.protocol.following import NO_TOPOLOGY, Following
 from resp_server.protocol.replies import Pending, Reply
 from resp_server.protocol.session import Session
 from resp_server.protocol.transaction import ReadsAt
+from resp_server.publishing import Publishing
 from resp_server.reply_cache import ReplyCache
 from resp_server.stats import Stats
 from state_backend.clock import Clock, now_ms
@@ -72,6 +73,7 @@ class Instance:
         self.view = self.view_of(self.keyspace, self.started_ms, self._drop_replies)
         self.nothing = Keyspace().view(self.started_ms)
         self.held = HeldEpochs(self.keyspace)
+        self.publishing = Publishing(self)
         self.keyspace.on_epoch = lambda: self.held.look(self.clock())
 
     def stand(self, standing: Standing) -> None:
@@ -82,6 +84,7 @@ class Instance:
         before.close()
         for session in self.sessions.values():
             session.serve_from(standing.is_replica)
+        self.publishing.leave_slots(standing.slots)
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings, given as fields of ServerConfig, from now on."""

@@ -24,6 +24,10 @@ class Numbers:
     stats: Stats = field(default_factory=Stats)
     watching: int = 0
     watched_keys: int = 0
+    subscribed: int = 0
+    channels: int = 0  # of pub/sub; those at several processes count in each
+    patterns: int = 0
+    shard_channels: int = 0
 
     @classmethod
     def of_this_process(cls, stats: Stats, clients: int = 0) -> Self:
@@ -41,6 +45,10 @@ class Numbers:
             whole.clients += part.clients
             whole.watching += part.watching
             whole.watched_keys += part.watched_keys
+            whole.subscribed += part.subscribed
+            whole.channels += part.channels
+            whole.patterns += part.patterns
+            whole.shard_channels += part.shard_channels
             whole.resident_bytes += part.resident_bytes
             whole.resident_bytes_peak += part.resident_bytes_peak
             whole.user_s += part.user_s

@@ -159,7 +159,9 @@ class Server:
     def remove(self, session_id: int) -> None:
         """Forget a client that has gone."""
         self._connections.pop(session_id, None)
-        self.instance.sessions.pop(session_id, None)
+        session = self.instance.sessions.pop(session_id, None)
+        if session is not None:
+            self.instance.publishing.hub.leave(session)
 
     def keep_told(self, connection: Connection) -> None:
         """Have a client told what is new for as long as it follows."""

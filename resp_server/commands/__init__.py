@@ -13,6 +13,7 @@ from resp_server.commands import (
     info,
     list,
     other_types,
+    pubsub,
     server,
     state,
     string,
@@ -38,6 +39,7 @@ GROUPS = (
     other_types,
     state,
     transactions,
+    pubsub,
 )
 
 

@@ -12,6 +12,7 @@ from resp_server.errors import PlainError, ReplyError, syntax_error, typed
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from resp_server.protocol.session import ReplyMode, Session
+from resp_server.protocol.subscriptions import Subscriptions, Way
 
 CLIENT_TYPES = (b"normal", b"master", b"replica", b"slave", b"pubsub")
 
@@ -95,9 +96,9 @@ def client_list(call: Call, *options: bytes) -> Reply:
     """Lists open connections."""
     option = options[0].upper() if options else None
     ids: list[int] | None = None
+    kind = ""
     if option == b"TYPE" and len(options) == 2:
-        if _client_type(options[1]) != b"normal":
-            ids = []
+        kind = _client_type(options[1]).decode()
     elif option == b"ID" and len(options) > 1:
         ids = [_session_id(word) for word in options[1:]]
     elif options:
@@ -108,16 +109,21 @@ def client_list(call: Call, *options: bytes) -> Reply:
         chosen = lines.values() if ids is None else [lines[each] for each in ids if each in lines]
         return Verbatim("".join(chosen).encode("utf-8", "surrogateescape"))
 
-    return call.instance.gather(client_lines, ids, join)
+    return call.instance.gather(client_lines, {"ids": ids, "kind": kind}, join)
 
 
 @question("client lines")
-def client_lines(instance: Instance, ids: list[int] | None) -> list[tuple[int, str]]:
-    """Return (id, line of CLIENT LIST) of these clients, as far as they are here; None: of all."""
-    sessions = instance.sessions
+def client_lines(instance: Instance, which: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Return (id, line of CLIENT LIST) of clients here, by their ids (None: all) and their kind (empty: any)."""
+    sessions, ids, kind = instance.sessions, which["ids"], which["kind"]
     chosen = sessions.values() if ids is None else [sessions[each] for each in ids if each in sessions]
     now_ms = instance.clock()
-    return [(each.id, client_line(instance, each, now_ms)) for each in chosen]
+    return [(each.id, client_line(instance, each, now_ms)) for each in chosen if kind in ("", kind_of(each))]
+
+
+def kind_of(session: Session) -> str:
+    """Return a client's kind, in the words of CLIENT LIST TYPE."""
+    return "normal" if session.subscriptions is None else "pubsub"
 
 
 def _client_type(word: bytes) -> bytes:
@@ -137,13 +143,16 @@ def client_line(instance: Instance, session: Session, now_ms: int) -> str:
     """Return a connection in the words of CLIENT LIST. What does not exist here (Redis' own buffers) is 0."""
     transaction = session.transaction
     queued, queued_bytes = (-1, 0) if transaction is None else (len(transaction.requests), transaction.size_bytes)
-    flags = "x" * (transaction is not None) + "r" * session.is_readonly
+    subscribed = session.subscriptions or Subscriptions()
+    channels, patterns, shard_channels = (len(subscribed.of(way)) for way in Way)
+    flags = "P" * (session.subscriptions is not None) + "x" * (transaction is not None) + "r" * session.is_readonly
     flags = flags + "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
     output_bytes = instance.output_bytes(session.id)
     return (
         f"id={session.id} addr={session.address} laddr={session.local_address} fd=-1 "
         f"name={typed(session.name)} age={(now_ms - session.created_ms) // 1000} "
-        f"idle={(now_ms - session.active_ms) // 1000} flags={flags} db={session.db} sub=0 psub=0 ssub=0 multi={queued} "
+        f"idle={(now_ms - session.active_ms) // 1000} flags={flags} db={session.db} "
+        f"sub={channels} psub={patterns} ssub={shard_channels} multi={queued} "
         f"watch={len(session.watched)} qbuf=0 qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} rbs=0 "
         f"rbp=0 obl=0 oll=0 omem={output_bytes} tot-mem={output_bytes} events=r cmd={session.last_command or 'NULL'} "
         f"user=default redir=-1 resp={session.protocol} "
@@ -237,10 +246,11 @@ def kill_clients(instance: Instance, wanted: Mapping[str, Any]) -> list[int]:
 
 
 def _is_to_be_killed(session: Session, wanted: Mapping[str, Any], now_ms: int) -> bool:
+    kind = kind_of(session)
     return (
         wanted.get("addr", session.address) == session.address
         and wanted.get("laddr", session.local_address) == session.local_address
-        and wanted.get("type", "normal") == "normal"
+        and wanted.get("type", kind) == kind
         and wanted.get("id", session.id) == session.id
         and (now_ms - session.created_ms) // 1000 >= wanted.get("maxage", 0)
         and not (wanted["skipme"] and session.id == wanted["caller"])

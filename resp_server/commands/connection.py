@@ -17,6 +17,7 @@ from resp_server.errors import (
 )
 from resp_server.instance import Call
 from resp_server.protocol.replies import OK, Reply
+from resp_server.protocol.session import RESP2
 
 DEFAULT_USER = b"default"
 
@@ -27,6 +28,9 @@ INT32_MAX = 2**31 - 1
 @command("ping")
 def ping(call: Call, message: bytes | None = None) -> Reply:
     """Returns the server's liveliness response."""
+    session = call.session
+    if session.subscriptions is not None and session.protocol == RESP2:
+        return [b"pong", message or b""]
     return "PONG" if message is None else message
 
 
@@ -59,6 +63,7 @@ def quit_(call: Call, *ignored: bytes) -> Reply:
 @command("reset")
 def reset(call: Call) -> Reply:
     """Resets the connection."""
+    call.instance.publishing.hub.leave(call.session)
     call.session.restart()
     return "RESET"
 

@@ -14,6 +14,7 @@ from resp_server.config import REDIS_VERSION
 from resp_server.instance import Call, Instance
 from resp_server.numbers import Numbers
 from resp_server.protocol.replies import Reply, Verbatim
+from resp_server.protocol.subscriptions import Way
 from state_backend.store import Applied
 
 Section = Mapping[str, object]
@@ -38,7 +39,10 @@ def numbers(instance: Instance, nothing: None) -> Mapping[str, Any]:
     """Return the numbers of this process."""
     watched = [len(each.watched) for each in instance.sessions.values() if each.watched]
     own = Numbers.of_this_process(instance.stats, len(instance.sessions))
-    return replace(own, watching=len(watched), watched_keys=sum(watched)).to_json()
+    own = replace(own, watching=len(watched), watched_keys=sum(watched))
+    channels, patterns, shard_channels = (len(instance.publishing.hub.names(way)) for way in Way)
+    own = replace(own, channels=channels, patterns=patterns, shard_channels=shard_channels)
+    return replace(own, subscribed=sum(each.subscriptions is not None for each in instance.sessions.values())).to_json()
 
 
 def _wanted(names: list[str]) -> set[str]:
@@ -92,7 +96,7 @@ def _clients(call: Call, total: Numbers) -> Section:
         "client_recent_max_output_buffer": 0,
         "blocked_clients": 0,
         "tracking_clients": 0,
-        "pubsub_clients": 0,
+        "pubsub_clients": total.subscribed,
         "watching_clients": total.watching,
         "clients_in_timeout_table": 0,
         "total_watched_keys": total.watched_keys,
@@ -164,9 +168,9 @@ def _stats(call: Call, total: Numbers) -> Section:
         "evicted_keys": 0,
         "keyspace_hits": stats.hits,
         "keyspace_misses": stats.misses,
-        "pubsub_channels": 0,
-        "pubsub_patterns": 0,
-        "pubsubshard_channels": 0,
+        "pubsub_channels": total.channels,
+        "pubsub_patterns": total.patterns,
+        "pubsubshard_channels": total.shard_channels,
         "latest_fork_usec": 0,
         "tracking_total_keys": 0,
         "unexpected_error_replies": 0,

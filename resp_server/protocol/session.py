@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from resp_server.protocol.following import Following
+from resp_server.protocol.subscriptions import Subscriptions
 from resp_server.protocol.transaction import Mark, ReadsAt, Transaction
 
 RESP2 = 2
@@ -40,6 +41,7 @@ class Session:
         self.is_no_evict = False
         self.is_no_touch = False
         self.is_closing = False
+        self.subscriptions: Subscriptions | None = None
         self.is_at_replica = False
         self.reply_mode = ReplyMode.ON
         self.restart()
@@ -59,7 +61,7 @@ class Session:
     def _settle(self) -> None:
         replies = self.reply_mode is ReplyMode.ON
         is_answered_here = self.is_readonly or not self.is_at_replica
-        is_here_and_now = is_answered_here and self.transaction is None
+        is_here_and_now = is_answered_here and self.transaction is None and self.subscriptions is None
         self.is_plain = self.is_authenticated and self.db == 0 and replies and not self.is_closing and is_here_and_now
 
     def begin_transaction(self) -> None:
@@ -92,6 +94,11 @@ class Session:
     def close(self) -> None:
         """Answer nothing more; the connection ends once what was answered is sent."""
         self.is_closing = True
+        self._settle()
+
+    def subscribe(self, subscriptions: Subscriptions) -> None:
+        """Take what the client is subscribed to from now on."""
+        self.subscriptions = subscriptions if len(subscriptions) else None
         self._settle()
 
     def read_only(self, is_readonly: bool) -> None:

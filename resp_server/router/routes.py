@@ -52,7 +52,7 @@ WAYS |= {"state|describe": Way.JOB, "info": Way.JOBS}
 
 def way_of(command: Command) -> Way:
     """Return who answers a command. What is not served is refused by the proxy."""
-    if command.declaration is None or command.facts.group == "transactions":
+    if command.declaration is None or command.facts.group in ("transactions", "pubsub"):
         return Way.HERE
     return Way.KEYS if command.facts.key_specs else WAYS.get(command.name, Way.HERE)
 
