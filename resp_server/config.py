@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from resp_server.access.rates import Limit
 from resp_server.protocol.requests import RequestLimits
 from resp_server.tls import TlsFiles
 
@@ -21,6 +22,8 @@ class ServerConfig:
     hosts           addresses to listen on; the loopback ones are left out where the machine does not have them
     port            0 takes a free one
     password        what AUTH asks for; None lets everybody in
+    acl_file        where users are read from, and written to; None: there is the user `default` alone, with the password
+    limits          what users may ask
     protected_mode  without a password, answer clients of other machines with DENIED only
     role            `master`, or `slave` for clients that should learn from it that nothing can be written
     tls             the certificate; `port` speaks TLS with it, unless it has a port of its own
@@ -30,6 +33,8 @@ class ServerConfig:
     hosts: tuple[str, ...] = LOOPBACK
     port: int = 6379
     password: str | None = field(default=None, repr=False)
+    acl_file: str | None = None
+    limits: tuple[Limit, ...] = ()
     protected_mode: bool = True
     role: str = "master"
     tls: TlsFiles | None = None
@@ -52,6 +57,8 @@ class ServerConfig:
     slow_entries_max: int = 128
     # Requests that take so long, or longer, are events of LATENCY; 0: none are.
     latency_over_ms: int = 0
+    # Entries of ACL LOG.
+    acl_log_entries_max: int = 128
     # How long a reply made in steps may keep its epoch from being freed.
     sliced_reply_ms_max: int = 60_000
     # How long `stop` waits for replies to be sent.
@@ -60,6 +67,13 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if self.role not in ("master", "slave"):
             raise ValueError(f"role is 'master' or 'slave', not {self.role!r}")
+        if self.acl_file is not None and self.password is not None:
+            raise ValueError(
+                "a password and --aclfile are both given; the file says which users there are, so give the user "
+                "'default' its password there"
+            )
+        if len({each.user for each in self.limits}) < len(self.limits):
+            raise ValueError("--rate-limit is given twice for one user; write both limits as USER=COMMANDS,BYTES")
         if self.tls_port is not None and self.tls is None:
             raise ValueError("--tls-port needs a certificate: give --tls-cert-file and --tls-key-file")
         if self.tls_port is not None and self.tls_port == self.port != 0:

@@ -27,6 +27,7 @@ from resp_server.protocol.requests import Request, RequestParser
 from resp_server.protocol.session import Session
 
 if TYPE_CHECKING:
+    from resp_server.checked_way import CheckedWay
     from resp_server.server import Server
     from resp_server.short_way import ShortWay
 
@@ -80,7 +81,7 @@ class Connection(asyncio.Protocol):
         self.session = self._server.session_of(self._transport, self._given_id)
         self._call = Call(self.session, self._instance)
         self._parser = RequestParser(config.request_limits, not self.session.is_authenticated)
-        self._short_way: ShortWay | FollowedWay = self._dispatcher.short_ways[self.session.protocol]
+        self._short_way: ShortWay | CheckedWay | FollowedWay = self._dispatcher.way_of(self.session)
         self._is_calm = True
         self._server.add(self)
 
@@ -218,7 +219,7 @@ class Connection(asyncio.Protocol):
         self._is_calm = not is_waiting and self._is_reading and not self._parser.buffered_bytes
 
     def _choose_way(self) -> None:
-        self._short_way = self._dispatcher.short_ways[self.session.protocol]
+        self._short_way = self._dispatcher.way_of(self.session)
         following = self.session.following
         if following is not None:
             self._short_way = FollowedWay(self._short_way, self._instance, following)
@@ -296,7 +297,7 @@ class Connection(asyncio.Protocol):
         begun = parser.take_back()
         if begun is not None:
             data = begun + data
-            reply, data = self._dispatcher.short_ways[self.session.protocol].answer(self.session, data)
+            reply, data = self._dispatcher.way_of(self.session).answer(self.session, data)
             if reply:
                 out.append(reply)
                 self._input = data

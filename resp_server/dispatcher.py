@@ -1,6 +1,6 @@
 """From requests to replies: find the command, check in Redis' order, run it, turn what goes wrong into an answer.
 
-    unknown command or subcommand -> arity -> NOAUTH -> another node's -> READONLY or not served -> LOADING
+    unknown command or subcommand -> arity -> NOAUTH -> NOPERM -> another node's -> READONLY or not served -> LOADING
     -> queue, within a transaction -> run
 
 A connection without anything special (`Session.is_plain`) has a run of like requests about keys checked once, by the
@@ -17,12 +17,15 @@ from operator import itemgetter
 from time import perf_counter_ns
 from typing import NamedTuple
 
+from resp_server.access.rules import LATE_DENIAL, LATE_REASONS, Denial, denial_text
+from resp_server.checked_way import CheckedWay
 from resp_server.commands.keys import keys_of
 from resp_server.commands.table import Command
 from resp_server.errors import (
     ExecAbortError,
     LoadingError,
     NoAuthError,
+    NoPermError,
     PlainError,
     ReplyError,
     cluster_is_given,
@@ -32,6 +35,7 @@ from resp_server.execution import Execution, ToRun
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Pending, Sliced, encode
 from resp_server.protocol.requests import Request
+from resp_server.protocol.session import Session
 from resp_server.protocol.session import RESP2
 from resp_server.protocol.transaction import Transaction
 from resp_server.short_way import ShortWay
@@ -87,6 +91,11 @@ class Dispatcher:
         self._known: dict[bytes, Known | None] = {}
         # By the version of the protocol.
         self.short_ways = {protocol: ShortWay(instance, protocol) for protocol in instance.replies}
+
+    def way_of(self, session: Session) -> ShortWay | CheckedWay:
+        """Return the short way of a connection, for the next input buffer."""
+        way = self.short_ways[session.protocol]
+        return way if session.user.is_unrestricted else CheckedWay(way, self._instance)
 
     def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Later | None:
         """Answer requests in order until none is left, a reply is large or for later, or the session closes.
@@ -195,6 +204,8 @@ class Dispatcher:
             raise NoAuthError
         if transaction is not None and "no_multi" in command.facts.flags:
             raise PlainError("Command not allowed inside a transaction")
+        if not session.user.is_unrestricted:
+            self._check_user(call, command, request)
         if cluster is not None:
             cluster.check(command.facts, request, session.is_readonly)
         if command.declaration is None:
@@ -212,6 +223,13 @@ class Dispatcher:
             if needs_state or "loading" not in command.facts.flags:
                 raise LoadingError
 
+    def _check_user(self, call: Call, command: Command, request: Request) -> None:
+        """Raise NoPermError for what the client's user may not do."""
+        denied: Denial | None = call.session.user.denial(command, request)
+        if denied is not None:
+            call.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
+            raise NoPermError(denial_text(denied.reason, call.session.user.name, command.name))
+
     def _queue(self, transaction: Transaction, command: Command, request: Request) -> None:
         """Queue a request for EXEC, with what EXEC has to know of it."""
         transaction.add(request)
@@ -226,6 +244,11 @@ class Dispatcher:
         command = self._table.find(request)
         tally = self._stats.tally(command.name)
         tally.calls += 1
+        denied: Denial | None = call.session.user.denial(command, request)
+        if denied is not None:  # its rights were changed since
+            tally.failed += 1
+            call.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
+            return self.error_reply(NoPermError(LATE_DENIAL.format(LATE_REASONS[denied.reason])))
         reply = self._run(call, command, tally, request)
         tally.nanoseconds += perf_counter_ns() - started
         assert not isinstance(reply, Execution)

@@ -6,6 +6,7 @@
     ├── ReadOnlyError       READONLY
     ├── NoAuthError         NOAUTH
     ├── WrongPassError      WRONGPASS
+    ├── NoPermError         NOPERM
     ├── NoProtoError        NOPROTO
     ├── NoScriptError       NOSCRIPT
     ├── LoadingError        LOADING
@@ -84,6 +85,10 @@ class WrongPassError(ReplyError, code="WRONGPASS"):
 
     def __init__(self) -> None:
         super().__init__("invalid username-password pair or user is disabled.")
+
+
+class NoPermError(ReplyError, code="NOPERM"):
+    """The user may not do that."""
 
 
 class NoProtoError(ReplyError, code="NOPROTO"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from resp_server.checked_way import CheckedWay
 from resp_server.instance import Instance
 from resp_server.protocol.following import Following
 from resp_server.protocol.session import Session
@@ -11,7 +12,7 @@ from resp_server.short_way import ShortWay
 class FollowedWay:
     """A short way, and what was told on one connection."""
 
-    def __init__(self, way: ShortWay, instance: Instance, following: Following) -> None:
+    def __init__(self, way: ShortWay | CheckedWay, instance: Instance, following: Following) -> None:
         self._way = way
         self._instance = instance
         self._following = following

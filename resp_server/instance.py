@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from resp_server.access.rules import Reason
+from resp_server.access.users import Change, Outcome, Users
 from resp_server.cluster.view import PartView
 from resp_server.config import ServerConfig
+from resp_server.errors import PlainError
 from resp_server.protocol.following import NO_TOPOLOGY, Following
 from resp_server.protocol.replies import Pending, Reply
 from resp_server.protocol.session import Session
@@ -56,6 +59,8 @@ class Instance:
     process_id: int = field(default_factory=os.getpid)
     # Bytes waiting to be sent to a session, for CLIENT LIST; the server, which has the sockets, fills it in.
     output_bytes: Callable[[int], int] = lambda session_id: 0
+    # Describes a session as CLIENT INFO does; the commands, which know how, fill it in.
+    line_of: Callable[[Session], str] = lambda session: ""
     # Cuts a client's connection, for CLIENT KILL; filled in as well.
     cut: Callable[[int], None] = lambda session_id: None
     # Sends a session whole frames that it did not ask for (see `Connection.push`); filled in as well.
@@ -64,11 +69,14 @@ class Instance:
     upstreams: Callable[[], Mapping[str, object]] | None = None
     # Grows whenever an answer may be from another epoch, or of another topology, than those before.
     moves: int = 0
+    # Has whoever starts the processes that serve this port change users in all of them; None: this is the only one.
+    ask_for_users: Callable[[Change, int, Callable[[dict[str, Any]], None]], None] | None = None
     # Asks the other processes that serve this port, and calls back with their answers; None: there are no others.
     ask_others: Callable[[str, Any, Callable[[list[Any]], None]], None] | None = None
 
     def __post_init__(self) -> None:
         self.started_ms = self.clock()
+        self.users = Users(self.table, self.config.password, self.config.acl_file, self.config.limits)
         self.replies = {protocol: ReplyCache(self.config.reply_cache_bytes) for protocol in (2, 3)}
         self.view = self.view_of(self.keyspace, self.started_ms, self._drop_replies)
         self.nothing = Keyspace().view(self.started_ms)
@@ -89,6 +97,9 @@ class Instance:
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings, given as fields of ServerConfig, from now on."""
         self.config = replace(self.config, **changes)
+        if "password" in changes:
+            self.users.set_password(changes["password"])
+            self.look_at_users()
 
     def reset_statistics(self) -> None:
         """Count from zero again."""
@@ -155,10 +166,41 @@ class Instance:
         self.ask_others(question.name, argument, lambda others: pending.resolve(lambda: join([own, *others])))
         return pending
 
+    def change_users(self, change: Change, caller: Session, finish: Callable[[Outcome], Reply]) -> Reply:
+        """Change users in all processes that serve this port, and answer what `finish` makes of it; it may raise."""
+        if self.ask_for_users is None:
+            outcome = self.users.change(change)
+            self.look_at_users(caller.id)
+            return finish(outcome)
+        pending = Pending(GATHER_S_MAX, no_answer)
+        told = self.ask_for_users
+        told(change, caller.id, lambda answer: pending.resolve(lambda: finish(Outcome(**answer))))
+        return pending
+
+    def look_at_users(self, caller_id: int = 0) -> None:
+        """Take in that users have changed: at once, for all connections. Who is nobody any more is cut, but the caller.
+
+        Nor may anybody stay subscribed to what it may not be.
+        """
+        for session in list(self.sessions.values()):
+            is_gone = self.users.get(session.user.name) is not session.user
+            if is_gone and session.id != caller_id:
+                self.cut(session.id)
+            elif is_gone:
+                session.log_out()
+                session.close()  # it still gets the reply
+            else:
+                session.look_at_user()
+
     def close(self) -> None:
         """Let go of all snapshots."""
         self.held.close()
         self.view.close()
+
+
+def no_answer() -> Reply:
+    """Raise what is answered if the users cannot be changed in time."""
+    raise PlainError("the users were not changed in time; look at ACL LIST before you try again")
 
 
 @dataclass(slots=True)
@@ -198,6 +240,19 @@ class Call:
         else:
             self.instance.stats.hits += 1
         return found
+
+    def deny(self, reason: Reason, of: bytes, user: bytes | None = None) -> None:
+        """Keep for ACL LOG that something was denied: a command, a key, a channel, or to log in as a user."""
+        session, instance = self.session, self.instance
+        instance.users.denials.add(
+            reason,
+            is_queued=session.transaction is not None,
+            of=of,
+            user=session.user.name if user is None else user,
+            client=instance.line_of(session),
+            now_ms=self.now_ms,
+            entries_max=instance.config.acl_log_entries_max,
+        )
 
     def pin(self) -> KeyspaceView:
         """Open a view that stays at its jobs and epochs between the steps of a reply; `unpin` closes it."""

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from resp_server.cluster.standing import Standing
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
+from resp_server.commands.client import client_line
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
 from resp_server.dispatcher import Dispatcher
@@ -46,6 +47,7 @@ class Server:
         self.instance = Instance(config, keyspace, command_table(), clock)
         self.instance.output_bytes = self._output_bytes
         self.instance.cut = self._cut
+        self.instance.line_of = lambda session: client_line(self.instance, session, self.instance.clock())
         self.instance.push = self._push
         self.dispatcher = dispatcher(self.instance)
         self._connect = connection
@@ -134,7 +136,8 @@ class Server:
         if len(self._connections) >= config.clients_max:
             stats.connections_rejected += 1
             return PlainError("max number of clients reached")
-        if config.protected_mode and config.password is None and not is_local(transport.get_extra_info("peername")):
+        is_nopass = self.instance.users.default.is_nopass
+        if config.protected_mode and is_nopass and not is_local(transport.get_extra_info("peername")):
             stats.connections_rejected += 1
             return DeniedError()
         return None
@@ -146,7 +149,7 @@ class Server:
         if session_id is None:
             session_id, self._next_id = self._next_id, self._next_id + 1
         address, local = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
-        session = Session(session_id, address, local, config.password is not None, self.instance.clock())
+        session = Session(session_id, address, local, self.instance.users.default, self.instance.clock())
         if self.instance.cluster is not None:
             session.serve_from(self.instance.cluster.is_replica)
         return session

@@ -75,6 +75,10 @@ class ShortWay:
         """
         if not session.is_plain or self._instance.is_loading:
             return b"", data
+        return self.take(session, data)
+
+    def take(self, session: Session, data: bytes) -> tuple[bytes, bytes]:
+        """Answer requests that the client may make; see `answer`."""
         started_ns = perf_counter_ns()
         if data.count(b"*") == 1:
             reply = self._lone(session, data[1:], started_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from resp_server.commands import (
+    acl,
     client,
     cluster,
     command,
@@ -26,6 +27,7 @@ from resp_server.commands.table import CommandTable
 
 GROUPS = (
     connection,
+    acl,
     client,
     cluster,
     server,

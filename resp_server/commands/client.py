@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Annotated, Any
 
-from resp_server.commands.connection import DEFAULT_USER, client_name, library_text
+from resp_server.commands.connection import client_name, library_text
 from resp_server.commands.spec import OneOrMore, command, integer, question
 from resp_server.errors import PlainError, ReplyError, syntax_error, typed
 from resp_server.instance import Call, Instance
@@ -155,7 +155,7 @@ def client_line(instance: Instance, session: Session, now_ms: int) -> str:
         f"sub={channels} psub={patterns} ssub={shard_channels} multi={queued} "
         f"watch={len(session.watched)} qbuf=0 qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} rbs=0 "
         f"rbp=0 obl=0 oll=0 omem={output_bytes} tot-mem={output_bytes} events=r cmd={session.last_command or 'NULL'} "
-        f"user=default redir=-1 resp={session.protocol} "
+        f"user={typed(session.user.name)} redir=-1 resp={session.protocol} "
         f"lib-name={typed(session.lib_name)} lib-ver={typed(session.lib_ver)}\n"
     )
 
@@ -165,7 +165,7 @@ def client_kill(call: Call, *words: OneOrMore) -> Reply:
     """Terminates open connections."""
     is_old_form = len(words) == 1
     # With the old form, clients may kill themselves.
-    wanted = {"skipme": False, "addr": typed(words[0])} if is_old_form else _kill_options(words)
+    wanted = {"skipme": False, "addr": typed(words[0])} if is_old_form else _kill_options(call.instance, words)
 
     def join(answers: Sequence[list[int]]) -> Reply:
         killed = [each for answer in answers for each in answer]
@@ -180,13 +180,15 @@ def client_kill(call: Call, *words: OneOrMore) -> Reply:
     return call.instance.gather(kill_clients, wanted | {"caller": call.session.id}, join)
 
 
-def _kill_options(words: Sequence[bytes]) -> dict[str, Any]:
+def _kill_options(instance: Instance, words: Sequence[bytes]) -> dict[str, Any]:
     """Read filters; all have to apply. Of a filter that is given twice the last one counts."""
     wanted: dict[str, Any] = {"skipme": True}
     for option, word in zip_longest(words[::2], words[1::2]):
         name = option.decode("latin-1").lower()
         if word is None or name not in KILL_FILTERS:
             raise syntax_error()
+        if name == "user" and instance.users.get(word) is None:
+            raise PlainError(f"No such user '{typed(word)}'")
         wanted[name] = KILL_FILTERS[name](word)
     return wanted
 
@@ -211,12 +213,6 @@ def _kill_age_s(word: bytes) -> int:
     return number
 
 
-def _kill_user(word: bytes) -> str:
-    if word != DEFAULT_USER:
-        raise PlainError(f"No such user '{typed(word)}'")
-    return typed(word)
-
-
 def _kill_skipme(word: bytes) -> bool:
     if word.upper() not in (b"YES", b"NO"):
         raise syntax_error()
@@ -229,7 +225,7 @@ KILL_FILTERS: Mapping[str, Callable[[bytes], Any]] = {
     "type": lambda word: _client_type(word).decode(),
     "addr": typed,
     "laddr": typed,
-    "user": _kill_user,
+    "user": typed,
     "skipme": _kill_skipme,
 }
 
@@ -251,6 +247,7 @@ def _is_to_be_killed(session: Session, wanted: Mapping[str, Any], now_ms: int) -
         wanted.get("addr", session.address) == session.address
         and wanted.get("laddr", session.local_address) == session.local_address
         and wanted.get("type", kind) == kind
+        and wanted.get("user", typed(session.user.name)) == typed(session.user.name)
         and wanted.get("id", session.id) == session.id
         and (now_ms - session.created_ms) // 1000 >= wanted.get("maxage", 0)
         and not (wanted["skipme"] and session.id == wanted["caller"])

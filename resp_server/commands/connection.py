@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hmac import compare_digest
-
+from resp_server.access.rules import DEFAULT_USER, Reason
 from resp_server.commands.spec import command, integer
 from resp_server.config import REDIS_VERSION
 from resp_server.errors import (
@@ -18,8 +17,6 @@ from resp_server.errors import (
 from resp_server.instance import Call
 from resp_server.protocol.replies import OK, Reply
 from resp_server.protocol.session import RESP2
-
-DEFAULT_USER = b"default"
 
 # Redis reads a database's number as a C int.
 INT32_MAX = 2**31 - 1
@@ -73,23 +70,23 @@ def auth(call: Call, first: bytes, *second: bytes) -> Reply:
     """Authenticates the connection."""
     if len(second) > 1:
         raise syntax_error()
-    if not second and call.instance.config.password is None:
+    if not second and call.instance.users.default.is_nopass:
         raise PlainError(
             "AUTH <password> called without any password configured for the default user. "
             "Are you sure your configuration is correct?"
         )
     user, password = (first, second[0]) if second else (DEFAULT_USER, first)
-    _log_in(call, user, password)
+    _log_in(call, user, password, b"AUTH")
     return OK
 
 
-def _log_in(call: Call, user: bytes, password: bytes) -> None:
-    """Let the client in, or raise WrongPassError. Without a password set, the user `default` has any."""
-    expected = call.instance.config.password
-    is_right = expected is None or compare_digest(password, expected.encode())
-    if user != DEFAULT_USER or not is_right:
+def _log_in(call: Call, name: bytes, password: bytes, asked: bytes) -> None:
+    """Let the client in, or raise WrongPassError. asked: the command that it used."""
+    user = call.instance.users.log_in(name, password)
+    if user is None:
+        call.deny(Reason.AUTH, asked, name)
         raise WrongPassError
-    call.session.authenticate()
+    call.session.authenticate(user)
 
 
 @command("hello")
@@ -99,7 +96,7 @@ def hello(call: Call, *arguments: bytes) -> Reply:
     protocol = _protocol(arguments[0]) if arguments else session.protocol
     credentials, name = _hello_options(arguments[1:])
     if credentials is not None:
-        _log_in(call, *credentials)
+        _log_in(call, *credentials, b"HELLO")
     if not session.is_authenticated:
         raise NoAuthError(
             "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> "

@@ -13,12 +13,18 @@ Found = list[tuple[bytes, Sequence[str]]]
 
 def keys_of(facts: Facts, request: Sequence[bytes]) -> Found | None:
     """Return the keys of a request with their access flags; None if the request makes no sense of a specification."""
-    found: Found = []
+    places = places_of(facts, request)
+    return None if places is None else [(request[at], flags) for at, flags in places]
+
+
+def places_of(facts: Facts, request: Sequence[bytes]) -> list[tuple[int, Sequence[str]]] | None:
+    """Return where the keys of a request are, with their access flags; None as above."""
+    found: list[tuple[int, Sequence[str]]] = []
     for spec in facts.key_specs:
         positions = _positions(spec, request)
         if positions is None:
             return None
-        found += [(request[at], spec["flags"]) for at in positions]
+        found += [(at, spec["flags"]) for at in positions]
     return found
 
 

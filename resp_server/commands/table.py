@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from resp_server.commands.facts import Facts
+from resp_server.commands.keys import places_of
 from resp_server.commands.spec import Declaration, DeclarationError, Question, check_count
 from resp_server.errors import (
     ReadOnlyError,
@@ -21,6 +22,16 @@ from resp_server.protocol.replies import Reply
 
 # Makes the answer of a command that is not served: a new one each time, as an exception keeps where it was raised.
 Refusal = Callable[[], ReplyError]
+
+# The channels of a request are all words from a place on, or the one there; no specification says so. Patterns of
+# channels are marked.
+CHANNELS_AT: Mapping[str, tuple[slice, bool]] = {
+    "publish": (slice(1, 2), False),
+    "spublish": (slice(1, 2), False),
+    "subscribe": (slice(1, None), False),
+    "ssubscribe": (slice(1, None), False),
+    "psubscribe": (slice(1, None), True),
+}
 
 # Redis looks at these before it would queue them.
 REFUSED_AT_ONCE = ("debug",)
@@ -55,6 +66,15 @@ class Command:
         arity = self.facts.arity
         if len(request) != arity if arity > 0 else len(request) < -arity:
             raise wrong_arity(self.name)
+
+    def keys_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, Sequence[str]]]:
+        """Return where the keys of a request are, with their access flags; what only tells a slot is none."""
+        return [(at, flags) for at, flags in places_of(self.facts, request) or () if "not_key" not in flags]
+
+    def channels_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, bool]]:
+        """Return where the channels of a request are, and whether they are patterns."""
+        places, is_pattern = CHANNELS_AT.get(self.name, (slice(0), False))
+        return [(at, is_pattern) for at in range(len(request))[places]]
 
     def execute(self, call: Any, request: Sequence[bytes]) -> Reply:
         """Convert the arguments and run the body."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
+from typing import Any, Protocol
 
 from resp_server.protocol.following import Following
 from resp_server.protocol.subscriptions import Subscriptions
@@ -20,19 +22,51 @@ class ReplyMode(Enum):
     SKIP = "skip"
 
 
+class Account(Protocol):
+    """What a connection knows of its user (see `resp_server.access.rules.User`).
+
+    is_open: everybody is this user without a password. is_unrestricted: nothing it asks for has to be checked. rate:
+    how much it may ask; None: as much as it likes. quick: for `checked_way`. What these say may change at any time.
+    """
+
+    name: bytes
+    rate: Any
+    quick: Any
+
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def is_unrestricted(self) -> bool: ...
+    @property
+    def reads_all_keys(self) -> bool: ...
+    @property
+    def read_patterns(self) -> Sequence[bytes]: ...
+    def can_read(self, key: bytes) -> bool:
+        """Tell whether it may be told of a key."""
+
+    def can_subscribe(self, channel: bytes, *, is_pattern: bool = False) -> bool:
+        """Tell whether it may use a channel, or a pattern of channels."""
+
+    def denial(self, command: Any, request: Sequence[bytes]) -> Any:
+        """Say why a request is denied, or None."""
+
+
 class Session:
     """One client's standing.
+
+    user says what it may do; `default_user` is whom it was when it came. is_ordinary: is_plain, but for what its user
+    may not do.
 
     is_plain is the one flag that the hot path asks: authenticated, database 0, replies on, nothing queued, staying, and
     answered here: a cluster's replica sends clients to its master until they say READONLY. Whatever takes a connection
     off the short way has to take it away.
     """
 
-    def __init__(self, session_id: int, address: str, local_address: str, needs_auth: bool, now_ms: int) -> None:
+    def __init__(self, session_id: int, address: str, local_address: str, default_user: Account, now_ms: int) -> None:
         self.id = session_id
         self.address = address
         self.local_address = local_address
-        self.needs_auth = needs_auth
+        self.default_user = default_user
         self.created_ms = now_ms
         self.active_ms = now_ms
         self.last_command = ""
@@ -49,7 +83,8 @@ class Session:
     def restart(self) -> None:
         """Be as just connected, as RESET asks for; the address, the library's name and the age stay."""
         self.protocol = RESP2
-        self.is_authenticated = not self.needs_auth
+        self.user = self.default_user
+        self._is_logged_in = self.user.is_open
         self.db = 0
         self.name = b""
         self.is_readonly = False
@@ -59,10 +94,13 @@ class Session:
         self.end_transaction()
 
     def _settle(self) -> None:
+        self.is_authenticated = self._is_logged_in or self.default_user.is_open
         replies = self.reply_mode is ReplyMode.ON
         is_answered_here = self.is_readonly or not self.is_at_replica
         is_here_and_now = is_answered_here and self.transaction is None and self.subscriptions is None
-        self.is_plain = self.is_authenticated and self.db == 0 and replies and not self.is_closing and is_here_and_now
+        is_unlimited = self.user.rate is None and not self.is_closing
+        self.is_ordinary = self.is_authenticated and self.db == 0 and replies and is_unlimited and is_here_and_now
+        self.is_plain = self.is_ordinary and self.user.is_unrestricted
 
     def begin_transaction(self) -> None:
         """Queue what comes from now on."""
@@ -76,9 +114,20 @@ class Session:
         self.reads_at: ReadsAt | None = None
         self._settle()
 
-    def authenticate(self) -> None:
-        """Let the client in."""
-        self.is_authenticated = True
+    def authenticate(self, user: Account) -> None:
+        """Let the client in, as a user."""
+        self.user = user
+        self._is_logged_in = True
+        self._settle()
+
+    def log_out(self) -> None:
+        """Be nobody any more: the user is gone."""
+        self.user = self.default_user
+        self._is_logged_in = False
+        self._settle()
+
+    def look_at_user(self) -> None:
+        """Take in that what users may do has changed."""
         self._settle()
 
     def select(self, db: int) -> None:

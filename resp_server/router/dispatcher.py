@@ -52,6 +52,9 @@ class NoShortWay(ShortWay):
     def answer(self, session: Session, data: bytes) -> tuple[bytes, bytes]:
         return b"", data
 
+    def take(self, session: Session, data: bytes) -> tuple[bytes, bytes]:
+        return b"", data
+
 
 class Batch(Pending):
     """Replies to requests that came together, in their order."""

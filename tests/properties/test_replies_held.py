@@ -75,7 +75,7 @@ class RepliesHeld(RuleBasedStateMachine):
         def connected(reply_cache_bytes: int) -> tuple[Dispatcher, Call]:
             config = ServerConfig(reply_cache_bytes=reply_cache_bytes)
             instance = Instance(config, self.keyspace, table, clock=lambda: self.clock_ms)
-            return Dispatcher(instance), Call(Session(1, "", "", False, 0), instance)
+            return Dispatcher(instance), Call(Session(1, "", "", instance.users.default, 0), instance)
 
         self.with_replies, self.small, self.without = connected(1 << 20), connected(1_000), connected(0)
 

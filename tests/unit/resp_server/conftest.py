@@ -48,7 +48,7 @@ class Client:
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.dispatcher = Dispatcher(instance)
-        self.session = Session(7, "127.0.0.1:5000", "127.0.0.1:6379", instance.config.password is not None, NOW_MS)
+        self.session = Session(7, "127.0.0.1:5000", "127.0.0.1:6379", instance.users.default, NOW_MS)
         instance.sessions[7] = self.session
         self.call = Call(self.session, instance)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from resp_server.access.rules import User
 from resp_server.protocol.session import ReplyMode, Session
 
 
 def session(needs_auth: bool = False) -> Session:
-    return Session(1, "127.0.0.1:1", "127.0.0.1:2", needs_auth, 0)
+    user = User.default()
+    if needs_auth:
+        user.apply(b">secret")
+    return Session(1, "127.0.0.1:1", "127.0.0.1:2", user, 0)
 
 
 def test_a_new_session_is_plain_unless_a_password_is_needed() -> None:
@@ -19,14 +23,14 @@ def test_every_special_standing_leaves_the_short_way() -> None:
     selected.select(3)
     silent.reply(ReplyMode.OFF)
     closing.close()
-    entered.authenticate()
+    entered.authenticate(entered.default_user)
     assert not (selected.is_plain or silent.is_plain or closing.is_plain)
     assert entered.is_plain
 
 
 def test_reset_forgets_everything_but_who_the_client_is() -> None:
     changed = session(needs_auth=True)
-    changed.authenticate()
+    changed.authenticate(changed.default_user)
     changed.select(3)
     changed.protocol, changed.name, changed.lib_name = 3, b"me", b"lib"
     changed.restart()

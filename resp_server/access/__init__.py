@@ -1,0 +1,1 @@
+"""Who may do what: users, their rules, their rates. No socket; commands and the dispatcher ask, and change."""

@@ -1,0 +1,205 @@
+"""ACL: users and what they may do. What they may do is no data, so it may change here; it is kept in memory, and in the
+ACL file when ACL SAVE is asked for. A change holds for all connections, of all processes that serve the port, at once.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from resp_server.access.denials import Entry, joined
+from resp_server.access.rules import CATEGORIES, Denial, Selector, User, denial_text
+from resp_server.access.users import Change, Outcome
+from resp_server.commands.spec import OneOrMore, command, integer, question
+from resp_server.commands.table import Command
+from resp_server.errors import PlainError, ReplyError, typed, wrong_arity
+from resp_server.instance import Call, Instance
+from resp_server.protocol.replies import OK, Reply, ReplySet
+
+GENPASS_BITS = 256
+GENPASS_BITS_MAX = 4096
+LOG_ENTRIES = 10
+CATEGORY_BYTES_MAX = 128
+
+
+@command("acl|whoami")
+def acl_whoami(call: Call) -> bytes:
+    """Returns the authenticated username of the current connection."""
+    return call.session.user.name
+
+
+@command("acl|users")
+def acl_users(call: Call) -> Reply:
+    """Lists all ACL users."""
+    return [user.name for user in call.instance.users]
+
+
+@command("acl|list")
+def acl_list(call: Call) -> Reply:
+    """Dumps the effective rules in ACL file format."""
+    return [b"user %b %b" % (user.name, user.text) for user in call.instance.users]
+
+
+@command("acl|getuser")
+def acl_getuser(call: Call, name: bytes) -> Reply:
+    """Lists the ACL rules of a user."""
+    user = call.instance.users.get(name)
+    if user is None:
+        return None
+    own, *others = user.selectors
+    return {
+        b"flags": ReplySet(user.flags),
+        b"passwords": list(user.passwords),
+        **_selector(own),
+        b"selectors": [_selector(each) for each in others],
+    }
+
+
+def _selector(selector: Selector) -> dict[bytes, Reply]:
+    return {b"commands": selector.commands_text, b"keys": selector.keys_text, b"channels": selector.channels_text}
+
+
+@command("acl|cat")
+def acl_cat(call: Call, *category: bytes) -> Reply:
+    """Lists the ACL categories, or the commands inside a category."""
+    if len(category) > 1:
+        _refuse("cat")
+    if not category:
+        return [each.encode() for each in CATEGORIES]
+    wanted = category[0].decode("latin-1").lower()
+    if wanted not in CATEGORIES:
+        raise PlainError(f"Unknown category '{typed(category[0][:CATEGORY_BYTES_MAX])}'")
+    everything = [each for one in call.instance.table for each in (one, *one.subcommands.values())]
+    return [each.name.encode() for each in everything if f"@{wanted}" in each.facts.acl_categories]
+
+
+@command("acl|setuser")
+def acl_setuser(call: Call, name: bytes, *rules: bytes) -> Reply:
+    """Creates and modifies an ACL user and its rules."""
+    return _change(call, {"set": [each.decode("latin-1") for each in (name, *rules)]})
+
+
+@command("acl|deluser")
+def acl_deluser(call: Call, *names: OneOrMore) -> Reply:
+    """Deletes ACL users, and terminates their connections."""
+    change: Change = {"delete": [each.decode("latin-1") for each in names]}
+    return call.instance.change_users(change, call.session, lambda outcome: len(_checked(outcome).rules))
+
+
+@command("acl|load")
+def acl_load(call: Call) -> Reply:
+    """Reloads the rules from the configured ACL file."""
+    return _change(call, {"load": True})
+
+
+@command("acl|save")
+def acl_save(call: Call) -> Reply:
+    """Saves the effective ACL rules in the configured ACL file."""
+    return _change(call, {"save": True})
+
+
+def _change(call: Call, change: Change) -> Reply:
+    def finish(outcome: Outcome) -> Reply:
+        _checked(outcome)
+        return OK
+
+    return call.instance.change_users(change, call.session, finish)
+
+
+def _checked(outcome: Outcome) -> Outcome:
+    if outcome.error is not None:
+        raise PlainError(outcome.error)
+    return outcome
+
+
+@command("acl|genpass")
+def acl_genpass(call: Call, *bits: bytes) -> bytes:
+    """Generates a pseudorandom, secure password that can be used to identify ACL users."""
+    if len(bits) > 1:
+        _refuse("genpass")
+    wanted = integer(bits[0]) if bits else GENPASS_BITS
+    if not 0 < wanted <= GENPASS_BITS_MAX:
+        raise PlainError(
+            f"ACL GENPASS argument must be the number of bits for the output password, a positive number up to "
+            f"{GENPASS_BITS_MAX}"
+        )
+    characters = (wanted + 3) // 4
+    return secrets.token_hex((characters + 1) // 2)[:characters].encode()
+
+
+@command("acl|dryrun")
+def acl_dryrun(call: Call, name: bytes, *words: OneOrMore) -> Reply:
+    """Simulates the execution of a command by a user, without executing the command."""
+    user = call.instance.users.get(name)
+    if user is None:
+        raise PlainError(f"User '{typed(name)}' not found")
+    found = _command_of(call, words)
+    arity = found.facts.arity
+    if len(words) != arity if arity > 0 else len(words) < -arity:
+        raise wrong_arity(found.name)
+    denied = user.denial(found, words)
+    return OK if denied is None else _denial_text(user, found, words, denied)
+
+
+def _command_of(call: Call, words: Sequence[bytes]) -> Command:
+    try:
+        return call.instance.table.find(words)
+    except ReplyError:
+        raise PlainError(f"Command '{typed(words[0])}' not found") from None
+
+
+def _denial_text(user: User, found: Command, words: Sequence[bytes], denied: Denial) -> bytes:
+    text = denial_text(denied.reason, user.name, found.name, words[denied.position])
+    return text.encode("utf-8", "surrogateescape")
+
+
+@command("acl|log")
+def acl_log(call: Call, *argument: bytes) -> Reply:
+    """Lists recent security events generated due to ACL rules."""
+    if len(argument) > 1:
+        _refuse("log")
+    if argument and argument[0].lower() == b"reset":
+        return call.instance.gather(reset_denials, None, lambda answers: OK)
+    count = max(0, integer(argument[0])) if argument else LOG_ENTRIES
+    now_ms = call.instance.clock()
+    return call.instance.gather(
+        denials, None, lambda answers: [_entry_row(each, now_ms) for each in joined(answers)[:count]]
+    )
+
+
+@question("denials")
+def denials(instance: Instance, nothing: None) -> Sequence[dict[str, Any]]:
+    """Return the entries of ACL LOG of this process."""
+    return instance.users.denials.to_json()
+
+
+@question("reset denials")
+def reset_denials(instance: Instance, nothing: None) -> None:
+    """Forget the entries of ACL LOG of this process."""
+    instance.users.denials.reset()
+
+
+def _entry_row(entry: Entry, now_ms: int) -> Reply:
+    return {
+        b"count": entry.count,
+        b"reason": entry.reason.encode(),
+        b"context": entry.context.encode(),
+        b"object": entry.object.encode("latin-1"),
+        b"username": entry.user.encode("latin-1"),
+        b"age-seconds": (now_ms - entry.updated_ms) / 1000,
+        b"client-info": entry.client.encode("utf-8", "surrogateescape"),
+        b"entry-id": entry.entry_id,
+        b"timestamp-created": entry.created_ms,
+        b"timestamp-last-updated": entry.updated_ms,
+    }
+
+
+@command("acl|help")
+def acl_help(call: Call) -> Reply:
+    """Returns helpful text about the different subcommands."""
+    return call.instance.table.help("acl")
+
+
+def _refuse(name: str) -> NoReturn:
+    raise PlainError(f"unknown subcommand or wrong number of arguments for '{name}'. Try ACL HELP.")
