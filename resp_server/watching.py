@@ -67,6 +67,10 @@ def _look(snapshot: Snapshot, key: bytes) -> tuple[str, bool]:
             size = snapshot.list_size(key)
             if size <= ELEMENTS_MAX:
                 content = b"".join(snapshot.list_parts(key, 0, size))
+        case Kind.SET:
+            size, content = snapshot.set_size(key), snapshot.packed_set(key)
+        case Kind.SORTED_SET:
+            size, content = snapshot.sorted_size(key), snapshot.packed_sorted(key)
     is_whole = content is not None and len(content) <= VALUE_BYTES_MAX
     seen = blake2b(repr((entry.state, entry.kind.name, entry.expire_at_ms, size)).encode(), digest_size=DIGEST_BYTES)
     if is_whole and content is not None:

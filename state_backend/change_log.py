@@ -31,6 +31,7 @@ from state_backend.descriptor import Reduce, StateDescriptor, check_name
 from state_backend.epochs import (
     FORMAT,
     FORMAT_WITH_FOLDS,
+    FORMAT_WITH_SETS,
     ChangeFile,
     Epoch,
     EpochRef,
@@ -95,6 +96,8 @@ class Description:
     @property
     def format(self) -> int:
         """Which version of the log's files a reader must know."""
+        if any(state.member is not None for state in self.known):
+            return FORMAT_WITH_SETS
         return FORMAT if all(state.reduce in (None, Reduce.LAST) for state in self.known) else FORMAT_WITH_FOLDS
 
     def to_bytes(self) -> bytes:

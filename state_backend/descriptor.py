@@ -31,6 +31,8 @@ class Kind(StrEnum):
     VALUE = "value"
     MAP = "map"
     LIST = "list"
+    SET = "set"
+    SORTED_SET = "sorted-set"
 
 
 class Encoding(StrEnum):
@@ -145,6 +147,8 @@ class StateArguments(TypedDict, total=False):
     key_format: str | None
     separator: str
     field: str | None
+    member: str | None
+    score: str | None
     kind: Kind | str | None
     ttl: timedelta | float | None
     expire_at: str | None
@@ -171,12 +175,14 @@ class StateDescriptor:
     key_format  instead of `key`: any text with `<column>` placeholders, such as `plane/<tailnum>`
     value       the column, or columns, that are the value; several make a map, their names the fields
     field       for a map with one entry a row: the column that names the field
-    kind        `value`, `map` or `list`; left out, it follows from `value` and `field`. A list's rows are appended,
-                each in its turn; an array column replaces the list
+    member      instead of `value`, for a set with one member a row: the column that is the member
+    score       with `member`, for a sorted set: the column of numbers that is the member's score; null removes it
+    kind        `value`, `map`, `list`, `set` or `sorted-set`; left out, it follows from the columns, but for a list. A
+                list's rows are appended, each in its turn; an array column replaces the list
     length_max  for a list: keep this many of its last elements
     ttl         how long a key (or, with `field`, a field) lives after its last change; timedelta or seconds
     expire_at   instead of `ttl`: the column with the time at which the row's key (or field) expires; a timestamp, or
-                milliseconds since 1970. Null: never
+                milliseconds since 1970. Null: never. A set expires as a whole: when its last row in order says
     encoding    `text` (default), `json`, or `binary` (the bytes of a binary column as they are)
     deletion    a boolean column; a row where it is true deletes. A null value always deletes
     resets      for a list: a boolean column; where it is true, the list is emptied before the row's element is appended
@@ -193,6 +199,8 @@ class StateDescriptor:
     key_format: str | None
     separator: str
     field: str | None
+    member: str | None
+    score: str | None
     kind: Kind
     ttl: timedelta | None
     expire_at: str | None
@@ -215,6 +223,8 @@ class StateDescriptor:
         key_format: str | None = None,
         separator: str = ":",
         field: str | None = None,
+        member: str | None = None,
+        score: str | None = None,
         kind: Kind | str | None = None,
         ttl: timedelta | float | None = None,
         expire_at: str | None = None,
@@ -235,8 +245,9 @@ class StateDescriptor:
         put("key_format", key_format)
         put("separator", separator)
         put("field", field)
-        implied = Kind.MAP if field is not None or len(self.value) > 1 else Kind.VALUE
-        put("kind", implied if kind is None else self._choice("kind", kind, Kind))
+        put("member", member)
+        put("score", score)
+        put("kind", self._implied_kind() if kind is None else self._choice("kind", kind, Kind))
         put("ttl", self._lifetime(ttl))
         put("expire_at", expire_at)
         put("encoding", self._choice("encoding", encoding, Encoding))
@@ -250,22 +261,29 @@ class StateDescriptor:
         put("columns", dict(columns or {}))
         self._check()
 
+    def _implied_kind(self) -> Kind:
+        if self.member is not None:
+            return Kind.SET if self.score is None else Kind.SORTED_SET
+        return Kind.MAP if self.field is not None or len(self.value) > 1 else Kind.VALUE
+
     def _check(self) -> None:
         if bool(self.key) == (self.key_format is not None):
             raise DescriptorError(f"state {self.name!r}: give either key= or key_format=, and not both")
         if not isinstance(self.separator, str):
             raise DescriptorError(f"state {self.name!r}: separator= must be a text, not {self.separator!r}")
-        for what in ("key_format", "field", "deletion", "expire_at", "resets", "where"):
+        for what in ("key_format", "field", "member", "score", "deletion", "expire_at", "resets", "where"):
             given = getattr(self, what)
             if given is not None and not (isinstance(given, str) and given):
                 raise DescriptorError(f"state {self.name!r}: {what}= must be a non-empty text, not {given!r}")
         form = self.format_for("job")
-        if not form.columns and self.field is None and self.reduce is None:
+        if not form.columns and self.field is None and self.member is None and self.reduce is None:
             raise DescriptorError(
                 f"the key format {form.text!r} names no column, so that all rows would make one key; "
-                f"write one as <column>, or give field="
+                f"write one as <column>, or give field= or member="
             )
-        if not self.value and self.reduce is not Reduce.COUNT:
+        if self.member is not None or self.score is not None or self.kind in (Kind.SET, Kind.SORTED_SET):
+            self._check_set()
+        elif not self.value and self.reduce is not Reduce.COUNT:
             raise DescriptorError(f"state {self.name!r}: value= must name at least one column")
         if len(set(self.value)) < len(self.value):
             raise DescriptorError(f"state {self.name!r}: value= names a column twice")
@@ -293,6 +311,23 @@ class StateDescriptor:
             raise DescriptorError(f"state {self.name!r}: duplicates= is 'error' or 'any', not {self.duplicates!r}")
         if self.reduce is not None:
             self._check_reduce(self.reduce)
+
+    def _check_set(self) -> None:
+        at = f"state {self.name!r}"
+        if self.member is None:
+            given = "score=" if self.score is not None else f"kind={self.kind.value!r}"
+            raise DescriptorError(f"{at}: {given} needs member= with the column that is the member")
+        for what in ("value", "field", "reduce"):
+            if getattr(self, what):
+                raise DescriptorError(f"{at}: member= makes a set, which has no {what}; leave out {what}=, or member=")
+        if self.kind is not self._implied_kind():
+            given = "member= and score=" if self.score is not None else "member= without score="
+            made = self._implied_kind().value
+            raise DescriptorError(f"{at}: {given} makes a state of kind {made!r}; leave out kind={self.kind.value!r}")
+        if self.score == self.member:
+            raise DescriptorError(f"{at}: member= and score= name the same column {self.member!r}")
+        if self.encoding is not Encoding.TEXT:
+            raise DescriptorError(f"{at}: members are written as texts, binary ones as they are; leave out encoding=")
 
     def _check_reduce(self, reduce: Reduce) -> None:
         at = f"state {self.name!r}: reduce={reduce.value!r}"
@@ -372,6 +407,8 @@ class StateDescriptor:
             "separator": self.separator,
             "value": list(self.value),
             "field": self.field,
+            "member": self.member,
+            "score": self.score,
             "ttl_ms": self.ttl_ms,
             "expire_at": self.expire_at,
             "encoding": str(self.encoding),

@@ -2,7 +2,7 @@
 
 `epochs/<epoch>.json` is one JSON object:
 
-    format      1; 2 if the job has a reducing state, whose changes older versions cannot read
+    format      1; 2 if the job has a reducing state, 3 if it has a set, whose changes older versions cannot read
     epoch, term         this epoch's number, and the term of the writer that committed it
     previous            [epoch, term] of the one before, or null for the first of the log
     clock_ms            the one clock reading of the epoch, milliseconds since 1970 UTC
@@ -35,9 +35,11 @@ from state_backend.errors import LogCorruptError
 from state_backend.key_groups import ALL, KeyGroups
 from state_backend.slots import HASH_BITS, slot_at
 
-# The second has changes that fold (see `records.Op`); what has none is written as the first, for older readers.
+# The second may have changes that fold (see `records.Op`), the third those of sets; what has none is written as the
+# first, for older readers.
 FORMAT = 1
 FORMAT_WITH_FOLDS = 2
+FORMAT_WITH_SETS = 3
 
 
 class EpochRef(NamedTuple):
@@ -161,9 +163,9 @@ class Epoch:
 
 def check_format(number: int, path: str) -> None:
     """Raise LogCorruptError for a file that a newer version wrote in a way that this one does not know."""
-    if number not in (FORMAT, FORMAT_WITH_FOLDS):
+    if number not in (FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_SETS):
         raise LogCorruptError(
-            f"{path} has format {number}; this version reads up to {FORMAT_WITH_FOLDS}: upgrade sparkis"
+            f"{path} has format {number}; this version reads up to {FORMAT_WITH_SETS}: upgrade sparkis"
         )
 
 

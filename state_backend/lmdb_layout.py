@@ -5,13 +5,15 @@ Tables (LMDB databases) of an environment; all numbers in names are big endian, 
     keys    position (6)                      -> record of a key
             position (6), ordinal (2)         -> records of further keys with the same position, from ordinal 1 up
     fields  map id (8), field position (6)    -> record of a large map's field; ordinals as above
+            set id (8), field position (6)    -> record of a large set's member; its payload is empty, or the score (8)
     maps    map id (8)                        -> the map's key
     dues    map id (8), expire_at_ms (8), field position (6) -> nothing; a field at that position expires then
     blocks  list id (8), ...                  -> elements of a long list (see `lmdb_lists`)
             text id (8), number of a piece (8) -> a piece of a long text
+            set id (8), number of a node (8)  -> the order of a large sorted set (see `lmdb_ranks`)
     expiry  expire_at_ms (8), b"k", position (6) -> nothing; a key at that position expires then
             due_ms (8), b"m", map id (8)      -> nothing; the line of a map with fields that expire
-            0 (8), b"d", id (8)               -> nothing; a map, list or text that is no key's any more and is to go
+            0 (8), b"d", id (8)               -> nothing; a map, list ... that is no key's any more and is to go
     meta    b"applied"                        -> JSON: what the store holds (see `store.Applied`), states, counters
             b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
             b"slot", slot (2)                 -> how many keys of which state are there (see `SLOT_COUNT`); only in a
@@ -22,10 +24,15 @@ Tables (LMDB databases) of an environment; all numbers in names are big endian, 
     VALUE   the value's bytes
     PACKED  a small map (see `packed_map`)
     SHORT   a short list (see `packed_list`)
+    FEW     a small set (see `packed_list`), in byte order
+    RANKED  a small sorted set (see `packed_sorted`)
     LARGE   map id u64 | fields u64 | how many of them expire u64 | due_ms i64, before which none does (0: none at all)
     LONG    list id u64 | start u64 | end u64; its elements are in `blocks`
     TEXT    text id u64 | length u64: a value of more than `PIECE_BYTES`; its pieces, all of that size but the last, are
             in `blocks`, so that nobody who passes by or wants a part copies it, and no file needs so much room in a row
+
+    MANY    a large set: set id u64 | members u64 | 0 u64
+    TREE    a large sorted set: set id u64 | members u64 | number of its next node u64
 
 A small map becomes large when it outgrows `packed_map.FIELDS_MAX` or `BYTES_MAX`, or when a field gets an expiry. What
 lies outside of a key's record is not deleted with it: that may be any amount. A line in `expiry` stands for it, and it
@@ -49,16 +56,29 @@ from state_backend.slots import HASH_BITS, POSITION_BYTES, field_position_of
 from state_backend.store import Applied
 
 # Of the layout: a store of another one is made anew.
-FORMAT = 4
+FORMAT = 5
 
 HEADER = struct.Struct("<IqHB")
 read_header = HEADER.unpack_from
 LARGE_MAP = struct.Struct("<QQQq")
 LONG_LIST = struct.Struct("<QQQ")
 LONG_TEXT = struct.Struct("<QQ")
+LARGE_SET = struct.Struct("<QQQ")
+SCORE = struct.Struct("<d")
 # From LARGE on, parts of what stands at a key lie outside of its record, under the id that its payload begins with.
-VALUE, PACKED, SHORT, LARGE, LONG, TEXT = range(6)
-KINDS = (Kind.VALUE, Kind.MAP, Kind.LIST, Kind.MAP, Kind.LIST, Kind.VALUE)
+VALUE, PACKED, SHORT, FEW, RANKED, LARGE, LONG, TEXT, MANY, TREE = range(10)
+KINDS = (
+    Kind.VALUE,
+    Kind.MAP,
+    Kind.LIST,
+    Kind.SET,
+    Kind.SORTED_SET,
+    Kind.MAP,
+    Kind.LIST,
+    Kind.VALUE,
+    Kind.SET,
+    Kind.SORTED_SET,
+)
 NEVER = bytes(8)  # expire_at_ms as it lies in a record
 NAME_AT = HEADER.size
 FIELD_POSITION_BYTES = 6
@@ -244,6 +264,26 @@ class LargeMap(NamedTuple):
         if self.expiring < self.size or not self.may_have_expired(now_ms):
             return True
         return dues.set_range(due_name(self.prefix, now_ms + 1)) and dues.key().startswith(self.prefix)
+
+
+class LargeSet(NamedTuple):
+    """The payload of a large set, or of a large sorted one, which has a tree with nodes."""
+
+    set_id: int
+    size: int
+    next_node: int
+
+    @classmethod
+    def of(cls, payload: bytes) -> LargeSet:
+        return cls(*LARGE_SET.unpack(payload))
+
+    def pack(self) -> bytes:
+        return LARGE_SET.pack(*self)
+
+    @property
+    def prefix(self) -> bytes:
+        """What the names of its members and nodes begin with."""
+        return self.set_id.to_bytes(ID_BYTES, "big")
 
 
 def due_name(prefix: bytes, at_ms: int, position: bytes = b"") -> bytes:

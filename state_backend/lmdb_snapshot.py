@@ -12,12 +12,13 @@ from zlib import crc32
 
 import lmdb
 
-from state_backend import changed_keys, packed_list, packed_map
+from state_backend import changed_keys, packed_list, packed_map, packed_sorted
 from state_backend.changed_keys import EPOCHS_KEPT
 from state_backend.descriptor import Kind
 from state_backend.errors import StoreError, WrongKindError
 from state_backend.key_groups import ALL, KeyGroups
 from state_backend.lmdb_layout import (
+    FEW,
     FIELD_POSITION_BYTES,
     ID_BYTES,
     KINDS,
@@ -25,13 +26,18 @@ from state_backend.lmdb_layout import (
     LONG,
     LONG_LIST,
     LONG_TEXT,
+    MANY,
     NAME_AT,
     PACKED,
     PIECE_BYTES,
+    RANKED,
+    SCORE,
     SHORT,
     TEXT,
+    TREE,
     VALUE,
     LargeMap,
+    LargeSet,
     Meta,
     Tables,
     changed_name,
@@ -47,16 +53,17 @@ from state_backend.lmdb_layout import (
     state_number_of,
 )
 from state_backend.lmdb_lists import ListBlocks, LongList
+from state_backend.lmdb_ranks import Ranks, place_of_score
 from state_backend.records import Change, Op
 from state_backend.slots import HASH_BITS, PLACE, POSITION_BYTES, POSITIONS, place_of, places_of, slot_of
-from state_backend.store import Applied, Entry, LongText, Snapshot, Text, Values, whole
+from state_backend.store import FIELD_POSITIONS, Applied, Entry, LongText, Snapshot, Text, Values, whole
 
 # A step of a scan or a count ends after so many records, live or not, beyond those that it was asked for, or after so
 # many bytes of them: well below a millisecond or two (measured: 1 us a record, 0.1 us a KiB).
 VISITS_MAX = 1024
 VISITED_BYTES_MAX = 2 << 20
 
-COMPACT_FORMS = {Kind.VALUE: VALUE, Kind.MAP: PACKED, Kind.LIST: SHORT}
+COMPACT_FORMS = {Kind.VALUE: VALUE, Kind.MAP: PACKED, Kind.LIST: SHORT, Kind.SET: FEW, Kind.SORTED_SET: RANKED}
 
 
 class LmdbSnapshot(Snapshot):
@@ -328,12 +335,17 @@ class LmdbSnapshot(Snapshot):
             return 0, []
         if record[14] == PACKED:
             return 0, list(packed_map.pairs(payload_of(record)))
-        found: list[tuple[bytes, Text]] = []
+        next_cursor, fields = self._scan_fields(payload_of(record), cursor, count)
+        return next_cursor, [(name_of(field), self._field_text(field)) for field in fields]
+
+    def _scan_fields(self, payload: bytes, cursor: int, count: int) -> tuple[int, list[bytes]]:
+        """Return the next cursor and the records of live fields of a large map, or members of a large set."""
+        found: list[bytes] = []
         last = b""
-        if cursor >> 8 * FIELD_POSITION_BYTES:
-            return 0, []
+        if cursor >= FIELD_POSITIONS:
+            return 0, found
         visited_bytes = 0
-        for visits, (at, field) in enumerate(self._field_records(payload_of(record), cursor)):
+        for visits, (at, field) in enumerate(self._field_records(payload, cursor)):
             position = at[ID_BYTES : ID_BYTES + FIELD_POSITION_BYTES]
             is_enough = len(found) >= count or visits >= VISITS_MAX + count or visited_bytes >= VISITED_BYTES_MAX
             if is_enough and position != last:
@@ -341,7 +353,7 @@ class LmdbSnapshot(Snapshot):
             visited_bytes += len(field)
             last = position
             if not 0 < expiry_of(field) <= self._now_ms:
-                found.append((name_of(field), self._field_text(field)))
+                found.append(field)
         return 0, found
 
     def list_size(self, key: bytes) -> int:
@@ -367,6 +379,108 @@ class LmdbSnapshot(Snapshot):
             return iter([(payload, start, stop)])
         which = LongList(*LONG_LIST.unpack(payload))
         return ListBlocks(self._txn, self._tables.blocks).parts(which, start, stop)
+
+    # Sets and sorted sets; nothing in them expires by itself, so that their numbers hold.
+
+    def _set(self, key: bytes, kind: Kind) -> tuple[bytes, LargeSet | None]:
+        """Return what lies at a set's key: all of a small one, or what a large one is; nothing of a missing one."""
+        record = self._of_kind(key, kind)
+        if record is None:
+            return b"", None
+        payload = payload_of(record)
+        return (payload, None) if record[14] in (FEW, RANKED) else (b"", LargeSet.of(payload))
+
+    def _member(self, large: LargeSet, member: bytes) -> bytes | None:
+        return find(self._get_field, field_place(large.set_id, member), member)[1]
+
+    def set_size(self, key: bytes) -> int:
+        packed, large = self._set(key, Kind.SET)
+        return large.size if large is not None else packed_list.count(packed)
+
+    def members(self, key: bytes) -> Iterator[bytes]:
+        packed, large = self._set(key, Kind.SET)
+        if large is None:
+            return iter(packed_list.elements(packed) if packed else ())
+        return (name_of(each) for _, each in self._field_records(large.pack()))
+
+    def are_members(self, key: bytes, members: Sequence[bytes]) -> list[bool]:
+        packed, large = self._set(key, Kind.SET)
+        if large is None:
+            return [bool(packed) and packed_list.has(packed, member) for member in members]
+        return [self._member(large, member) is not None for member in members]
+
+    def packed_set(self, key: bytes) -> bytes | None:
+        return self._set(key, Kind.SET)[0] or None
+
+    def scan_set(self, key: bytes, cursor: int, count: int) -> tuple[int, list[bytes]]:
+        packed, large = self._set(key, Kind.SET)
+        if large is None:
+            return 0, packed_list.elements(packed) if packed else []
+        next_cursor, found = self._scan_fields(large.pack(), cursor, count)
+        return next_cursor, list(map(name_of, found))
+
+    def _ranks(self, large: LargeSet) -> Ranks:
+        return Ranks(partial(self._txn.get, db=self._tables.blocks), large.prefix)
+
+    def sorted_size(self, key: bytes) -> int:
+        packed, large = self._set(key, Kind.SORTED_SET)
+        return large.size if large is not None else packed_sorted.count(packed)
+
+    def scores(self, key: bytes, members: Sequence[bytes]) -> list[float | None]:
+        packed, large = self._set(key, Kind.SORTED_SET)
+        if large is not None:
+            return [self._score(large, member) for member in members]
+        found = ((packed_sorted.index(packed, member) if packed else -1) for member in members)
+        return [None if at < 0 else packed_sorted.score(packed, at) for at in found]
+
+    def _score(self, large: LargeSet, member: bytes) -> float | None:
+        record = self._member(large, member)
+        return None if record is None else float(SCORE.unpack(payload_of(record))[0])
+
+    def rank(self, key: bytes, member: bytes) -> int | None:
+        packed, large = self._set(key, Kind.SORTED_SET)
+        if large is None:
+            at = packed_sorted.index(packed, member) if packed else -1
+            return None if at < 0 else at
+        score = self._score(large, member)
+        return None if score is None else self._ranks(large).before((score, member))
+
+    def rank_of_score(self, key: bytes, score: float, is_after: bool) -> int:
+        packed, large = self._set(key, Kind.SORTED_SET)
+        place = place_of_score(score, is_after)
+        if large is not None:
+            return large.size if place is None else self._ranks(large).before(place)
+        if not packed:
+            return 0
+        return packed_sorted.count(packed) if place is None else packed_sorted.before(packed, place)
+
+    def rank_of_member(self, key: bytes, member: bytes, is_after: bool) -> int:
+        packed, large = self._set(key, Kind.SORTED_SET)
+        behind = member + b"\0" if is_after else member
+        if large is None:
+            return packed_sorted.before(packed, (packed_sorted.score(packed, 0), behind)) if packed else 0
+        ranks = self._ranks(large)
+        ((_, lowest),) = next(ranks.runs(0, 1, is_reversed=False))
+        return ranks.before((lowest, behind))
+
+    def sorted_members(
+        self, key: bytes, start: int, stop: int, is_reversed: bool = False
+    ) -> Iterator[tuple[bytes, float]]:
+        packed, large = self._set(key, Kind.SORTED_SET)
+        if large is not None:
+            return chain.from_iterable(self._ranks(large).runs(start, min(stop, large.size), is_reversed))
+        found = packed_sorted.members(packed, start, min(stop, packed_sorted.count(packed))) if packed else []
+        return iter(found[::-1] if is_reversed else found)
+
+    def packed_sorted(self, key: bytes) -> bytes | None:
+        return self._set(key, Kind.SORTED_SET)[0] or None
+
+    def scan_sorted(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, float]]]:
+        packed, large = self._set(key, Kind.SORTED_SET)
+        if large is None:
+            return 0, packed_sorted.members(packed, 0, packed_sorted.count(packed)) if packed else []
+        next_cursor, found = self._scan_fields(large.pack(), cursor, count)
+        return next_cursor, [(name_of(each), SCORE.unpack(payload_of(each))[0]) for each in found]
 
     def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
         found: list[Entry] = []
@@ -412,6 +526,14 @@ class LmdbSnapshot(Snapshot):
         if record[14] == LONG:
             for element in self.list_elements(key, 0, self.list_size(key)):
                 yield Change(state, Op.APPEND, key, None, element, expire_at_ms)
+            return
+        if record[14] == MANY:
+            for member in self.members(key):
+                yield Change(state, Op.PUT, key, member, b"", expire_at_ms)
+            return
+        if record[14] == TREE:  # in their order, so that who reads it changes one block after the other
+            for member, score in self.sorted_members(key, 0, self.sorted_size(key)):
+                yield Change(state, Op.PUT, key, member, packed_sorted.score_text(score), expire_at_ms)
             return
         if record[14] != LARGE:
             value = whole(self._long_text(payload)) if record[14] == TEXT else payload

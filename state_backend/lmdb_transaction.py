@@ -5,7 +5,7 @@ Keeps the expiry index, the counts and the changed keys in step with the records
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import lmdb
 import pyarrow as pa
 
-from state_backend import packed_list, packed_map
+from state_backend import packed_list, packed_map, packed_sorted
 from state_backend.changed_keys import EPOCHS_KEPT, ChangedKeys
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError
 from state_backend.lmdb_layout import (
+    FEW,
     FIELD_POSITION_BYTES,
     HEADER,
     ID_BYTES,
@@ -26,14 +27,19 @@ from state_backend.lmdb_layout import (
     LONG,
     LONG_LIST,
     LONG_TEXT,
+    MANY,
     NAME_AT,
     NEVER,
     PACKED,
     PIECE_BYTES,
+    RANKED,
+    SCORE,
     SHORT,
     TEXT,
+    TREE,
     VALUE,
     LargeMap,
+    LargeSet,
     Meta,
     Table,
     Tables,
@@ -52,6 +58,7 @@ from state_backend.lmdb_layout import (
     state_number_of,
 )
 from state_backend.lmdb_lists import ListBlocks, LongList
+from state_backend.lmdb_ranks import RankTree, Step
 from state_backend.records import RUN_ROWS_MAX, Change, Op, rows_in
 from state_backend.reductions import Reduction, folded, reduction_of
 from state_backend.slots import POSITION_BYTES, place_of, places_of
@@ -72,6 +79,23 @@ class _State(NamedTuple):
     is_replaced: bool
     length_max: int | None
     reduction: Reduction | None
+
+
+def _unpacked(change: Change, is_sorted: bool) -> dict[bytes, float | None]:
+    """Return the members that a change without a field puts."""
+    if change.op != PUT or not change.value:
+        return {}
+    if is_sorted:
+        return dict(packed_sorted.scores_of(change.value))
+    return dict.fromkeys(packed_list.elements(change.value), 0.0)
+
+
+def _members_of(record: bytes) -> dict[bytes, float | None]:
+    """Return the members of a small set."""
+    payload = payload_of(record)
+    if record[14] == RANKED:
+        return dict(packed_sorted.scores_of(payload))
+    return dict.fromkeys(packed_list.elements(payload), 0.0)
 
 
 class LmdbTransaction:
@@ -152,6 +176,9 @@ class LmdbTransaction:
             elif state.kind is Kind.LIST:
                 is_kept = not (state.is_replaced and is_first)
                 self._apply_to_list(at, record, list(map(Change._make, rows)), state, is_kept=is_kept)
+            elif state.kind is not Kind.MAP:
+                is_kept = not (state.is_replaced and is_first)
+                self._apply_to_set(at, record, list(map(Change._make, rows)), state, is_kept=is_kept)
             else:
                 changes = list(map(Change._make, rows))
                 if state.is_replaced and is_first and record is not None:
@@ -443,6 +470,132 @@ class LmdbTransaction:
         self._put_key(at, old, new)
         self.changed += 1
 
+    # Sets and sorted sets --------------------------------------------------------------------------------------
+    # A set is treated as a sorted one whose scores are all zero, and has no tree.
+
+    def _apply_to_set(
+        self, at: bytes, old: bytes | None, changes: list[Change], state: _State, *, is_kept: bool
+    ) -> None:
+        """Apply the changes of one key: what they put and take, on what is left after the last whole one."""
+        is_sorted = state.kind is Kind.SORTED_SET
+        scores: dict[bytes, float | None] = {}  # None: is to go
+        expire_at_ms = None if old is None else expiry_of(old) or None
+        is_dead = False
+        for change in changes:
+            if is_dead:  # what the change before made had expired when it was made
+                is_kept, scores, is_dead = False, {}, False
+            if change.field is None:
+                is_kept, scores = False, _unpacked(change, is_sorted)
+            elif change.op == PUT:
+                scores[change.field] = packed_sorted.score_of(change.value or b"") if is_sorted else 0.0
+            else:
+                scores[change.field] = None
+            if change.op == PUT:
+                expire_at_ms = change.expire_at_ms
+                is_dead = expire_at_ms is not None and expire_at_ms <= self._now_ms
+        key = changes[0].key
+        if old is not None and old[14] >= LARGE:
+            large = LargeSet.of(payload_of(old))
+            if not is_kept and any(score is not None for score in scores.values()) and large.size <= RUN_ROWS_MAX:
+                scores = dict.fromkeys(self._field_names(old) - scores.keys()) | scores
+                is_kept = True
+            if is_kept:
+                self._change_large_set(at, old, key, scores, expire_at_ms, state, large)
+                return
+        self._change_small_set(at, old, key, scores, expire_at_ms, state, is_kept=is_kept)
+
+    def _change_small_set(
+        self,
+        at: bytes,
+        old: bytes | None,
+        key: bytes,
+        scores: dict[bytes, float | None],
+        expire_at_ms: int | None,
+        state: _State,
+        *,
+        is_kept: bool,
+    ) -> None:
+        """Write a set that was small, or is written anew."""
+        is_sorted = state.kind is Kind.SORTED_SET
+        before = _members_of(old) if old is not None and is_kept else {}
+        after = {member: score for member, score in (before | scores).items() if score is not None}
+        if not after:
+            if old is not None:
+                self._delete_key(at, old)
+                self.changed += 1
+            return
+        if len(after) <= packed_sorted.MEMBERS_MAX:
+            packed = packed_sorted.packed(after.items()) if is_sorted else packed_list.pack(sorted(after))
+            if len(packed) <= packed_sorted.BYTES_MAX:
+                new = make_record(key, packed, expire_at_ms, state.number, RANKED if is_sorted else FEW)
+                if new != old:
+                    self._put_key(at, old, new)
+                    self.changed += 1
+                return
+        self._change_large_set(at, old, key, after, expire_at_ms, state, LargeSet(self.meta.new_id(), 0, 0))
+
+    def _change_large_set(
+        self,
+        at: bytes,
+        old: bytes | None,
+        key: bytes,
+        scores: Mapping[bytes, float | None],
+        expire_at_ms: int | None,
+        state: _State,
+        large: LargeSet,
+    ) -> None:
+        """Change members of a large set, which may be a new one, and write its key's record over `old`."""
+        is_sorted = state.kind is Kind.SORTED_SET
+        size, changed, steps = self._with_members(large, scores, is_sorted)
+        self.changed += changed
+        if not size:
+            if old is not None:
+                self._delete_key(at, old)
+            return
+        next_node = large.next_node
+        if steps:
+            tree = RankTree(self._txn, self._tables.blocks, large.prefix, next_node)
+            tree.change(steps)
+            next_node = tree.next_node
+        payload = LargeSet(large.set_id, size, next_node).pack()
+        new = make_record(key, payload, expire_at_ms, state.number, TREE if is_sorted else MANY)
+        if new != old:
+            self._put_key(at, old, new)
+            self.changed += not changed
+        elif changed:
+            self._changed_keys.add(key)
+
+    def _with_members(
+        self, large: LargeSet, scores: Mapping[bytes, float | None], is_sorted: bool
+    ) -> tuple[int, int, list[Step]]:
+        """Change the records of members; return how many there are then, how many differ, and the steps in order."""
+        get, put = self._fields.get, self._fields.put
+        size, changed = large.size, 0
+        steps: list[Step] = []
+        # In the order of the records: each is found on the page of the one before.
+        for place, member in sorted((field_place(large.set_id, member), member) for member in scores):
+            score = scores[member]
+            at, record = find(get, place, member)
+            if score is None:
+                if record is None:
+                    continue
+                self._fields.delete(at)
+                size -= 1
+            else:
+                new = make_record(member, SCORE.pack(score) if is_sorted else b"", None, 0, VALUE)
+                if new == record:
+                    continue
+                put(at, new)
+                size += record is None
+            changed += 1
+            if is_sorted:
+                if record is not None:
+                    steps.append(((SCORE.unpack(payload_of(record))[0], member), False))
+                if score is not None:
+                    steps.append(((score, member), True))
+        steps.sort()
+        return size, changed, steps
+
     # Maps ------------------------------------------------------------------------------------------------------
 
     def _without_other_fields(
@@ -521,9 +674,9 @@ class LmdbTransaction:
         return record[14] == LARGE and LargeMap.of(payload_of(record)).size > RUN_ROWS_MAX
 
     def _field_names(self, record: bytes) -> set[bytes]:
-        """Return the names of all fields of a map."""
+        """Return the names of all fields of a map, or of all members of a large set."""
         payload = payload_of(record)
-        if record[14] != LARGE:
+        if record[14] < LARGE:
             return {name for name, _ in packed_map.pairs(payload)}
         prefix = payload[:ID_BYTES][::-1]
         names = set()
@@ -752,7 +905,7 @@ class LmdbTransaction:
         return removed
 
     def _remove_dropped(self, line: bytes, prefix: bytes, most: int) -> int:
-        """Remove what is left of a map, list or text that is no key's any more, and its line once nothing is."""
+        """Remove what is left of a map, list ... that is no key's any more, and its line once nothing is."""
         removed = 0
         for table in (self._tables.fields, self._tables.dues, self._tables.blocks):
             with self._txn.cursor(db=table) as cursor:

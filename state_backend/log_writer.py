@@ -15,6 +15,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
+from state_backend import packed_sorted
 from state_backend.change_log import ChangeLog, Current, Description, Rewind, generation_name
 from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor, check_name, check_states
@@ -211,7 +212,11 @@ class LogWriter:
         return number
 
     def _checked(self, change: Change) -> Change:
-        check_change(change, *self._reductions[change.state])
+        state, reduction = self._reductions[change.state]
+        if state.member is not None:
+            packed_sorted.check_change(change, state.kind)
+        else:
+            check_change(change, state, reduction)
         return change
 
     def commit(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from random import randrange
 from secrets import token_hex
 from typing import NamedTuple
 
-from state_backend import packed_list, packed_map
+from state_backend import packed_list, packed_map, packed_sorted
 from state_backend.changed_keys import EPOCHS_KEPT
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, WrongKindError
@@ -20,6 +20,8 @@ from state_backend.records import Change, Op, changes_in
 from state_backend.reductions import folded, reduction_of
 from state_backend.slots import field_position_of, position_of, slot_of
 from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store, Text, Values
+
+SETS = (Kind.SET, Kind.SORTED_SET)
 
 
 class _Field(NamedTuple):
@@ -36,6 +38,7 @@ class _Held(NamedTuple):
     fields: Mapping[bytes, _Field]
     expire_at_ms: int | None
     elements: tuple[bytes, ...] = ()
+    scores: Mapping[bytes, float] = {}  # of a set: all zero
 
     @property
     def compact(self) -> bytes | None:
@@ -44,9 +47,18 @@ class _Held(NamedTuple):
             return self.value
         if self.kind is Kind.LIST:
             return packed_list.pack(self.elements) if len(self.elements) <= packed_list.ELEMENTS_MAX else None
+        if self.kind in SETS:
+            if len(self.scores) > packed_sorted.MEMBERS_MAX:
+                return None
+            return packed_list.pack(sorted(self.scores)) if self.kind is Kind.SET else packed_sorted.pack(self.ranking)
         if len(self.fields) > packed_map.FIELDS_MAX or any(each.expire_at_ms for each in self.fields.values()):
             return None
         return packed_map.pack((name, each.value) for name, each in self.fields.items())
+
+    @property
+    def ranking(self) -> list[tuple[float, bytes]]:
+        """The members of a set in their order."""
+        return sorted((score, member) for member, score in self.scores.items())
 
 
 def _is_live(expire_at_ms: int | None, now_ms: int) -> bool:
@@ -188,6 +200,8 @@ def _changed(old: _Held | None, change: Change, state: StateDescriptor) -> _Held
             elements = (*(old.elements if old is not None else ()), change.value or b"")
         elements = elements[-state.length_max :] if state.length_max else elements
         return _Held(change.state, kind, b"", {}, change.expire_at_ms, elements) if elements else None
+    if kind in SETS:
+        return _changed_set(old, change, kind)
     if change.field is None:
         pairs = packed_map.pairs(change.value or packed_map.EMPTY)
         fields = {name: _Field(value, None) for name, value in pairs}
@@ -200,6 +214,24 @@ def _changed(old: _Held | None, change: Change, state: StateDescriptor) -> _Held
     if not fields:
         return None
     return _Held(change.state, kind, b"", fields, old.expire_at_ms if old is not None else None)
+
+
+def _changed_set(old: _Held | None, change: Change, kind: Kind) -> _Held | None:
+    """Return what stands at the key of a set, or of a sorted set, after a change that leaves something there."""
+    expire_at_ms = change.expire_at_ms
+    if change.field is None:
+        if kind is Kind.SET:
+            scores = dict.fromkeys(packed_list.elements(change.value or packed_list.EMPTY), 0.0)
+        else:
+            scores = packed_sorted.scores_of(change.value or b"")
+    else:
+        scores = dict(old.scores) if old is not None else {}
+        if change.op == Op.PUT:
+            scores[change.field] = 0.0 if kind is Kind.SET else packed_sorted.score_of(change.value or b"")
+        else:
+            scores.pop(change.field, None)
+            expire_at_ms = old.expire_at_ms if old is not None else None
+    return _Held(change.state, kind, b"", {}, expire_at_ms, (), scores) if scores else None
 
 
 def _folded_into(old: _Held | None, change: Change, kind: Kind) -> bytes | None:
@@ -328,6 +360,70 @@ class MemorySnapshot(Snapshot):
     def list_elements(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
         return iter(self._list(key)[start:stop])
 
+    def _scores(self, key: bytes, kind: Kind) -> Mapping[bytes, float]:
+        held = self._live(key)
+        if held is not None and held.kind is not kind:
+            raise WrongKindError(f"{key!r} holds a {held.kind}, not a {kind}")
+        return {} if held is None else held.scores
+
+    def set_size(self, key: bytes) -> int:
+        return len(self._scores(key, Kind.SET))
+
+    def members(self, key: bytes) -> Iterator[bytes]:
+        return iter(sorted(self._scores(key, Kind.SET)))
+
+    def are_members(self, key: bytes, members: Sequence[bytes]) -> list[bool]:
+        scores = self._scores(key, Kind.SET)
+        return [member in scores for member in members]
+
+    def packed_set(self, key: bytes) -> bytes | None:
+        members = sorted(self._scores(key, Kind.SET))
+        packed = packed_list.pack(members)
+        is_small = 0 < len(members) <= packed_list.ELEMENTS_MAX and len(packed) <= packed_list.BYTES_MAX
+        return packed if is_small else None
+
+    def scan_set(self, key: bytes, cursor: int, count: int) -> tuple[int, list[bytes]]:
+        return _member_step(self._scores(key, Kind.SET), cursor, count)
+
+    def _ranking(self, key: bytes) -> list[tuple[float, bytes]]:
+        return sorted((score, member) for member, score in self._scores(key, Kind.SORTED_SET).items())
+
+    def sorted_size(self, key: bytes) -> int:
+        return len(self._scores(key, Kind.SORTED_SET))
+
+    def scores(self, key: bytes, members: Sequence[bytes]) -> list[float | None]:
+        scores = self._scores(key, Kind.SORTED_SET)
+        return [scores.get(member) for member in members]
+
+    def rank(self, key: bytes, member: bytes) -> int | None:
+        score = self._scores(key, Kind.SORTED_SET).get(member)
+        return None if score is None else self._ranking(key).index((score, member))
+
+    def rank_of_score(self, key: bytes, score: float, is_after: bool) -> int:
+        scores = [each for each, _ in self._ranking(key)]
+        return (bisect_right if is_after else bisect_left)(scores, score)
+
+    def rank_of_member(self, key: bytes, member: bytes, is_after: bool) -> int:
+        ranking = self._ranking(key)
+        return (bisect_right if is_after else bisect_left)(ranking, (ranking[0][0], member)) if ranking else 0
+
+    def sorted_members(
+        self, key: bytes, start: int, stop: int, is_reversed: bool = False
+    ) -> Iterator[tuple[bytes, float]]:
+        found = [(member, score) for score, member in self._ranking(key)[start:stop]]
+        return iter(found[::-1] if is_reversed else found)
+
+    def packed_sorted(self, key: bytes) -> bytes | None:
+        ranking = self._ranking(key)
+        packed = packed_sorted.pack(ranking)
+        is_small = 0 < len(ranking) <= packed_sorted.MEMBERS_MAX and len(packed) <= packed_sorted.BYTES_MAX
+        return packed if is_small else None
+
+    def scan_sorted(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, float]]]:
+        scores = self._scores(key, Kind.SORTED_SET)
+        next_cursor, members = _member_step(scores, cursor, count)
+        return next_cursor, [(member, scores[member]) for member in members]
+
     def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
         if not self._order:
             self._order = sorted((position_of(key), key) for key in self._held if self._live(key) is not None)
@@ -346,6 +442,11 @@ class MemorySnapshot(Snapshot):
             if held.kind is Kind.LIST:
                 yield Change(held.state, Op.PUT, key, None, packed_list.pack(held.elements), held.expire_at_ms)
                 continue
+            if held.kind in SETS:
+                for score, member in held.ranking:
+                    text = b"" if held.kind is Kind.SET else packed_sorted.score_text(score)
+                    yield Change(held.state, Op.PUT, key, member, text, held.expire_at_ms)
+                continue
             if held.expire_at_ms is not None:
                 name, each = next(iter(held.fields.items()))
                 yield Change(held.state, Op.PUT, key, None, packed_map.pack([(name, each.value)]), held.expire_at_ms)
@@ -355,6 +456,15 @@ class MemorySnapshot(Snapshot):
     def random_entries(self) -> Iterator[Entry | None]:
         live = [key for key in self._held if self._live(key) is not None]
         return iter([self.entry(live[randrange(len(live))])] if live else [])
+
+
+def _member_step(members: Iterable[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:
+    """Return what one step of a scan of a set returns."""
+    order = sorted((field_position_of(member), member) for member in members)
+    if len(order) <= packed_list.ELEMENTS_MAX:
+        return 0, [member for _, member in order]
+    start, end = _step(order, cursor, count)
+    return (order[end][0] if end < len(order) else 0), [member for _, member in order[start:end]]
 
 
 def _step(order: list[tuple[int, bytes]], cursor: int, count: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@
     ends      count x u32: where each element ends, counted from the body's first byte
     body      count x `$<length>\\r\\n<bytes>\\r\\n`: length-prefixed text as RESP has it
 
-A short list is one of these; a long one is blocks of them (see `lmdb_lists`).
+A short list is one of these; a long one is blocks of them (see `lmdb_lists`). A small set is one too, in byte order.
 """
 
 from __future__ import annotations
@@ -54,3 +54,17 @@ def elements(packed: bytes, start: int = 0, stop: int | None = None) -> list[byt
         packed[packed.index(b"\r\n", body + ends[index]) + 2 : body + ends[index + 1] - 2]
         for index in range(start, stop)
     ]
+
+
+def has(packed: bytes, element: bytes) -> bool:
+    """Tell whether an element is among them."""
+    n = count(packed)
+    body = 4 + 4 * n
+    needle = b"$%d\r\n%b\r\n" % (len(element), element)
+    at = packed.find(needle, body)
+    if at < 0:
+        return False
+    starts = (0, *struct.unpack_from(f"<{n}I", packed, 4))
+    while at >= 0 and at - body not in starts:
+        at = packed.find(needle, at + 1)
+    return at >= 0

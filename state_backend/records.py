@@ -7,8 +7,8 @@ its own order. The rows of one key keep the order in which they happened. Column
     state         string   the state's name (dictionary encoded)
     op            uint8    see `Op`
     key           binary   the whole Redis key
-    field         binary   a map's field, or null
-    value         binary   bytes as the client will see them, or a packed map or list; null unless something is put
+    field         binary   a map's field, a set's member, or null
+    value         binary   bytes as the client will see them, or what is packed; null unless something is put
     expire_at_ms  int64    milliseconds since 1970 UTC, or null
 
     op      value state       map state, with a field    map state, without a field       list state
@@ -17,6 +17,14 @@ its own order. The rows of one key keep the order in which they happened. Column
     CLEAR   deletes the key   -                          deletes the key                  deletes the key
     APPEND  -                 -                          -                                adds an element at the end
     FOLD    folds it in       folds it into the field    -                                -
+
+    op      set or sorted set, with a field             without a field
+    PUT     adds the member; a sorted set's value       replaces it by a packed one (`packed_list`, `packed_sorted`)
+            is its score
+    DELETE  removes the member                          deletes the key
+    CLEAR   -                                           deletes the key
+
+A set expires as a whole, and so does a list: when the last change says that put something into it.
 
 What FOLD does to what is there is said by its state's `reduce` (see `reductions`); where nothing is, it is a PUT.
 """

@@ -78,6 +78,9 @@ class LongText(NamedTuple):
 # A value of a key or a field.
 Text = bytes | LongText
 
+# Cursors of scans of large maps, sets and sorted sets are below this number, and members are spread over it evenly.
+FIELD_POSITIONS = 1 << 48
+
 
 def whole(text: Text) -> bytes:
     """Return all of a value; of a long one, a copy that takes its time."""
@@ -165,7 +168,7 @@ class Snapshot(ABC):
 
     @abstractmethod
     def values(self, keys: Sequence[bytes], kind: Kind, bytes_max: int) -> Values:
-        """Return what lies at many keys: values, small maps (see `packed_map`) or short lists (see `packed_list`).
+        """Return what lies at many keys: values, small maps (see `packed_map`), short lists (see `packed_list`) ...
 
         What is of another kind, larger, or of more than `bytes_max`, is left.
         """
@@ -230,6 +233,76 @@ class Snapshot(ABC):
     @abstractmethod
     def list_elements(self, key: bytes, start: int, stop: int) -> Iterator[bytes]:
         """Iterate over the elements `start` to before `stop`, within the list."""
+
+    @abstractmethod
+    def set_size(self, key: bytes) -> int:
+        """Return the number of members of a set; 0 for a missing key."""
+
+    @abstractmethod
+    def members(self, key: bytes) -> Iterator[bytes]:
+        """Iterate over a set's members; the order is the store's own and stays the same within an epoch."""
+
+    @abstractmethod
+    def are_members(self, key: bytes, members: Sequence[bytes]) -> list[bool]:
+        """Tell of each text whether it is a member of a set."""
+
+    @abstractmethod
+    def packed_set(self, key: bytes) -> bytes | None:
+        """Return a small set as it lies: its members in byte order, as a `packed_list`.
+
+        None for a missing key and for a large set.
+        """
+
+    @abstractmethod
+    def scan_set(self, key: bytes, cursor: int, count: int) -> tuple[int, list[bytes]]:
+        """Return the next cursor (0 at the end) and about `count` members; a small set comes whole.
+
+        There may be fewer where members are long: a step's time is bounded. Any number below `FIELD_POSITIONS` is a
+        cursor, here and for `scan_map`. Whoever wants a member at random begins at one at random, takes a dozen,
+        because the gaps between members differ, and chooses among them (about what Redis does); where there is none
+        behind it, the next step begins at 0.
+        """
+
+    @abstractmethod
+    def sorted_size(self, key: bytes) -> int:
+        """Return the number of members of a sorted set; 0 for a missing key."""
+
+    @abstractmethod
+    def scores(self, key: bytes, members: Sequence[bytes]) -> list[float | None]:
+        """Return the scores of several members of a sorted set, None for a missing one. No score is -0.0 or NaN."""
+
+    @abstractmethod
+    def rank(self, key: bytes, member: bytes) -> int | None:
+        """Return how many members are before one in the order by score, then by bytes; None for a missing one."""
+
+    @abstractmethod
+    def rank_of_score(self, key: bytes, score: float, is_after: bool) -> int:
+        """Return how many members have a lower score; with `is_after`, a score as high or lower."""
+
+    @abstractmethod
+    def rank_of_member(self, key: bytes, member: bytes, is_after: bool) -> int:
+        """Return how many members are before a text by their bytes; with `is_after`, itself included.
+
+        It need not be a member. For sorted sets whose scores are all the same; of others, it is among those with the
+        lowest score.
+        """
+
+    @abstractmethod
+    def sorted_members(
+        self, key: bytes, start: int, stop: int, is_reversed: bool = False
+    ) -> Iterator[tuple[bytes, float]]:
+        """Iterate over (member, score) of the ranks `start` to before `stop`, within the sorted set.
+
+        With `is_reversed` the last of them comes first. Only the blocks that hold them are touched.
+        """
+
+    @abstractmethod
+    def packed_sorted(self, key: bytes) -> bytes | None:
+        """Return a small sorted set as it lies (see `packed_sorted`); None for a missing key and for a large one."""
+
+    @abstractmethod
+    def scan_sorted(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, float]]]:
+        """Return the next cursor (0 at the end) and about `count` (member, score), in any order; a small one whole."""
 
     @abstractmethod
     def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:

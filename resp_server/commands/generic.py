@@ -19,7 +19,13 @@ from state_backend.keyspace import KeyspaceView
 from state_backend.store import Entry, LongText, Text, whole
 
 # In Redis' words.
-TYPE_NAMES = {Kind.VALUE: "string", Kind.MAP: "hash", Kind.LIST: "list"}
+TYPE_NAMES = {
+    Kind.VALUE: "string",
+    Kind.MAP: "hash",
+    Kind.LIST: "list",
+    Kind.SET: "set",
+    Kind.SORTED_SET: "zset",
+}
 
 # One step's entries: COUNT is a hint, and a step of this many takes a few milliseconds (measured: 1.5 us each, and
 # three times that where many processes share a processor's cache).

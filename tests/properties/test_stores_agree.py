@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from state_backend import packed_list, packed_map, slots
+from state_backend import packed_list, packed_map, packed_sorted, slots
 from state_backend.descriptor import StateDescriptor
 from state_backend.epochs import rows_of_slots
 from state_backend.errors import KeyConflictError, WrongKindError
@@ -30,8 +30,12 @@ from state_backend.key_groups import ALL, NONE, KeyGroups
 from state_backend.lmdb_layout import (
     EXPIRING,
     LARGE,
+    MANY,
+    SCORE,
     SLOT_COUNT,
+    TREE,
     LargeMap,
+    LargeSet,
     Tables,
     due_name,
     expiry_line,
@@ -40,6 +44,7 @@ from state_backend.lmdb_layout import (
     name_of,
     payload_of,
 )
+from state_backend.lmdb_ranks import ROOT, Ranks, _numbers, node_name
 from state_backend.lmdb_store import LmdbStore
 from state_backend.memory_store import MemoryStore
 from state_backend.records import Change, Op, runs_of
@@ -57,8 +62,10 @@ STATES = (
     StateDescriptor("total", key="k", value="v", reduce="sum", columns={"v": "bigint"}).for_job("job"),
     StateDescriptor("least", key="k", value="v", reduce="min", columns={"v": "string"}).for_job("job"),
     StateDescriptor("hits", key="k", field="f", reduce="count").for_job("job"),
+    StateDescriptor("tags", key="k", member="m").for_job("job"),
+    StateDescriptor("best", key="k", member="m", score="s").for_job("job"),
 )
-VALUES, MAPS, LISTS = ("temp", "mode"), ("trip", "city"), ("news", "last")
+VALUES, MAPS, LISTS, SETS = ("temp", "mode"), ("trip", "city"), ("news", "last"), ("tags", "best")
 FOLDED = ("total", "least", "hits")
 
 # A key that two states may make, an empty one, some that are no text, one with a hash tag, and one that is long.
@@ -67,6 +74,7 @@ KEYS = {
     state.name: (*SHARED, *(f"job:{state.name}:{number}".encode() for number in range(4)), state.name.encode() * 300)
     for state in STATES
 }
+MEMBERS = (b"", b"\xff", b"$1\r\na\r\n", b"m000", b"m0", b"m0990", b"long" * 100, b"long" * 100 + b"er")
 FIELDS = (b"", b"\xff", b"$1\r\na\r\n", *(b"f%d" % number for number in range(5)))
 TEXTS = st.sampled_from((b"", b"1", b"2", b"\x00\xff", b"$2\r\nf1\r\n", b"long" * 500))
 # Past both borders between a small and a large map, and just below.
@@ -76,6 +84,8 @@ DELAYS = st.none() | st.integers(-3, 30)
 
 # The limits of the LMDB store that stand between a text or a map of this size and the next way of treating it.
 SMALL = {"PIECE_BYTES": 700, "RUN_ROWS_MAX": 140, "VISITS_MAX": 7, "VISITED_BYTES_MAX": 3000}
+# Of the trees of sorted sets, so that they have several levels.
+SMALL_TREE = {"WIDTH_MAX": 6, "BYTES_MAX": 300, "CHILDREN_MIN": 2}
 
 
 def expiry(clock_ms: int, delay: int | None) -> int | None:
@@ -160,6 +170,46 @@ def folding_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
     )
 
 
+def set_change(clock_ms: int) -> st.SearchStrategy[list[Change]]:
+    def made(
+        state: str,
+        number: int,
+        op: Op,
+        member: bytes,
+        more: int,
+        first: int,
+        score: float,
+        step: float,
+        delay: int | None,
+    ) -> list[Change]:
+        key, at_ms = KEYS[state][number], expiry(clock_ms, delay)
+        members = [member, *(b"m%03d" % each for each in range(first, first + more))]
+        scores = [score, *(score + step * each for each in range(more))]
+        if op is Op.APPEND:  # which is for others: here, a packed one
+            texts = members[: more if more != 3 else 0]
+            packed = (
+                packed_sorted.packed(zip(texts, scores, strict=False)) if state == "best" else packed_list.pack(texts)
+            )
+            return [Change(state, Op.PUT, key, None, packed, at_ms)]
+        if op is Op.PUT:
+            texts = [packed_sorted.score_text(each) if state == "best" else b"" for each in scores]
+            return [Change(state, op, key, *each, at_ms) for each in zip(members, texts, strict=True)]
+        return [Change(state, op, key, each) for each in members] if op is Op.DELETE else [Change(state, Op.CLEAR, key)]
+
+    return st.builds(
+        made,
+        st.sampled_from(SETS),
+        st.integers(0, 7),
+        st.sampled_from((Op.PUT, Op.PUT, Op.PUT, Op.PUT, Op.DELETE, Op.DELETE, Op.APPEND, Op.CLEAR)),
+        st.sampled_from(MEMBERS),
+        st.sampled_from((0, 0, 1, 3, 20, packed_list.ELEMENTS_MAX + 1, 200)),
+        st.sampled_from((0, 0, 50, 150)),
+        st.sampled_from((0.0, 1.0, -2.5, float("inf"), 7.0)),
+        st.sampled_from((0.0, 0.0, 1.0, -0.25)),
+        DELAYS,
+    )
+
+
 class StoresAgree(RuleBasedStateMachine):
     """Both stores get the same epochs; after each step they are asked everything."""
 
@@ -173,6 +223,8 @@ class StoresAgree(RuleBasedStateMachine):
             for module in ("lmdb_transaction", "lmdb_snapshot"):
                 if hasattr(import_module(f"state_backend.{module}"), name):
                     self.patches.enter_context(patch(f"state_backend.{module}.{name}", value))
+        for name, value in SMALL_TREE.items():
+            self.patches.enter_context(patch(f"state_backend.lmdb_ranks.{name}", value))
         self.patch_positions()
         self.folder = Path(tempfile.mkdtemp())
         self.memory = MemoryStore("g")
@@ -193,7 +245,7 @@ class StoresAgree(RuleBasedStateMachine):
         assert self.lmdb.applied == self.memory.applied
 
     def draw_epoch(self, data: Any) -> EpochChanges:
-        makers = (value_change, whole_map_change, field_change, list_change, folding_change)
+        makers = (value_change, whole_map_change, field_change, list_change, folding_change, set_change, set_change)
         each = st.one_of([make(self.clock_ms) for make in makers])
         changes = [change for group in data.draw(st.lists(each, max_size=8)) for change in group]
         runs = list(runs_of(changes, [state.name for state in STATES]))
@@ -375,6 +427,8 @@ def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
         pairs = answer(lambda key=key: pairs_of(memory, key))
         assert answer(lambda key=key: pairs_of(lmdb, key)) == pairs
         assert_equal_lists(memory, lmdb, key)
+        assert_equal_sets(memory, lmdb, key)
+        assert_equal_sorted_sets(memory, lmdb, key)
         names = [*FIELDS, b"f130", b"nothing"]
         asked = answer(lambda key=key, names=names: memory.fields(key, names))
         assert answer(lambda key=key, names=names: lmdb.fields(key, names)) == asked
@@ -417,11 +471,38 @@ def assert_tables_fit(store: LmdbStore) -> None:
     live = [(at, record) for at, record in fields if at[:8] not in dropped]
     dues = {due_name(at[:8], expiry_of(record), at[8:]) for at, record in live if expiry_of(record)}
     assert {name for name, _ in tables["dues"] if name[:8] not in dropped} == dues
+    assert_trees_fit(keys, fields, tables["blocks"])
     for _, large in larges:
         mine = [expiry_of(record) for at, record in fields if at[:8] == large.prefix]
         expiring = [at_ms for at_ms in mine if at_ms]
         assert (large.size, large.expiring, bool(large.due_ms)) == (len(mine), len(expiring), bool(expiring))
         assert large.due_ms <= min(expiring, default=0)
+
+
+def assert_trees_fit(
+    keys: list[tuple[bytes, bytes]], fields: list[tuple[bytes, bytes]], blocks: list[tuple[bytes, bytes]]
+) -> None:
+    """The members of large sets are counted, and the tree of a sorted one holds them in order and nothing else."""
+    for record in (record for _, record in keys if record[14] in (MANY, TREE)):
+        large = LargeSet.of(payload_of(record))
+        members = {name_of(each): payload_of(each) for at, each in fields if at[:8] == large.prefix}
+        assert len(members) == large.size > 0
+        nodes = {name: node for name, node in blocks if name[:8] == large.prefix}
+        if record[14] == MANY:
+            assert not nodes
+            assert set(members.values()) == {b""}
+            continue
+        ranks = Ranks(nodes.get, large.prefix)
+        runs = list(ranks.runs(0, large.size, is_reversed=False))
+        ranking = [(score, member) for run in runs for member, score in run]
+        assert ranking == sorted((SCORE.unpack(score)[0], member) for member, score in members.items())
+        assert max(map(len, runs)) <= SMALL_TREE["WIDTH_MAX"]
+        inner = [node for node in nodes.values() if node[-1]]
+        children = [number for node in inner for number in _numbers(node)[0]]
+        assert sorted([ROOT, *children]) == sorted(int.from_bytes(name[8:], "big") for name in nodes)
+        assert max(children, default=0) < large.next_node
+        root = nodes[node_name(large.prefix, ROOT)]
+        assert not root[-1] or packed_sorted.count(root) > 1
 
 
 def assert_equal_lists(memory: Snapshot, lmdb: Snapshot, key: bytes) -> None:
@@ -438,6 +519,56 @@ def assert_equal_lists(memory: Snapshot, lmdb: Snapshot, key: bytes) -> None:
         elements = list(memory.list_elements(key, start, stop))
         assert list(lmdb.list_elements(key, start, stop)) == elements
         assert b"".join(lmdb.list_parts(key, start, stop)) == b"".join(memory.list_parts(key, start, stop))
+
+
+def assert_equal_sets(memory: Snapshot, lmdb: Snapshot, key: bytes) -> None:
+    size = answer(lambda: memory.set_size(key))
+    assert answer(lambda: lmdb.set_size(key)) == size
+    if not isinstance(size, int):
+        for shown in (memory, lmdb):
+            assert answer(lambda shown=shown: shown.members(key)) == size
+            assert answer(lambda shown=shown: shown.packed_set(key)) == size
+        return
+    members = list(memory.members(key))
+    asked = [*members, *MEMBERS, b"nothing"]
+    assert memory.are_members(key, asked) == lmdb.are_members(key, asked)
+    assert sorted(lmdb.members(key)) == members
+    packed = lmdb.packed_set(key)
+    assert packed is None or packed_list.elements(packed) == members
+    for count in (1, 10, 1000):
+        for snapshot in (memory, lmdb):
+            found = list(scanned(lambda at, s=snapshot, c=count: s.scan_set(key, at, c)))
+            assert sorted(found) == members
+
+
+def assert_equal_sorted_sets(memory: Snapshot, lmdb: Snapshot, key: bytes) -> None:
+    size = answer(lambda: memory.sorted_size(key))
+    assert answer(lambda: lmdb.sorted_size(key)) == size
+    if not isinstance(size, int):
+        assert answer(lambda: lmdb.scores(key, [b"m000"])) == answer(lambda: memory.scores(key, [b"m000"]))
+        return
+    ranking = list(memory.sorted_members(key, 0, size))
+    assert list(lmdb.sorted_members(key, 0, size)) == ranking
+    assert list(lmdb.sorted_members(key, 0, size, is_reversed=True)) == ranking[::-1]
+    for start in {0, size // 3, max(0, size - 2)}:
+        for stop in {size // 3, min(size, size // 3 + 10), size}:
+            part = list(memory.sorted_members(key, start, stop))
+            assert list(lmdb.sorted_members(key, start, stop)) == part
+            assert list(lmdb.sorted_members(key, start, stop, is_reversed=True)) == part[::-1]
+    members = [*MEMBERS, b"nothing", *(member for member, _ in ranking[:: max(1, size // 7)])]
+    assert lmdb.scores(key, members) == memory.scores(key, members)
+    assert [lmdb.rank(key, each) for each in members] == [memory.rank(key, each) for each in members]
+    for is_after in (False, True):
+        for score in {0.0, -0.0, 1.0, 0.9, float("inf"), float("-inf"), *(score for _, score in ranking[::50])}:
+            assert lmdb.rank_of_score(key, score, is_after) == memory.rank_of_score(key, score, is_after)
+        for member in members:
+            assert lmdb.rank_of_member(key, member, is_after) == memory.rank_of_member(key, member, is_after)
+    packed = lmdb.packed_sorted(key)
+    assert packed is None or packed_sorted.members(packed, 0, size) == ranking
+    for count in (1, 10, 1000):
+        for snapshot in (memory, lmdb):
+            found = list(scanned(lambda at, s=snapshot, c=count: s.scan_sorted(key, at, c)))
+            assert sorted(found) == sorted(ranking)
 
 
 class StoresAgreeWithSmallRuns(StoresAgree):

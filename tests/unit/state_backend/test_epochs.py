@@ -53,7 +53,7 @@ def test_any_other_content_is_corrupt_and_nothing_else(content: bytes) -> None:
 
 def test_an_epoch_of_a_newer_format_says_to_upgrade() -> None:
     newer = json.loads(EPOCH.to_bytes())
-    newer["format"] = 3
+    newer["format"] = 4
     del newer["checksum"]
     from state_backend.epochs import _checksum
 

@@ -1,0 +1,307 @@
+"""The order of large sorted sets in an LMDB transaction: a tree of counted blocks for each, so that ranks are found.
+
+    blocks    set id (8), number of a node (8)  ->  node; the root is number 0, further numbers are never given twice
+
+    node      packed (see `packed_sorted`) | children | level u8: 0 for a leaf
+    leaf      packed are the members; there are no children
+    inner     packed are the places from which on the members of each child stand, as (score, text): the text is cut
+              where it already tells the child before from this one; children: n x u64 their numbers, then n x u64 how
+              many members are in them and in those before
+
+To find a rank, or what is at one, takes a node of each level: three for a million members. The changes of one epoch
+are applied together, each node that they concern is written once, and split or joined with a neighbour on the way.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import ceil, inf, nextafter
+from typing import Any
+
+import lmdb
+
+from state_backend import packed_sorted
+from state_backend.errors import StoreError
+from state_backend.packed_sorted import Pair
+
+# Of a node: beyond these it is split, into nodes filled to three quarters; below a quarter it is joined with another
+# one. In the tests they are smaller.
+WIDTH_MAX = 128
+BYTES_MAX = 8192
+# Separators may be as long as members; with so many children a tree grows upwards all the same.
+CHILDREN_MIN = 4
+
+LOWEST: Pair = (-inf, b"")
+ROOT = 0
+
+# What is to be put at a place in the order (True), or taken from it.
+Step = tuple[Pair, bool]
+
+
+def place_of_score(score: float, is_after: bool) -> Pair | None:
+    """Return the place before, or behind, all members with a score; None for one behind all there may be."""
+    if not is_after:
+        return score, b""
+    return None if score == inf else (nextafter(score, inf), b"")
+
+
+def node_name(set_id: bytes, number: int) -> bytes:
+    """Return where a node of a set lies."""
+    return set_id + number.to_bytes(8, "big")
+
+
+def _numbers(node: bytes) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the children of an inner node: their numbers, and how many members are in them and in those before."""
+    n = packed_sorted.count(node)
+    found = struct.unpack_from(f"<{2 * n}Q", node, len(node) - 1 - 16 * n)
+    return found[:n], found[n:]
+
+
+class Ranks:
+    """The tree of one sorted set, to read. `get` reads a record of `blocks`."""
+
+    def __init__(self, get: Callable[[bytes], bytes | None], set_id: bytes) -> None:
+        self._get = get
+        self._set_id = set_id
+
+    def _node(self, number: int) -> bytes:
+        node = self._get(node_name(self._set_id, number))
+        if node is None:
+            raise _broken()
+        return node
+
+    def before(self, place: Pair) -> int:
+        """Return how many members are before a place in the order."""
+        rank, node = 0, self._node(ROOT)
+        while node[-1]:
+            n = packed_sorted.count(node)
+            # Of a child that begins at the place itself nothing is before it.
+            child = max(packed_sorted.before(node, place) - 1, 0)
+            ends_at = len(node) - 1 - 8 * n + 8 * child
+            if child:
+                rank += int.from_bytes(node[ends_at - 8 : ends_at], "little")
+            number_at = ends_at - 8 * n
+            node = self._node(int.from_bytes(node[number_at : number_at + 8], "little"))
+        return rank + packed_sorted.before(node, place)
+
+    def runs(self, start: int, stop: int, is_reversed: bool, number: int = ROOT) -> Iterator[list[tuple[bytes, float]]]:
+        """Iterate over (member, score) of the ranks `start` to before `stop`, a leaf at a time, or from the end on."""
+        if start >= stop:
+            return
+        node = self._node(number)
+        if not node[-1]:
+            found = packed_sorted.members(node, start, stop)
+            yield found[::-1] if is_reversed else found
+            return
+        numbers, ends = _numbers(node)
+        children = range(bisect_right(ends, start), bisect_left(ends, stop) + 1)
+        for child in reversed(children) if is_reversed else children:
+            first = ends[child - 1] if child else 0
+            until = min(stop, ends[child]) - first
+            yield from self.runs(max(start - first, 0), until, is_reversed, numbers[child])
+
+
+@dataclass(slots=True)
+class _Child:
+    """A node as its parent knows it. What it holds is only known of one that was just written."""
+
+    low: Pair
+    number: int
+    size: int
+    width: int | None = None
+    bytes_: int = 0
+
+    @property
+    def is_small(self) -> bool:
+        """Tell of a node that was just written whether it had better be joined with another one."""
+        return self.width is not None and self.width < WIDTH_MAX // 4 and self.bytes_ < BYTES_MAX // 4
+
+
+class RankTree(Ranks):
+    """The tree of one sorted set, to change. `next_node` is the number that the next new node gets."""
+
+    def __init__(self, txn: lmdb.Transaction[bytes], table: Any, set_id: bytes, next_node: int) -> None:
+        def get(name: bytes) -> bytes | None:
+            found: bytes | None = txn.get(name, db=table)
+            return found
+
+        super().__init__(get, set_id)
+        self._txn = txn
+        self._table = table
+        self.next_node = next_node
+
+    def change(self, steps: Sequence[Step]) -> None:
+        """Apply steps, which are in the order of their places; nothing that is put is there, all that is taken is."""
+        if not steps:
+            return
+        if not self.next_node:
+            self._put(self._new_number(), packed_sorted.EMPTY + b"\0")
+        level, children = self._changed(ROOT, LOWEST, steps)
+        while len(children) > 1:
+            # The root stays where it is: what it was split into goes elsewhere.
+            first = children[0]
+            first.number = self._new_number()
+            self._put(first.number, self._node(ROOT))
+            level += 1
+            children = self._write_inner(ROOT, level, LOWEST, children)
+        while children and level and children[0].width == 1:
+            ((only,), _) = _numbers(self._node(ROOT))
+            node = self._node(only)
+            self._put(ROOT, node)
+            self._delete(only)
+            level = node[-1]
+            children = [_Child(LOWEST, ROOT, 0, packed_sorted.count(node))]
+
+    def _new_number(self) -> int:
+        self.next_node += 1
+        return self.next_node - 1
+
+    def _put(self, number: int, node: bytes) -> None:
+        self._txn.put(node_name(self._set_id, number), node, db=self._table)
+
+    def _delete(self, number: int) -> None:
+        self._txn.delete(node_name(self._set_id, number), db=self._table)
+
+    def _changed(self, number: int, low: Pair, steps: Sequence[Step]) -> tuple[int, list[_Child]]:
+        """Apply steps to a node whose members stand from `low` on; return its level, and what it has become."""
+        node = self._node(number)
+        level = node[-1]
+        if not level:
+            return level, self._write_leaf(number, low, _edited(packed_sorted.pairs(node), steps))
+        children = _children(node, low)
+        lows = [child.low for child in children]
+        made: list[_Child] = []
+        at = done = 0
+        while at < len(steps):
+            which = max(bisect_right(lows, steps[at][0]) - 1, 0)
+            until = bisect_left(steps, (lows[which + 1],), at) if which + 1 < len(lows) else len(steps)
+            made += children[done:which]
+            made += self._changed(children[which].number, lows[which], steps[at:until])[1]
+            at, done = until, which + 1
+        made += children[done:]
+        return level, self._write_inner(number, level, low, self._joined(made, level - 1))
+
+    def _write_leaf(self, number: int, low: Pair, pairs: list[Pair]) -> list[_Child]:
+        """Write the members of a leaf, into several if they are too many; into none if there are none."""
+        if not pairs:
+            self._delete(number)
+            return []
+        written = []
+        for start, stop in _cut([len(member) + 12 for _, member in pairs], 1):
+            if start:
+                number, low = self._new_number(), _separator(pairs[start - 1], pairs[start])
+            node = packed_sorted.pack(pairs[start:stop]) + b"\0"
+            self._put(number, node)
+            written.append(_Child(low, number, stop - start, stop - start, len(node)))
+        return written
+
+    def _write_inner(self, number: int, level: int, low: Pair, children: list[_Child]) -> list[_Child]:
+        """Write the children of an inner node likewise."""
+        if not children:
+            self._delete(number)
+            return []
+        children[0].low = low
+        written = []
+        for start, stop in _cut([len(child.low[1]) + 28 for child in children], CHILDREN_MIN):
+            if start:
+                number = self._new_number()
+            some = children[start:stop]
+            ends = list(accumulate(child.size for child in some))
+            n = len(some)
+            numbers = struct.pack(f"<{2 * n}QB", *(child.number for child in some), *ends, level)
+            node = packed_sorted.pack([child.low for child in some]) + numbers
+            self._put(number, node)
+            written.append(_Child(some[0].low, number, ends[-1], n, len(node)))
+        return written
+
+    def _joined(self, children: list[_Child], level: int) -> list[_Child]:
+        """Join nodes of a level that have become small with a neighbour that has room."""
+        if not any(child.is_small for child in children):
+            return children
+        joined = children[:1]
+        for child in children[1:]:
+            if not ((child.is_small or joined[-1].is_small) and self._join(joined, child, level)):
+                joined.append(child)
+        return joined
+
+    def _join(self, before: list[_Child], child: _Child, level: int) -> bool:
+        """Move what a node holds into the one before it, if that has room."""
+        into = before[-1]
+        one, other = self._node(into.number), self._node(child.number)
+        width = packed_sorted.count(one) + packed_sorted.count(other)
+        if width > WIDTH_MAX * 3 // 4 or len(one) + len(other) > BYTES_MAX * 3 // 4:
+            return False
+        if level:
+            made = self._write_inner(
+                into.number, level, into.low, _children(one, into.low) + _children(other, child.low)
+            )
+        else:
+            made = self._write_leaf(into.number, into.low, packed_sorted.pairs(one) + packed_sorted.pairs(other))
+        self._delete(child.number)
+        before[-1:] = made
+        return True
+
+
+def _children(node: bytes, low: Pair) -> list[_Child]:
+    """Return the children of an inner node; the first begins where the node does."""
+    numbers, ends = _numbers(node)
+    children = [
+        _Child(place, number, end - start)
+        for place, number, start, end in zip(packed_sorted.pairs(node), numbers, (0, *ends), ends, strict=False)
+    ]
+    children[0].low = low
+    return children
+
+
+def _edited(pairs: list[Pair], steps: Sequence[Step]) -> list[Pair]:
+    """Return the members of a leaf after some steps."""
+    if len(steps) * 8 < len(pairs):
+        for pair, is_put in steps:
+            at = bisect_left(pairs, pair)
+            if is_put:
+                pairs.insert(at, pair)
+            elif at < len(pairs) and pairs[at] == pair:
+                del pairs[at]
+            else:
+                raise _broken()
+        return pairs
+    gone = {pair for pair, is_put in steps if not is_put}
+    kept = [pair for pair in pairs if pair not in gone]
+    if len(kept) + len(gone) != len(pairs):
+        raise _broken()
+    return sorted(kept + [pair for pair, is_put in steps if is_put])
+
+
+def _separator(last: Pair, first: Pair) -> Pair:
+    """Return a short place between two neighbours, or the second one."""
+    if last[0] != first[0]:
+        return first[0], b""
+    neighbours = zip(last[1], first[1], strict=False)
+    common = next((at for at, (one, other) in enumerate(neighbours) if one != other), len(last[1]))
+    return first[0], first[1][: common + 1]
+
+
+def _cut(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
+    """Return how to spread entries of some sizes over nodes, as (start, stop); at least so many into each."""
+    n, total = len(sizes), sum(sizes)
+    if n <= WIDTH_MAX and total <= BYTES_MAX:
+        return [(0, n)]
+    width = n if n <= WIDTH_MAX else ceil(n / ceil(n / (WIDTH_MAX * 3 // 4)))
+    enough = total if total <= BYTES_MAX else ceil(total / ceil(total / (BYTES_MAX * 3 // 4)))
+    cuts = []
+    start = held = 0
+    for index, size in enumerate(sizes):
+        is_full = held >= enough or held + size > BYTES_MAX
+        if index - start >= width or (is_full and index - start >= least):
+            cuts.append((start, index))
+            start, held = index, 0
+        held += size
+    return [*cuts, (start, n)]
+
+
+def _broken() -> StoreError:
+    return StoreError("the order of a sorted set does not fit its members in the store; remove the store's folder")

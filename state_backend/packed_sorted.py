@@ -1,0 +1,164 @@
+"""A run of a sorted set's members as one value, in the order by score, then by the member's bytes.
+
+    count     u32, little endian
+    scores    count x f64: no NaN, and no zero with a sign
+    ends      count x u32: where each member ends, counted from the first member's first byte
+    members   one after another
+
+A small sorted set is one of these; a large one is a tree of them (see `lmdb_ranks`). What follows behind the members
+is not looked at.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from state_backend.descriptor import Kind
+from state_backend.errors import ChangeError
+from state_backend.records import Change, Op
+from state_backend.reductions import float_text
+
+# The sizes at which a map leaves its compact form, for the same reasons (see `packed_map`).
+MEMBERS_MAX = 128
+BYTES_MAX = 8192
+
+EMPTY = bytes(4)
+
+# What members are ordered by.
+Pair = tuple[float, bytes]
+
+
+def score_of(text: bytes) -> float:
+    """Read a score as a client sees it; -0 is 0. Raises ChangeError for what is no number."""
+    try:
+        score = float("nan") if b"_" in text else float(text) + 0.0
+    except ValueError:
+        score = float("nan")
+    if score != score:
+        raise ChangeError(f"{text[:100]!r} is no score; a score is a number, inf or -inf")
+    return score
+
+
+score_text = float_text
+
+
+def check_change(change: Change, kind: Kind) -> None:
+    """Raise ChangeError for a change of a set, or of a sorted one, that is none."""
+    try:
+        if change.op not in (Op.PUT, Op.DELETE, Op.CLEAR) or (change.op == Op.CLEAR and change.field is not None):
+            raise ChangeError(f"{change.op.name} is for other kinds of state; a member is put or deleted")
+        if change.op == Op.PUT and kind is Kind.SORTED_SET:
+            if change.field is None:
+                scores_of(change.value or b"")
+            else:
+                score_of(change.value or b"")
+        elif change.op == Op.PUT and change.field is not None and change.value:
+            raise ChangeError("a member of a set has no value; write b''")
+    except ChangeError as error:
+        raise ChangeError(f"state {change.state!r}, key {change.key[:100]!r}: {error}") from None
+    except (struct.error, IndexError):
+        raise ChangeError(
+            f"state {change.state!r}, key {change.key[:100]!r}: the value is no packed sorted set; "
+            f"packed_sorted.packed makes one"
+        ) from None
+
+
+def pack(pairs: Sequence[Pair]) -> bytes:
+    """Lay out (score, member) in their order; members of 4 GiB or more do not fit and raise struct.error."""
+    n = len(pairs)
+    texts = [member for _, member in pairs]
+    scores = [score for score, _ in pairs]
+    return struct.pack(f"<I{n}d{n}I", n, *scores, *accumulate(map(len, texts))) + b"".join(texts)
+
+
+def packed(members: Iterable[tuple[bytes, float]]) -> bytes:
+    """Lay out members in any order, as a change's value has them."""
+    return pack(sorted((score + 0.0, member) for member, score in members))
+
+
+def scores_of(run: bytes) -> dict[bytes, float]:
+    """Return the scores that a change's value has, in whatever order; ChangeError if one is NaN."""
+    found = {member: score + 0.0 for score, member in pairs(run)} if run else {}
+    if any(score != score for score in found.values()):
+        raise ChangeError("a score is NaN; a score is a number, inf or -inf")
+    return found
+
+
+def count(run: bytes) -> int:
+    """Return the number of members."""
+    return int.from_bytes(run[:4], "little")
+
+
+def pairs(run: bytes, start: int = 0, stop: int | None = None) -> list[Pair]:
+    """Return (score, member) of all, or of those from `start` to before `stop`, both within the run."""
+    n = count(run)
+    stop = n if stop is None else stop
+    if start >= stop:
+        return []
+    return list(zip(_scores(run, start, stop), _members(run, n, start, stop), strict=True))
+
+
+def members(run: bytes, start: int, stop: int) -> list[tuple[bytes, float]]:
+    """Return (member, score) of those from `start` to before `stop`, both within the run."""
+    if start >= stop:
+        return []
+    return list(zip(_members(run, count(run), start, stop), _scores(run, start, stop), strict=True))
+
+
+def _scores(run: bytes, start: int, stop: int) -> tuple[float, ...]:
+    return struct.unpack_from(f"<{stop - start}d", run, 4 + 8 * start)
+
+
+def _members(run: bytes, n: int, start: int, stop: int) -> list[bytes]:
+    ends_at, texts_at = 4 + 8 * n, 4 + 12 * n
+    first = int.from_bytes(run[ends_at + 4 * start - 4 : ends_at + 4 * start], "little") if start else 0
+    ends = struct.unpack_from(f"<{stop - start}I", run, ends_at + 4 * start)
+    found = []
+    at = texts_at + first
+    for end in ends:
+        end += texts_at
+        found.append(run[at:end])
+        at = end
+    return found
+
+
+def before(run: bytes, pair: Pair) -> int:
+    """Return how many members are before a place in the order."""
+    n = count(run)
+    score, member = pair
+    scores = struct.unpack_from(f"<{n}d", run, 4)
+    start = bisect_left(scores, score)
+    if not member or start == n or scores[start] != score:
+        return start
+    stop = bisect_right(scores, score, start)
+    return start + bisect_left(_members(run, n, start, stop), member)
+
+
+def index(run: bytes, member: bytes) -> int:
+    """Return where a member stands in a run, whatever its score; -1 if it does not."""
+    n = count(run)
+    texts_at = 4 + 12 * n
+    at = run.find(member, texts_at)
+    if at < 0:
+        return -1
+    ends = struct.unpack_from(f"<{n}I", run, texts_at - 4 * n)
+    size = len(member)
+    while at >= 0:
+        end = at - texts_at + size
+        where = bisect_left(ends, end)
+        # Members that are empty end where the one before them does.
+        while where < n and ends[where] == end:
+            if end - size == (ends[where - 1] if where else 0):
+                return where
+            where += 1
+        at = run.find(member, at + 1)
+    return -1
+
+
+def score(run: bytes, index: int) -> float:
+    """Return the score of the member that stands at an index."""
+    found: float = struct.unpack_from("<d", run, 4 + 8 * index)[0]
+    return found

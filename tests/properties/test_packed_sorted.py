@@ -1,0 +1,66 @@
+"""A packed sorted set is its members in order, whatever their bytes and scores are."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state_backend import packed_list, packed_sorted
+from state_backend.errors import ChangeError
+
+MEMBERS = st.binary(max_size=6) | st.lists(st.sampled_from((b"a", b"ab", b"", b"\x00", b"\xff")), max_size=4).map(
+    b"".join
+)
+SCORES = st.sampled_from((-1.0, 0.0, -0.0, 1.0, 1e300, float("inf"), float("-inf"))) | st.floats(allow_nan=False)
+SETS = st.dictionaries(MEMBERS, SCORES, max_size=30)
+
+
+@settings(deadline=None)
+@given(SETS, st.lists(MEMBERS, max_size=10), st.integers(0, 30), st.integers(0, 30))
+def test_members_come_in_order_and_are_found(
+    scores: dict[bytes, float], others: list[bytes], start: int, stop: int
+) -> None:
+    run = packed_sorted.packed(scores.items())
+    ranking = sorted((score, member) for member, score in scores.items())
+    assert packed_sorted.count(run) == len(scores)
+    assert packed_sorted.pairs(run) == ranking
+    stop = min(stop, len(ranking))
+    assert packed_sorted.pairs(run, start, stop) == ranking[start:stop]
+    for member in [*scores, *others]:
+        at = packed_sorted.index(run, member)
+        assert at == (ranking.index((scores[member], member)) if member in scores else -1)
+        if at >= 0:
+            assert packed_sorted.score(run, at) == scores[member]
+        for score in {*scores.values(), 0.5}:
+            assert packed_sorted.before(run, (score, member)) == bisect_left(ranking, (score, member))
+
+
+@settings(deadline=None)
+@given(SETS)
+def test_what_lies_behind_the_members_is_not_looked_at(scores: dict[bytes, float]) -> None:
+    run = packed_sorted.packed(scores.items())
+    assert packed_sorted.pairs(run + b"more") == packed_sorted.pairs(run)
+
+
+@settings(deadline=None)
+@given(st.floats(allow_nan=False))
+def test_a_score_is_read_back_from_its_text_and_no_zero_has_a_sign(score: float) -> None:
+    read = packed_sorted.score_of(packed_sorted.score_text(score))
+    assert repr(read) == repr(score + 0.0)
+
+
+@pytest.mark.parametrize("text", [b"nan", b"", b"one", b"0x1", b"1,5"])
+def test_what_is_no_number_is_no_score(text: bytes) -> None:
+    with pytest.raises(ChangeError, match="is no score"):
+        packed_sorted.score_of(text)
+
+
+@settings(deadline=None)
+@given(st.lists(MEMBERS, max_size=20), st.lists(MEMBERS | st.just(b"$1\r\na\r\n"), max_size=20))
+def test_a_packed_list_knows_its_elements(elements: list[bytes], others: list[bytes]) -> None:
+    packed = packed_list.pack(elements)
+    for each in [*elements, *others]:
+        assert packed_list.has(packed, each) == (each in elements)
