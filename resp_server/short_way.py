@@ -16,13 +16,13 @@ from resp_server.instance import Instance
 from resp_server.protocol.session import Session
 from resp_server.protocol.wholes import (
     GET_HEAD,
-    MGET_HEAD,
+    Many,
     arguments_of,
     by_head,
-    gets_of,
     head,
     head_of,
     lone_key_of,
+    many_of,
     pieces_of,
     second_of,
 )
@@ -45,10 +45,11 @@ class _Way(NamedTuple):
     tally: Tally
 
 
-class _Many(NamedTuple):
-    """The reply to an MGET, how many keys it asks for, and how many of them are missing."""
+class _ManyFound(NamedTuple):
+    """The reply to an MGET, what it was called, how many keys it asks for, and how many of them are missing."""
 
     reply: bytes
+    name: str
     keys: int
     misses: int
 
@@ -89,7 +90,7 @@ class ShortWay:
         if wholes[0]:
             return b"", data  # an inline command
         del wholes[0]
-        many: dict[bytes, _Many] = {}
+        many: dict[bytes, _ManyFound] = {}
         try:
             replies = self._ready(wholes)
             if not all(replies):
@@ -116,7 +117,8 @@ class ShortWay:
         except Exception:
             return b""  # the general way meets it again, and answers it
         if many:
-            self._count_lone(session, "mget", self._stats.tally("mget"), many.keys, many.misses, started_ns)
+            tally = self._stats.tally(many.name)
+            self._count_lone(session, many.name, tally, many.keys, many.misses, started_ns)
             return many.reply
         if reply:
             way = self._only or self._ways[head_of(whole)]
@@ -135,9 +137,10 @@ class ShortWay:
     def _lone_get(self, whole: bytes) -> bytes:
         """Return the reply to a whole GET of a key that is no other's kind, in a job in which nothing expires."""
         key = lone_key_of(whole)
-        # A key that is another node's is an error there.
-        snapshot = self._instance.view.at(key)
-        if not key or snapshot.applied.expiring:
+        if not key:
+            return b""
+        snapshot = self._instance.view.at(key)  # a key that is another node's is an error there
+        if snapshot.applied.expiring:
             return b""
         text = snapshot.text(key)
         cut = self._taken(GET_HEAD)
@@ -147,12 +150,12 @@ class ShortWay:
         self._cache.add(GET_HEAD, {whole: reply} if self._cache.is_held else {}, 1)
         return reply
 
-    def _lone_mget(self, whole: bytes) -> _Many | None:
-        matched = MGET_HEAD.match(whole)
-        return self._look_up_many(matched[0], int(matched[1]) - 1, (whole,)).get(whole) if matched else None
+    def _lone_mget(self, whole: bytes) -> _ManyFound | None:
+        many = many_of(head_of(whole))
+        return self._look_up_many(many, (whole,)).get(whole) if many else None
 
     def _has_cut(self, its_head: bytes) -> bool:
-        return its_head in self._cuts or MGET_HEAD.fullmatch(its_head) is not None
+        return its_head in self._cuts or many_of(its_head) is not None
 
     def _ready(self, wholes: Sequence[bytes]) -> list[bytes | None]:
         """Return ready replies, None for what is not ready; what an epoch changed leaves them before they are seen."""
@@ -160,14 +163,14 @@ class ShortWay:
         held = self._cache.held
         return [held.get(wholes[0])] if len(wholes) == 1 else list(map(held.get, wholes))
 
-    def _fill(self, wholes: Sequence[bytes], replies: list[bytes | None]) -> dict[bytes, _Many]:
+    def _fill(self, wholes: Sequence[bytes], replies: list[bytes | None]) -> dict[bytes, _ManyFound]:
         """Look up what is not ready, and put in what is found; return the MGETs among it."""
-        many: dict[bytes, _Many] = {}
+        many: dict[bytes, _ManyFound] = {}
         for its_head, some in by_head(_missing(wholes, replies)):
             if its_head in self._cuts:
                 _put(wholes, replies, some, self._look_up(its_head, some))
-            elif matched := MGET_HEAD.fullmatch(its_head):
-                found = self._look_up_many(its_head, int(matched[1]) - 1, some)
+            elif its_many := many_of(its_head):
+                found = self._look_up_many(its_many, some)
                 _put(wholes, replies, list(found), [each.reply for each in found.values()])
                 many.update(found)
         return many
@@ -189,12 +192,14 @@ class ShortWay:
         self._cache.add(its_head, lasting, len(keys))
         return found
 
-    def _look_up_many(self, its_head: bytes, count: int, wholes: Sequence[bytes]) -> dict[bytes, _Many]:
-        """Return the replies to MGETs of so many keys: arrays of what GET answers."""
-        many: dict[bytes, _Many] = {}
+    def _look_up_many(self, asked: Many, wholes: Sequence[bytes]) -> dict[bytes, _ManyFound]:
+        """Return the replies to MGETs that begin alike: arrays of what GET answers."""
+        many: dict[bytes, _ManyFound] = {}
+        count = asked.keys
+        is_of_one_slot = asked.name == "mget" and self._instance.cluster is not None
         for whole in wholes if 0 < count <= SLICE_ENTRIES else ():
-            gets = gets_of(whole, its_head)
-            if len(gets) != count or (self._instance.cluster is not None and _slots_of(gets) > 1):
+            gets = asked.gets(whole) if whole.startswith(asked.start) else ()
+            if len(gets) != count or (is_of_one_slot and _slots_of(gets) > 1):
                 continue
             replies = self._ready(gets)
             if not all(replies):
@@ -202,7 +207,7 @@ class ShortWay:
                 _put(gets, replies, missing, self._look_up(GET_HEAD, missing))
             if None not in replies:
                 reply = b"*%d\r\n%b" % (count, b"".join(replies))  # type: ignore[arg-type]
-                many[whole] = _Many(reply, count, replies.count(self._cuts[GET_HEAD].nothing))
+                many[whole] = _ManyFound(reply, asked.name, count, replies.count(self._cuts[GET_HEAD].nothing))
         return many
 
     def _taken(self, its_head: bytes) -> ShortCut:
@@ -220,7 +225,7 @@ class ShortWay:
         text: bytes,
         wholes: Sequence[bytes],
         replies: Sequence[bytes | None],
-        many: Mapping[bytes, _Many],
+        many: Mapping[bytes, _ManyFound],
         elapsed_ns: int,
     ) -> None:
         """Count what was answered as the general way does; the time is shared out by the number of calls."""
@@ -230,7 +235,9 @@ class ShortWay:
             misses += replies.count(nothing)
         if many:
             mgets = [many[whole] for whole in wholes if whole in many]
-            self._stats.tally("mget").count(len(mgets), elapsed_ns * len(mgets) // calls)
+            for name in {each.name for each in mgets}:
+                count = sum(each.name == name for each in mgets)
+                self._stats.tally(name).count(count, elapsed_ns * count // calls)
             keys += sum(each.keys for each in mgets) - len(mgets)
             misses += sum(each.misses for each in mgets)
         if self._only is not None and not many:
@@ -241,7 +248,7 @@ class ShortWay:
                 count = text.count(way.start)
                 way.tally.count(count, elapsed_ns * count // calls)
             last = self._ways.get(head_of(wholes[-1]))
-            session.last_command = "mget" if last is None else last.cut.name
+            session.last_command = many[wholes[-1]].name if last is None else last.cut.name
         self._cache.looks += keys
         self._stats.hits += keys - misses
         self._stats.misses += misses

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resp_server.cluster.topology import Node, Topology
-from resp_server.commands.facts import Facts
+from resp_server.commands.facts import ANY_SLOTS, Facts
 from resp_server.commands.keys import keys_of
 from resp_server.errors import ClusterDownError, CrossSlotError, MovedError
 from state_backend.key_groups import KeyGroups
@@ -39,6 +39,9 @@ class Standing:
         keys = keys_of(facts, request) if facts.key_specs else None
         if not keys:
             return
+        if ANY_SLOTS in facts.tips:
+            self.check_slots([slot_of(key) for key, _ in keys], is_readonly, may_differ=True)
+            return
         slot = slot_of(keys[0][0])
         owner = self._owners.get(slot)
         if owner is None:
@@ -48,7 +51,7 @@ class Standing:
         self._check_owner(slot, owner, is_readonly and not facts.is_write)
 
     def check_slots(self, slots: Sequence[int], is_readonly: bool, *, may_differ: bool) -> None:
-        """Raise what an EXEC is answered with that is not for this node, given the slots of its reads, the first first.
+        """Raise what reads are answered with that are not for this node, given their slots, the first first.
 
         may_differ: they may be several slots, all of them this node's.
         """

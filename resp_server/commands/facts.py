@@ -14,6 +14,9 @@ from typing import Any
 
 Json = Mapping[str, Any]
 
+# A tip of our own: the keys of a request may be of several slots, all of them the node's.
+ANY_SLOTS = "slots:any"
+
 
 @dataclass(frozen=True)
 class Facts:

@@ -9,8 +9,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from resp_server.commands.facts import Facts
-from resp_server.commands.spec import command
+from resp_server.commands.facts import ANY_SLOTS, Facts
+from resp_server.commands.spec import OneOrMore, command
+from resp_server.commands.string import values_reply
 from resp_server.errors import PlainError, cluster_disabled, typed
 from resp_server.instance import Call
 from resp_server.protocol.following import Following
@@ -41,6 +42,7 @@ THE_KEY = {
     "begin_search": {"type": "index", "spec": {"index": 2}},
     "find_keys": {"type": "range", "spec": {"lastkey": 0, "keystep": 1, "limit": 0}},
 }
+THE_KEYS = THE_KEY | {"find_keys": {"type": "range", "spec": {"lastkey": -1, "keystep": 1, "limit": 0}}}
 
 
 @command("state|jobs", own=_facts())
@@ -144,6 +146,27 @@ def state_locate(call: Call, key: bytes) -> Reply:
 def _job_holding(call: Call, key: bytes) -> str | None:
     snapshot = call.at(key)
     return next((job.name for job, each in call.view.snapshots() if each is snapshot), None)
+
+
+@command(
+    "state|mget",
+    own=Facts(
+        SINCE,
+        "server",
+        complexity="O(N) where N is the number of keys",
+        flags=("readonly", "fast"),
+        acl_categories=("@read", "@string", "@fast"),
+        tips=(ANY_SLOTS,),
+        arguments=[{"name": "key", "type": "key", "display_text": "key", "key_spec_index": 0, "flags": ["multiple"]}],
+        first_key=2,
+        last_key=-1,
+        step=1,
+        key_specs=[THE_KEYS],
+    ),
+)
+def state_mget(call: Call, *keys: OneOrMore) -> Reply:
+    """Returns what MGET returns, for keys of any of this server's slots: at one epoch of each job."""
+    return values_reply(call, keys)
 
 
 @command("state|lag", own=_facts())

@@ -23,6 +23,11 @@ def get(call: Call, key: bytes) -> Reply:
 @command("mget")
 def mget(call: Call, *keys: OneOrMore) -> Reply:
     """Atomically returns the string values of one or more keys."""
+    return values_reply(call, keys)
+
+
+def values_reply(call: Call, keys: Sequence[bytes]) -> Reply:
+    """Answer what MGET answers."""
     reply = items_reply(call, lambda view: _texts(view, keys), lambda view: len(keys))
     if isinstance(reply, Sliced):
         reply.parts = _counted(call, reply.parts)

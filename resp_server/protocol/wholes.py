@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 TEXT_BYTES_MAX = 1024  # of a key (guess); the general way reads longer ones
 
-MGET_HEAD = re.compile(rb"([1-9][0-9]{0,6})\r\n\$4\r\n(?:MGET|mget)\r\n\$")
+_MANY_HEAD = re.compile(rb"([1-9][0-9]{0,6})\r\n\$(?:4\r\n(?:MGET|mget)|(5\r\nSTATE))\r\n\$")
+_STATE_MGET = b"4\r\nMGET\r\n$"
 
 
 def pieces_of(data: bytes) -> list[bytes]:
@@ -99,6 +101,24 @@ def lone_key_of(whole: bytes) -> bytes:
     return whole[len(GET_HEAD) + len(line) : -2]
 
 
-def gets_of(mget: bytes, its_head: bytes) -> list[bytes]:
-    """Return the GETs that ask for the same keys as an MGET does; not all of them are requests if it is not whole."""
-    return mget[len(its_head) - 1 :].replace(b"$", _GET_START).split(b"*")[1:]
+class Many(NamedTuple):
+    """MGET, or STATE MGET: how a request begins, up to the `$` of its first key, and how many keys it has."""
+
+    name: str
+    start: bytes
+    keys: int
+
+    def gets(self, whole: bytes) -> list[bytes]:
+        """Return the GETs that ask for the same keys; not all of them are requests if it is not whole."""
+        return whole[len(self.start) - 1 :].replace(b"$", _GET_START).split(b"*")[1:]
+
+
+def many_of(its_head: bytes) -> Many | None:
+    """Return what requests with this head may be, if that is one of the two: whether they begin so has to be seen."""
+    matched = _MANY_HEAD.fullmatch(its_head)
+    if matched is None:
+        return None
+    words = int(matched[1])
+    if matched[2]:
+        return Many("state|mget", its_head + _STATE_MGET, words - 2)
+    return Many("mget", its_head, words - 1)

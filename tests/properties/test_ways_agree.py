@@ -69,6 +69,7 @@ reads = st.one_of(
     st.tuples(st.sampled_from([b"LRANGE", b"lrange"]), keys, numbers, numbers).map(list),
     st.lists(keys, max_size=4).map(lambda some: [b"MGET", *some]),
     st.lists(st.sampled_from(VALUE_KEYS), max_size=4).map(lambda some: [b"mget", *some]),
+    st.lists(keys, max_size=4).map(lambda some: [b"STATE", b"MGET", *some]),
 )
 runs = st.lists(keys, min_size=1, max_size=8).map(lambda some: [[b"GET", key] for key in some])
 others = st.sampled_from(
