@@ -115,20 +115,41 @@ class Dispatcher:
 
     def _answer_run(self, call: Call, known: Known, run: Iterator[Request], out: list[bytes]) -> Later | None:
         """Answer requests of one command; counting costs one clock reading at either end."""
-        started, before, later = perf_counter_ns(), len(out), None
+        started_ns = began_ns = perf_counter_ns()
+        before, noted_ns, later = len(out), self._instance.noted_ns, None
         command, tally = known
+        rejected = tally.rejected
         call.session.last_command = command.name
         for request in run:
             reply = self._checked(call, command, tally, request)
+            now_ns = perf_counter_ns()
             if not isinstance(reply, bytes):
                 later = reply
+                tally.calls += 1
+                self._time(call, command, tally, request, reply, now_ns - began_ns)
                 break
+            if now_ns - began_ns >= noted_ns:
+                self._instance.note(call.session, command, request, now_ns - began_ns)
+            began_ns = now_ns
             out.append(reply)
             if len(reply) > LARGE_REPLY_BYTES:
                 break
-        tally.calls += len(out) - before + (later is not None)
-        tally.nanoseconds += perf_counter_ns() - started
+        count = len(out) - before - (tally.rejected - rejected)
+        if count:
+            tally.count(count, began_ns - started_ns)
         return later
+
+    def _time(
+        self, call: Call, command: Command, tally: Tally, request: Request, reply: bytes | Later, nanoseconds: int
+    ) -> None:
+        """Note how long a request took; of one that is answered in steps, when all of them are done."""
+        if isinstance(reply, Sliced):
+            reply.when_made = lambda more_ns: self._time(call, command, tally, request, b"", nanoseconds + more_ns)
+            return
+        tally.nanoseconds += nanoseconds
+        tally.took[nanoseconds.bit_length()] += 1
+        if nanoseconds >= self._instance.noted_ns:
+            self._instance.note(call.session, command, request, nanoseconds)
 
     def _answer_each(self, call: Call, run: Iterator[Request], out: list[bytes]) -> Later | None:
         session = call.session
@@ -170,7 +191,6 @@ class Dispatcher:
                 self._instance.cluster.check(command.facts, request, call.session.is_readonly)
         except ReplyError as error:
             tally.rejected += 1
-            tally.calls -= 1  # the run counts it
             return self.error_reply(error)
         return self._run(call, command, tally, request)
 
@@ -194,7 +214,7 @@ class Dispatcher:
         tally = self._stats.tally(command.name)
         tally.calls += 1
         reply = self._run(call, command, tally, request)
-        tally.nanoseconds += perf_counter_ns() - started
+        self._time(call, command, tally, request, reply, perf_counter_ns() - started)
         return reply
 
     def _check(self, call: Call, command: Command, request: Request) -> None:
@@ -250,7 +270,7 @@ class Dispatcher:
             call.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
             return self.error_reply(NoPermError(LATE_DENIAL.format(LATE_REASONS[denied.reason])))
         reply = self._run(call, command, tally, request)
-        tally.nanoseconds += perf_counter_ns() - started
+        self._time(call, command, tally, request, reply, perf_counter_ns() - started)
         assert not isinstance(reply, Execution)
         return reply
 

@@ -12,6 +12,7 @@ from resp_server.access.rules import Reason
 from resp_server.access.users import Change, Outcome, Users
 from resp_server.cluster.view import PartView
 from resp_server.config import ServerConfig
+from resp_server.latency import LatencyEvents
 from resp_server.errors import PlainError
 from resp_server.protocol.following import NO_TOPOLOGY, Following
 from resp_server.protocol.replies import Pending, Reply
@@ -19,6 +20,7 @@ from resp_server.protocol.session import Session
 from resp_server.protocol.transaction import ReadsAt
 from resp_server.publishing import Publishing
 from resp_server.reply_cache import ReplyCache
+from resp_server.slow_log import SlowLog, redacted
 from resp_server.stats import Stats
 from state_backend.clock import Clock, now_ms
 from state_backend.held_epochs import HeldEpochs
@@ -29,13 +31,18 @@ from state_backend.store import Entry, Snapshot
 if TYPE_CHECKING:
     from resp_server.cluster.standing import Standing
     from resp_server.commands.spec import Question
-    from resp_server.commands.table import CommandTable
+    from resp_server.commands.table import Command, CommandTable
 
 Found = TypeVar("Found")
 
 # How long a command waits for the other processes of its server. These are asked for less, so that it is exceeded only
 # when the master is stuck.
 GATHER_S_MAX = 2.0
+
+# Below this a buffer of many requests may well take longer than SLOWLOG asks for while none of them does, so that they
+# are measured one by one (guess: half a millisecond is the most that a buffer of 16 KiB takes).
+ONE_BY_ONE_US = 1_000
+NEVER_NS = 1 << 63
 
 
 @dataclass
@@ -80,6 +87,8 @@ class Instance:
         self.replies = {protocol: ReplyCache(self.config.reply_cache_bytes) for protocol in (2, 3)}
         self.view = self.view_of(self.keyspace, self.started_ms, self._drop_replies)
         self.nothing = Keyspace().view(self.started_ms)
+        self.slow, self.latency = SlowLog(), LatencyEvents()
+        self._look_closely()
         self.held = HeldEpochs(self.keyspace)
         self.publishing = Publishing(self)
         self.keyspace.on_epoch = lambda: self.held.look(self.clock())
@@ -100,10 +109,43 @@ class Instance:
         if "password" in changes:
             self.users.set_password(changes["password"])
             self.look_at_users()
+        self.slow.cut(self.config.slow_entries_max)
+        self._look_closely()
 
     def reset_statistics(self) -> None:
         """Count from zero again."""
         self.stats.reset()
+
+    # -- what is looked at request by request -------------------------------------------------------------------------
+
+    @property
+    def is_observed(self) -> bool:
+        """Tell whether each request has to be looked at by itself, so that none may take the short way."""
+        return 0 <= self.config.slow_over_us < ONE_BY_ONE_US
+
+    def _look_closely(self) -> None:
+        """Do what `is_observed` says, and say from which time on a request is noted."""
+        config = self.config
+        slow_ns = config.slow_over_us * 1000 if config.slow_over_us >= 0 else NEVER_NS
+        self.noted_ns = min(slow_ns, config.latency_over_ms * 1_000_000 or NEVER_NS)
+        is_observed = self.is_observed
+        for session in self.sessions.values():
+            if session.is_observed != is_observed:
+                session.observe(is_observed)
+
+    def note(self, session: Session, command: Command, words: Sequence[bytes], nanoseconds: int) -> None:
+        """Keep a request that took long, for SLOWLOG and LATENCY, as far as these want it."""
+        config, flags = self.config, command.facts.flags
+        microseconds = nanoseconds // 1000
+        if 0 <= config.slow_over_us <= microseconds and "skip_slowlog" not in flags:
+            shown = redacted(command.name, words)
+            self.slow.add(self.clock(), microseconds, shown, session.address, session.name, config.slow_entries_max)
+        self.note_event("fast-command" if "fast" in flags else "command", microseconds // 1000)
+
+    def note_event(self, name: str, milliseconds: int) -> None:
+        """Keep what took long for LATENCY, if it wants it."""
+        if 0 < self.config.latency_over_ms <= milliseconds:
+            self.latency.add(name, self.clock(), milliseconds)
 
     def view_of(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
         """Open a view of what this server shows of a keyspace."""

@@ -150,6 +150,7 @@ class Server:
             session_id, self._next_id = self._next_id, self._next_id + 1
         address, local = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         session = Session(session_id, address, local, self.instance.users.default, self.instance.clock())
+        session.observe(self.instance.is_observed)
         if self.instance.cluster is not None:
             session.serve_from(self.instance.cluster.is_replica)
         return session
@@ -198,6 +199,8 @@ class Server:
     def look_after(self) -> None:
         """Begin to look after the clients."""
         loop = asyncio.get_running_loop()
+        if self._sweep is not None:  # by how much it comes late is how long the loop was held up
+            self.instance.note_event("event-loop", int((loop.time() - self._sweep.when()) * 1000))
         self._sweep = loop.call_later(SWEEP_SECONDS, self.look_after)
         self.instance.stats.sample(loop.time())
         self.sweep(self.instance.clock())

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from resp_server.commands.generic import SLICE_ENTRIES
 from resp_server.instance import Instance
+from resp_server.protocol.requests import RequestParser
 from resp_server.protocol.session import Session
 from resp_server.protocol.wholes import (
     GET_HEAD,
@@ -104,7 +105,10 @@ class ShortWay:
         except Exception:
             return b"", data  # the general way meets it again, and answers it
         if wholes:
-            self._count(session, text, wholes, replies, many, perf_counter_ns() - started_ns)
+            elapsed_ns = perf_counter_ns() - started_ns
+            self._count(session, text, wholes, replies, many, elapsed_ns)
+            if elapsed_ns >= self._instance.noted_ns:
+                self._note(session, wholes, elapsed_ns)
         return reply, data[len(text) :]
 
     def _lone(self, session: Session, whole: bytes, started_ns: int) -> bytes:
@@ -117,22 +121,37 @@ class ShortWay:
         except Exception:
             return b""  # the general way meets it again, and answers it
         if many:
-            tally = self._stats.tally(many.name)
-            self._count_lone(session, many.name, tally, many.keys, many.misses, started_ns)
-            return many.reply
-        if reply:
+            tally, reply = self._stats.tally(many.name), many.reply
+            elapsed_ns = self._count_lone(session, many.name, tally, many.keys, many.misses, started_ns)
+        elif reply:
             way = self._only or self._ways[head_of(whole)]
-            self._count_lone(session, way.cut.name, way.tally, 1, reply in self._nothings, started_ns)
+            elapsed_ns = self._count_lone(session, way.cut.name, way.tally, 1, reply in self._nothings, started_ns)
+        else:
+            return b""
+        if elapsed_ns >= self._instance.noted_ns:
+            self._note(session, [whole], elapsed_ns)
         return reply
 
-    def _count_lone(self, session: Session, name: str, tally: Tally, keys: int, misses: int, started_ns: int) -> None:
-        """Count a request as the general way does."""
-        tally.count(1, perf_counter_ns() - started_ns)
+    def _count_lone(self, session: Session, name: str, tally: Tally, keys: int, misses: int, started_ns: int) -> int:
+        """Count a request as the general way does, and return how long it took."""
+        elapsed_ns = perf_counter_ns() - started_ns
+        tally.calls += 1
+        tally.nanoseconds += elapsed_ns
+        tally.took[elapsed_ns.bit_length()] += 1
         session.last_command = name
         session.active_ms = self._instance.view.now_ms
         self._cache.looks += keys
         self._stats.hits += keys - misses
         self._stats.misses += misses
+        return elapsed_ns
+
+    def _note(self, session: Session, wholes: Sequence[bytes], elapsed_ns: int) -> None:
+        """Keep what took long: a request, or the first of some that were answered together, and how many these are."""
+        words: list[bytes] = list(next(iter(RequestParser().feed(b"*" + wholes[0]))))
+        command = self._instance.table.find(words)
+        if len(wholes) > 1:
+            words.append(b"... (%d more requests)" % (len(wholes) - 1))
+        self._instance.note(session, command, words, elapsed_ns)
 
     def _lone_get(self, whole: bytes) -> bytes:
         """Return the reply to a whole GET of a key that is no other's kind, in a job in which nothing expires."""
@@ -246,7 +265,8 @@ class ShortWay:
         else:
             for way in self._ways.values():
                 count = text.count(way.start)
-                way.tally.count(count, elapsed_ns * count // calls)
+                if count:
+                    way.tally.count(count, elapsed_ns * count // calls)
             last = self._ways.get(head_of(wholes[-1]))
             session.last_command = many[wholes[-1]].name if last is None else last.cut.name
         self._cache.looks += keys

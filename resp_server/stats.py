@@ -9,7 +9,8 @@ from typing import Any, Self
 
 # Error codes are our own, so this is a guard against a bug, not against clients. Redis' limit.
 ERROR_CODES_MAX = 128
-
+# Times are counted by the number of their binary digits: no time has more.
+TIME_BITS = 64
 
 # What of Stats is a number by itself.
 SUMS = (
@@ -27,21 +28,41 @@ SUMS = (
 
 @dataclass(slots=True)
 class Tally:
-    """One command's numbers. A rejected call never began (arity, NOAUTH, READONLY); a failed one answered an error."""
+    """One command's numbers. A rejected call never began (arity, NOAUTH, READONLY); a failed one answered an error.
+
+    took: how many calls took a time of so many binary digits in nanoseconds. Calls that were answered together count
+    with their mean.
+    """
 
     calls: int = 0
     nanoseconds: int = 0
     rejected: int = 0
     failed: int = 0
+    took: list[int] = field(default_factory=lambda: [0] * TIME_BITS)
 
     def count(self, calls: int, nanoseconds: int) -> None:
-        """Count calls, and how long they took together."""
+        """Count calls, one at least, and how long they took together."""
         self.calls += calls
         self.nanoseconds += nanoseconds
+        self.took[(nanoseconds // calls).bit_length()] += calls
+
+    def add(self, other: Tally) -> None:
+        """Add what another process counted."""
+        self.calls += other.calls
+        self.nanoseconds += other.nanoseconds
+        self.rejected += other.rejected
+        self.failed += other.failed
+        self.took = list(map(int.__add__, self.took, other.took))
 
     def reset(self) -> None:
         """Count from zero again."""
         self.calls = self.nanoseconds = self.rejected = self.failed = 0
+        self.took[:] = [0] * TIME_BITS
+
+    @property
+    def is_used(self) -> bool:
+        """Tell whether there is anything to show."""
+        return bool(self.calls or self.rejected or self.failed)
 
 
 @dataclass
@@ -83,11 +104,7 @@ class Stats:
         for name in SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for command, theirs in other.commands.items():
-            tally = self.tally(command)
-            tally.calls += theirs.calls
-            tally.nanoseconds += theirs.nanoseconds
-            tally.rejected += theirs.rejected
-            tally.failed += theirs.failed
+            self.tally(command).add(theirs)
         self.errors.update(other.errors)
 
     def reset(self) -> None:
@@ -101,7 +118,7 @@ class Stats:
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as another process of the server is told them."""
-        commands = {name: asdict(tally) for name, tally in self.commands.items()}
+        commands = {name: asdict(tally) for name, tally in self.commands.items() if tally.is_used}
         return {name: getattr(self, name) for name in SUMS} | {"commands": commands, "errors": dict(self.errors)}
 
     @classmethod

@@ -59,7 +59,7 @@ class Session:
 
     is_plain is the one flag that the hot path asks: authenticated, database 0, replies on, nothing queued, staying, and
     answered here: a cluster's replica sends clients to its master until they say READONLY. Whatever takes a connection
-    off the short way has to take it away.
+    off the short way has to take it away; `is_observed` is for what takes all connections off it.
     """
 
     def __init__(self, session_id: int, address: str, local_address: str, default_user: Account, now_ms: int) -> None:
@@ -77,6 +77,7 @@ class Session:
         self.is_closing = False
         self.subscriptions: Subscriptions | None = None
         self.is_at_replica = False
+        self.is_observed = False
         self.reply_mode = ReplyMode.ON
         self.restart()
 
@@ -96,7 +97,7 @@ class Session:
     def _settle(self) -> None:
         self.is_authenticated = self._is_logged_in or self.default_user.is_open
         replies = self.reply_mode is ReplyMode.ON
-        is_answered_here = self.is_readonly or not self.is_at_replica
+        is_answered_here = (self.is_readonly or not self.is_at_replica) and not self.is_observed
         is_here_and_now = is_answered_here and self.transaction is None and self.subscriptions is None
         is_unlimited = self.user.rate is None and not self.is_closing
         self.is_ordinary = self.is_authenticated and self.db == 0 and replies and is_unlimited and is_here_and_now
@@ -158,6 +159,11 @@ class Session:
     def serve_from(self, is_replica: bool) -> None:
         """Learn whether the server is a cluster's replica."""
         self.is_at_replica = is_replica
+        self._settle()
+
+    def observe(self, is_observed: bool) -> None:
+        """Learn whether each request is looked at by itself: to be shown to others, measured, or held back."""
+        self.is_observed = is_observed
         self._settle()
 
     def begin_command(self) -> None:

@@ -173,7 +173,7 @@ async def answered(config: ServerConfig, chunks: list[bytes], is_loading: bool, 
         apply(store, turn % 4)
     stats = server.instance.stats
     commands = {
-        name: dataclasses.replace(tally, nanoseconds=0)
+        name: dataclasses.replace(tally, nanoseconds=0, took=[sum(tally.took)])
         for name, tally in stats.commands.items()
         if tally.calls or tally.rejected
     }

@@ -1,0 +1,210 @@
+"""LATENCY: what took longer than `latency-monitor-threshold` milliseconds, and how long each command takes.
+
+Events are requests (`command`; `fast-command` for those that Redis calls fast) and what holds up the event loop
+(`event-loop`, looked at once a second). The times of commands are those that INFO counts: of requests that were
+answered together, the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from resp_server.commands.spec import command, question
+from resp_server.errors import PlainError, typed
+from resp_server.instance import Call, Instance
+from resp_server.latency import Event, LatencyEvents, Sample
+from resp_server.protocol.replies import Reply, Verbatim
+from resp_server.stats import Stats, Tally
+
+# As Redis draws it: so many samples a line, so many rows, from `_` to `#` in each.
+GRAPH_COLUMNS = 80
+GRAPH_ROWS = 4
+GRAPH_STEPS = "_o#"
+
+# The first step of LATENCY HISTOGRAM is up to 1024 ns, each further one twice that. They are named by the largest time
+# that Redis' histogram cannot tell from their end, which is a 128th above it.
+FIRST_BITS = 10
+
+NOT_WATCHED = (
+    "I'm sorry, Dave, I can't do that. Latency monitoring is disabled in this Redis instance. You may use \"CONFIG SET "
+    'latency-monitor-threshold <milliseconds>." in order to enable it.\n'
+)
+NOTHING_SEEN = (
+    "Dave, no latency spike was observed during the lifetime of this Redis instance, not in the slightest bit. I "
+    "honestly think you ought to sit down calmly, take a stress pill, and think things over.\n"
+)
+ADVICE = {
+    "command": "SLOWLOG GET names the requests that took longest: long replies are best read in parts (HSCAN, LRANGE).",
+    "fast-command": "Requests that should be fast were held up: look for other load on this machine's cores.",
+    "event-loop": "The event loop was held up: other load on this machine's cores, or clients that want more workers.",
+}
+
+
+@question("latency events")
+def latency_events(instance: Instance, nothing: None) -> Mapping[str, Any]:
+    """Return the events of this process."""
+    return instance.latency.to_json()
+
+
+@question("forget latency events")
+def forget_latency_events(instance: Instance, names: list[str]) -> list[str]:
+    """Forget events of this process, all of them if none is named, and return which ones there were."""
+    forgotten = [name for name in names or list(instance.latency.each) if name in instance.latency.each]
+    instance.latency.reset(forgotten)
+    return forgotten
+
+
+@command("latency|latest")
+def latency_latest(call: Call) -> Reply:
+    """Returns the latest latency samples for all events."""
+
+    def join(answers: Sequence[Any]) -> Reply:
+        events = LatencyEvents.joined(answers).each.items()
+        return [[name.encode(), *event.samples[-1], event.most_ms] for name, event in events]
+
+    return call.instance.gather(latency_events, None, join)
+
+
+@command("latency|history")
+def latency_history(call: Call, event: bytes) -> Reply:
+    """Returns timestamp-latency samples for an event."""
+
+    def join(answers: Sequence[Any]) -> Reply:
+        found = LatencyEvents.joined(answers).each.get(event.decode("latin-1"))
+        return [] if found is None else [list(sample) for sample in found.samples]
+
+    return call.instance.gather(latency_events, None, join)
+
+
+@command("latency|reset")
+def latency_reset(call: Call, *events: bytes) -> Reply:
+    """Resets the latency data for one or more events."""
+    names = [event.decode("latin-1") for event in events]
+
+    def join(answers: Sequence[list[str]]) -> Reply:
+        return len({name for answer in answers for name in answer})
+
+    return call.instance.gather(forget_latency_events, names, join)
+
+
+@command("latency|graph")
+def latency_graph(call: Call, event: bytes) -> Reply:
+    """Returns a latency graph for an event."""
+    now_s = call.instance.clock() // 1000
+
+    def join(answers: Sequence[Any]) -> Reply:
+        found = LatencyEvents.joined(answers).each.get(event.decode("latin-1"))
+        if found is None:
+            raise PlainError(f"No samples available for event '{typed(event)}'")
+        return Verbatim(graph(typed(event), found, now_s).encode("utf-8", "surrogateescape"))
+
+    return call.instance.gather(latency_events, None, join)
+
+
+def graph(name: str, event: Event, now_s: int) -> str:
+    """Draw an event's samples as Redis does, with their ages below them, to be read downwards."""
+    times = [milliseconds for _, milliseconds in event.samples]
+    least, most = min(times), max(times)
+    lines = [f"{name} - high {most} ms, low {least} ms (all time high {event.most_ms} ms)", "-" * GRAPH_COLUMNS]
+    samples = list(event.samples)
+    for start in range(0, len(samples), GRAPH_COLUMNS):
+        lines += [""] * (start > 0)
+        lines += _drawn(samples[start : start + GRAPH_COLUMNS], least, most, now_s)
+    return "\n".join(lines) + "\n"
+
+
+def _drawn(samples: Sequence[Sample], least: int, most: int, now_s: int) -> Iterator[str]:
+    steps = GRAPH_ROWS * len(GRAPH_STEPS)
+    heights = [min((each - least) * steps // ((most - least) or 1), steps - 1) for _, each in samples]
+    for row in reversed(range(GRAPH_ROWS)):
+        above = row * len(GRAPH_STEPS)
+        yield "".join(" " if each < above else (GRAPH_STEPS + "|" * steps)[each - above] for each in heights)
+    yield " " * len(samples)
+    ages = [_age(now_s - second) for second, _ in samples]
+    for at in range(max(map(len, ages))):
+        yield "".join(age[at : at + 1] or " " for age in ages)
+
+
+def _age(seconds: int) -> str:
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+@command("latency|doctor")
+def latency_doctor(call: Call) -> Reply:
+    """Returns a human-readable latency analysis report."""
+    is_watched = call.instance.config.latency_over_ms > 0
+    return call.instance.gather(
+        latency_events, None, lambda answers: Verbatim(report(LatencyEvents.joined(answers), is_watched).encode())
+    )
+
+
+def report(events: LatencyEvents, is_watched: bool) -> str:
+    """Say what took long, in Redis' words, and what to do about it."""
+    if not events.each:
+        return NOTHING_SEEN if is_watched else NOT_WATCHED
+    lines = [
+        "Dave, I have observed latency spikes in this Redis instance. You don't mind talking about it, do you Dave?",
+        "",
+    ]
+    for number, (name, event) in enumerate(events.each.items(), 1):
+        times = [milliseconds for _, milliseconds in event.samples]
+        mean = sum(times) // len(times)
+        deviation = sum(abs(each - mean) for each in times) // len(times)
+        seconds = event.samples[-1][0] - event.samples[0][0]
+        lines.append(
+            f"{number}. {name}: {len(times)} latency spikes (average {mean}ms, mean deviation {deviation}ms, period "
+            f"{seconds / len(times):.2f} sec). Worst all time event {event.most_ms}ms."
+        )
+    lines += ["", "I have a few advices for you:", "", *(f"- {ADVICE[name]}" for name in events.each if name in ADVICE)]
+    return "\n".join(lines) + "\n"
+
+
+@command("latency|histogram")
+def latency_histogram(call: Call, *names: bytes) -> Reply:
+    """Returns the cumulative distribution of latencies of a subset or all commands."""
+    wanted = None if not names else _full_names(call, names)
+
+    def join(answers: Sequence[Any]) -> Reply:
+        total = Stats()
+        for answer in answers:
+            total.add(Stats.from_json(answer))
+        chosen = total.commands if wanted is None else [name for name in wanted if name in total.commands]
+        tallies = {name: total.commands[name] for name in chosen}
+        return {name.encode(): histogram(tally) for name, tally in tallies.items() if any(tally.took)}
+
+    return call.instance.gather(statistics, None, join)
+
+
+def _full_names(call: Call, names: Sequence[bytes]) -> list[str]:
+    """Return the full names of commands, and of a container's subcommands; what there is not is left out."""
+    found = [each for each in map(call.instance.table.get, names) if each is not None]
+    every = [one.name for each in found for one in (each, *each.subcommands.values())]
+    return list(dict.fromkeys(every))
+
+
+@question("statistics")
+def statistics(instance: Instance, nothing: None) -> Mapping[str, Any]:
+    """Return what this process counted."""
+    return instance.stats.to_json()
+
+
+def histogram(tally: Tally) -> Reply:
+    """Return how many calls took at most how many microseconds, of the steps in which there are any."""
+    counts = [sum(tally.took[: FIRST_BITS + 1]), *tally.took[FIRST_BITS + 1 :]]
+    rows = {}
+    for step, (count, cumulative) in enumerate(zip(counts, accumulate(counts), strict=True)):
+        if count:
+            end_ns = 1 << (FIRST_BITS + step)
+            rows[(end_ns + end_ns // 128 - 1) // 1000] = cumulative
+    return {b"calls": sum(counts), b"histogram_usec": rows}
+
+
+@command("latency|help")
+def latency_help(call: Call) -> Reply:
+    """Returns helpful text about the different subcommands."""
+    return call.instance.table.help("latency")

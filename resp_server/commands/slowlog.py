@@ -1,0 +1,93 @@
+"""SLOWLOG: the requests that took longer than `slowlog-log-slower-than` microseconds.
+
+A request is timed from its look-up to its reply; one that is answered in steps by all of these. Requests that are
+answered together the short way are timed together: a buffer of them that takes too long is one entry, with the first
+request's words and how many followed. Below a millisecond that would be wrong too often, so that then no request takes
+the short way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from resp_server.commands.spec import command, integer, question
+from resp_server.errors import PlainError, ReplyError
+from resp_server.instance import Call, Instance
+from resp_server.protocol.replies import OK, Reply
+from resp_server.slow_log import SlowRequest
+
+COUNT = 10
+
+
+@command("slowlog|get")
+def slowlog_get(call: Call, *count: bytes) -> Reply:
+    """Returns the slow log's entries."""
+    most = _count(count[0]) if count else COUNT
+    kept = call.instance.config.slow_entries_max
+    wanted = kept if most < 0 else min(most, kept)
+
+    def join(answers: Sequence[list[list[Any]]]) -> Reply:
+        found = [SlowRequest.from_json(each) for answer in answers for each in answer]
+        found.sort(key=lambda entry: (entry.at_ms, entry.id), reverse=True)
+        return [_row(each) for each in found[:wanted]]
+
+    return call.instance.gather(slow_requests, wanted, join)
+
+
+def _count(word: bytes) -> int:
+    try:
+        count = integer(word)
+    except ReplyError:
+        count = -2
+    if count < -1:
+        raise PlainError("count should be greater than or equal to -1")
+    return count
+
+
+def _row(entry: SlowRequest) -> Reply:
+    return [
+        entry.id,
+        entry.at_ms // 1000,
+        entry.microseconds,
+        list(entry.words),
+        entry.address.encode(),
+        entry.name,
+    ]
+
+
+@question("slow requests")
+def slow_requests(instance: Instance, count: int) -> list[list[Any]]:
+    """Return the newest slow requests of this process."""
+    return [each.to_json() for each in instance.slow.newest(count)]
+
+
+@command("slowlog|len")
+def slowlog_len(call: Call) -> Reply:
+    """Returns the number of entries in the slow log."""
+    most = call.instance.config.slow_entries_max
+    return call.instance.gather(slow_count, None, lambda answers: min(sum(answers), most))
+
+
+@question("slow count")
+def slow_count(instance: Instance, nothing: None) -> int:
+    """Return how many slow requests this process keeps."""
+    return len(instance.slow)
+
+
+@command("slowlog|reset")
+def slowlog_reset(call: Call) -> Reply:
+    """Clears all entries from the slow log."""
+    return call.instance.gather(forget_slow_requests, None, lambda answers: OK)
+
+
+@question("forget slow requests")
+def forget_slow_requests(instance: Instance, nothing: None) -> None:
+    """Forget the slow requests of this process."""
+    instance.slow.clear()
+
+
+@command("slowlog|help")
+def slowlog_help(call: Call) -> Reply:
+    """Show helpful text about the different subcommands"""
+    return call.instance.table.help("slowlog")

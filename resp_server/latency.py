@@ -1,0 +1,64 @@
+"""Events that took long, for LATENCY: per event its times, one a second, as Redis' latency monitor keeps them. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+# Standard: Redis' own limit.
+SAMPLES_MAX = 160
+# The kinds of events are our own, so this is a guard against a bug.
+EVENTS_MAX = 32
+
+# Second, and the longest time in it in milliseconds.
+Sample = tuple[int, int]
+
+
+@dataclass
+class Event:
+    """One kind of event."""
+
+    most_ms: int = 0
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+
+    def add(self, second: int, milliseconds: int) -> None:
+        """Note one event; of one second only the longest is kept."""
+        self.most_ms = max(self.most_ms, milliseconds)
+        if self.samples and self.samples[-1][0] == second:
+            milliseconds = max(milliseconds, self.samples.pop()[1])
+        self.samples.append((second, milliseconds))
+
+
+class LatencyEvents:
+    """The events of a process since the start, or since they were reset."""
+
+    def __init__(self) -> None:
+        self.each: dict[str, Event] = {}
+
+    def add(self, name: str, now_ms: int, milliseconds: int) -> None:
+        """Note that something took so long."""
+        if name in self.each or len(self.each) < EVENTS_MAX:
+            self.each.setdefault(name, Event()).add(now_ms // 1000, milliseconds)
+
+    def reset(self, names: Iterable[str]) -> int:
+        """Forget events; return how many kinds there were."""
+        return sum(self.each.pop(name, None) is not None for name in names)
+
+    def to_json(self) -> dict[str, tuple[int, list[Sample]]]:
+        """Return the events as another process of the server is told them."""
+        return {name: (event.most_ms, list(event.samples)) for name, event in self.each.items()}
+
+    @classmethod
+    def joined(cls, told: Iterable[Mapping[str, tuple[int, Sequence[Sample]]]]) -> LatencyEvents:
+        """Return the events of several processes as those of one: of each second the longest."""
+        whole = cls()
+        for events in told:
+            for name, (most_ms, samples) in events.items():
+                event = whole.each.setdefault(name, Event())
+                event.most_ms = max(event.most_ms, most_ms)
+                longest = dict(event.samples)
+                for second, milliseconds in samples:
+                    longest[second] = max(milliseconds, longest.get(second, 0))
+                event.samples = deque(sorted(longest.items()), maxlen=SAMPLES_MAX)
+        return whole

@@ -1,0 +1,114 @@
+"""The requests that took longest, for SLOWLOG, and what of a request may be shown to others than who sent it. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, NamedTuple, Self
+
+# Standard: Redis' own limits of what is kept of one request.
+WORDS_MAX = 32
+WORD_BYTES_MAX = 128
+REDACTED = b"(redacted)"
+# Those of Redis whose values are not shown.
+SECRET_SETTINGS = (b"masterauth", b"masteruser", b"requirepass", b"tls-client-key-file-pass", b"tls-key-file-pass")
+
+
+class SlowRequest(NamedTuple):
+    """One request of those that took long. Ids are unique among the processes of a server, and grow."""
+
+    id: int
+    at_ms: int
+    microseconds: int
+    words: Sequence[bytes]
+    address: str
+    name: bytes
+
+    def to_json(self) -> list[Any]:
+        """Return the entry as another process of the server is told it."""
+        words = [word.decode("latin-1") for word in self.words]
+        return [*self[:3], words, self.address, self.name.decode("latin-1")]
+
+    @classmethod
+    def from_json(cls, told: Sequence[Any]) -> Self:
+        """Return what `to_json` made."""
+        number, at_ms, microseconds, words, address, name = told
+        words = [word.encode("latin-1") for word in words]
+        return cls(number, at_ms, microseconds, words, address, name.encode("latin-1"))
+
+
+class SlowLog:
+    """The last slow requests of a process."""
+
+    def __init__(self) -> None:
+        self._entries: deque[SlowRequest] = deque()
+        self._next_id = 0
+        self._step = 1
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def number_as(self, first: int, step: int) -> None:
+        """Give ids from `first` on, `step` apart: each process of a server its own."""
+        self._next_id, self._step = first, step
+
+    def add(self, at_ms: int, microseconds: int, words: Sequence[bytes], address: str, name: bytes, most: int) -> None:
+        """Keep a request, and no more than `most` of them."""
+        self._entries.appendleft(SlowRequest(self._next_id, at_ms, microseconds, shortened(words), address, name))
+        self._next_id += self._step
+        self.cut(most)
+
+    def cut(self, most: int) -> None:
+        """Let go of all but the newest."""
+        while len(self._entries) > most:
+            self._entries.pop()
+
+    def clear(self) -> None:
+        """Let go of all; ids go on."""
+        self._entries.clear()
+
+    def newest(self, count: int) -> list[SlowRequest]:
+        """Return the last ones, the newest first."""
+        return list(islice(self._entries, count))
+
+
+def shortened(words: Sequence[bytes]) -> list[bytes]:
+    """Return a request's words as a log keeps them: neither too many nor too long."""
+    kept = list(words[:WORDS_MAX])
+    if len(words) > WORDS_MAX:
+        kept[-1] = b"... (%d more arguments)" % (len(words) - WORDS_MAX + 1)
+    return [_shortened(bytes(word)) for word in kept]
+
+
+def _shortened(word: bytes) -> bytes:
+    left_out = len(word) - WORD_BYTES_MAX
+    return word if left_out <= 0 else b"%b... (%d more bytes)" % (word[:WORD_BYTES_MAX], left_out)
+
+
+def redacted(name: str, words: Sequence[bytes]) -> Sequence[bytes]:
+    """Return a request, whose command has this name, without the passwords in it."""
+    match name:
+        case "auth":
+            return [words[0], *[REDACTED] * (len(words) - 1)]
+        case "acl|setuser":
+            return [*words[:2], *[REDACTED] * (len(words) - 2)]
+        case "hello" | "migrate":
+            return _without_credentials(words)
+        case "config|set":
+            shown = list(words)
+            for at in range(2, len(words) - 1, 2):
+                if words[at].lower() in SECRET_SETTINGS:
+                    shown[at + 1] = REDACTED
+            return shown
+    return words
+
+
+def _without_credentials(words: Sequence[bytes]) -> Sequence[bytes]:
+    """Redact the user and the password that stand behind AUTH or AUTH2."""
+    shown = list(words)
+    for at, word in enumerate(words):
+        if word.upper() in (b"AUTH", b"AUTH2"):
+            for secret in range(at + 1, min(at + 3, len(words))):
+                shown[secret] = REDACTED
+    return shown
