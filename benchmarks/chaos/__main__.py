@@ -1,6 +1,6 @@
 """`make chaos`: what happens to readers while parts of a cluster die, hang, move or come.
 
-A Spark job on executors of this machine writes the number of its micro-batch to each of its keys twice a second. Its
+A Spark job on executors of this machine writes the number of its micro-batch to each of its keys once a second. Its
 state is served by the servers beside the executors and by two that are started by hand; readers ask two proxies without
 a pause, in plain requests and in transactions. Then one thing after another happens, and each answer is judged: a key
 that is missing, two epochs in one answer, an epoch before the last one on that connection, or one that was not

@@ -20,7 +20,7 @@ import sparkis
 from benchmarks.chaos.judge import GROUPS, JOB, STATE
 
 EXECUTORS = 2
-PERIOD_MS = 500
+PERIOD_MS = 1000
 ROWS = 2 * GROUPS
 
 

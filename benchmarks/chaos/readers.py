@@ -147,7 +147,8 @@ class Connection:
 
     async def _reply(self) -> object:
         while (reply := self._replies.gets()) is False:
-            data = await asyncio.wait_for(self._reader.read(READ_BYTES), ANSWER_S_MAX)
+            async with asyncio.timeout(ANSWER_S_MAX):  # wait_for of Python 3.11 may let a cancellation be lost
+                data = await self._reader.read(READ_BYTES)
             if not data:
                 raise EOFError("the connection was closed")
             self._replies.feed(data)

@@ -10,14 +10,44 @@ exact: no reply before a push is from a later epoch, and no request after it is 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from resp_server.protocol.replies import Push, Reply, encode
 
 # A job's term and epoch. Their order is that of the job's log, over its generations too.
 Reached = tuple[int, int]
 
+# What was reached in each job. Never changed: what is newer is another one.
+Epochs: TypeAlias = Mapping[str, Reached]
+# What the parts of a reply are from, each once.
+Told: TypeAlias = tuple[Epochs, ...]
+
 GONE: Reached = (-1, -1)
 NO_TOPOLOGY = -1
+NOTHING: Epochs = {}
+NOT_TOLD: Told = ()
+
+
+def latest(first: Epochs, second: Epochs) -> Epochs:
+    """Return what was reached in each job by either."""
+    return {job: max(first.get(job, GONE), second.get(job, GONE)) for job in first.keys() | second.keys()}
+
+
+class Seen:
+    """The newest epochs that a client was answered from. What is told is most often what was told last."""
+
+    __slots__ = ("_last", "epochs")
+
+    def __init__(self) -> None:
+        self.epochs = NOTHING
+        self._last = NOT_TOLD
+
+    def add(self, told: Told) -> None:
+        """Take in what an answer is from."""
+        if told is not self._last:
+            self._last = told
+            for each in told:
+                self.epochs = each if self.epochs is NOTHING else latest(self.epochs, each)
 
 
 class Following:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Protocol
 
-from resp_server.protocol.following import Following
+from resp_server.protocol.following import Following, Seen
 from resp_server.protocol.subscriptions import Subscriptions
 from resp_server.protocol.transaction import Mark, ReadsAt, Transaction
 
@@ -79,6 +79,8 @@ class Session:
         self.is_at_replica = False
         self.is_observed = False
         self.reply_mode = ReplyMode.ON
+        # For a proxy, whose servers may be an epoch apart.
+        self.seen = Seen()
         self.restart()
 
     def restart(self) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import hiredis
 
 from resp_server.errors import LoadingError, PlainError
-from resp_server.router.asks import Ask
+from resp_server.protocol.following import NOT_TOLD, Told
+from resp_server.router.asks import Ask, TakesReplies
 from resp_server.router.frames import pack
 from resp_server.router.upstream import Upstreams
 from state_backend.errors import DescriptorError
@@ -96,14 +97,14 @@ def clash(one: Upstreams, job: str, other: Upstreams, its_job: str) -> str:
 
 
 @dataclass
-class LearnsKeys:
+class LearnsKeys(TakesReplies):
     """Takes what a server says of its jobs."""
 
     applications: Applications
     upstreams: Upstreams
     address: str
 
-    def put(self, index: int, reply: bytes) -> None:
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         if reply[:1] == b"-":
             self.upstreams.later(float("inf"), lambda: self.applications.learn_keys(self.upstreams, self.address))
             logger.warning("%s does not tell its jobs: %s", self.address, reply[1:200].decode("utf-8", "replace"))

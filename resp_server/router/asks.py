@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from resp_server.errors import ReplyError
-from resp_server.router.guard import Epochs
+from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told
 
 
 class TakesReplies(Protocol):
     """Whoever waits for an answer."""
 
-    def put(self, index: int, reply: bytes) -> None:
-        """Take the answer to the question of a number."""
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+        """Take the answer to the question of a number, and what it is from: nothing where the proxy itself answers."""
+
+    def seen_by(self, index: int) -> Epochs:
+        """Return what a client has seen for whom a question is asked: nothing before that will do."""
+        return NOTHING
 
 
 class Asked(Protocol):
@@ -29,8 +33,8 @@ class Asked(Protocol):
     def wants(self) -> int:
         """How many are missing."""
 
-    def take(self, replies: Sequence[bytes]) -> None:
-        """Take the next answers, no more than are wanted."""
+    def take(self, replies: Sequence[bytes], told: Told) -> None:
+        """Take the next answers, no more than are wanted, and what they are from."""
 
     def next_ask(self) -> Ask:
         """Return the next question to be answered as one of its own; it is wanted here no more."""
@@ -59,9 +63,9 @@ class Ask:
     held_until_s: float | None = None
     wants: int = 1
 
-    def take(self, replies: Sequence[bytes]) -> None:
+    def take(self, replies: Sequence[bytes], told: Told) -> None:
         """Pass the answer on."""
-        self.whose.put(self.index, replies[0])
+        self.whose.put(self.index, replies[0], told)
 
     def next_ask(self) -> Ask:
         """Return itself."""
@@ -72,8 +76,8 @@ class Ask:
         self.whose.put(self.index, b"-%b\r\n" % error.line)
 
 
-class Nobody:
+class Nobody(TakesReplies):
     """Takes answers that nobody needs."""
 
-    def put(self, index: int, reply: bytes) -> None:
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Let it go."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from resp_server.connection import Connection
+from resp_server.protocol.following import Epochs, Told
 from resp_server.protocol.replies import Pending
 from resp_server.router.gets import NIL_2, NIL_3, STARTS, is_part
 
@@ -66,6 +67,11 @@ class ProxyConnection(Connection):
         self._pending, self._next_turn = UNANSWERED, NO_TURN
         self._gets.add(self, data)  # type: ignore[union-attr]
 
+    @property
+    def seen(self) -> Epochs:
+        """What this client has seen."""
+        return self.session.seen.epochs
+
     def leave_to_others(self, data: bytes) -> None:
         """Answer what is no GET, or cannot be asked now, the general way."""
         self._pending = self._next_turn = None
@@ -83,12 +89,23 @@ class ProxyConnection(Connection):
             replies = [NIL_3 if each == NIL_2 else each for each in replies]
         return b"".join(replies)
 
-    def answered(self, reply: bytes) -> None:
+    def answered_unevenly(self, data: bytes, count: int, told: Told) -> bool:
+        """Have it asked again, the general way, of servers that have reached all of it."""
+        self.session.seen.add(told)
+        stats = self._instance.stats  # it was counted when it was asked first
+        stats.input_bytes -= len(data)
+        stats.tally("get").calls -= count
+        data, self.begun = data + self.begun, b""
+        self.leave_to_others(data)
+        return True
+
+    def answered(self, reply: bytes, told: Told) -> None:
         """Send what was waited for, and go on with what came meanwhile."""
         self._pending = self._next_turn = None
         if self._transport.is_closing():
             return
         session = self.session
+        session.seen.add(told)
         session.last_command = "get"
         session.active_ms = self._instance.view.now_ms
         if reply == NIL_2 and session.protocol != 2:

@@ -15,8 +15,9 @@ from resp_server.commands.generic import cursor
 from resp_server.commands.table import Command
 from resp_server.commands.transactions import check_room
 from resp_server.dispatcher import SPELLINGS_MAX, Dispatcher, Later
-from resp_server.errors import ClusterDownError, PlainError, ReplyError, not_served
+from resp_server.errors import ClusterDownError, PlainError, ReplyError, TryAgainError, not_served
 from resp_server.instance import Call, Instance
+from resp_server.protocol.following import NOT_TOLD, Epochs, Told
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder, encode
 from resp_server.protocol.requests import Request
 from resp_server.protocol.session import Session
@@ -25,7 +26,8 @@ from resp_server.router.asks import Ask, TakesReplies
 from resp_server.router.frames import in_order, pack
 from resp_server.router.gathering import Jobs, text_in, wanted_of_servers
 from resp_server.router.gets import Array, Gets
-from resp_server.router.routes import Merge, Way, lone_key_at, split, way_of
+from resp_server.router.guard import behind, together
+from resp_server.router.routes import Merge, Part, Way, lone_key_at, split, way_of
 from resp_server.router.survey import Survey
 from resp_server.router.transactions import TransactionRun, WatchRun
 from resp_server.router.upstream import LONG_TIMEOUT_S, Upstreams
@@ -37,6 +39,9 @@ from state_backend.slots import slot_of
 BATCH_S_MAX = 2 * LONG_TIMEOUT_S
 # What the replies of one batch may be together; they are held until all are there (guess).
 BATCH_BYTES_MAX = 256 << 20
+
+# How often what is behind is asked for again: another time only where an epoch came in between.
+ROUNDS_MAX = 8
 
 LOCATE = "state|locate"
 TRANSACTIONS = "transactions"
@@ -56,12 +61,21 @@ class NoShortWay(ShortWay):
         return b"", data
 
 
-class Batch(Pending):
-    """Replies to requests that came together, in their order."""
+class Batch(Pending, TakesReplies):
+    """Replies to requests that came together, in their order.
 
-    def __init__(self) -> None:
+    They are asked of several servers at once. Where one is from an earlier epoch than a reply before it, it is asked
+    again, until its deadline.
+    """
+
+    def __init__(self, session: Session, now_s: Callable[[], float], deadline_s: float) -> None:
         super().__init__(BATCH_S_MAX, self.joined)
+        self._session = session
+        self._now_s, self._deadline_s = now_s, deadline_s
         self._replies: list[bytes | None] = []
+        self._told: dict[int, Told] = {}
+        self._again: dict[int, Callable[[], object]] = {}
+        self._rounds = 0
         self._silenced: set[int] = set()
         self._bytes = 0
         self._is_sealed = False
@@ -71,6 +85,16 @@ class Batch(Pending):
     def add(self, reply: bytes) -> None:
         """Add a reply that is there."""
         self._replies.append(reply)
+
+    def ask(
+        self, upstreams: Upstreams, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
+    ) -> None:
+        """Add one that whoever answers a slot, or a master's shard, is asked for."""
+        deadline_s = self._deadline_s
+        index = self.expect(is_silent)
+        ask = Ask(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
+        self._again[index] = partial(upstreams.send_again, ask)
+        upstreams.send(ask)
 
     def expect(self, is_silent: bool = False) -> int:
         """Add one that is to come; return its number. One that is silent is waited for, and left out."""
@@ -84,7 +108,14 @@ class Batch(Pending):
         """Call back once all replies before one are there, of which some are missing."""
         self._then = index, then
 
-    def put(self, index: int, reply: bytes) -> None:
+    def again(self, index: int, ask: Callable[[], object]) -> None:
+        """Say how one that is to come is asked for once more."""
+        self._again[index] = ask
+
+    def seen_by(self, index: int) -> Epochs:
+        return self._session.seen.epochs
+
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Take a reply that was to come."""
         if self._replies[index] is not None:
             return
@@ -93,12 +124,37 @@ class Batch(Pending):
             error = PlainError(f"replies of more than {BATCH_BYTES_MAX} bytes were asked for at once")
             reply = b"-%b\r\n" % error.line
         self._replies[index] = b"" if index in self._silenced else reply
+        self._told[index] = told
         self.missing -= 1
-        if self._then is not None and None not in self._replies[: self._then[0]]:
+        if self._then is not None and None not in self._replies[: self._then[0]] and not self._ask_behind():
             then, self._then = self._then[1], None
             then()
-        if not self.missing and self._is_sealed:
+        if not self.missing and self._is_sealed and not self._ask_behind():
             self.resolve(self.joined)
+
+    def _ask_behind(self) -> bool:
+        """Ask again for what is from an earlier epoch than a reply before it; tell whether there is something."""
+        seen = self._session.seen
+        for told in self._told.values():
+            seen.add(told)
+        if len(set(map(id, self._told.values()))) <= 1:
+            return False
+        late = behind([self._told.get(index, NOT_TOLD) for index in range(len(self._replies))])
+        if self._rounds == ROUNDS_MAX or self._now_s() >= self._deadline_s:
+            error = TryAgainError("the servers are not at the same epoch")
+            for index in late:
+                self._replies[index] = b"" if index in self._silenced else b"-%b\r\n" % error.line
+                del self._told[index]
+            return False
+        self._rounds += 1
+        self.missing += len(late)
+        for index in late:
+            self._bytes -= len(self._replies[index] or b"")
+            self._replies[index] = None
+            del self._told[index]
+        for index in late:
+            self._again[index]()
+        return bool(late)
 
     def seal(self) -> None:
         """Say that nothing is added any more."""
@@ -110,22 +166,27 @@ class Batch(Pending):
         return b"".join([late if reply is None else reply for reply in self._replies])
 
 
-class Joined:
+class Joined(TakesReplies):
     """Answers of several servers that make one reply. The first error among them is the reply."""
 
     def __init__(self, count: int, merge: Merge, whose: TakesReplies, index: int) -> None:
         self._replies: list[bytes | None] = [None] * count
         self._missing = count
         self._merge, self._whose, self.index = merge, whose, index
+        self._told = NOT_TOLD
 
-    def put(self, index: int, reply: bytes) -> None:
+    def seen_by(self, index: int) -> Epochs:
+        return self._whose.seen_by(self.index)
+
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         self._replies[index] = reply
+        self._told = together(self._told, told)
         self._missing -= 1
         if self._missing:
             return
         replies = [each for each in self._replies if each is not None]
         error = next((each for each in replies if each[:1] == b"-"), None)
-        self._whose.put(self.index, self._merge(replies) if error is None else error)
+        self._whose.put(self.index, self._merge(replies) if error is None else error, self._told)
 
 
 class Rule(NamedTuple):
@@ -151,8 +212,8 @@ class ProxyDispatcher(Dispatcher):
 
     def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Later | None:
         session, applications, rules = call.session, self._applications, self._rules
-        batch = Batch()
-        deadline_s = applications.each[0].deadline_s()
+        first = applications.each[0]
+        batch = Batch(session, first.clock, first.deadline_s())
         for request in requests:
             name = request[0]
             rule = rules[name] if name in rules else self._learn_rule(name)
@@ -162,8 +223,7 @@ class ProxyDispatcher(Dispatcher):
                 rule.tally.calls += 1
                 session.last_command = rule.command.name
                 slot = slot_of(request[rule.lone_key_at])
-                packed = pack(request)
-                upstreams.send(Ask(packed, slot, session.protocol, deadline_s, batch, batch.expect()))
+                batch.ask(upstreams, pack(request), slot)
                 continue
             session.begin_command()
             if rule is not None and (session.transaction is not None or rule.command.facts.group == TRANSACTIONS):
@@ -298,7 +358,10 @@ class ProxyDispatcher(Dispatcher):
         if way in (Way.ALL, Way.SCAN):
             if way is Way.SCAN:
                 cursor(request[1])  # a bad one is an error now
-            Survey(self._applications, request, protocol, batch, batch.expect(is_silent)).ask()
+            index = batch.expect(is_silent)
+            survey = Survey(self._applications, request, protocol, batch, index)
+            batch.again(index, survey.ask)
+            survey.ask()
             return True
         if way is Way.JOBS:
             return self._ask_about_jobs(command, request, session, batch)
@@ -307,10 +370,9 @@ class ProxyDispatcher(Dispatcher):
             master = next(iter(upstreams.slots.counts), None)
             if master is None:
                 raise ClusterDownError
-            packed, deadline_s = pack(request), upstreams.deadline_s()
-            upstreams.send(Ask(packed, 0, protocol, deadline_s, batch, batch.expect(is_silent), None, master))
+            batch.ask(upstreams, pack(request), 0, is_silent, master)
             return True
-        if command.name == "mget" and self._ask_for_many(request, session, batch):
+        if command.name == "mget" and self._ask_for_many(command, request, session, batch):
             return True
         found = split(command.facts, request, self.place_of)
         if found is None:
@@ -318,15 +380,20 @@ class ProxyDispatcher(Dispatcher):
         parts, merge = found
         if command.name == LOCATE:
             merge = partial(self._with_address, key=request[2])
-        joined = Joined(len(parts), merge, batch, batch.expect(is_silent))
+        index = batch.expect(is_silent)
+        again = partial(self._ask_parts, parts, merge, protocol, batch, index)
+        batch.again(index, again)
+        again()
+        return True
+
+    def _ask_parts(self, parts: Sequence[Part], merge: Merge, protocol: int, batch: Batch, index: int) -> None:
+        joined = Joined(len(parts), merge, batch, index)
         for place, part in enumerate(parts):
             number, slot = cast("tuple[int, int]", part.place)
             upstreams = self._applications.each[number]
-            packed, deadline_s = pack(part.request), upstreams.deadline_s()
-            upstreams.send(Ask(packed, slot, protocol, deadline_s, joined, place))
-        return True
+            upstreams.send(Ask(pack(part.request), slot, protocol, upstreams.deadline_s(), joined, place))
 
-    def _ask_for_many(self, request: Request, session: Session, batch: Batch) -> bool:
+    def _ask_for_many(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
         """Ask for the values of keys of different slots as GETs, which are cheaper; False if that cannot be.
 
         Keys of one slot are to be read at one epoch, so they are asked for together.
@@ -341,10 +408,11 @@ class ProxyDispatcher(Dispatcher):
         alone = [counts[slot] == 1 for slot in slots]
         array = Array(session.protocol, batch)
         if all(alone):
-            is_asked = self.gets.ask_array(keys, array)
-            if is_asked:
-                array.index = batch.expect(session.is_silent)
-            return is_asked
+            if not self.gets.ask_array(keys, array):
+                return False
+            array.index = batch.expect(session.is_silent)
+            self._again_in_parts(command, request, batch, array.index)
+            return True
         places = [[at for at, is_alone in enumerate(alone) if is_alone]]
         places += [[at for at, each in enumerate(slots) if each == slot] for slot, count in counts.items() if count > 1]
         if not places[0]:
@@ -355,11 +423,20 @@ class ProxyDispatcher(Dispatcher):
             return False
         array.index = 0
         joined.index = batch.expect(session.is_silent)
+        self._again_in_parts(command, request, batch, joined.index)
         upstreams = self._applications.each[0]
         for number, some in enumerate(places[1:], 1):
             packed, deadline_s = pack((request[0], *(keys[at] for at in some))), upstreams.deadline_s()
             upstreams.send(Ask(packed, slots[some[0]], session.protocol, deadline_s, joined, number))
         return True
+
+    def _again_in_parts(self, command: Command, request: Request, batch: Batch, index: int) -> None:
+        def ask() -> None:
+            found = split(command.facts, request, self.place_of)
+            assert found is not None  # it has keys
+            self._ask_parts(*found, 2, batch, index)
+
+        batch.again(index, ask)
 
     def place_of(self, key: bytes) -> tuple[int, int]:
         """Return the number of a key's application, and its slot."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import hiredis
 
+from resp_server.protocol.following import NOT_TOLD, Told
 from resp_server.protocol.replies import Verbatim, encode
 from resp_server.protocol.requests import Request
 from resp_server.router.asks import Ask, TakesReplies
@@ -45,7 +46,7 @@ class Answers(NamedTuple):
         return next((each for each in self.replies if each[:1] == b"-"), None)
 
 
-class Gathering:
+class Gathering(TakesReplies):
     """The same questions to whoever answers each shard, of some applications."""
 
     def __init__(
@@ -63,7 +64,7 @@ class Gathering:
             for number, request in enumerate(requests, at * len(requests)):
                 upstreams.send(Ask(pack(request), 0, 2, upstreams.deadline_s(), self, number, None, master))
 
-    def put(self, index: int, reply: bytes) -> None:
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Take one answer."""
         self._replies[index] = reply
         self._missing -= 1

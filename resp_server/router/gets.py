@@ -11,13 +11,16 @@ there together, and the replies are put in order when all are there. Whatever is
 from __future__ import annotations
 
 from binascii import crc_hqx
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, compress, islice, repeat
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import accumulate, compress, islice, permutations, repeat
 from operator import getitem
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from resp_server.protocol.following import NOT_TOLD, Epochs, Told, latest
 from resp_server.router.asks import Ask, TakesReplies
 from resp_server.router.frames import pack
+from resp_server.router.guard import has_reached, is_behind, together
 from resp_server.router.lane import Lane
 from state_backend.slots import slot_of
 
@@ -109,11 +112,11 @@ class Gets:
 
     def _ask(self, connections: Sequence[Taker], pieces: list[bytes], ends: Sequence[int]) -> bool:
         keys: Iterator[bytes] = map(getitem, pieces, map(_key_of_length, map(len, pieces)))  # type: ignore[arg-type]
-        asked = self._lanes(self._numbers(keys, b"".join(pieces)), len(pieces))
+        asked = self._lanes(self._numbers(keys, b"".join(pieces)), len(pieces), connections)
         if asked is None:
             return False
         numbers, lanes = asked
-        run = Run(connections, ends, numbers) if len(connections) < len(pieces) else None
+        run = Run(connections, ends, numbers, pieces) if len(connections) < len(pieces) else None
         self._send(connections, pieces, numbers, lanes, run)
         self._stats.tally("get").calls += len(pieces)
         self._instance.renew()  # its clock says when clients were last active
@@ -121,12 +124,12 @@ class Gets:
 
     def ask_array(self, keys: Sequence[bytes], taker: Taker) -> bool:
         """Ask for keys whose values are to come as one array; False if nothing was asked."""
-        asked = self._lanes(self._numbers(iter(keys), b"".join(keys)), len(keys))
+        asked = self._lanes(self._numbers(iter(keys), b"".join(keys)), len(keys), [taker])
         if asked is None:
             return False
         numbers, lanes = asked
         pieces = [b"%d\r\n%b" % (len(key), key) for key in keys]
-        self._send([taker], pieces, numbers, lanes, Run([taker], [len(pieces)], numbers))
+        self._send([taker], pieces, numbers, lanes, Run([taker], [len(pieces)], numbers, pieces))
         return True
 
     def _numbers(self, keys: Iterator[bytes], text: bytes) -> bytes:
@@ -135,14 +138,20 @@ class Gets:
         places = map(slot_of, keys) if b"{" in text else map(crc_hqx, keys, repeat(0))
         return bytes(map(self._upstreams.table.__getitem__, places))
 
-    def _lanes(self, numbers: bytes, count: int) -> tuple[bytes, list[tuple[Lane, int]]] | None:
-        """Return the connections that numbers stand for, or None if one cannot be used now."""
+    def _lanes(
+        self, numbers: bytes, count: int, takers: Sequence[Taker]
+    ) -> tuple[bytes, list[tuple[Lane, int]]] | None:
+        """Return the connections that numbers stand for, or None if one cannot be used now, for these."""
         asked: list[tuple[Lane, int]] = []
         for number in set(numbers):
             lane = self._upstreams.open_lanes[number]
             if lane is None or not lane.has_room(count):
                 return None
             asked.append((lane, number))
+        if not self._upstreams.is_level:
+            seen = {id(each.seen): self._upstreams.own(each.seen) for each in takers}.values()
+            if not all(has_reached(lane.told, each, self._upstreams.gone_jobs) for lane, _ in asked for each in seen):
+                return None
         return numbers, asked
 
     def _send(
@@ -197,11 +206,18 @@ def _are_keys(pieces: Sequence[bytes]) -> bool:
 class Taker(Protocol):
     """Whoever asked: a client's connection, or an array that is made for one."""
 
+    @property
+    def seen(self) -> Epochs:
+        """What it has seen: nothing before that will do."""
+
     def in_its_protocol(self, replies: Sequence[bytes]) -> bytes:
         """Return replies to GETs as they are sent."""
 
-    def answered(self, reply: bytes) -> None:
-        """Take what was waited for."""
+    def answered(self, reply: bytes, told: Told) -> None:
+        """Take what was waited for, and what it is from."""
+
+    def answered_unevenly(self, data: bytes, count: int, told: Told) -> bool:
+        """Ask again for so many GETs that came from several epochs, maybe out of order; False if that does no harm."""
 
 
 class Array:
@@ -212,6 +228,10 @@ class Array:
         self._nil = NIL_2 if protocol == 2 else NIL_3
         self._whose = whose
 
+    @property
+    def seen(self) -> Epochs:
+        return self._whose.seen_by(self.index)
+
     def in_its_protocol(self, replies: Sequence[bytes]) -> bytes:
         """Return the array."""
         error = next((each for each in replies if each[:1] == b"-" and not each.startswith(b"-WRONGTYPE ")), None)
@@ -221,9 +241,13 @@ class Array:
         items = [nil if each == NIL_2 or each[:1] == b"-" else each for each in replies]
         return b"*%d\r\n%b" % (len(items), b"".join(items))
 
-    def answered(self, reply: bytes) -> None:
+    def answered(self, reply: bytes, told: Told) -> None:
         """Pass it on."""
-        self._whose.put(self.index, reply)
+        self._whose.put(self.index, reply, told)
+
+    def answered_unevenly(self, data: bytes, count: int, told: Told) -> bool:
+        """Let it be: it is one reply."""
+        return False
 
 
 class Run:
@@ -232,11 +256,31 @@ class Run:
     A client is answered when the connections that it needs have brought theirs: it does not wait for others.
     """
 
-    def __init__(self, connections: Sequence[Taker], ends: Sequence[int], numbers: bytes) -> None:
+    def __init__(self, connections: Sequence[Taker], ends: Sequence[int], numbers: bytes, pieces: list[bytes]) -> None:
         self.parts: dict[int, Part] = {}
+        self._pieces = pieces
+        self._told = NOT_TOLD
+        self._told_by: dict[int, Told] = {}
         self._numbers = numbers
         self._done = b""
         self._waiting = list(zip(connections, (0, *ends), ends, strict=False))
+
+    @property
+    def seen(self) -> Epochs:
+        """What any of the clients has seen that wait."""
+        return reduce(latest, [connection.seen for connection, _, _ in self._waiting])
+
+    def came(self, number: int, told: Told) -> None:
+        """Take in what replies that came over a connection are from."""
+        self._told = together(self._told, told)
+        self._told_by[number] = together(self._told_by.get(number, NOT_TOLD), told)
+
+    def _tell(self, taker: Taker, start: int, end: int, replies: Sequence[bytes]) -> None:
+        if len(self._told) > 1 and not is_in_order(self._numbers[start:end], self._told_by):
+            data = UPPER.start + UPPER.separator.join(self._pieces[start:end]) + b"\r\n"
+            if taker.answered_unevenly(data, end - start, self._told):
+                return
+        taker.answered(taker.in_its_protocol(replies), self._told)
 
     def part_is_done(self, part: Part) -> None:
         """Answer the clients for which all has come."""
@@ -246,7 +290,7 @@ class Run:
             self._waiting = []
             replies = self._in_order(0, len(numbers))
             for connection, start, end in waiting:
-                connection.answered(connection.in_its_protocol(replies[start:end]))
+                self._tell(connection, start, end, replies[start:end])
             return
         if len(waiting) == 1:
             return
@@ -254,7 +298,7 @@ class Run:
         self._waiting = [row for row in waiting if numbers[row[1] : row[2]].translate(None, done)]
         for connection, start, end in waiting:
             if not numbers[start:end].translate(None, done):
-                connection.answered(connection.in_its_protocol(self._in_order(start, end)))
+                self._tell(connection, start, end, self._in_order(start, end))
 
     def _in_order(self, start: int, end: int) -> list[bytes]:
         numbers = self._numbers
@@ -269,7 +313,19 @@ class Run:
         return list(map(next, map(replies.__getitem__, its_numbers)))
 
 
-class Sent:
+def is_in_order(numbers: bytes, told: Mapping[int, Told]) -> bool:
+    """Tell whether no reply is from an earlier epoch than one before it, which came over another connection.
+
+    numbers: of the connections that replies came over, in their order. told: what each one's replies are from.
+    """
+    for later, earlier in permutations(set(numbers), 2):
+        is_later = any(is_behind(each, newer) for each in told[earlier] for newer in told[later])
+        if is_later and numbers.index(later) < numbers.rindex(earlier):
+            return False
+    return True
+
+
+class Sent(TakesReplies):
     """GETs that were sent together over one connection; `wants` and the rest are as in `Asked`."""
 
     def __init__(self, pieces: Sequence[bytes], deadline_s: float) -> None:
@@ -284,7 +340,7 @@ class Sent:
         key = self._pieces[at].partition(b"\r\n")[2]
         return Ask(pack((b"GET", key)), slot_of(key), 2, self.deadline_s, self, at, sends=1)
 
-    def put(self, index: int, reply: bytes) -> None:
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Take the answer to such a question."""
         raise NotImplementedError
 
@@ -296,15 +352,18 @@ class Lone(Sent):
         super().__init__(pieces, deadline_s)
         self._connections = connections
 
-    def take(self, replies: Sequence[bytes]) -> None:
+    def take(self, replies: Sequence[bytes], told: Told) -> None:
         """Pass the next replies on."""
         start = len(self._pieces) - self.wants
         self.wants -= len(replies)
         for connection, reply in zip(self._connections[start:] if start else self._connections, replies, strict=False):
-            connection.answered(reply)
+            connection.answered(reply, told)
 
-    def put(self, index: int, reply: bytes) -> None:
-        self._connections[index].answered(reply)
+    def seen_by(self, index: int) -> Epochs:
+        return self._connections[index].seen
+
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+        self._connections[index].answered(reply, told)
 
 
 class Part(Sent):
@@ -318,8 +377,9 @@ class Part(Sent):
         self._missing = len(pieces)
         run.parts[number] = self
 
-    def take(self, replies: Sequence[bytes]) -> None:
+    def take(self, replies: Sequence[bytes], told: Told) -> None:
         """Take the next replies."""
+        self._run.came(self.number, told)
         self.replies += replies
         self.wants -= len(replies)
         self._missing -= len(replies)
@@ -330,7 +390,11 @@ class Part(Sent):
         self.replies.append(b"")
         return super().next_ask()
 
-    def put(self, index: int, reply: bytes) -> None:
+    def seen_by(self, index: int) -> Epochs:
+        return self._run.seen
+
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+        self._run.came(self.number, told)
         self.replies[index] = reply
         self._missing -= 1
         if not self._missing:

@@ -1,20 +1,16 @@
-"""Whom a proxy may ask: on no slot does time run backwards, whichever servers answer it one after another. Pure.
+"""Whom a proxy may ask: time runs backwards on no slot and for no client, whichever servers answer. Pure.
 
 A server says which epochs its replies are from (STATE FOLLOW). When other servers answer a slot from now on, what those
-before were known to have reached is the slot's *floor*: nothing is asked of a server that has not reached it.
+before were known to have reached is the slot's *floor*: nothing is asked of a server that has not reached it. The same
+holds for what a client has seen: a server that has not reached that is not asked for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 
-from resp_server.protocol.following import GONE, Reached
+from resp_server.protocol.following import GONE, NOTHING, Epochs, Told, latest
 from state_backend.slots import SLOTS
-
-# What was reached in each job.
-Epochs = Mapping[str, Reached]
-
-NOTHING: Epochs = {}
 
 
 def has_reached(told: Epochs, floor: Epochs, gone: Collection[str] = ()) -> bool:
@@ -22,9 +18,28 @@ def has_reached(told: Epochs, floor: Epochs, gone: Collection[str] = ()) -> bool
     return all(told.get(job, GONE) >= reached for job, reached in floor.items() if job not in gone)
 
 
-def latest(first: Epochs, second: Epochs) -> Epochs:
-    """Return what was reached in each job by either."""
-    return {job: max(first.get(job, GONE), second.get(job, GONE)) for job in first.keys() | second.keys()}
+def is_behind(told: Epochs, seen: Epochs) -> bool:
+    """Tell whether this is earlier in some job than what was seen; a job that it does not have cannot be."""
+    return any(told.get(job, reached) < reached for job, reached in seen.items())
+
+
+def together(told: Told, more: Told) -> Told:
+    """Return what both are from, each once."""
+    if told is more or not more:
+        return told
+    return told + tuple(each for each in more if not any(each is other for other in told)) if told else more
+
+
+def behind(replies: Sequence[Told]) -> list[int]:
+    """Return the numbers of the replies that are from earlier epochs than some reply before them."""
+    found = []
+    newest: Epochs = NOTHING
+    for number, told in enumerate(replies):
+        if any(is_behind(each, newest) for each in told):
+            found.append(number)
+        for each in told:
+            newest = latest(newest, each)
+    return found
 
 
 class Floors:

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from resp_server.errors import PlainError, TryAgainError
-from resp_server.protocol.following import GONE, Reached
+from resp_server.protocol.following import GONE, NOT_TOLD, NOTHING, Epochs, Told
 from resp_server.protocol.requests import Request
 from resp_server.router.asks import Ask, Asked, Nobody
 from resp_server.router.frames import FrameError, Frames, pack
-from resp_server.router.guard import NOTHING, Epochs, has_reached
+from resp_server.router.guard import has_reached
 from resp_server.tls import why
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class Lane:
         self._down_since_s: float | None = None
         self._heard_s = 0.0
         self._floor: Epochs = NOTHING  # what this server was known to have reached before this connection
-        self.told: dict[str, Reached] = {}
+        self.told: Epochs = NOTHING
+        self.replies_from: Told = NOT_TOLD  # as the only thing that a reply is from
         self.is_ready = False
         self.is_parting = False  # with its connection, and about to have another
         self.reason = ""
@@ -186,7 +187,7 @@ class Lane:
             wants = asked.wants
             if wants <= end - at:
                 waiting.popleft()
-            asked.take(replies[at : at + wants])
+            asked.take(replies[at : at + wants], self.replies_from)
             at += wants
 
     def told_of(self, push: bytes) -> None:
@@ -196,18 +197,17 @@ class Lane:
             self._upstreams.told_version(int(words[3][1:]), self.key.address)
         elif words[2] == b"epoch":
             job, reached = words[4].decode(), (int(words[5][1:]), int(words[6][1:]))
-            before = self.told.get(job, GONE)
-            if reached == GONE:
-                self.told.pop(job, None)
-            else:
-                self.told[job] = reached
-            self._upstreams.told_epoch(self, job, before, reached)
+            others = {name: each for name, each in self.told.items() if name != job}
+            self.replies_from = self._upstreams.shared(others if reached == GONE else {**others, job: reached})
+            self.told = self.replies_from[0]
+            self._upstreams.told_epoch(self, job, reached)
 
     def settle(self) -> None:
         """Look whether what is held can be asked now."""
         if not self.is_ready and self._link is not None:
             self.is_ready = has_reached(self.told, self._floor, self._upstreams.gone_jobs)
             self.is_parting &= not self.is_ready
+            self._upstreams.compare()
         if self.is_ready and self._held:
             for ask in self.take_back():
                 self.add(ask)
@@ -220,7 +220,7 @@ class Lane:
             self._waiting.popleft()
         self.is_parting, self.is_ready = True, False
         behind = self._asks_waiting()
-        self._upstreams.let_go(link, ask)
+        self._upstreams.let_go(link, ask, self.replies_from)
         for each in behind:
             self._upstreams.send(each)
         self.connect()
@@ -246,9 +246,9 @@ class Lane:
                 self._waiting.popleft()
             self._asked -= 1
             if reply[:1] == b"-":
-                self._upstreams.answered(asked.next_ask(), reply, self.key.address)
+                self._upstreams.answered(asked.next_ask(), reply, self)
             else:
-                asked.take([reply])
+                asked.take([reply], self.replies_from)
 
     def _asks_waiting(self) -> list[Ask]:
         """Return what was sent and not answered, each as a question of its own, and forget it."""
@@ -279,7 +279,7 @@ class Lane:
     async def _connect(self) -> None:
         host, _, port = self.key.address.rpartition(":")
         certificates = self._upstreams.certificates
-        self.told.clear()
+        self.told, self.replies_from = NOTHING, NOT_TOLD
         self._floor = dict(self._upstreams.seen.get(self.key.address, NOTHING))
         try:
             await asyncio.sleep(self._not_before_s - self._loop.time())

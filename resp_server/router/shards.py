@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from resp_server.router.guard import NOTHING, Epochs, has_reached
+from resp_server.protocol.following import NOTHING, Epochs
+from resp_server.router.guard import has_reached
 
-# Somewhat longer than an epoch may take to be applied by one server and not by another.
-BEHIND_S_MAX = 1.0
+# Somewhat longer than an epoch may take to be applied by one server and not by another, and well below what a question
+# may wait: a client that has seen that epoch is answered by the other server then.
+BEHIND_S_MAX = 0.25
 
 
 class Shard:

@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 from resp_server.commands.generic import cursor
 from resp_server.errors import ClusterDownError, ReplyError, TryAgainError
+from resp_server.protocol.following import NOT_TOLD, Epochs, Told
 from resp_server.protocol.requests import Request
 from resp_server.router.applications import Applications
 from resp_server.router.asks import Ask, TakesReplies
 from resp_server.router.frames import pack
+from resp_server.router.guard import together
 from resp_server.router.routes import POSITION_BITS, merge_all, scan_reply
 from resp_server.router.upstream import Upstreams
 from state_backend.slots import HASH_BITS, SLOTS
@@ -33,7 +35,7 @@ class Place(NamedTuple):
     slots: int
 
 
-class Survey:
+class Survey(TakesReplies):
     """One such question."""
 
     def __init__(
@@ -83,6 +85,7 @@ class Survey:
                 for master, count in each.slots.counts.items()
             ]
         packed = pack(request)
+        self._told = NOT_TOLD
         self._replies: list[bytes | None] = [None] * (ASKS * len(self._places))
         self._missing = len(self._replies)
         for at, (upstreams, master, _, _) in enumerate(self._places):
@@ -90,9 +93,13 @@ class Survey:
                 ask = Ask(each, 0, self._protocol, self._deadline_s, self, place, None, master, not self._is_scan)
                 upstreams.send(ask)
 
-    def put(self, index: int, reply: bytes) -> None:
+    def seen_by(self, index: int) -> Epochs:
+        return self._whose.seen_by(self._index)
+
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Take one server's answer."""
         self._replies[index] = reply
+        self._told = together(self._told, told)
         self._missing -= 1
         if not self._missing:
             self._done([each for each in self._replies if each is not None])
@@ -100,7 +107,7 @@ class Survey:
     def _done(self, replies: Sequence[bytes]) -> None:
         error = next((each for each in replies if each[:1] == b"-"), None)
         if error is not None:
-            self._whose.put(self._index, error)
+            self._whose.put(self._index, error, self._told)
             return
         others = [
             place
@@ -114,10 +121,10 @@ class Survey:
                 self._end(TryAgainError("the servers do not show the same version of the topology"))
         elif self._is_scan:
             reply = scan_reply(replies[1], self._last, self._number, len(self._applications))
-            self._whose.put(self._index, reply)
+            self._whose.put(self._index, reply, self._told)
         else:
             weights = [place.slots for place in self._places]
-            self._whose.put(self._index, merge_all(self._name, replies[1::ASKS], weights))
+            self._whose.put(self._index, merge_all(self._name, replies[1::ASKS], weights), self._told)
 
     def _end(self, error: ReplyError) -> None:
         self._whose.put(self._index, b"-%b\r\n" % error.line)

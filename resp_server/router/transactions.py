@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from resp_server.errors import ClusterDownError, PlainError, ReplyError, TryAgainError
 from resp_server.execution import NOTHING_RUN
 from resp_server.instance import Call
-from resp_server.protocol.following import Reached
+from resp_server.protocol.following import NOT_TOLD, Epochs, Reached, Told
 from resp_server.protocol.requests import Request
 from resp_server.protocol.transaction import Mark
 from resp_server.router.applications import Applications
@@ -61,7 +61,7 @@ class Planned(NamedTuple):
 
 
 @dataclass
-class Block:
+class Block(TakesReplies):
     """What one server is asked in one write, and its answers so far. Asked again as a whole, or not at all."""
 
     upstreams: Upstreams
@@ -95,7 +95,7 @@ class Block:
         lane.send(b"".join(words), self)
         return True
 
-    def take(self, replies: Sequence[bytes]) -> None:
+    def take(self, replies: Sequence[bytes], told: Told) -> None:
         """Take the next answers."""
         self.wants -= len(replies)
         self.replies += replies
@@ -112,7 +112,7 @@ class Block:
         ask.sends = SENDS_MAX
         return ask
 
-    def put(self, index: int, reply: bytes) -> None:
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Take the answer to such a question."""
         self.replies.append(reply)
         if not self.wants and self.is_complete:
@@ -203,13 +203,8 @@ class TransactionRun:
 
     def _choose(self, number: int) -> None:
         """Choose the newest epochs that any server of an application has told of, unless that was done."""
-        if number in self._epochs:
-            return
-        newest: dict[str, Reached] = {}
-        for seen in self._applications.each[number].seen.values():
-            for job, reached in seen.items():
-                newest[job] = max(reached, newest.get(job, reached))
-        self._epochs[number] = newest
+        if number not in self._epochs:
+            self._epochs[number] = dict(self._applications.each[number].newest)
 
     def _send(self) -> None:
         clock_ms = self._call.instance.clock()
@@ -247,7 +242,7 @@ class TransactionRun:
         """End with the reply, or ask again."""
         failed = [each for each in self._blocks.values() if each.error is not None or each.answer[:1] not in b"*_"]
         if not failed:
-            self._end(self._joined())
+            self._end(self._joined(), tuple(self._epochs.values()))
             return
         for block in failed:
             if block.answer.startswith(b"-NOTHELD "):
@@ -302,11 +297,11 @@ class TransactionRun:
             replies.append(planned.merge(found) if error is None else error)
         return b"*%d\r\n%b" % (len(replies), b"".join(replies))
 
-    def _end(self, reply: bytes) -> None:
-        self._whose.put(self._index, reply)
+    def _end(self, reply: bytes, told: Told = NOT_TOLD) -> None:
+        self._whose.put(self._index, reply, told)
 
 
-class WatchRun:
+class WatchRun(TakesReplies):
     """One WATCH of a client: what its keys are like is asked of their owners, and noted."""
 
     def __init__(
@@ -327,7 +322,10 @@ class WatchRun:
             packed = pack((b"STATE", b"MARK", key))
             upstreams.send(Ask(packed, slot_of(key), 2, upstreams.deadline_s(), self, at))
 
-    def put(self, index: int, reply: bytes) -> None:
+    def seen_by(self, index: int) -> Epochs:
+        return self._whose.seen_by(self._index)
+
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Take the mark of one key."""
         if reply[:1] == b"-":
             self._error = self._error or reply

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.errors import ClusterDownError, PlainError, TryAgainError
-from resp_server.protocol.following import GONE, Reached
-from resp_server.router.asks import Ask
+from resp_server.protocol.following import GONE, NOT_TOLD, NOTHING, Epochs, Reached, Told, latest
+from resp_server.router.asks import Ask, TakesReplies
 from resp_server.router.frames import pack
-from resp_server.router.guard import NOTHING, Epochs, Floors, has_reached, latest
+from resp_server.router.guard import Floors, has_reached
 from resp_server.router.jobs import JobKeys
 from resp_server.router.lane import REPLY_BYTES_MAX, Lane, LaneKey, Link
 from resp_server.router.shards import Shard
@@ -51,7 +51,8 @@ class Upstreams:
     """All servers of one application. Runs on the event loop's thread.
 
     table, open_lanes: the lane to ask for a key, by the CRC that makes its slot; 0 where somebody has to look closer.
-    seen: what each server was ever known to have reached.
+    seen: what each server was ever known to have reached; newest: any of them. is_level: all that can be asked are
+    there, so that it is the same whom a client asks.
     """
 
     name: str = "the application"
@@ -61,6 +62,8 @@ class Upstreams:
     keys: JobKeys = field(default_factory=JobKeys)
     lanes: dict[LaneKey, Lane] = field(default_factory=dict)
     seen: dict[str, dict[str, Reached]] = field(default_factory=dict)
+    newest: Epochs = field(default_factory=lambda: NOTHING)
+    is_level: bool = True
     gone_jobs: set[str] = field(default_factory=set)
     moves: int = 0
     losses: int = 0
@@ -83,6 +86,7 @@ class Upstreams:
         self._is_table_made = True
         self._is_some_slot_behind = False
         self._untold_since_s: dict[str, float] = {}
+        self._newest_alone: Told = (self.newest,)
         self._long_replies = LongReplies(self)
         self._check()
 
@@ -95,8 +99,13 @@ class Upstreams:
         self._long_replies.stop()
 
     @property
-    def now_s(self) -> float:
+    def clock(self) -> Callable[[], float]:
         """The clock of deadlines."""
+        return self._loop.time
+
+    @property
+    def now_s(self) -> float:
+        """What it shows."""
         return self._loop.time()
 
     def deadline_s(self, is_long: bool = False) -> float:
@@ -116,7 +125,15 @@ class Upstreams:
                 return
             address = self.answering(master)
             ask.floor = self._floors.by_slot[ask.slot] if ask.master is None else self._floor_of(master)
+            if not self.is_level:
+                ask.floor = latest(ask.floor, self.own(ask.whose.seen_by(ask.index)))
         self.lane(LaneKey(address, ask.protocol, ask.is_long)).add(ask)
+
+    def send_again(self, ask: Ask) -> None:
+        """Ask what was answered once more, as if it had not been."""
+        ask.sends = ask.moves = 0
+        ask.held_until_s = None
+        self.send(ask)
 
     def lane(self, key: LaneKey) -> Lane:
         """Return a connection, which may have to be opened."""
@@ -223,8 +240,25 @@ class Upstreams:
         if version > self.slots.version:
             self.refresh(address)
 
-    def told_epoch(self, lane: Lane, job: str, before: Reached, reached: Reached) -> None:
+    def shared(self, told: Epochs) -> Told:
+        """Return what a server told, as the same object for all servers that are as far as any."""
+        newest = latest(self.newest, told)
+        if newest != self.newest:
+            self.newest, self._newest_alone = newest, (newest,)
+        return self._newest_alone if told == self.newest else (told,)
+
+    def compare(self) -> None:
+        """Learn whether all servers that can be asked are as far as any ever was."""
+        ready = [lane for lane in self.lanes.values() if lane.is_ready]
+        self.is_level = all(lane.replies_from is self._newest_alone for lane in ready)
+
+    def own(self, seen: Epochs) -> Epochs:
+        """Return what a client has seen of jobs that are here."""
+        return seen if seen is self.newest else {job: seen[job] for job in seen.keys() & self.newest.keys()}
+
+    def told_epoch(self, lane: Lane, job: str, reached: Reached) -> None:
         """Take in what a server shows of a job."""
+        self.compare()
         seen = self.seen.setdefault(lane.key.address, {})
         if reached == GONE:
             seen.pop(job, None)
@@ -255,14 +289,14 @@ class Upstreams:
             if lane.key.address == address:
                 lane.cut(f"{address} did not answer in time")
 
-    def answered(self, ask: Ask, reply: bytes, address: str) -> None:
+    def answered(self, ask: Ask, reply: bytes, lane: Lane) -> None:
         """Pass an error on; one that sends elsewhere is followed, and one that comes too early is not taken."""
         if ask.address is not None:
             ask.whose.put(ask.index, reply)
         elif reply[:7] == b"-MOVED ":
-            self._moved(ask, reply, address)
+            self._moved(ask, reply, lane.key.address)
         elif ask.is_long or not (reply.startswith(NOT_YET) and self.later(ask.deadline_s, lambda: self.send(ask))):
-            ask.whose.put(ask.index, reply)
+            ask.whose.put(ask.index, reply, lane.replies_from)
 
     def lost(self, asks: Sequence[Ask], reason: str) -> None:
         """Ask again what went with a connection, of whoever answers now, once."""
@@ -278,9 +312,9 @@ class Upstreams:
             if self._is_wanted(lane.key) and not self._is_stopping:
                 lane.connect()
 
-    def let_go(self, link: Link, ask: Ask) -> None:
-        """Have a long reply come over a connection of its own."""
-        self._long_replies.take(link, ask)
+    def let_go(self, link: Link, ask: Ask, told: Told) -> None:
+        """Have a long reply come over a connection of its own; told: what it is from."""
+        self._long_replies.take(link, ask, told)
 
     def _moved(self, ask: Ask, reply: bytes, address: str) -> None:
         slot, owner = reply[7:].decode().split()
@@ -409,25 +443,34 @@ class Upstreams:
                 self.keys.forget(job)
                 for seen in self.seen.values():
                     seen.pop(job, None)
+                self._forget_newest(job)
                 logger.info("%s: job %s is gone", self.name, job)
+
+    def _forget_newest(self, job: str) -> None:
+        self.newest = {name: reached for name, reached in self.newest.items() if name != job}
+        self._newest_alone = (self.newest,)
+        for lane in self.lanes.values():
+            lane.replies_from = self.shared(lane.told)
+        self.compare()
 
 
 @dataclass
-class Learner:
+class Learner(TakesReplies):
     """Takes a server's topology."""
 
     upstreams: Upstreams
     address: str
 
-    def put(self, index: int, reply: bytes) -> None:
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         self.upstreams.learn(reply, self.address)
 
 
 class LongReply:
     """A reply that came to have a connection of its own, which is held until it is complete."""
 
-    def __init__(self, others: LongReplies, link: Link, ask: Ask, deadline_s: float) -> None:
+    def __init__(self, others: LongReplies, link: Link, ask: Ask, told: Told, deadline_s: float) -> None:
         self.link = link
+        self._told = told
         self.deadline_s = deadline_s
         self.held_bytes = 0
         self._others = others
@@ -437,7 +480,7 @@ class LongReply:
         """Take the reply; what may come behind it was asked again elsewhere."""
         self._others.remove(self)
         self.link.forget()
-        self._ask.whose.put(self._ask.index, replies[0])
+        self._ask.whose.put(self._ask.index, replies[0], self._told)
 
     def gone(self, reason: str) -> None:
         """Answer with an error."""
@@ -453,13 +496,13 @@ class LongReplies:
         self._all: list[LongReply] = []
         self._held_bytes = 0
 
-    def take(self, link: Link, ask: Ask) -> None:
+    def take(self, link: Link, ask: Ask, told: Told) -> None:
         """Take a connection over whose next reply is long. It is read on as soon as there is room."""
         if link.begun_bytes > REPLY_BYTES_MAX:
             link.forget()
             ask.refuse(PlainError(f"a reply is larger than {REPLY_BYTES_MAX} bytes"))
             return
-        reply = LongReply(self, link, ask, self._upstreams.deadline_s(is_long=True))
+        reply = LongReply(self, link, ask, told, self._upstreams.deadline_s(is_long=True))
         self._all.append(reply)
         link.give(reply)
         link.pause(True)

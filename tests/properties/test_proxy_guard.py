@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from resp_server.protocol.following import GONE, Reached
-from resp_server.router.guard import NOTHING, Floors, has_reached, latest
+from resp_server.protocol.following import GONE, NOTHING, Epochs, Reached, Seen, latest
+from resp_server.router.guard import Floors, behind, has_reached, together
 from resp_server.router.shards import BEHIND_S_MAX, Shard
 
 SERVERS = ("a", "b", "c")
@@ -71,6 +72,37 @@ class Guarded(RuleBasedStateMachine):
 
 
 TestGuarded = Guarded.TestCase
+
+
+EPOCHS = st.dictionaries(st.sampled_from(JOBS), st.tuples(st.integers(0, 1), st.integers(0, 3)))
+
+
+@given(st.lists(st.lists(EPOCHS, max_size=2).map(tuple)))
+def test_replies_are_in_order_but_for_those_that_are_said_to_be_behind(replies: list[tuple[Epochs, ...]]) -> None:
+    found = behind(replies)
+    newest: dict[str, Reached] = {}
+    for number, told in enumerate(replies):
+        is_earlier = any(reached < newest.get(job, GONE) for each in told for job, reached in each.items())
+        assert is_earlier == (number in found)
+        for each in told:
+            newest = {job: max(newest.get(job, GONE), each.get(job, GONE)) for job in newest.keys() | each.keys()}
+
+
+@given(st.lists(st.lists(EPOCHS, max_size=2).map(tuple)))
+def test_a_client_has_seen_the_newest_of_what_it_was_answered_from(replies: list[tuple[Epochs, ...]]) -> None:
+    seen = Seen()
+    for told in replies:
+        seen.add(told)
+    each = [epochs for told in replies for epochs in told]
+    for job in JOBS:
+        assert seen.epochs.get(job, GONE) == max([epochs.get(job, GONE) for epochs in each], default=GONE)
+
+
+def test_what_parts_are_from_is_each_once() -> None:
+    one, other = {"j": (1, 1)}, {"j": (1, 1)}
+    assert together((), (one,)) == (one,)
+    assert len(together((one,), (one, other))) == 2
+    assert together((one,), ()) == (one,)
 
 
 def test_slots_that_leave_together_share_a_floor() -> None:

@@ -108,6 +108,12 @@ class Cluster:
         new.write_text(json.dumps({"version": self._version, "nodes": nodes}))
         os.replace(new, self.file)
 
+    def shows(self, at: int) -> bool:
+        """Tell whether one of the servers shows the newest epoch."""
+        with self.servers[at].connect() as direct:
+            (lag,) = direct.call("STATE", "LAG").plain
+        return dict(zip(lag[::2], lag[1::2], strict=True))[b"applied"] == self.job.epoch
+
     def publish(self, *servers: int) -> None:
         self.job.publish()
         for at in servers:
@@ -118,22 +124,33 @@ MASTER_AND_REPLICA: tuple[dict[str, Any], ...] = ({"slots": "0-16383"}, {"replic
 
 
 def read_on(cluster: Cluster, stop: Event, protocol: bytes) -> tuple[int, list[Any]]:
-    """Read all keys again and again; return the errors, and answers that are of an earlier epoch than one before."""
+    """Read all keys again and again; return the errors, and replies that are of an earlier epoch than one before."""
     wrong: list[Any] = []
-    rounds, seen = 0, dict.fromkeys(cluster.job.keys, -1)
-    asked = [(b"GET", key) for key in cluster.job.keys]
+    rounds, seen = 0, -1
+    some = cluster.job.keys[:2]
+    pipelines: list[list[tuple[bytes, ...]]] = [
+        [(b"GET", key) for key in cluster.job.keys],
+        [(b"MGET", *cluster.job.keys), *((b"GET", key) for key in some), (b"MGET", *cluster.job.keys)],
+        [(b"MULTI",), *((b"GET", key) for key in some), (b"EXEC",)],
+        *([(b"GET", key)] for key in cluster.job.keys[:4]),
+        [(b"STRLEN", cluster.job.keys[0]), *((b"GET", key) for key in cluster.job.keys)],
+    ]
     with cluster.proxy.connect() as connection:
         connection.call("HELLO", protocol)
         while not stop.is_set():
+            pipeline = pipelines[rounds % len(pipelines)]
             rounds += 1
-            connection.send(requests([*asked, (b"MGET", *cluster.job.keys)]))
-            answers = [connection.read() for _ in asked]
-            values = [each.plain for each in (*answers, connection.read())]
-            for key, value in zip([*cluster.job.keys, *cluster.job.keys], [*values[:-1], *values[-1]], strict=True):
-                if not isinstance(value, bytes) or not value.isdigit() or int(value) < seen[key]:
-                    wrong.append((key, value, seen[key]))
-                else:
-                    seen[key] = int(value)
+            connection.send(requests(pipeline))
+            for request in pipeline:
+                reply = connection.read()
+                values = reply.plain if isinstance(reply.plain, list) else [reply.plain]
+                if reply.is_error:
+                    wrong.append((request[0], reply.raw))
+                elif request[0] in (b"GET", b"MGET", b"EXEC") and values != [b"QUEUED"]:
+                    epochs = [int(value) for value in values]
+                    if min(epochs) < seen:
+                        wrong.append((request[:2], epochs, seen))
+                    seen = max(seen, *epochs)
     return rounds, wrong
 
 
@@ -192,10 +209,53 @@ def _answers(cluster: Cluster, at: int) -> bool:
     return f"addr=127.0.0.1:{cluster.ports[at]},slots=16384," in text
 
 
-def test_a_new_owner_is_asked_when_it_has_reached_what_the_old_one_answered(tmp_path: Path) -> None:
-    halves = ({"slots": "0-8191"}, {"slots": "8192-16383"})
+HALVES: tuple[dict[str, Any], ...] = ({"slots": "0-8191"}, {"slots": "8192-16383"})
+
+
+def test_servers_that_are_epochs_apart_answer_no_client_out_of_order(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        cluster = Cluster(tmp_path, stack, *halves)
+        cluster = Cluster(tmp_path, stack, *HALVES)
+        appliers = [appliers_of(each)[0] for each in cluster.servers]
+        with read_meanwhile(cluster):
+            for turn in range(20):
+                slower, faster = turn % 2, (turn + 1) % 2
+                os.kill(appliers[slower], signal.SIGSTOP)
+                cluster.publish(faster)
+                # Some read the newer one from then on, and wait for the slower server.
+                until("it is there", lambda at=faster: cluster.shows(at))
+                sleep(0.02)
+                os.kill(appliers[slower], signal.SIGCONT)
+                tell(cluster.servers[slower], cluster.job, "j")
+                until("it is there too", lambda at=slower: cluster.shows(at))
+
+
+def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others_are(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, *HALVES)
+        (applier,) = appliers_of(cluster.servers[1])
+        newer, older = (next(key for key in cluster.job.keys if slot_of(key) // 8192 == half) for half in (0, 1))
+        with cluster.proxy.connect() as client, cluster.proxy.connect() as other:
+            os.kill(applier, signal.SIGSTOP)
+            try:
+                cluster.publish(0)
+                until("the first server has it", lambda: client.call("GET", newer).plain == b"1")
+                for request in (("GET", older), ("MGET", older, newer), ("STRLEN", older), ("SCAN", str(1 << 52))):
+                    assert client.call(*request).raw.startswith(b"-TRYAGAIN")
+                assert other.call("GET", older).plain == b"0"
+                client.send(requests([(b"GET", newer), (b"GET", older), (b"GET", newer)]))
+                assert [client.read().raw[:9] for _ in range(3)] == [b"$1\r\n1\r\n", b"-TRYAGAIN", b"$1\r\n1\r\n"]
+                other.send(requests([(b"GET", older), (b"GET", newer)]))
+                assert [other.read().plain for _ in range(2)] == [b"0", b"1"]
+                assert client.call("PING").plain == b"PONG"
+                assert client.call("INFO", "server").plain
+            finally:
+                os.kill(applier, signal.SIGCONT)
+            until("it has it too", lambda: client.call("GET", older).plain == b"1")
+
+
+def test_a_new_owner_is_asked_when_it_has_reached_what_the_old_one_answered(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, *HALVES)
         (applier,) = appliers_of(cluster.servers[1])
         key = next(key for key in cluster.job.keys if slot_of(key) < 8192)
         with cluster.proxy.connect() as connection:
