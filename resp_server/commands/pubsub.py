@@ -1,0 +1,203 @@
+"""Publish and subscribe: messages between clients, and those of the server itself."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from resp_server.commands.facts import Facts
+from resp_server.commands.generic import in_steps, sliced
+from resp_server.commands.spec import OneOrMore, command, question
+from resp_server.errors import PlainError
+from resp_server.glob import matcher
+from resp_server.instance import Call, Instance
+from resp_server.protocol.replies import Frames, Reply
+from resp_server.protocol.subscriptions import Way
+from resp_server.publishing import POST, post_of
+
+# Names that are answered at once (guess: well below a millisecond); more come in steps.
+NAMES_AT_ONCE = 1_024
+# What a process tells another one of its channels.
+TOLD_BYTES_MAX = 8 << 20
+
+
+@command("subscribe")
+def subscribe(call: Call, *channels: OneOrMore) -> Reply:
+    """Listens for messages published to channels."""
+    return _subscribe(call, Way.CHANNEL, channels)
+
+
+@command("psubscribe")
+def psubscribe(call: Call, *patterns: OneOrMore) -> Reply:
+    """Listens for messages published to channels that match one or more patterns."""
+    return _subscribe(call, Way.PATTERN, patterns)
+
+
+@command("ssubscribe")
+def ssubscribe(call: Call, *channels: OneOrMore) -> Reply:
+    """Listens for messages published to shard channels."""
+    return _subscribe(call, Way.SHARD, channels)
+
+
+@command("unsubscribe")
+def unsubscribe(call: Call, *channels: bytes) -> Reply:
+    """Stops listening to messages posted to channels."""
+    return _unsubscribe(call, Way.CHANNEL, channels)
+
+
+@command("punsubscribe")
+def punsubscribe(call: Call, *patterns: bytes) -> Reply:
+    """Stops listening to messages published to channels that match one or more patterns."""
+    return _unsubscribe(call, Way.PATTERN, patterns)
+
+
+@command("sunsubscribe")
+def sunsubscribe(call: Call, *channels: bytes) -> Reply:
+    """Stops listening to messages posted to shard channels."""
+    return _unsubscribe(call, Way.SHARD, channels)
+
+
+def _subscribe(call: Call, way: Way, names: Sequence[bytes]) -> Reply:
+    return _pushed(call, call.instance.publishing.hub.subscribe(call.session, way, names))
+
+
+def _unsubscribe(call: Call, way: Way, names: Sequence[bytes]) -> Reply:
+    return _pushed(call, call.instance.publishing.hub.unsubscribe(call.session, way, names))
+
+
+def _pushed(call: Call, frames: bytes) -> Reply:
+    """Return answers that are sent as messages are: also to clients that want no replies."""
+    if call.session.is_silent:
+        call.instance.push(call.session.id, frames)
+    return Frames(frames)
+
+
+@command("publish")
+def publish(call: Call, channel: bytes, message: bytes) -> Reply:
+    """Posts a message to a channel."""
+    return call.instance.publishing.publish(call, Way.CHANNEL, channel, message)
+
+
+@command("spublish")
+def spublish(call: Call, channel: bytes, message: bytes) -> Reply:
+    """Post a message to a shard channel"""
+    return call.instance.publishing.publish(call, Way.SHARD, channel, message)
+
+
+@command(
+    "state|publish",
+    own=Facts(
+        "0.1.0",
+        "server",
+        complexity="O(N+M) where N is the number of subscribed clients and M of subscribed patterns",
+        flags=("pubsub", "loading", "stale", "fast"),
+        acl_categories=("@pubsub", "@fast"),
+        arguments=[
+            {
+                "name": "way",
+                "type": "oneof",
+                "arguments": [
+                    {"name": "channel", "type": "pure-token", "token": "CHANNEL"},
+                    {"name": "shard", "type": "pure-token", "token": "SHARD"},
+                ],
+            },
+            {"name": "name", "type": "string", "display_text": "name"},
+            {"name": "message", "type": "string", "display_text": "message"},
+        ],
+    ),
+)
+def state_publish(call: Call, way: bytes, name: bytes, message: bytes) -> Reply:
+    """Posts a message to clients of this node alone, for another node of the cluster."""
+    ways = {b"CHANNEL": Way.CHANNEL, b"SHARD": Way.SHARD}
+    if way.upper() not in ways:
+        raise PlainError("STATE PUBLISH is for CHANNEL or SHARD")
+    return call.instance.publishing.publish(call, ways[way.upper()], name, message, is_forwarded=False)
+
+
+@question(POST)
+def post(instance: Instance, argument: dict[str, str]) -> int:
+    """Send a message to the clients of this process; return how many got it."""
+    return post_of(instance, argument)
+
+
+@command("pubsub|channels")
+def pubsub_channels(call: Call, *pattern: bytes) -> Reply:
+    """Returns the active channels."""
+    return _names(call, Way.CHANNEL, pattern)
+
+
+@command("pubsub|shardchannels")
+def pubsub_shardchannels(call: Call, *pattern: bytes) -> Reply:
+    """Returns the active shard channels."""
+    return _names(call, Way.SHARD, pattern)
+
+
+@command("pubsub|numsub")
+def pubsub_numsub(call: Call, *channels: bytes) -> Reply:
+    """Returns a count of subscribers to channels."""
+    return _counts(call, Way.CHANNEL, channels)
+
+
+@command("pubsub|shardnumsub")
+def pubsub_shardnumsub(call: Call, *channels: bytes) -> Reply:
+    """Returns the count of subscribers of shard channels."""
+    return _counts(call, Way.SHARD, channels)
+
+
+@command("pubsub|numpat")
+def pubsub_numpat(call: Call) -> Reply:
+    """Returns a count of unique pattern subscriptions."""
+    return _of_all(call, Way.PATTERN, len)
+
+
+@command("pubsub|help")
+def pubsub_help(call: Call) -> Reply:
+    """Returns helpful text about the different subcommands."""
+    return call.instance.table.help("pubsub")
+
+
+def _names(call: Call, way: Way, pattern: Sequence[bytes]) -> Reply:
+    if len(pattern) > 1:
+        name = "SHARDCHANNELS" if way is Way.SHARD else "CHANNELS"
+        raise PlainError(f"unknown subcommand or wrong number of arguments for '{name}'. Try PUBSUB HELP.")
+    matches = matcher(pattern[0] if pattern else b"*")
+    hub = call.instance.publishing.hub
+    if call.instance.ask_others is None and len(hub.names(way)) > NAMES_AT_ONCE:
+        found = (name for name in list(hub.names(way)) if matches(name))
+        return sliced(call, lambda view: in_steps(found))
+    return _of_all(call, way, lambda names: [name for name in names if matches(name)])
+
+
+def _of_all(call: Call, way: Way, answer: Callable[[Collection[bytes]], Reply]) -> Reply:
+    """Answer what clients of all processes are subscribed to in one way."""
+
+    def join(answers: Sequence[list[str] | None]) -> Reply:
+        if None in answers:
+            raise PlainError(f"a process's clients are subscribed to more than {TOLD_BYTES_MAX} bytes of names")
+        return answer(dict.fromkeys(b64decode(name) for names in answers for name in names or ()))
+
+    return call.instance.gather(subscribed_names, way.value.decode(), join)
+
+
+def _counts(call: Call, way: Way, names: Sequence[bytes]) -> Reply:
+    def join(answers: Sequence[list[int]]) -> Reply:
+        counts = map(sum, zip(*answers, strict=True))
+        return [word for pair in zip(names, counts, strict=True) for word in pair]
+
+    texts = [b64encode(name).decode() for name in names]
+    return call.instance.gather(subscriber_counts, {"way": way.value.decode(), "names": texts}, join)
+
+
+@question("subscribed names")
+def subscribed_names(instance: Instance, way: str) -> list[str] | None:
+    """Return what clients of this process are subscribed to in one way; None: too much to be told."""
+    names = instance.publishing.hub.names(Way(way.encode()))
+    return [b64encode(name).decode() for name in names] if sum(map(len, names)) <= TOLD_BYTES_MAX else None
+
+
+@question("subscriber counts")
+def subscriber_counts(instance: Instance, argument: dict[str, Any]) -> list[int]:
+    """Return how many clients of this process are subscribed to each of some channels."""
+    hub, way = instance.publishing.hub, Way(argument["way"].encode())
+    return [hub.count(way, b64decode(name)) for name in argument["names"]]

@@ -1,0 +1,166 @@
+"""Who is subscribed to what at this process, and how a message gets to them. Values and a way to push; no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from resp_server.glob import Matches, matcher
+from resp_server.protocol.session import Session
+from resp_server.protocol.subscriptions import Subscriptions, Way, answer, message
+
+# Channels that the server itself speaks on; nobody else does.
+OWN_CHANNELS = b"__sparkis__:"
+
+SUBSCRIBE, UNSUBSCRIBE = b"subscribe", b"unsubscribe"
+
+Wants = Callable[[Session], bool]
+
+
+class _Pattern(NamedTuple):
+    """A pattern that somebody is subscribed to."""
+
+    matches: Matches
+    sessions: dict[Session, None]
+
+
+class Mail:
+    """Messages that go out together, so that a client gets those to it in one write."""
+
+    def __init__(self) -> None:
+        self._frames: dict[Session, list[bytes]] = {}
+        self.count = 0
+        self.bytes = 0
+
+    def add(self, session: Session, frame: bytes) -> None:
+        """Add a message to a client."""
+        self._frames.setdefault(session, []).append(frame)
+        self.count += 1
+        self.bytes += len(frame)
+
+    def take(self, session: Session) -> bytes:
+        """Return what is for one client, and forget it."""
+        return b"".join(self._frames.pop(session, ()))
+
+    def send(self, push: Callable[[int, bytes], None]) -> list[Session]:
+        """Send everything; return to whom."""
+        for session, frames in self._frames.items():
+            push(session.id, b"".join(frames))
+        return list(self._frames)
+
+
+class PubSub:
+    """All subscriptions at one process."""
+
+    def __init__(self) -> None:
+        self._named: dict[Way, dict[bytes, dict[Session, None]]] = {Way.CHANNEL: {}, Way.SHARD: {}}
+        self._patterns: dict[bytes, _Pattern] = {}
+        # Called when the first client comes to a channel or pattern, or the last one has gone.
+        self.on_change: Callable[[], None] = lambda: None
+
+    # -- who --------------------------------------------------------------------------------------------------------
+
+    def subscribe(self, session: Session, way: Way, names: Sequence[bytes]) -> bytes:
+        """Subscribe a client; return the answers as they are sent. PlainError, and then nothing has changed."""
+        subscriptions = session.subscriptions or Subscriptions()
+        subscriptions.check_room(way, names)
+        compiled = {name: matcher(name) for name in names if name not in self._patterns} if way is Way.PATTERN else {}
+        out = []
+        is_new = False
+        for name in names:
+            if way is Way.PATTERN:
+                if name not in self._patterns:
+                    self._patterns[name] = _Pattern(compiled[name], {})
+                    is_new = True
+                self._patterns[name].sessions[session] = None
+            else:
+                is_new |= name not in self._named[way]
+                self._named[way].setdefault(name, {})[session] = None
+            subscriptions.add(way, name)
+            out.append(answer(way.value + SUBSCRIBE, name, subscriptions.count(way), session.protocol))
+        session.subscribe(subscriptions)
+        if is_new:
+            self.on_change()
+        return b"".join(out)
+
+    def unsubscribe(self, session: Session, way: Way, names: Iterable[bytes] = ()) -> bytes:
+        """End subscriptions of a client, all of this way if none is named; return the answers as they are sent."""
+        subscriptions = session.subscriptions or Subscriptions()
+        verb = way.value + UNSUBSCRIBE
+        out = []
+        is_changed = False
+        for name in list(names) or list(subscriptions.of(way)):
+            if subscriptions.remove(way, name):
+                is_changed |= self._leave(session, way, name)
+            out.append(answer(verb, name, subscriptions.count(way), session.protocol))
+        session.subscribe(subscriptions)
+        if is_changed:
+            self.on_change()
+        return b"".join(out) or answer(verb, None, subscriptions.count(way), session.protocol)
+
+    def leave(self, session: Session) -> None:
+        """End all subscriptions of a client without a word: it has gone, or sent RESET."""
+        subscriptions = session.subscriptions
+        if subscriptions is None:
+            return
+        left = [self._leave(session, way, name) for way in Way for name in subscriptions.of(way)]
+        session.subscribe(Subscriptions())
+        if any(left):
+            self.on_change()
+
+    def _leave(self, session: Session, way: Way, name: bytes) -> bool:
+        """Forget that a client is subscribed; True if nobody is any more."""
+        sessions = self._patterns[name].sessions if way is Way.PATTERN else self._named[way][name]
+        sessions.pop(session, None)
+        if sessions:
+            return False
+        if way is Way.PATTERN:
+            del self._patterns[name]
+        else:
+            del self._named[way][name]
+        return True
+
+    def names(self, way: Way) -> Collection[bytes]:
+        """Return the channels or patterns that somebody is subscribed to."""
+        return self._patterns if way is Way.PATTERN else self._named[way]
+
+    def count(self, way: Way, name: bytes) -> int:
+        """Return how many clients are subscribed to a channel."""
+        return len(self._named[way].get(name, ()))
+
+    def sessions(self, way: Way, name: bytes) -> list[Session]:
+        """Return who is subscribed to a channel, or to a pattern as it was written."""
+        if way is Way.PATTERN:
+            return list(self._patterns[name].sessions) if name in self._patterns else []
+        return list(self._named[way].get(name, ()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether nobody is subscribed to channels or patterns."""
+        return not self._patterns and not self._named[Way.CHANNEL]
+
+    # -- what -------------------------------------------------------------------------------------------------------
+
+    def post(self, mail: Mail, channel: bytes, text: bytes, wants: Wants | None = None) -> None:
+        """Add a message on a channel for all who are subscribed to it: by its name first, then by patterns."""
+        frames: dict[tuple[Way, bytes, int], bytes] = {}
+        for way, pattern, session in self._receivers(channel):
+            if wants is None or wants(session):
+                which = (way, pattern, session.protocol)
+                frame = frames.get(which)
+                if frame is None:
+                    frame = frames[which] = message(way, pattern, channel, text, session.protocol)
+                mail.add(session, frame)
+
+    def post_in_shard(self, mail: Mail, channel: bytes, text: bytes) -> None:
+        """Add a message on a shard channel."""
+        for session in self._named[Way.SHARD].get(channel, ()):
+            mail.add(session, message(Way.SHARD, b"", channel, text, session.protocol))
+
+    def _receivers(self, channel: bytes) -> Iterator[tuple[Way, bytes, Session]]:
+        for session in self._named[Way.CHANNEL].get(channel, ()):
+            yield Way.CHANNEL, b"", session
+        for name, pattern in self._patterns.items():
+            if pattern.matches(channel):
+                for session in pattern.sessions:
+                    yield Way.PATTERN, name, session
