@@ -16,11 +16,9 @@ from resp_server.access.rules import Selector, Use, User, alternatives
 from resp_server.commands.table import CommandTable
 from resp_server.instance import Instance
 from resp_server.protocol.session import Session
-from resp_server.protocol.wholes import MGET_HEAD, gets_of, head, head_of, second_of
+from resp_server.protocol.wholes import head, head_of, many_of, second_of
 from resp_server.short_cuts import short_cuts
 from resp_server.short_way import BYTES_MAX, ShortWay
-
-MGET = b"mget"
 
 
 class CheckedWay:
@@ -75,7 +73,7 @@ class _OfSelector:
         patterns = selector.patterns(Use.READ)
         self._heads = frozenset(each for words, some in heads.items() if words > 2 for each in some)
         self._takes_key = re.compile(alternatives(patterns) if patterns else b"(?!)", re.DOTALL).fullmatch
-        self._takes_mget = _may_run(selector, table, MGET)
+        self._takes = {name: _may_run(selector, table, name.encode()) for name in ("mget", "state|mget")}
         self.of_two_words: Sequence[bytes] = [
             rb"(?:%b)[0-9]+\r\n(?:%b)\r\n" % (b"|".join(map(re.escape, heads[2])), alternatives(patterns))
         ] * bool(heads[2] and patterns)
@@ -85,9 +83,10 @@ class _OfSelector:
         its_head = head_of(whole)
         if its_head in self._heads:
             return bool(self._takes_key(second_of(whole)))
-        if not self._takes_mget or not MGET_HEAD.fullmatch(its_head):
+        many = many_of(its_head)
+        if many is None or not self._takes[many.name] or not whole.startswith(many.start):
             return False
-        return all(self._takes_key(second_of(each)) for each in gets_of(whole, its_head))
+        return all(self._takes_key(second_of(each)) for each in many.gets(whole))
 
 
 def _may_run(selector: Selector, table: CommandTable, name: bytes) -> bool:

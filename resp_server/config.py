@@ -67,11 +67,6 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if self.role not in ("master", "slave"):
             raise ValueError(f"role is 'master' or 'slave', not {self.role!r}")
-        if self.acl_file is not None and self.password is not None:
-            raise ValueError(
-                "a password and --aclfile are both given; the file says which users there are, so give the user "
-                "'default' its password there"
-            )
         if len({each.user for each in self.limits}) < len(self.limits):
             raise ValueError("--rate-limit is given twice for one user; write both limits as USER=COMMANDS,BYTES")
         if self.tls_port is not None and self.tls is None:

@@ -22,6 +22,8 @@ from typing import BinaryIO
 
 import uvloop
 
+from resp_server.access.rates import Limit
+from resp_server.access.users import Users
 from resp_server.children import PASSWORD_VARIABLE as PASSWORD_VARIABLE
 from resp_server.cluster.membership import Membership, TopologyFile
 from resp_server.config import LOOPBACK, ServerConfig
@@ -104,6 +106,17 @@ def add_listening_options(
         "--requirepass", metavar="PASSWORD", help=f"ask clients for it; better: {PASSWORD_VARIABLE} in the environment"
     )
     parser.add_argument("--requirepass-file", metavar="FILE", help="read the password from a file")
+    parser.add_argument(
+        "--aclfile", metavar="FILE", help="read the users and what they may do from it (as in Redis; see ACL LOAD)"
+    )
+    parser.add_argument(
+        "--rate-limit",
+        action="append",
+        type=_limit,
+        default=[],
+        metavar="USER=COMMANDS[,BYTES]",
+        help="how many commands, and bytes, a second a user is answered; may be repeated",
+    )
     parser.add_argument("--protected-mode", choices=("yes", "no"), default="yes", help="as in Redis (default yes)")
     parser.add_argument("--maxclients", type=int, default=10_000, help="connections at a time (default %(default)s)")
     parser.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="close idle clients (default: never)")
@@ -116,6 +129,13 @@ def add_tls_port_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tls-port", type=int, metavar="PORT", help="speak TLS there, and none at --port (default: TLS at --port)"
     )
+
+
+def _limit(text: str) -> Limit:
+    try:
+        return Limit.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _worker_count(text: str) -> int:
@@ -133,6 +153,11 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
             password = Path(options.requirepass_file).read_text().strip()
         except OSError as error:
             raise ValueError(f"--requirepass-file {options.requirepass_file}: {error.strerror}") from None
+    if options.aclfile and password is not None:
+        raise ValueError(
+            "a password and --aclfile are both given; the file says which users there are, so give the user 'default' "
+            "its password there"
+        )
     tls = files_of(options)
     if tls is not None:
         if tls.cert is None and not takes_ca_alone:
@@ -146,6 +171,8 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
         hosts=tuple(options.bind),
         port=options.port,
         password=password,
+        acl_file=options.aclfile,
+        limits=tuple(options.rate_limit),
         protected_mode=options.protected_mode == "yes",
         role=options.role,
         clients_max=options.maxclients,
@@ -207,10 +234,12 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
     make_room_for(config.clients_max)
     if options.workers > 1:
         readers = server = Workers(config, options.workers)
+        load_users(server.users)
         await server.start_processes()
     else:
         keyspace = Keyspace()
         readers, server = ShownJobs(keyspace), Server(keyspace, config)
+        load_users(server.users)
     retention_ms = int(options.retention * 60_000) if options.compact else None
     followers = Followers(readers, list(roots), folder, retention_ms=retention_ms)
     token = os.environ.pop(TOKEN_VARIABLE, None)
@@ -244,6 +273,13 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
         await server.stop()
         await followers.stop()
         logger.info("ended")
+
+
+def load_users(users: Users) -> None:
+    """Read the ACL file, if there is one; AccessError says what is wrong with it."""
+    if users.path is not None:
+        users.load()
+        logger.info("read %d users from %s", len(users), users.path)
 
 
 def log_started(config: ServerConfig, port: int, tls_port: int) -> None:

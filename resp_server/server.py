@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from ipaddress import ip_address
 
+from resp_server.access.users import Users
 from resp_server.cluster.standing import Standing
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
@@ -57,6 +58,11 @@ class Server:
         self._sweep: asyncio.TimerHandle | None = None
         self._told: set[Connection] = set()
         self._telling: asyncio.TimerHandle | None = None
+
+    @property
+    def users(self) -> Users:
+        """Who may do what."""
+        return self.instance.users
 
     @property
     def port(self) -> int:

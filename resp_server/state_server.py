@@ -29,7 +29,14 @@ from resp_server.cluster.topology import NODE_ID, PORT_MAX
 from resp_server.config import ServerConfig
 from resp_server.followers import Followers
 from resp_server.listening import make_room_for
-from resp_server.process import add_listening_options, check_logs, config_of, store_folder, until_told_to_end
+from resp_server.process import (
+    add_listening_options,
+    check_logs,
+    config_of,
+    load_users,
+    store_folder,
+    until_told_to_end,
+)
 from resp_server.programs import Program
 from resp_server.server import Server
 from resp_server.shown import ShownJobs
@@ -234,6 +241,7 @@ async def _listening(keyspace: Keyspace, config: ServerConfig, ports: Sequence[i
     """Return a server at the first port that is free; until it is told otherwise it answers LOADING."""
     for port in ports:
         server = Server(keyspace, replace(config, port=port))
+        load_users(server.users)
         server.set_loading(True)
         try:
             await server.start()

@@ -108,6 +108,8 @@ def _port(instance: Instance) -> str:
 
 
 SETTINGS: dict[str, Setting] = {
+    "aclfile": shown("acl_file"),
+    "acllog-max-len": changing("acl_log_entries_max", number(0, 2**63 - 1)),
     "appendonly": fixed("no"),
     "bind": shown("hosts"),
     "client-query-buffer-limit": shown("query_buffer_bytes_max"),
@@ -127,7 +129,7 @@ SETTINGS: dict[str, Setting] = {
     "proto-max-bulk-len": shown("bulk_bytes_max"),
     "replica-read-only": fixed("yes"),
     "replica-serve-stale-data": fixed("yes"),
-    "requirepass": shown("password"),
+    "requirepass": changing("password", lambda word: word.decode("utf-8", "surrogateescape") or None),
     "save": fixed(""),
     "slave-read-only": fixed("yes"),
     "slave-serve-stale-data": fixed("yes"),

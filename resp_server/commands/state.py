@@ -38,7 +38,7 @@ def _facts(*arguments: str, **others: Any) -> Facts:
 
 
 THE_KEY = {
-    "flags": ["RO"],
+    "flags": ["RO", "access"],
     "begin_search": {"type": "index", "spec": {"index": 2}},
     "find_keys": {"type": "range", "spec": {"lastkey": 0, "keystep": 1, "limit": 0}},
 }

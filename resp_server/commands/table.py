@@ -23,15 +23,8 @@ from resp_server.protocol.replies import Reply
 # Makes the answer of a command that is not served: a new one each time, as an exception keeps where it was raised.
 Refusal = Callable[[], ReplyError]
 
-# The channels of a request are all words from a place on, or the one there; no specification says so. Patterns of
-# channels are marked.
-CHANNELS_AT: Mapping[str, tuple[slice, bool]] = {
-    "publish": (slice(1, 2), False),
-    "spublish": (slice(1, 2), False),
-    "subscribe": (slice(1, None), False),
-    "ssubscribe": (slice(1, None), False),
-    "psubscribe": (slice(1, None), True),
-}
+# No specification says which words of a request are channels: its second one, or all from there on.
+PUBLISHING, SUBSCRIBING, SUBSCRIBING_TO_PATTERNS = ("publish", "spublish"), ("subscribe", "ssubscribe"), "psubscribe"
 
 # Redis looks at these before it would queue them.
 REFUSED_AT_ONCE = ("debug",)
@@ -73,8 +66,10 @@ class Command:
 
     def channels_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, bool]]:
         """Return where the channels of a request are, and whether they are patterns."""
-        places, is_pattern = CHANNELS_AT.get(self.name, (slice(0), False))
-        return [(at, is_pattern) for at in range(len(request))[places]]
+        if self.name in PUBLISHING:
+            return [(1, False)]
+        is_pattern = self.name == SUBSCRIBING_TO_PATTERNS
+        return [(at, is_pattern) for at in range(1, len(request))] if is_pattern or self.name in SUBSCRIBING else []
 
     def execute(self, call: Any, request: Sequence[bytes]) -> Reply:
         """Convert the arguments and run the body."""

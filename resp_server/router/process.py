@@ -17,6 +17,7 @@ from resp_server.process import (
     add_listening_options,
     add_tls_port_option,
     config_of,
+    load_users,
     log_started,
     until_told_to_end,
 )
@@ -154,6 +155,7 @@ async def _serve(options: argparse.Namespace) -> None:
         dispatcher=lambda instance: ProxyDispatcher(instance, applications),
         connection=ProxyConnection,
     )
+    load_users(server.users)
     server.instance.upstreams = applications.facts
     applications.start()
     following: list[asyncio.Task[None]] = []

@@ -17,8 +17,10 @@ to another worker never sees an older epoch.
                         {"event": "settled"}           to be answered: what was sent before has been taken
                         {"event": "client", "id", "is_tls"}             with a client's socket
                         {"event": "ask", "question", "argument"}, "answers"
+                        {"event": "users", "rules", "caller"}           what users may do from now on; to be answered
     worker to master    {"event": "left", "id"}        a client has gone
                         {"event": "ask", "id", "question", "argument"}    to be asked of all others
+                        {"event": "users", "id", "change", "caller"}      a change, which the master makes for all
                         {"event": "answer", "id", "answer"}               of a line with an id
 """
 
@@ -30,13 +32,15 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 from resp_server import children
+from resp_server.access.users import Outcome, Users
 from resp_server.cluster.topology import Topology
+from resp_server.commands import command_table
 from resp_server.config import ServerConfig
 from resp_server.errors import PlainError
 from resp_server.instance import GATHER_S_MAX
@@ -127,6 +131,8 @@ class _Worker:
                     answer.set_result(line["answer"])
             case "ask":
                 self._workers.ask_others(self, line)
+            case "users":
+                self._workers.change_users(self, line)
 
     def _lost(self) -> None:
         self.ended.set()
@@ -157,6 +163,7 @@ class Workers(Readers):
         self._topology: Line | None = None
         self._configured: dict[str, Any] = {}  # by CONFIG SET
         self._next_id = 1
+        self.users = Users(command_table(), config.password, config.acl_file)
         self._stats = Stats()
         self._is_loading = True
         self._run_id = secrets.token_hex(20)
@@ -305,10 +312,11 @@ class Workers(Readers):
         return {"event": "port", "port": self.port, "tls_port": self.tls_port}
 
     def _start_line(self, number: int) -> Line:
+        limits = tuple(each.shared_by(self._count) for each in self._config.limits)
         return {
             "event": "start",
             "number": number,
-            "config": asdict(self._config),
+            "config": asdict(replace(self._config, limits=limits)),
             "run_id": self._run_id,
             "started_ms": self._started_ms,
             "level": logging.getLogger().level,
@@ -330,6 +338,7 @@ class Workers(Readers):
         await worker.ask({"event": "ask", "question": "configure", "argument": self._configured}, SHOW_S_MAX)
         worker.send(self._ports())
         worker.send({"event": "loading", "is_loading": self._is_loading})
+        worker.send({"event": "users", "rules": self.users.rules, "caller": 0})
         self._serving.append(worker)
         if len(self._serving) == self._count:
             self._all_up.set()
@@ -385,6 +394,27 @@ class Workers(Readers):
         worker.newest_client = client_id
         worker.send({"event": "client", "id": client_id, "is_tls": is_tls}, client)
 
+    # -- users --------------------------------------------------------------------------------------------------------
+
+    def change_users(self, asking: _Worker, line: Line) -> None:
+        """Change users, and have all workers take that over: in the order in which changes came."""
+        outcome = self.users.change(line["change"])
+        taken = [worker.ask(self._users_line(outcome, line), ANSWER_S_MAX) for worker in self._serving]
+        task = asyncio.create_task(self._answer_change(asking, line, outcome, taken))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    def _users_line(self, outcome: Outcome, line: Line) -> Line:
+        return {"event": "users", "rules": outcome.rules, "caller": line["caller"]}
+
+    async def _answer_change(
+        self, asking: _Worker, line: Line, outcome: Outcome, taken: Sequence[Coroutine[Any, Any, None]]
+    ) -> None:
+        for each in await asyncio.gather(*taken, return_exceptions=True):
+            if isinstance(each, WorkerError):
+                logger.warning("%s; it takes over what users may do as soon as it can", each)
+        asking.send({"event": "answers", "id": line["id"], "answers": outcome.to_json()})
+
     # -- questions ----------------------------------------------------------------------------------------------------
 
     def ask_others(self, asking: _Worker, line: Line) -> None:
@@ -405,6 +435,8 @@ class Workers(Readers):
 
         if line["question"] == "configure":
             self._configured |= line["argument"]
+            if "password" in line["argument"]:
+                self.users.set_password(line["argument"]["password"])
             self._config = replace(self._config, **line["argument"])
         if line["question"] == "reset statistics":
             self._stats.reset()

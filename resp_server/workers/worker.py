@@ -19,6 +19,8 @@ from typing import Any
 
 import uvloop
 
+from resp_server.access.rates import Limit
+from resp_server.access.users import Change
 from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
@@ -47,7 +49,7 @@ class Worker:
         self._certificates: Certificates | None = None
         self._prepared: Job | None = None
         self._is_still = False
-        self._asked: dict[int, Callable[[list[Any]], None]] = {}
+        self._asked: dict[int, Callable[[Any], None]] = {}
         self._next_id = 1
         self._arriving: set[asyncio.Task[None]] = set()
         self._is_over = asyncio.Event()
@@ -82,6 +84,8 @@ class Worker:
             case "ask":
                 question = self.server.instance.table.questions[line["question"]]
                 self._answer(line, question.answer(self.server.instance, line["argument"]))
+            case "users":
+                self._take_users(line)
             case "answers":
                 self._asked.pop(line["id"])(line["answers"])
             case "loading":
@@ -128,7 +132,8 @@ class Worker:
         )
         given = line["config"]
         tls = None if given["tls"] is None else TlsFiles(**given["tls"])
-        config = ServerConfig(**{**given, "hosts": tuple(given["hosts"]), "tls": tls})
+        limits = tuple(Limit(**each) for each in given["limits"])
+        config = ServerConfig(**{**given, "hosts": tuple(given["hosts"]), "tls": tls, "limits": limits})
         self._certificates = None if tls is None else Certificates(tls)
         make_room_for(config.clients_max)
         server = self._server = Server(self._keyspace, config)
@@ -136,7 +141,14 @@ class Worker:
         server.instance.started_ms = line["started_ms"]
         server.instance.process_id = os.getppid()
         server.instance.ask_others = self._ask_others
+        server.instance.ask_for_users = self._ask_for_users
         server.look_after()
+
+    def _take_users(self, line: dict[str, Any]) -> None:
+        self.server.instance.users.take(line["rules"])
+        self.server.instance.look_at_users(line["caller"])
+        if "id" in line:
+            self._answer(line, None)
 
     def _open(self, line: dict[str, Any]) -> dict[str, Any] | None:
         """Open a store without showing it; return why that is not possible."""
@@ -184,6 +196,11 @@ class Worker:
 
     def _left(self, client_id: int) -> None:
         self._channel.send({"event": "left", "id": client_id})
+
+    def _ask_for_users(self, change: Change, caller: int, answered: Callable[[dict[str, Any]], None]) -> None:
+        ask_id, self._next_id = self._next_id, self._next_id + 1
+        self._asked[ask_id] = answered
+        self._channel.send({"event": "users", "id": ask_id, "change": change, "caller": caller})
 
     def _ask_others(self, question: str, argument: Any, answered: Callable[[list[Any]], None]) -> None:
         ask_id, self._next_id = self._next_id, self._next_id + 1

@@ -1,0 +1,149 @@
+"""Users of a server with several processes: who may do what is the same in all of them, at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+
+from compat.conformance.servers import Running, sparkis_server
+from compat.conformance.wire import Connection
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+
+STATES = [StateDescriptor("n", key="k", value="v")]
+WAIT_S_MAX = 60.0
+FILE = """\
+user default on nopass ~* &* +@all
+user tenant on >secret ~job:n:1 +@read
+"""
+
+
+@pytest.fixture(scope="module")
+def acl_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("acl") / "users.acl"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, acl_file: Path) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("workers")
+    with LogWriter(folder / "log", "job", STATES, "first") as writer:
+        writer.publish([Change("n", Op.PUT, b"job:n:%d" % number, value=b"x") for number in (1, 2)], 0)
+    with sparkis_server(folder / "store", folder / "log", "--workers", "2", "--aclfile", str(acl_file)) as running:
+        yield running
+
+
+@pytest.fixture
+def both(server: Running) -> Iterator[list[Connection]]:
+    """Two connections: one to each process."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Connection(server.port)) for _ in range(2)]
+
+
+def log_in(connection: Connection, user: str, password: str) -> Any:
+    return connection.call("AUTH", user, password).value
+
+
+def test_a_user_made_at_one_process_logs_in_at_the_other_and_is_bound_by_its_rules(both: list[Connection]) -> None:
+    here, there = both
+    assert here.call("ACL", "SETUSER", "made", "on", ">pass", "~job:n:2", "+get").value == b"OK"
+    assert log_in(there, "made", "pass") == b"OK"
+    assert there.call("GET", "job:n:2").value == b"x"
+    assert there.call("GET", "job:n:1").value == b"NOPERM No permissions to access a key"
+    assert here.call("ACL", "SETUSER", "made", "resetkeys", "~job:n:1").value == b"OK"
+    assert there.call("GET", "job:n:2").value == b"NOPERM No permissions to access a key"
+    assert there.call("GET", "job:n:1").value == b"x"
+
+
+def test_a_deleted_user_is_cut_off_at_all_processes(both: list[Connection]) -> None:
+    here, there = both
+    here.call("ACL", "SETUSER", "gone", "on", "nopass", "+ping")
+    log_in(there, "gone", "")
+    assert here.call("ACL", "DELUSER", "gone", "nobody").value == 1
+    with pytest.raises((EOFError, OSError)):
+        there.call("PING")
+
+
+def test_who_deletes_itself_gets_the_answer_and_is_cut_off_then(both: list[Connection]) -> None:
+    here, _ = both
+    here.call("ACL", "SETUSER", "itself", "on", "nopass", "+@all")
+    log_in(here, "itself", "")
+    assert here.call("ACL", "DELUSER", "itself").value == 1
+    with pytest.raises((EOFError, OSError)):
+        here.call("PING")
+
+
+def test_what_is_wrong_with_a_rule_is_told_and_changes_nothing(both: list[Connection]) -> None:
+    here, there = both
+    refused = here.call("ACL", "SETUSER", "tenant", "~*", "+nothing")
+    assert refused.value == b"ERR Error in ACL SETUSER modifier '+nothing': Unknown command or category name in ACL"
+    assert there.call("ACL", "LIST").plain == here.call("ACL", "LIST").plain
+    assert b"~job:n:1 " in next(row for row in there.call("ACL", "LIST").plain if row.startswith(b"user tenant "))
+
+
+def test_denials_of_all_processes_are_in_the_log(both: list[Connection]) -> None:
+    here, there = both
+    here.call("ACL", "LOG", "RESET")
+    for each in both:
+        assert each.call("AUTH", "tenant", "wrong").value.startswith(b"WRONGPASS ")
+    assert [row[3] for row in there.call("ACL", "LOG").plain] == [b"auth"] * 2
+    assert here.call("ACL", "LOG", "RESET").value == b"OK"
+    assert there.call("ACL", "LOG").plain == []
+
+
+def test_users_are_written_to_the_file_and_read_from_it(both: list[Connection], acl_file: Path) -> None:
+    here, there = both
+    here.call("ACL", "SETUSER", "kept", "on", "nopass", "+ping")
+    assert here.call("ACL", "SAVE").value == b"OK"
+    assert "user kept on nopass sanitize-payload resetchannels -@all +ping\n" in acl_file.read_text()
+    acl_file.write_text(FILE)
+    assert there.call("ACL", "LOAD").value == b"OK"
+    assert here.call("ACL", "USERS").plain == [b"default", b"tenant"]
+    acl_file.write_text(f"{FILE}user bad +nothing\n")
+    assert there.call("ACL", "LOAD").value == (
+        b"ERR %b:3: Error in applying operation '+nothing': Unknown command or category name in ACL. WARNING: ACL "
+        b"errors detected, no change to the previously active ACL rules was performed" % bytes(acl_file)
+    )
+    assert here.call("ACL", "USERS").plain == [b"default", b"tenant"]
+    acl_file.write_text(FILE)
+
+
+def test_processes_that_are_started_later_know_what_was_changed(server: Running, both: list[Connection]) -> None:
+    here, _ = both
+    here.call("ACL", "SETUSER", "later", "on", "nopass", "+@all", "~*")
+    assert here.call("CONFIG", "SET", "requirepass", "secret").value == b"OK"
+    for pid in workers_of(server):
+        os.kill(pid, signal.SIGKILL)
+    with answering(server) as new:
+        assert new.call("GET", "job:n:1").value == b"NOAUTH Authentication required."
+        assert log_in(new, "later", "any") == b"OK"
+        assert new.call("GET", "job:n:1").value == b"x"
+        assert new.call("CONFIG", "SET", "requirepass", "").value == b"OK"
+
+
+def answering(server: Running) -> Connection:
+    """Connect to a process that answers: one that was killed may have been handed a connection before."""
+    ends = monotonic() + WAIT_S_MAX
+    while monotonic() < ends:
+        connection = Connection(server.port)
+        try:
+            connection.call("PING")
+            return connection
+        except (EOFError, OSError):
+            sleep(0.02)
+    raise AssertionError(f"nobody answered for {WAIT_S_MAX} s")
+
+
+def workers_of(server: Running) -> list[int]:
+    """Return the process ids of a server's workers."""
+    found = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    return [int(pid) for pid in found if b"workers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
