@@ -76,7 +76,11 @@ class Chaos:
         reads = 0 if window is None else window.reads
         newest = -1 if self._readers is None else self._readers.newest
         committed = f"epoch {self._fleet.committed()} is committed, {newest} was read"
-        return "\n".join([self._fleet.said(), f"{reads} reads", *met, committed, str(self._fleet.topology())])
+        try:
+            topology = str(self._fleet.topology())
+        except OSError:
+            topology = "there is no topology"
+        return "\n".join([self._fleet.said(), f"{reads} reads", *met, committed, topology])
 
     def stop(self) -> None:
         """End everything."""
