@@ -51,7 +51,7 @@ class StateColumns:
             ]
         return [
             *(("k", _text(df, name)[0]) for name in state.format_for(self.job).columns),
-            *(("f", _text(df, name)[0]) for name in (state.field,) if name is not None),
+            *(("f", _text(df, name)[0]) for name in (state.field, state.member) if name is not None),
             *(("o", column) for column in self._ordering(df)),
             *(("v", column) for column, _ in self._values(df)),
             *(("d", _column(name)) for name in (state.deletion,) if name is not None),
@@ -78,6 +78,7 @@ class StateColumns:
         """Return what a task needs to know to encode these rows; `columns` says where in a batch each column lies."""
         state, form = self.state, self.state.format_for(self.job)
         is_whole_map = state.kind is Kind.MAP and state.field is None
+        field = state.field or state.member
         reduction = reduction_of(state)
         return RowPlan(
             state=state.name,
@@ -88,9 +89,9 @@ class StateColumns:
                 index < len(form.columns) - 1 and _may_hold(_type(df, name), form.literals[index + 1])
                 for index, name in enumerate(form.columns)
             ),
-            field_name=state.field,
-            field_form="text" if state.field is None else _text(df, state.field)[1],
-            value_names=state.value,
+            field_name=field,
+            field_form="text" if field is None else _text(df, field)[1],
+            value_names=state.value if state.score is None else (state.score,),
             value_forms=tuple("text" if is_folded and form == "integer" else form for _, form in self._values(df)),
             map_fields=state.value if is_whole_map else (),
             expire_at_ms=None,
@@ -100,6 +101,7 @@ class StateColumns:
             reduce=state.reduce,
             add=reduction.fold if reduction is not None and state.reduce in SUMS and not is_folded else None,
             is_folded=is_folded,
+            kind=state.kind,
             columns=columns,
         )
 
@@ -116,6 +118,8 @@ class StateColumns:
 
     def _values(self, df: DataFrame) -> list[tuple[Column, str]]:
         state = self.state
+        if state.member is not None:
+            return [] if state.score is None else [(_column(state.score).cast("double"), "float")]
         if state.reduce is Reduce.COUNT:
             return [_one(*map(_column, state.value))]
         if state.reduce is Reduce.SUM:
@@ -150,6 +154,8 @@ def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescr
         *(("key", name) for name in form.columns),
         *(("value", name) for name in state.value),
         *(("field", name) for name in (state.field,) if name is not None),
+        *(("member", name) for name in (state.member,) if name is not None),
+        *(("score", name) for name in (state.score,) if name is not None),
         *(("deletion", name) for name in (state.deletion,) if name is not None),
         *(("expire_at", name) for name in (state.expire_at,) if name is not None),
         *(("resets", name) for name in (state.resets,) if name is not None),
@@ -173,8 +179,10 @@ def check_columns(df: DataFrame, state: StateDescriptor, job: str) -> StateDescr
 def _check_type(state: StateDescriptor, role: str, name: str, kind: T.DataType) -> None:
     plain = isinstance(kind, TEXT_TYPES + CAST_TYPES + (T.FractionalType, T.TimestampType, T.TimestampNTZType))
     at = f"state {state.name!r}: the {role} column {name!r} has the type {kind.simpleString()}"
-    if role in ("key", "field") and not plain:
+    if role in ("key", "field", "member") and not plain:
         raise DescriptorError(f"{at}, which has no text form; make a string of it, for example with to_json()")
+    if role == "score" and not isinstance(kind, T.NumericType):
+        raise DescriptorError(f"{at}, and a score is a number; cast it to a double")
     if role == "value" and state.reduce is Reduce.COUNT:
         return
     if role == "value" and not plain and not isinstance(kind, NESTED_TYPES):

@@ -7,10 +7,10 @@ text it has turned (see `columns`), the rest is done here, because Java writes i
     decimal     plain digits, never an exponent
     timestamp   ISO 8601 in UTC with a Z, or without a zone for timestamp_ntz; a fraction only where there is one
 
-A state's columns are named k0, k1 ... (key parts), f (field), v0, v1 ... (values), d (deletion), e (when the row
-expires, in milliseconds since 1970), r (whether a list is emptied before the row's element is appended), h (hash of
-the row, for the epoch's digest); `RowPlan.columns` tells where they lie in a batch that several states share (see
-`layout`).
+A state's columns are named k0, k1 ... (key parts), f (field or member), v0, v1 ... (values, or the score), d
+(deletion), e (when the row expires, in milliseconds since 1970), r (whether a list is emptied before the row's element
+is appended), h (hash of the row, for the epoch's digest); `RowPlan.columns` tells where they lie in a batch that
+several states share (see `layout`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.descriptor import Reduce
+from state_backend.descriptor import Kind, Reduce
 from state_backend.errors import SparkisError
 from state_backend.records import KEY_BYTES_MAX, RUN_BYTES_MAX, RUN_ROWS_MAX, SCHEMA, VALUE_BYTES_MAX, Op
 from state_backend.slots import HASH_BITS, position_of
@@ -67,8 +67,8 @@ class RowPlan:
     becomes bytes: text (it is), float, decimal, timestamp, timestamp_ntz. names are the columns' own, for errors.
     map_fields holds the fields of a whole map per row, else it is empty. A list's rows append their value; with
     replaces_list, its value column is an array that replaces the list. reduce: the rows of a key are folded; `add` does
-    it where that is adding them up, and with is_folded Spark has done it. columns: (name, name in a batch) of each
-    column where the two differ.
+    it where that is adding them up, and with is_folded Spark has done it. A set's member is its field, and its value
+    nothing, or the score. columns: (name, name in a batch) of each column where the two differ.
     """
 
     state: str
@@ -88,6 +88,7 @@ class RowPlan:
     reduce: Reduce | None = None
     add: Callable[[bytes, bytes], bytes] | None = None
     is_folded: bool = False
+    kind: Kind = Kind.VALUE
     columns: tuple[tuple[str, str], ...] = ()
 
 
@@ -180,7 +181,11 @@ def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch)
         n, keys, field, is_deleted = len(starts), keys.take(starts), field.take(starts), value.is_null()
     elif plan.replaces_list:
         value, is_deleted = pack_arrays(plan, columns[0])
+    elif plan.kind is Kind.SET:
+        value, is_deleted = pa.repeat(pa.scalar(b""), n), pa.repeat(False, n)
     else:
+        if plan.kind is Kind.SORTED_SET:
+            _check_scores(plan, keys, columns[0])
         values = [as_bytes(column, form) for column, form in zip(columns, plan.value_forms, strict=True)]
         value, is_deleted = (
             pack_columns(plan.map_fields, values) if plan.map_fields else (values[0], values[0].is_null())
@@ -246,14 +251,26 @@ def _check_separable(plan: RowPlan, name: str, part: pa.Array, literal: bytes) -
 
 def _field(plan: RowPlan, batch: pa.RecordBatch) -> pa.Array:
     column = batch.column("f")
+    what = "member" if plan.kind in (Kind.SET, Kind.SORTED_SET) else "field"
     if column.null_count:
         raise RowError(
-            f"state {plan.state!r}: the field column {plan.field_name!r} is null in {column.null_count} row(s) of a "
+            f"state {plan.state!r}: the {what} column {plan.field_name!r} is null in {column.null_count} row(s) of a "
             f"batch; filter them out, or give them a value with coalesce()"
         )
     field = _without_negative_zero(as_bytes(column, plan.field_form), plan.field_form)
-    _check_size(plan, "field", (plan.field_name or "",), field, KEY_BYTES_MAX)
+    _check_size(plan, what, (plan.field_name or "",), field, KEY_BYTES_MAX)
     return field
+
+
+def _check_scores(plan: RowPlan, keys: pa.Array, scores: pa.Array) -> None:
+    """Refuse a score that is no number: it has no place in an order."""
+    is_nan = pc.fill_null(pc.is_nan(scores), False)
+    if pc.any(is_nan).as_py():
+        key = keys.filter(is_nan)[0].as_py()
+        raise RowError(
+            f"state {plan.state!r}: the score column {plan.value_names[0]!r} is NaN in a row of the key {key[:100]!r}; "
+            f"filter such rows out, or make it null with nanvl(), which removes the member"
+        )
 
 
 def _without_negative_zero(part: pa.Array, form: str) -> pa.Array:

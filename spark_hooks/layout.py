@@ -6,7 +6,7 @@ slots of one type. A row of the query becomes a row of the layout for each state
     g             the state's number and a hash of the key: rows are spread by it, and ordered by it first, because
                   Spark compares one long much faster than texts, and other columns only where two are the same
     k0, k1 ...    the key's parts
-    f0 ...        a map's field
+    f0 ...        a map's field, a set's member
     o0, o1 ...    what orders the rows of one key; not sent to the workers
     v0, v1 ...    values
     d0            whether the row deletes

@@ -40,18 +40,22 @@ def publish_table(
     df: DataFrame,
     name: str,
     *,
-    field: str,
-    value: str | Sequence[str],
+    field: str | None = None,
+    value: str | Sequence[str] = (),
+    member: str | None = None,
+    score: str | None = None,
     job: str,
     encoding: Encoding | str = Encoding.TEXT,
     log: str | Path | None = None,
 ) -> int:
-    """Publish all rows of a static DataFrame as the hash `job:name`, in place of what it was; return the epoch.
+    """Publish all rows of a static DataFrame as the hash or set `job:name`, in place of what it was; return the epoch.
 
     Readers see all of it change at one moment. Call it again whenever the table has changed.
 
     field     the column that names the hash's fields; no two rows may have one
     value     the column that is the field's value; several are one JSON object. A row without a value is left out
+    member    instead of the two, for a set: the column of its members; no two rows may have one
+    score     with `member`, for a sorted set: the column of scores. A row without a score is left out
     job       the tables' own job: not a query's. Several tables may share it
     encoding  `text`, `json` or `binary`, as for a state
     log       the change log's root; the setting spark.sparkis.log unless given
@@ -68,7 +72,13 @@ def publish_table(
         )
     is_object = not isinstance(value, str) and len(value) > 1
     state = StateDescriptor(
-        name, key_format=f"{job}:{name}", field=field, value=value, encoding=Encoding.JSON if is_object else encoding
+        name,
+        key_format=f"{job}:{name}",
+        field=field,
+        value=value,
+        member=member,
+        score=score,
+        encoding=Encoding.JSON if is_object else encoding,
     )
     state = check_columns(df, state, job)
     check_layout(df, [state], job)
@@ -86,7 +96,8 @@ def publish_table(
         runs = list(encode(layout.plans(clock_ms), rows.to_batches(), digest))
     except DuplicateRowsError as error:
         raise DescriptorError(
-            f"table {name!r}: several rows have the field {(error.field or b'')[:100]!r} in the column {field!r}; "
+            f"table {name!r}: several rows have the {'member' if member else 'field'} "
+            f"{(error.field or b'')[:100]!r} in the column {member or field!r}; "
             f"leave one of them, for example with dropDuplicates()"
         ) from None
     with _writing:

@@ -67,12 +67,13 @@ def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, is_w
             ("its kind", before.kind, now.kind),
             ("its key", before.key_format, now.key_format),
             ("its field", before.field, now.field),
+            ("its member", before.member, now.member),
         )
-        if old != new and not (is_whole and what == "its field")
+        if old != new and not (is_whole and what in ("its field", "its member"))
     ]
     if not changes and _folding(before) != _folding(now):
         changes.append(f"what folds it was {_folding_text(before)} in this log and is now {_folding_text(now)}")
-    named = () if is_whole else (*PLACEHOLDER.findall(now.key_format or ""), *filter(None, [now.field]))
+    named = () if is_whole else (*PLACEHOLDER.findall(now.key_format or ""), *filter(None, [now.field, now.member]))
     for column in named:
         old, new = before.columns.get(column), now.columns.get(column)
         if old is None or new is None or old == new or (SAME_TEXT.fullmatch(old) and SAME_TEXT.fullmatch(new)):
@@ -106,6 +107,11 @@ def _notes(before: StateDescriptor, now: StateDescriptor) -> Iterator[str]:
     if before.value != now.value:
         yield (
             f"its value was {_shown(before.value)} and is now {_shown(now.value)}; a key has the new one when it "
+            f"changes next"
+        )
+    if before.score != now.score:
+        yield (
+            f"its score was {_shown(before.score)} and is now {_shown(now.score)}; a member has the new one when it "
             f"changes next"
         )
     if before.encoding != now.encoding:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 import sparkis
 from spark_hooks import table
 from state_backend.applier import STALE_AFTER_S
-from state_backend.errors import FencedWriterError
+from state_backend.errors import DescriptorError, FencedWriterError
 
 Make = Callable[[str], Batches]
 
@@ -49,6 +49,17 @@ def test_a_table_is_a_hash_that_the_next_call_replaces_as_a_whole(spark: SparkSe
     nothing = others.where("false")
     sparkis.publish_table(nothing, "thresholds", field="sensor", value="limit", job="rules")
     assert client.exists("rules:thresholds") == 0
+
+
+def test_a_table_of_members_is_a_set_and_one_with_scores_a_sorted_set(spark: SparkSession, client: redis.Redis):
+    users = spark.createDataFrame([("ann", 2), ("bob", 1), ("cid", None)], "user string, rank int")
+    sparkis.publish_table(users, "banned", member="user", job="lists")
+    sparkis.publish_table(users, "ranked", member="user", score="rank", job="lists")
+    assert (client.type("lists:banned"), client.type("lists:ranked")) == ("set", "zset")
+    with pytest.raises(DescriptorError, match="several rows have the member b'ann' in the column 'user'"):
+        sparkis.publish_table(users.union(users), "banned", member="user", job="lists")
+    with pytest.raises(DescriptorError, match="give field= or member="):
+        sparkis.publish_table(users, "banned", value="rank", job="lists")
 
 
 def test_several_value_columns_are_an_object_and_several_tables_share_a_job(spark: SparkSession, client: redis.Redis):

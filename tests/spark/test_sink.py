@@ -16,6 +16,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
 from sparkis import StateDescriptor
+from state_backend.change_log import ChangeLog
+from state_backend.store import Snapshot
 
 TEMPS = "sensor string, temp double"
 Make = Callable[[str], Batches]
@@ -111,6 +113,66 @@ def test_complete_mode_replaces_the_state(client: redis.Redis, batches: Make, tm
     query.processAllAvailable()
     assert keys(client, "complete:*") == {"complete:sum:a", "complete:sum:c"}
     assert client.mget("complete:sum:a", "complete:sum:b", "complete:sum:c") == ["1", None, "7"]
+
+
+def shown_by(root: Path, job: str) -> Snapshot:
+    """Return the newest epoch of a job, read from its log."""
+    log = ChangeLog(root).job(job)
+    newest = log.newest(log.current())
+    return sparkis.read_snapshot(root, job, newest.epoch)
+
+
+def ranking(shown: Snapshot, key: bytes) -> list[tuple[bytes, float]]:
+    return list(shown.sorted_members(key, 0, shown.sorted_size(key)))
+
+
+def test_members_make_a_set_and_with_scores_a_sorted_one(batches: Make, tmp_path: Path):
+    games = batches("day string, player string, points double, left boolean, at int")
+    games.add(
+        {"day": "mon", "player": "ann", "points": 7, "at": 1},
+        {"day": "mon", "player": "bob", "points": 7.5, "at": 1},
+        {"day": "mon", "player": "ann", "points": 9, "at": 2},
+        {"day": "tue", "player": "cid", "points": -1, "at": 1},
+    )
+    writer = sparkis.queryable(
+        games.df,
+        StateDescriptor("top", key="day", member="player", score="points", order_by="at", ttl=3600),
+        StateDescriptor("seen", key="day", member="player", deletion="left", duplicates="any"),
+        mode="append",
+        log=tmp_path / "log",
+    )
+    query = start(writer, "games", tmp_path / "checkpoint")
+    with shown_by(tmp_path / "log", "games") as shown:
+        assert ranking(shown, b"games:top:mon") == [(b"bob", 7.5), (b"ann", 9.0)]
+        assert ranking(shown, b"games:top:tue") == [(b"cid", -1.0)]
+        assert sorted(shown.members(b"games:seen:mon")) == [b"ann", b"bob"]
+        assert shown.entry(b"games:top:mon").expire_at_ms == shown.applied.clock_ms + 3_600_000
+    games.add(
+        {"day": "mon", "player": "bob", "points": None, "at": 3, "left": True},
+        {"day": "tue", "player": "cid", "points": None, "at": 3},
+    )
+    query.processAllAvailable()
+    with shown_by(tmp_path / "log", "games") as shown:
+        assert ranking(shown, b"games:top:mon") == [(b"ann", 9.0)]
+        assert shown.entry(b"games:top:tue") is None
+        assert list(shown.members(b"games:seen:mon")) == [b"ann"]
+        assert list(shown.members(b"games:seen:tue")) == [b"cid"]
+
+
+def test_complete_mode_replaces_a_leaderboard_and_a_score_that_is_no_number_fails_it(batches: Make, tmp_path: Path):
+    games = batches("day string, player string, points double")
+    games.add({"day": "mon", "player": "ann", "points": 1}, {"day": "mon", "player": "bob", "points": 2})
+    sums = games.df.groupBy("day", "player").agg(F.sum("points").alias("points")).where("points > 0 OR isnan(points)")
+    writer = sparkis.queryable(
+        sums, "top", key="day", member="player", score="points", mode="complete", log=tmp_path / "log"
+    )
+    query = start(writer, "board", tmp_path / "checkpoint")
+    games.add({"day": "mon", "player": "ann", "points": -1}, {"day": "mon", "player": "bob", "points": 3})
+    query.processAllAvailable()
+    with shown_by(tmp_path / "log", "board") as shown:
+        assert ranking(shown, b"board:top:mon") == [(b"bob", 5.0)]
+    games.add({"day": "mon", "player": "bob", "points": "NaN"})
+    assert "the score column 'points' is NaN in a row of the key b'board:top:mon'" in failure_of(query)
 
 
 def test_complete_mode_of_several_sorted_states_runs_the_plan_once(client: redis.Redis, batches: Make, tmp_path: Path):

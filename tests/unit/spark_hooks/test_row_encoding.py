@@ -15,6 +15,7 @@ import pytest
 from spark_hooks import encoding
 from spark_hooks.encoding import RowError, RowPlan, as_bytes, encode, pack_columns
 from state_backend import packed_list, packed_map
+from state_backend.descriptor import Kind
 from state_backend.records import (
     KEY_BYTES_MAX,
     RUN_BYTES_MAX,
@@ -42,6 +43,8 @@ VALUES = RowPlan(
 )
 FIELDS = replace(VALUES, field_name="day")
 WHOLE_MAPS = replace(VALUES, value_forms=("text", "text"), map_fields=("a", "b"))
+SET = replace(VALUES, field_name="player", value_names=(), value_forms=(), kind=Kind.SET)
+SORTED_SET = replace(SET, value_names=("points",), value_forms=("float",), kind=Kind.SORTED_SET)
 PAIRS = replace(
     VALUES, literals=("job:temp:", ":", ""), key_names=("x", "y"), key_forms=("text", "text"), key_is_open=(True, False)
 )
@@ -101,6 +104,36 @@ def test_a_put_carries_its_expiry_and_a_delete_has_none():
     plan = replace(VALUES, expire_at_ms=1234)
     expected = [put(b"job:temp:a", b"1", expire_at_ms=1234), delete(b"job:temp:b")]
     assert changes(plan, rows(k0=["a", "b"], v0=["1", None])) == expected
+
+
+def test_a_row_adds_its_member_to_a_set_and_removes_it_where_its_deletion_column_is_true():
+    batch = rows(k0=["a", "a"], f=["x", "y"], d=[None, True])
+    assert changes(SET, batch) == [put(b"job:temp:a", b"", b"x"), delete(b"job:temp:a", b"y")]
+
+
+def test_a_score_is_put_at_its_member_and_a_null_one_removes_it():
+    batch = rows(k0=["a"] * 4, f=["w", "x", "y", "z"], v0=pa.array([1.0, 0.1, None, float("-inf")]))
+    expected = [put(b"job:temp:a", b"1", b"w"), put(b"job:temp:a", b"0.1", b"x"), delete(b"job:temp:a", b"y")]
+    assert changes(SORTED_SET, batch) == [*expected, put(b"job:temp:a", b"-inf", b"z")]
+
+
+def test_a_score_that_is_no_number_fails_the_batch_and_names_the_key():
+    batch = rows(k0=["a", "b"], f=["x", "y"], v0=pa.array([1.0, float("nan")]))
+    message = r"state 'temp': the score column 'points' is NaN in a row of the key b'job:temp:b'"
+    with pytest.raises(RowError, match=message):
+        changes(SORTED_SET, batch)
+
+
+def test_a_member_is_never_null():
+    with pytest.raises(RowError, match="state 'temp': the member column 'player' is null in 1 row"):
+        changes(SET, rows(k0=["a"], f=[None]))
+
+
+def test_two_rows_of_one_member_need_an_order():
+    batch = rows(k0=["a", "a"], f=["x", "x"], v0=pa.array([1.0, 2.0]))
+    with pytest.raises(RowError, match="several rows for the key b'job:temp:a'"):
+        changes(SORTED_SET, batch)
+    assert changes(replace(SORTED_SET, keeps_last=True), batch) == [put(b"job:temp:a", b"2", b"x")]
 
 
 def test_several_value_columns_are_one_map_without_the_null_ones():

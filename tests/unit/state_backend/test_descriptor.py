@@ -20,6 +20,12 @@ def test_one_value_column_makes_a_value_and_several_a_map() -> None:
     assert StateDescriptor("s", "k", ("a", "b"), kind="value", encoding="json").kind is Kind.VALUE
 
 
+def test_a_member_makes_a_set_and_a_score_a_sorted_one() -> None:
+    assert StateDescriptor("s", "k", member="m").kind is Kind.SET
+    assert StateDescriptor("s", "k", member="m", score="n").kind is Kind.SORTED_SET
+    assert StateDescriptor("s", key_format="all", member="m").format_for("j").columns == ()
+
+
 def test_a_key_is_made_of_job_state_and_columns() -> None:
     assert StateDescriptor("s", ("a", "b"), "v").format_for("j").text == "j:s:<a>:<b>"
     assert StateDescriptor("s", ("a", "b"), "v", separator="/").format_for("j").text == "j:s:<a>/<b>"
@@ -39,6 +45,8 @@ def test_for_a_job_the_key_format_is_written_out_once() -> None:
         StateDescriptor("s", ("a", "b"), "v", field="f", ttl=timedelta(days=2), deletion="gone", order_by=("t", "n")),
         StateDescriptor("ß", key_format="{<a>}x", value=("a", "b"), encoding="json", duplicates="any", where="a > 1"),
         StateDescriptor("s", "k", "v", reduce="max", columns={"v": "int"}),
+        StateDescriptor("s", "k", member="m", deletion="d", ttl=5),
+        StateDescriptor("s", "k", member="m", score="n", order_by="t"),
         StateDescriptor("s", "k", "v", encoding=Encoding.BINARY, columns={"k": "string", "v": "binary"}).for_job("j"),
     ],
 )
@@ -102,6 +110,19 @@ def test_a_name_that_a_newer_version_added_to_the_json_is_left_out() -> None:
         ({"reduce": "count", "duplicates": "any"}, "leave out order_by= and duplicates="),
         ({"reduce": "last"}, "needs order_by="),
         ({"reduce": "sum", "encoding": "json"}, "encoding='text'"),
+        ({"member": "m"}, "a set, which has no value"),
+        ({"value": (), "member": "m", "field": "f"}, "a set, which has no field"),
+        ({"value": (), "member": "m", "reduce": "count"}, "a set, which has no reduce"),
+        ({"value": (), "score": "n"}, "score= needs member="),
+        ({"kind": "set"}, "kind='set' needs member="),
+        ({"value": (), "kind": "sorted-set"}, "kind='sorted-set' needs member="),
+        ({"value": (), "member": "m", "kind": "sorted-set"}, "member= without score= makes a state of kind 'set'"),
+        ({"value": (), "member": "m", "score": "n", "kind": "map"}, "makes a state of kind 'sorted-set'"),
+        ({"value": (), "member": "m", "score": "m"}, "the same column 'm'"),
+        ({"value": (), "member": "m", "encoding": "json"}, "leave out encoding="),
+        ({"value": (), "member": "m", "length_max": 5}, "kind='list'"),
+        ({"value": (), "member": "m", "resets": "r"}, "kind='list'"),
+        ({"value": (), "member": ""}, "member="),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(arguments: dict[str, Any], named: str) -> None:

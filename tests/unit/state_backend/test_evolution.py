@@ -17,6 +17,7 @@ from state_backend.replay import read_snapshot
 
 VALUE: dict[str, Any] = {"key": "k", "value": "v"}
 FIELDS: dict[str, Any] = {"key": "k", "field": "f", "value": "v"}
+MEMBERS: dict[str, Any] = {"key": "k", "member": "m"}
 
 
 def begin(root: Path, *states: StateDescriptor, **more: Any) -> LogWriter:
@@ -25,6 +26,9 @@ def begin(root: Path, *states: StateDescriptor, **more: Any) -> LogWriter:
 
 def state(name: str = "s", **arguments: Any) -> StateDescriptor:
     return StateDescriptor(name, **(VALUE | arguments))
+
+
+RANKED: dict[str, Any] = MEMBERS | {"value": ()}
 
 
 def late(root: Path) -> tuple[str, ...]:
@@ -42,6 +46,14 @@ def late(root: Path) -> tuple[str, ...]:
         (VALUE, {"key_format": "x/<k>", "value": "v"}, "its key was 'job:s:<k>' in this log and is now 'x/<k>'"),
         (FIELDS, FIELDS | {"field": "g"}, "its field was 'f' in this log and is now 'g'"),
         (FIELDS, VALUE | {"value": ["v", "w"]}, "its field was 'f' in this log and is now nothing"),
+        (MEMBERS, MEMBERS | {"score": "n"}, "its kind was 'set' in this log and is now 'sorted-set'"),
+        (FIELDS, MEMBERS, "its kind was 'map' in this log and is now 'set'"),
+        (MEMBERS, MEMBERS | {"member": "n"}, "its member was 'm' in this log and is now 'n'"),
+        (
+            MEMBERS | {"columns": {"m": "date"}},
+            MEMBERS | {"columns": {"m": "timestamp"}},
+            "the type of its column 'm' was date in this log and is now timestamp",
+        ),
         (VALUE, VALUE | {"reduce": "max"}, "what folds it was nothing in this log and is now reduce='max'"),
         (
             VALUE | {"columns": {"k": "date"}},
@@ -85,6 +97,11 @@ def test_what_would_leave_wrong_keys_or_mixtures_behind_is_refused_with_what_to_
         ({}, {"value": "w"}, "its value was 'v' and is now 'w'; a key has the new one when it changes next"),
         ({"value": ["v", "w"]}, {"value": ["v", "w", "x"]}, "its value was 'v', 'w' and is now 'v', 'w', 'x'"),
         ({"value": ["v", "w", "x"]}, {"value": ["v", "w"]}, "its value was 'v', 'w', 'x' and is now 'v', 'w'"),
+        (
+            RANKED | {"score": "n"},
+            RANKED | {"score": "o"},
+            "its score was 'n' and is now 'o'; a member has the new one",
+        ),
     ],
 )
 def test_what_cannot_do_harm_goes_on_and_what_stays_as_it_was_is_said(
