@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import length_hint
 from time import perf_counter_ns
@@ -27,6 +27,7 @@ from resp_server.protocol.requests import Request, RequestParser
 from resp_server.protocol.session import Session
 
 if TYPE_CHECKING:
+    from resp_server.access.rates import Rate
     from resp_server.checked_way import CheckedWay
     from resp_server.server import Server
     from resp_server.short_way import ShortWay
@@ -39,6 +40,20 @@ TURN_NS_MAX = 5_000_000
 BATCH_REQUESTS = 128
 # Output after which a turn ends (guess: large enough for one write to be cheap per byte).
 TURN_BYTES_MAX = 256 * 1024
+
+
+class Rest(Pending):
+    """Stands for what is not answered yet because its user is over its rate."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds, lambda: None)
+
+
+def counted(requests: Iterable[Request], rate: Rate) -> Iterator[Request]:
+    """Pass requests on, and count each of them for its user."""
+    for request in requests:
+        rate.take(1, sum(map(len, request)))
+        yield request
 
 
 class Connection(asyncio.Protocol):
@@ -174,7 +189,7 @@ class Connection(asyncio.Protocol):
         following = self.session.following
         if following is not None and self._instance.moves != following.moves:
             frame = self._instance.news(following) + frame
-        if self._sliced is not None or self._pending is not None:
+        if self._sliced is not None or not (self._pending is None or isinstance(self._pending, Rest)):
             self._pushed.append(frame)
             self._pushed_bytes += len(frame)
         elif self._out is not None:
@@ -212,6 +227,8 @@ class Connection(asyncio.Protocol):
             self._out = None
         if out:
             self._send(out)
+            if self.session.user.rate is not None:
+                self.session.user.rate.take(0, sum(map(len, out)))
         if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
             self._settle(has_more)
         self._choose_way()
@@ -251,7 +268,7 @@ class Connection(asyncio.Protocol):
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.when_resolved(None)
-            if self._sliced is None:
+            if self._sliced is None and not isinstance(pending, Rest):
                 out.append(self._dispatcher.pending_reply(self._call, pending))
                 out += self._take_pushed()
                 return not self.session.is_closing
@@ -274,7 +291,14 @@ class Connection(asyncio.Protocol):
         is_answered = not length_hint(self._requests)
         if is_answered and (self._input or self._parser.has_more) and self._take_input(out):
             return bool(self._input)
-        later = self._dispatcher.answer(self._call, islice(self._requests, BATCH_REQUESTS), out)
+        rate, most = self.session.user.rate, BATCH_REQUESTS
+        if rate is not None and length_hint(self._requests):
+            most = rate.room(BATCH_REQUESTS)
+            if not most:
+                self._wait_for(Rest(rate.rest_s()))
+                return False
+        some: Iterator[Request] = islice(self._requests, most)
+        later = self._dispatcher.answer(self._call, some if rate is None else counted(some, rate), out)
         if isinstance(later, Pending):
             self._wait_for(later)
             return False

@@ -1,0 +1,162 @@
+"""A user that asks for more than its rate is slowed down, and is not told anything but its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from resp_server.access import rates
+from resp_server.access.rates import BURST_S, REST_S_MAX, REST_S_MIN, Bucket, Limit, Rate
+
+GET = b"*2\r\n$3\r\nGET\r\n$10\r\njob:temp:1\r\n"
+PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
+
+
+def auth(user: bytes) -> bytes:
+    return b"*3\r\n$4\r\nAUTH\r\n$%d\r\n%b\r\n$1\r\nx\r\n" % (len(user), user)
+
+
+class Clock:
+    """A clock that is put forward by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def running(serve: Callable[..., Any], clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server whose user `slow` may ask 100 commands, and `narrow` 1000 bytes, a second of a clock put by hand."""
+    monkeypatch.setattr(rates, "REST_S_MAX", rates.REST_S_MIN)  # they look at that clock often
+    limits = (Limit("slow", commands_per_s=100), Limit("narrow", bytes_per_s=1000))
+    made = serve(limits=limits)
+
+    def add_users() -> None:
+        for limit in limits:
+            made.server.users.set(limit.user.encode(), [b"on", b"nopass", b"+@all", b"~*"])
+            made.server.users.get(limit.user.encode()).rate = Rate(limit, clock)
+
+    made.call(add_users)
+    return made
+
+
+def answered(peer: Any) -> int:
+    """Return how many PONGs are there, without waiting for more."""
+    peer.socket.settimeout(0.1)
+    data = b""
+    while True:
+        try:
+            data += peer.socket.recv(1 << 16)
+        except TimeoutError:
+            peer.socket.settimeout(10)
+            return data.count(PONG)
+
+
+def test_a_user_gets_its_answers_at_its_rate_over_all_its_connections(running: Any, clock: Clock) -> None:
+    peers = [running.connect(), running.connect()]
+    for peer in peers:
+        peer.answers(auth(b"slow"), b"+OK\r\n")
+        peer.send(PING * 150)
+    # No time passes but what is put: a second's worth at once, then what comes in.
+    assert sum(map(answered, peers)) == 100
+    clock.now_s += 0.5
+    assert sum(map(answered, peers)) == 50
+    for _ in range(4):
+        clock.now_s += 10
+        sum(map(answered, peers))
+    for peer in peers:
+        peer.answers(PING, PONG)
+
+
+def test_others_are_answered_while_a_user_rests(running: Any) -> None:
+    slow, other = running.connect(), running.connect()
+    slow.answers(auth(b"slow"), b"+OK\r\n")
+    slow.send(PING * 1000)
+    other.answers(GET * 10, b"$1\r\n1\r\n" * 10)
+
+
+def test_bytes_of_requests_and_replies_count(running: Any, clock: Clock) -> None:
+    peer = running.connect()
+    peer.answers(auth(b"narrow"), b"+OK\r\n")
+    text = b"*2\r\n$4\r\nECHO\r\n$1200\r\n" + b"x" * 1200 + b"\r\n"
+    peer.answers(text, b"$1200\r\n" + b"x" * 1200 + b"\r\n")  # there was room when it came; it is paid for now
+    peer.send(PING)
+    assert answered(peer) == 0
+    clock.now_s += 1
+    assert answered(peer) == 0
+    clock.now_s += 1
+    assert answered(peer) == 1
+
+
+def test_a_flood_of_a_slow_user_is_not_read(running: Any) -> None:
+    peer = running.connect()
+    peer.answers(auth(b"slow"), b"+OK\r\n")
+    peer.socket.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        for _ in range(1000):
+            peer.socket.sendall(PING * 100_000)
+    held = running.call(lambda: [len(each._input) for each in running.server._connections.values()])
+    assert max(held) <= 4 << 20
+
+
+def test_a_client_that_goes_while_it_rests_leaves_nothing(running: Any, clock: Clock) -> None:
+    peer = running.connect()
+    peer.answers(auth(b"slow"), b"+OK\r\n")
+    peer.send(PING * 1000)
+    answered(peer)
+    peer.socket.close()
+    other = running.connect()
+    while running.call(lambda: len(running.server._connections)) > 1:
+        clock.now_s += 1  # it is found out when it is answered
+        other.answers(PING, PONG)
+
+
+def test_a_bucket_fills_up_to_its_burst_and_no_further() -> None:
+    bucket = Bucket(10)
+    assert bucket.level(5.0) == 10 * BURST_S
+    bucket.take(25)
+    assert bucket.level(5.0) == -15
+    assert bucket.wait_s(1.0, 5.0) == pytest.approx(1.6)
+    assert bucket.level(6.0) == -5
+    assert bucket.level(60.0) == 10 * BURST_S
+    assert bucket.level(50.0) == 10 * BURST_S  # a clock that goes back takes nothing
+
+
+def test_a_connection_rests_neither_too_short_nor_too_long(clock: Clock) -> None:
+    fast, slow = Rate(Limit("a", commands_per_s=1e6), clock), Rate(Limit("a", commands_per_s=0.01), clock)
+    for rate in (fast, slow):
+        rate.take(10**6, 0)
+    assert fast.rest_s() == REST_S_MIN
+    assert slow.rest_s() == REST_S_MAX
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("u=10", Limit("u", 10)),
+        ("u=10,20", Limit("u", 10, 20)),
+        ("u=,20", Limit("u", None, 20)),
+        ("a=b=5", Limit("a=b", 5)),
+    ],
+)
+def test_limits_are_read(text: str, limit: Limit) -> None:
+    assert Limit.parse(text) == limit
+
+
+@pytest.mark.parametrize("text", ["", "u", "u=", "=5", "u=0", "u=-1", "u=1.5", "u=5,", "u=5,x", "u=1,2,3"])
+def test_what_is_no_limit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no limit|is not a whole number"):
+        Limit.parse(text)
+
+
+def test_several_processes_share_a_limit() -> None:
+    assert Limit("u", 100, 50).shared_by(4) == Limit("u", 25, 12.5)
