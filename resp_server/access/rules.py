@@ -306,7 +306,7 @@ class Selector:
     def rules(self) -> list[bytes]:
         """All rules: applied to an empty selector, they make this one."""
         return [
-            *([b"~*"] if self.has_all_keys else [SIGN_OF_USE[use] + each for each, use in self.keys.items()]),
+            *([b"~*"] if self.has_all_keys else [_key_rule(each, use) for each, use in self.keys.items()]),
             *([b"&*"] if self.has_all_channels else [b"resetchannels", *(b"&" + each for each in self.channels)]),
             b"+@all" if self.allows_new else b"-@all",
             *self.command_rules,
@@ -376,6 +376,11 @@ def _names(catalogue: Catalogue) -> Iterator[str]:
         yield each.name
         for sub in each.subcommands.values():
             yield sub.name
+
+
+def _key_rule(pattern: bytes, use: Use) -> bytes:
+    """Return the rule that adds a pattern. `~*` would be another rule; Redis writes that, and cannot read it then."""
+    return b"%RW~*" if pattern == b"*" and use == Use.READ | Use.WRITE else SIGN_OF_USE[use] + pattern
 
 
 def _check_pattern(pattern: bytes) -> None:

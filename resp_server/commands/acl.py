@@ -64,7 +64,7 @@ def _selector(selector: Selector) -> dict[bytes, Reply]:
 def acl_cat(call: Call, *category: bytes) -> Reply:
     """Lists the ACL categories, or the commands inside a category."""
     if len(category) > 1:
-        _refuse("cat")
+        _refuse("CAT")
     if not category:
         return [each.encode() for each in CATEGORIES]
     wanted = category[0].decode("latin-1").lower()
@@ -117,7 +117,7 @@ def _checked(outcome: Outcome) -> Outcome:
 def acl_genpass(call: Call, *bits: bytes) -> bytes:
     """Generates a pseudorandom, secure password that can be used to identify ACL users."""
     if len(bits) > 1:
-        _refuse("genpass")
+        _refuse("GENPASS")
     wanted = integer(bits[0]) if bits else GENPASS_BITS
     if not 0 < wanted <= GENPASS_BITS_MAX:
         raise PlainError(
@@ -158,7 +158,7 @@ def _denial_text(user: User, found: Command, words: Sequence[bytes], denied: Den
 def acl_log(call: Call, *argument: bytes) -> Reply:
     """Lists recent security events generated due to ACL rules."""
     if len(argument) > 1:
-        _refuse("log")
+        _refuse("LOG")
     if argument and argument[0].lower() == b"reset":
         return call.instance.gather(reset_denials, None, lambda answers: OK)
     count = max(0, integer(argument[0])) if argument else LOG_ENTRIES
