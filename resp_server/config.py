@@ -52,6 +52,8 @@ class ServerConfig:
     output_bytes_max: int = 1024 * MIB
     # What ready replies to what was read may take, for each version of the protocol; 0: none are held.
     reply_cache_bytes: int = 64 * MIB
+    # Keys of which is remembered who tracks them, in each process; 0: as many as there is room for.
+    tracked_keys_max: int = 1_000_000
     # Requests that take longer are in SLOWLOG; 0: all, -1: none.
     slow_over_us: int = 10_000
     slow_entries_max: int = 128

@@ -178,6 +178,16 @@ class Connection(asyncio.Protocol):
             self._send([self._instance.news(following)])
         return True
 
+    def tell_invalid(self) -> None:
+        """Tell a client that tracks which keys changed, unless that would be within a reply, or much waits for it."""
+        if self._sliced is None and self._is_writable and not self._transport.is_closing():
+            self._send([self._instance.invalid_for(self.session, is_within=self._pending is not None)])
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether it takes what it is sent."""
+        return self._is_writable
+
     def push(self, frame: bytes) -> None:
         """Send whole frames that nobody asked for, between two replies.
 
@@ -267,10 +277,12 @@ class Connection(asyncio.Protocol):
         """Answer a batch of requests, or make a step of a reply; return whether there is more to do."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
+                out.append(self._instance.invalid_for(self.session, is_within=True))
             pending.when_resolved(None)
             if self._sliced is None and not isinstance(pending, Rest):
                 out.append(self._dispatcher.pending_reply(self._call, pending))
                 out += self._take_pushed()
+                out.append(self._instance.invalid_for(self.session))
                 return not self.session.is_closing
         if self._sliced is not None:
             self._step(self._sliced, out)
@@ -282,12 +294,13 @@ class Connection(asyncio.Protocol):
             return self._sliced is not None or not self.session.is_closing
         before = len(out)
         has_more = self._answer(out)
-        if self.session.following is not None:
+        if self.session.following is not None and self._sliced is None:
             out.insert(before, self._instance.news(self.session.following))
         return has_more
 
     def _answer(self, out: list[bytes]) -> bool:
         """Answer a batch of requests; return whether there is more to do."""
+        before = len(out)
         is_answered = not length_hint(self._requests)
         if is_answered and (self._input or self._parser.has_more) and self._take_input(out):
             return bool(self._input)
@@ -303,8 +316,7 @@ class Connection(asyncio.Protocol):
             self._wait_for(later)
             return False
         if later is not None:
-            if self.session.following is not None:
-                self._instance.look()  # what it is made from was opened just now, and may be newer than the view
+            self._look_ahead(before, out)
             self._begin_sliced(later)
             return True
         if self.session.is_closing:
@@ -314,6 +326,19 @@ class Connection(asyncio.Protocol):
         if self._parser.error is not None:
             self._end_with(self._parser.error, out)
         return False
+
+    def _look_ahead(self, before: int, out: list[bytes]) -> None:
+        """Tell what is new before a reply in steps: what it is made from was opened just now, later than the view.
+
+        It may even be that the view is newer then. So which keys changed is told before the reply and behind it.
+        """
+        following = self.session.following
+        if following is not None:
+            out.insert(before, self._instance.news(following))
+            out.append(self._instance.news_around(following))
+        if self.session.tracked is not None:
+            self._instance.look()
+            out.append(self._instance.invalid_for(self.session, is_within=True))
 
     def _take_input(self, out: list[bytes]) -> bool:
         """Answer what can be answered the short way, and return True; or make requests of the input."""

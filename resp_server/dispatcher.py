@@ -36,6 +36,7 @@ from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Pending, Sliced, encode
 from resp_server.protocol.requests import Request
 from resp_server.protocol.session import Session
+from resp_server.protocol.tracked import Tracked
 from resp_server.protocol.session import RESP2
 from resp_server.protocol.transaction import Transaction
 from resp_server.short_way import ShortWay
@@ -79,6 +80,21 @@ def _is_about_keys(command: Command, name: bytes) -> bool:
     facts = command.facts
     is_served = command.declaration is not None and b"|" not in name
     return is_served and bool(facts.key_specs) and "pubsub" not in facts.flags
+
+
+def keys_read(command: Command, request: Request) -> list[bytes]:
+    """Return the keys that a request reads, which are those that a client may hold because of it."""
+    facts = command.facts
+    return [key for key, _ in keys_of(facts, request) or ()] if facts.key_specs and "readonly" in facts.flags else []
+
+
+def end_caching(session: Session, request: Request) -> None:
+    """Forget CLIENT CACHING once the request behind it was answered, or all of a transaction."""
+    tracked = session.tracked
+    if tracked is not None and tracked.is_caching_given:
+        name = request[0].lower()
+        if name == b"exec" or (name != b"client" and session.transaction is None):
+            tracked.is_caching_given = False
 
 
 class Dispatcher:
@@ -156,6 +172,9 @@ class Dispatcher:
         for request in run:
             session.begin_command()
             reply = self.reply_to(call, request)
+            if session.tracked is not None:
+                out.append(self._instance.invalid_for(session, is_within=not isinstance(reply, bytes)))
+                end_caching(session, request)
             if isinstance(reply, (Pending, Execution)):
                 return reply
             if session.is_silent:
@@ -215,7 +234,23 @@ class Dispatcher:
         tally.calls += 1
         reply = self._run(call, command, tally, request)
         self._time(call, command, tally, request, reply, perf_counter_ns() - started)
+        if call.session.tracked is not None:
+            self._remember(call.session.tracked, call.session, command, request, reply)
         return reply
+
+    def _remember(
+        self, tracked: Tracked, session: Session, command: Command, request: Request, reply: bytes | Later
+    ) -> None:
+        """Note which keys a client that tracks has read; those of a transaction when it begins."""
+        if not isinstance(reply, Execution):
+            if tracked.remembers:
+                self._instance.tracking.remember(tracked, keys_read(command, request))
+            return
+        keys = [key for each in reply.requests for key in keys_read(self._table.find(each), each)]
+        if session.reads_at is not None:  # at an epoch that may be older than what the client was told
+            self._instance.tracking.owe_again(tracked, keys)
+        elif tracked.remembers or tracked.is_optin or tracked.is_optout:  # CLIENT CACHING may be among them
+            self._instance.tracking.remember(tracked, keys)
 
     def _check(self, call: Call, command: Command, request: Request) -> None:
         """Raise what a request is answered with that is neither queued nor run, whatever its arguments are."""

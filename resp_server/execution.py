@@ -74,6 +74,11 @@ class Execution:
         self.has_begun = False
         self.is_done = False
 
+    @property
+    def requests(self) -> Sequence[Request]:
+        """What is answered."""
+        return self._to_run.requests
+
     def step(self) -> bytes:
         """Answer some more, and return what can be sent now, which may be nothing."""
         out: list[bytes] = []
@@ -91,6 +96,8 @@ class Execution:
         self._parts.close()
         self._to_run.view.close()
         self._call.session.end_transaction()
+        if self._call.session.tracked is not None:
+            self._call.session.tracked.is_caching_given = False
 
     def _make(self) -> Generator[bytes]:
         session = self._call.session

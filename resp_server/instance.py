@@ -12,16 +12,18 @@ from resp_server.access.rules import Reason
 from resp_server.access.users import Change, Outcome, Users
 from resp_server.cluster.view import PartView
 from resp_server.config import ServerConfig
-from resp_server.latency import LatencyEvents
 from resp_server.errors import PlainError
+from resp_server.latency import LatencyEvents
 from resp_server.protocol.following import NO_TOPOLOGY, Following
 from resp_server.protocol.replies import Pending, Reply
-from resp_server.protocol.session import Session
+from resp_server.protocol.session import RESP2, Session
+from resp_server.protocol.tracked import PUSH
 from resp_server.protocol.transaction import ReadsAt
 from resp_server.publishing import Publishing
 from resp_server.reply_cache import ReplyCache
 from resp_server.slow_log import SlowLog, redacted
 from resp_server.stats import Stats
+from resp_server.tracking import Tracking
 from state_backend.clock import Clock, now_ms
 from state_backend.held_epochs import HeldEpochs
 from state_backend.key_groups import ALL
@@ -85,7 +87,8 @@ class Instance:
         self.started_ms = self.clock()
         self.users = Users(self.table, self.config.password, self.config.acl_file, self.config.limits)
         self.replies = {protocol: ReplyCache(self.config.reply_cache_bytes) for protocol in (2, 3)}
-        self.view = self.view_of(self.keyspace, self.started_ms, self._drop_replies)
+        self.tracking = Tracking(self.config.tracked_keys_max)
+        self.view = self._own_view(self.started_ms)
         self.nothing = Keyspace().view(self.started_ms)
         self.slow, self.latency = SlowLog(), LatencyEvents()
         self._look_closely()
@@ -97,7 +100,7 @@ class Instance:
         """Answer as this node of this topology from the next input buffer on. No reply held before is sent after it."""
         self._drop_replies(None)
         self.cluster = standing
-        before, self.view = self.view, self.view_of(self.keyspace, self.clock(), self._drop_replies)
+        before, self.view = self.view, self._own_view(self.clock())
         before.close()
         for session in self.sessions.values():
             session.serve_from(standing.is_replica)
@@ -110,6 +113,7 @@ class Instance:
             self.users.set_password(changes["password"])
             self.look_at_users()
         self.slow.cut(self.config.slow_entries_max)
+        self.tracking.limit(self.config.tracked_keys_max)
         self._look_closely()
 
     def reset_statistics(self) -> None:
@@ -153,6 +157,17 @@ class Instance:
             return keyspace.view(now_ms, on_change)
         return PartView(keyspace, self.cluster.slots, now_ms, on_change)
 
+    def _own_view(self, now_ms: int) -> KeyspaceView:
+        view = self.view_of(self.keyspace, now_ms, self._drop_replies)
+        view.on_removal = self._note_removal
+        return view
+
+    def _note_removal(self, snapshot: Snapshot, removals: int) -> None:
+        """Tell who holds keys that have expired. What is ready to be sent again is of none."""
+        if not self.tracking.is_idle:
+            self.moves += 1
+            self.tracking.changed(snapshot.expired_since(removals))
+
     @property
     def is_slave(self) -> bool:
         """Tell whether clients are told that this is a replica: by the topology of a cluster, else by the settings."""
@@ -162,6 +177,7 @@ class Instance:
         self.moves += 1
         for cache in self.replies.values():
             cache.drop(keys)
+        self.tracking.changed(keys)
 
     def renew(self) -> None:
         """Move to the newest epochs: once per input buffer, so that its requests see one epoch and one time."""
@@ -176,8 +192,47 @@ class Instance:
     def news(self, following: Following) -> bytes:
         """Return what a connection that follows this server has not been told, as it is sent."""
         following.moves = self.moves
-        version = NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
-        return following.news(self.view.reached(), version)
+        return following.news(self.view.reached(), self._topology_version)
+
+    def news_around(self, following: Following) -> bytes:
+        """Move to the newest epochs, and return what is new, before a reply that may be as new or a little older."""
+        self.look()
+        following.moves = self.moves
+        return following.news_around(self.view.reached(), self._topology_version)
+
+    @property
+    def _topology_version(self) -> int:
+        return NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
+
+    def follow(self, session: Session, *, has_keys: bool) -> bytes:
+        """Have a connection told what is new, from now on; return what is readable. has_keys: and which keys change."""
+        self._leave(session)
+        session.following = Following()
+        self.look()
+        if has_keys:
+            self.tracking.followers[session.following] = None
+        return self.news(session.following)
+
+    def leave(self, session: Session) -> None:
+        """Tell a session nothing more that it has not asked for: it has gone, or sent RESET."""
+        self.publishing.hub.leave(session)
+        self._leave(session)
+        if session.tracked is not None:
+            self.tracking.end(session.tracked)
+            session.track(None)
+
+    def _leave(self, session: Session) -> None:
+        if session.following is not None:
+            self.tracking.followers.pop(session.following, None)
+            session.following = None
+
+    def invalid_for(self, session: Session, *, is_within: bool = False) -> bytes:
+        """Return what a client that tracks has to be told, as it is sent. is_within: see `Tracked.take`."""
+        tracked = session.tracked
+        if tracked is None or not tracked.is_owed or tracked.redirect:
+            return b""
+        told = self.tracking.take(tracked, PUSH, is_within=is_within)
+        return told if session.protocol > RESP2 else b""
 
     def pin(self) -> KeyspaceView:
         """Open a view of all jobs that stays at their newest epochs and at this clock reading until it is closed."""

@@ -24,6 +24,10 @@ class Numbers:
     stats: Stats = field(default_factory=Stats)
     watching: int = 0
     watched_keys: int = 0
+    tracking: int = 0
+    tracked_keys: int = 0  # those of several processes count in each
+    tracked_items: int = 0
+    tracked_prefixes: int = 0
     subscribed: int = 0
     channels: int = 0  # of pub/sub; those at several processes count in each
     patterns: int = 0
@@ -45,6 +49,10 @@ class Numbers:
             whole.clients += part.clients
             whole.watching += part.watching
             whole.watched_keys += part.watched_keys
+            whole.tracking += part.tracking
+            whole.tracked_keys += part.tracked_keys
+            whole.tracked_items += part.tracked_items
+            whole.tracked_prefixes += part.tracked_prefixes
             whole.subscribed += part.subscribed
             whole.channels += part.channels
             whole.patterns += part.patterns

@@ -20,6 +20,7 @@ from resp_server.errors import DeniedError, PlainError, ReplyError
 from resp_server.instance import Instance
 from resp_server.listening import listen_at_ports
 from resp_server.protocol.session import Session
+from resp_server.telling import Telling
 from resp_server.tls import Certificates, TlsListener
 from state_backend.clock import Clock, now_ms
 from state_backend.keyspace import Keyspace
@@ -27,7 +28,7 @@ from state_backend.keyspace import Keyspace
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
-# How long an epoch goes untold to clients that follow this server and ask nothing (guess).
+# How long an epoch goes untold to clients that follow this server, or track what they read, and ask nothing (guess).
 TELL_SECONDS = 0.02
 
 
@@ -58,6 +59,8 @@ class Server:
         self._sweep: asyncio.TimerHandle | None = None
         self._told: set[Connection] = set()
         self._telling: asyncio.TimerHandle | None = None
+        self._invalid = Telling(self.instance, self._connections)
+        self.instance.tracking.on_begin = self._keep_telling
 
     @property
     def users(self) -> Users:
@@ -112,6 +115,7 @@ class Server:
         for timer in (self._sweep, self._telling):
             if timer is not None:
                 timer.cancel()
+        self._invalid.stop()
         for connection in list(self._connections.values()):
             connection.close()
         ends = asyncio.get_running_loop().time() + self.instance.config.stop_ms_max / 1000
@@ -171,19 +175,25 @@ class Server:
         self._connections.pop(session_id, None)
         session = self.instance.sessions.pop(session_id, None)
         if session is not None:
-            self.instance.publishing.hub.leave(session)
+            self.instance.leave(session)
 
     def keep_told(self, connection: Connection) -> None:
         """Have a client told what is new for as long as it follows."""
         self._told.add(connection)
+        self._keep_telling()
+
+    def _keep_telling(self) -> None:
         if self._telling is None:
-            self._tell()
+            self._telling = asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell)
 
     def _tell(self) -> None:
-        self._telling = asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell) if self._told else None
-        if self._told:
+        self._telling = None
+        if self._told or self.instance.tracking.clients:
+            self._keep_telling()
             self.instance.look()
             self._told = {each for each in self._told if each.tell()}
+            self._invalid.tell()
+            self.instance.tracking.free()
 
     def _cut(self, session_id: int) -> None:
         """Cut a client's connection for another client, which does not see it any more."""

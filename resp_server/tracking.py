@@ -8,7 +8,7 @@ Where there is too much to be told, or nobody knows what has changed, clients ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -26,8 +26,8 @@ HOLDER_BYTES = 16
 HOLDERS_MAX = 64
 # Keys that make room at once: 1.5 ms (guess).
 ROOM_KEYS_MAX = 1024
-# What one change may bring to all clients together; beyond, each is told that everything is invalid. To owe so much takes
-# some 10 ms, to send it much longer, which is done client by client.
+# What one change may bring to all clients together; beyond, each is told that everything is invalid. To owe so much
+# takes some 10 ms, to send it much longer, which is done client by client.
 TOLD_AT_ONCE_MAX = 100_000
 TOLD_BYTES_AT_ONCE_MAX = 64 << 20
 # Entries that are let go at a time (see `ReplyCache`).
@@ -63,6 +63,8 @@ class Tracking:
         self.followers: dict[TakesChanges, None] = {}
         self.items = 0  # clients, over all keys
         self.voids = 0
+        # Called when there is a client more.
+        self.on_begin: Callable[[], None] = lambda: None
         self._bytes_max = bytes_max
         self._bytes = 0
         self._holders: dict[bytes, Holders] = {}
@@ -95,6 +97,7 @@ class Tracking:
             client.prefixes.add(prefix)
             self._by_prefix.setdefault(prefix, {})[client] = None
         self._measure_prefixes()
+        self.on_begin()
 
     def end(self, client: Tracked) -> None:
         """Tell a client nothing more. What it read is let go of when that changes, or has to make room."""
@@ -199,6 +202,12 @@ class Tracking:
         """Have one client told."""
         if client.is_on:
             client.owe(what)
+            self.owing[client] = None
+
+    def owe_again(self, client: Tracked, keys: Sequence[bytes]) -> None:
+        """Have one client told behind the reply that begins now."""
+        if keys and client.is_on and not client.is_bcast:
+            client.again.append(Invalid(keys))
             self.owing[client] = None
 
     def take(self, client: Tracked, head: bytes, *, is_within: bool = False) -> bytes:

@@ -22,6 +22,8 @@ from state_backend.store import Applied, Entry, Snapshot, Store, Values
 
 # Told which keys may read differently from now on; None: any.
 OnChange = Callable[[Sequence[bytes] | None], None]
+# Told of a snapshot, and of how many removals of what has expired it had seen when it was told of before.
+OnRemoval = Callable[[Snapshot, int], None]
 
 
 @dataclass
@@ -122,7 +124,8 @@ class KeyspaceView:
     """Snapshots of all jobs. The same jobs, one epoch per job and one clock reading from one `renew` to the next.
 
     Snapshots are opened and moved only when a key of their job is asked for. Whoever holds answers learns by
-    `on_change` which of them are void, before anything is answered from the newer epoch; `freshen` asks for that.
+    `on_change` which of them are void, before anything is answered from the newer epoch; `freshen` asks for that. What
+    has expired reads as missing whether it was removed or not, so that it is enough to be told of that by `on_removal`.
 
     A job's store may own some slots only, and another set of them in each version of a snapshot. To say of a key in one
     that it does not own that the key does not exist would be a wrong answer: it is SlotLoadingError.
@@ -136,6 +139,8 @@ class KeyspaceView:
         self._on_change = on_change
         self._versions: dict[str, int] = {}  # of each snapshot, and the epoch, that were told of
         self._epochs: dict[str, int] = {}
+        self._removals: dict[str, int] = {}
+        self.on_removal: OnRemoval = lambda snapshot, removals: None
         self._missing: dict[str, KeyGroups] = {}  # of jobs whose snapshot does not own all that is shown
         self._jobs: dict[str, Job] = {}
         self._unreadable: dict[str, str | None] = {}
@@ -245,7 +250,9 @@ class KeyspaceView:
     def _tell(self, on_change: OnChange, name: str, snapshot: Snapshot) -> None:
         """Have answers dropped that do not hold in the epoch that a snapshot moved to: none if it was just opened."""
         on_change(snapshot.changed_since(self._epochs[name]) if name in self._versions else ())
-        self._epochs[name] = snapshot.applied.epoch
+        if name in self._versions and snapshot.applied.removals != self._removals[name]:
+            self.on_removal(snapshot, self._removals[name])
+        self._epochs[name], self._removals[name] = snapshot.applied.epoch, snapshot.applied.removals
         self._versions[name] = snapshot.version
 
     def freshen(self, keys: Iterable[bytes], count: int) -> None:

@@ -16,6 +16,7 @@ Tables (LMDB databases) of an environment; all numbers in names are big endian, 
             0 (8), b"d", id (8)               -> nothing; a map, list ... that is no key's any more and is to go
     meta    b"applied"                        -> JSON: what the store holds (see `store.Applied`), states, counters
             b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
+            b"expired", removal (8)           -> the keys that one of the last removals took, or took fields of
             b"slot", slot (2)                 -> how many keys of which state are there (see `SLOT_COUNT`); only in a
             store that holds, or held, some slots only
 
@@ -309,6 +310,10 @@ def field_place(map_id: int, name: bytes) -> bytes:
 
 def changed_name(epoch: int) -> bytes:
     return b"changed" + epoch.to_bytes(8, "big")
+
+
+def expired_name(removal: int) -> bytes:
+    return b"expired" + removal.to_bytes(8, "big")
 
 
 def slot_counts_name(slot: bytes) -> bytes:

@@ -13,7 +13,7 @@ from zlib import crc32
 import lmdb
 
 from state_backend import changed_keys, packed_list, packed_map, packed_sorted
-from state_backend.changed_keys import EPOCHS_KEPT
+from state_backend.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT
 from state_backend.descriptor import Kind
 from state_backend.errors import StoreError, WrongKindError
 from state_backend.key_groups import ALL, KeyGroups
@@ -41,6 +41,7 @@ from state_backend.lmdb_layout import (
     Meta,
     Tables,
     changed_name,
+    expired_name,
     expiry_of,
     field_place,
     find,
@@ -126,6 +127,13 @@ class LmdbSnapshot(Snapshot):
             return None
         get, meta = self._txn.get, self._tables.meta
         return changed_keys.unpack_all(get(changed_name(each), db=meta) for each in epochs)
+
+    def expired_since(self, removals: int) -> Sequence[bytes] | None:
+        removed = range(removals + 1, self.applied.removals + 1)
+        if removals > self.applied.removals or len(removed) > REMOVALS_KEPT:
+            return None
+        get, meta = self._txn.get, self._tables.meta
+        return changed_keys.unpack_all(get(expired_name(each), db=meta) for each in removed)
 
     def _live(self, key: bytes) -> bytes | None:
         """Return a key's record, or None if it is missing or expired."""

@@ -195,6 +195,7 @@ class LmdbStore(Store):
         with self._writing() as txn:
             work = self._work(txn, self._meta(txn), now_ms, ALL)
             removed = work.remove_expired(keys_max)
+            work.keep_expired_keys()
             work.finish()
             return removed
 

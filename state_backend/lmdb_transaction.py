@@ -15,7 +15,7 @@ import lmdb
 import pyarrow as pa
 
 from state_backend import packed_list, packed_map, packed_sorted
-from state_backend.changed_keys import EPOCHS_KEPT, ChangedKeys
+from state_backend.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT, ChangedKeys
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError
 from state_backend.lmdb_layout import (
@@ -45,6 +45,7 @@ from state_backend.lmdb_layout import (
     Tables,
     changed_name,
     due_name,
+    expired_name,
     expiry_line,
     expiry_of,
     field_place,
@@ -127,6 +128,15 @@ class LmdbTransaction:
         for old in range(max(0, last + 1 - EPOCHS_KEPT), min(last, epoch - EPOCHS_KEPT) + 1):
             delete(changed_name(old), db=meta)
         put(changed_name(epoch), self._changed_keys.pack(), db=meta)
+
+    def keep_expired_keys(self) -> None:
+        """Write which keys a removal took, or took fields of, if there were any; forget those of an old one."""
+        if self._changed_keys:
+            put, delete, meta = self._txn.put, self._txn.delete, self._tables.meta
+            removals = self.meta.applied.removals + 1
+            put(expired_name(removals), self._changed_keys.pack(), db=meta)
+            delete(expired_name(max(0, removals - REMOVALS_KEPT)), db=meta)
+            self.meta.applied = replace(self.meta.applied, removals=removals)
 
     def finish(self) -> None:
         """Write the `applied` record."""

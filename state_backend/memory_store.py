@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import NamedTuple
 
 from state_backend import packed_list, packed_map, packed_sorted
-from state_backend.changed_keys import EPOCHS_KEPT
+from state_backend.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, WrongKindError
 from state_backend.key_groups import ALL, KeyGroups
@@ -82,6 +82,7 @@ class MemoryStore(Store):
         self._held: dict[bytes, _Held] = {}
         self._applied = Applied(generation)
         self._changed: dict[int, Sequence[bytes]] = {}
+        self._expired: dict[int, Sequence[bytes]] = {}
         self._version = 0
         self._key_groups = ALL
         self._lineage = token_hex(8)
@@ -151,8 +152,13 @@ class MemoryStore(Store):
                 held[key] = live
                 done += 1
         removed_keys = len(self._held) - len(held)
+        differ = [key for key, old in self._held.items() if held.get(key) != old]
         self._held = held
         applied = self._applied
+        if differ:
+            applied = replace(applied, removals=applied.removals + 1)
+            kept = {each: keys for each, keys in self._expired.items() if each > applied.removals - REMOVALS_KEPT}
+            self._expired = {**kept, applied.removals: differ}
         self._count(
             replace(
                 applied,
@@ -256,6 +262,7 @@ class MemorySnapshot(Snapshot):
         self._key_groups = self._store._key_groups
         self._applied = self._store.applied
         self._changed = self._store._changed
+        self._expired = self._store._expired
         self.version = self._store._version
         self._now_ms = now_ms
         self._order = []
@@ -282,6 +289,12 @@ class MemorySnapshot(Snapshot):
         if epoch > self._applied.epoch or len(epochs) > EPOCHS_KEPT or not self._changed.keys() >= set(epochs):
             return None
         return [key for each in epochs for key in self._changed[each]]
+
+    def expired_since(self, removals: int) -> Sequence[bytes] | None:
+        removed = range(removals + 1, self._applied.removals + 1)
+        if removals > self._applied.removals or not self._expired.keys() >= set(removed):
+            return None
+        return [key for each in removed for key in self._expired[each]]
 
     def _live(self, key: bytes) -> _Held | None:
         return _alive(self._held.get(key), self._now_ms)

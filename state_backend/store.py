@@ -25,7 +25,7 @@ class Applied:
 
     epoch and term are -1 and 0 before the first epoch. Counts include keys that expired and are not yet removed.
     expiring_maps are those with a field that expires, which is apart from what the whole key does (`expiring`);
-    expired_keys and expired_fields were removed since the store was made.
+    expired_keys and expired_fields were removed since the store was made, in so many removals.
     """
 
     generation: str
@@ -37,6 +37,7 @@ class Applied:
     expiring_maps: int = 0
     expired_keys: int = 0
     expired_fields: int = 0
+    removals: int = field(default=0, compare=False)  # a store takes as many portions as it likes
 
     @property
     def key_count(self) -> int:
@@ -151,6 +152,14 @@ class Snapshot(ABC):
 
         It is known of the last few epochs, if they changed few enough keys, and the slots stayed the same. Expiry is
         no change.
+        """
+
+    @abstractmethod
+    def expired_since(self, removals: int) -> Sequence[bytes] | None:
+        """Return the keys that went, or lost fields, in the removals after so many; None if that is not known.
+
+        It is known of the last few, if these were few enough keys. A key reads as missing as soon as it has expired;
+        that it is removed comes after that, within a bounded time.
         """
 
     @abstractmethod

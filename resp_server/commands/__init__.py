@@ -20,6 +20,7 @@ from resp_server.commands import (
     slowlog,
     state,
     string,
+    tracking,
     transactions,
 )
 from resp_server.commands.facts import redis_facts
@@ -31,6 +32,7 @@ GROUPS = (
     connection,
     acl,
     client,
+    tracking,
     cluster,
     server,
     config,

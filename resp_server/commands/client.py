@@ -13,6 +13,9 @@ from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from resp_server.protocol.session import ReplyMode, Session
 from resp_server.protocol.subscriptions import Subscriptions, Way
+from resp_server.protocol.tracked import Tracked
+
+NOT_TRACKED = Tracked()
 
 CLIENT_TYPES = (b"normal", b"master", b"replica", b"slave", b"pubsub")
 
@@ -145,7 +148,9 @@ def client_line(instance: Instance, session: Session, now_ms: int) -> str:
     queued, queued_bytes = (-1, 0) if transaction is None else (len(transaction.requests), transaction.size_bytes)
     subscribed = session.subscriptions or Subscriptions()
     channels, patterns, shard_channels = (len(subscribed.of(way)) for way in Way)
-    flags = "P" * (session.subscriptions is not None) + "x" * (transaction is not None) + "r" * session.is_readonly
+    tracked = session.tracked or NOT_TRACKED
+    flags = "P" * (session.subscriptions is not None) + "x" * (transaction is not None)
+    flags += "t" * tracked.is_on + "R" * tracked.is_broken + "B" * tracked.is_bcast + "r" * session.is_readonly
     flags = flags + "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
     output_bytes = instance.output_bytes(session.id)
     return (
@@ -155,7 +160,7 @@ def client_line(instance: Instance, session: Session, now_ms: int) -> str:
         f"sub={channels} psub={patterns} ssub={shard_channels} multi={queued} "
         f"watch={len(session.watched)} qbuf=0 qbuf-free=0 argv-mem=0 multi-mem={queued_bytes} rbs=0 "
         f"rbp=0 obl=0 oll=0 omem={output_bytes} tot-mem={output_bytes} events=r cmd={session.last_command or 'NULL'} "
-        f"user={typed(session.user.name)} redir=-1 resp={session.protocol} "
+        f"user={typed(session.user.name)} redir={tracked.redirect if tracked.is_on else -1} resp={session.protocol} "
         f"lib-name={typed(session.lib_name)} lib-ver={typed(session.lib_ver)}\n"
     )
 

@@ -137,6 +137,7 @@ SETTINGS: dict[str, Setting] = {
     "slowlog-max-len": changing("slow_entries_max", number(0, 2**63 - 1)),
     "tcp-backlog": shown("backlog_connections"),
     "tcp-keepalive": shown("tcp_keepalive_seconds"),
+    "tracking-table-max-keys": changing("tracked_keys_max", number(0, 2**63 - 1)),
     "timeout": changing("idle_timeout_seconds", number(0, INT32_MAX)),
 }
 

@@ -60,7 +60,7 @@ def quit_(call: Call, *ignored: bytes) -> Reply:
 @command("reset")
 def reset(call: Call) -> Reply:
     """Resets the connection."""
-    call.instance.publishing.hub.leave(call.session)
+    call.instance.leave(call.session)
     call.session.restart()
     return "RESET"
 

@@ -41,6 +41,9 @@ def numbers(instance: Instance, nothing: None) -> Mapping[str, Any]:
     own = Numbers.of_this_process(instance.stats, len(instance.sessions))
     own = replace(own, watching=len(watched), watched_keys=sum(watched))
     channels, patterns, shard_channels = (len(instance.publishing.hub.names(way)) for way in Way)
+    tracking = instance.tracking
+    own = replace(own, tracking=len(tracking.clients), tracked_keys=tracking.keys)
+    own = replace(own, tracked_items=tracking.items, tracked_prefixes=tracking.prefixes)
     own = replace(own, channels=channels, patterns=patterns, shard_channels=shard_channels)
     return replace(own, subscribed=sum(each.subscriptions is not None for each in instance.sessions.values())).to_json()
 
@@ -95,7 +98,7 @@ def _clients(call: Call, total: Numbers) -> Section:
         "client_recent_max_input_buffer": 0,
         "client_recent_max_output_buffer": 0,
         "blocked_clients": 0,
-        "tracking_clients": 0,
+        "tracking_clients": total.tracking,
         "pubsub_clients": total.subscribed,
         "watching_clients": total.watching,
         "clients_in_timeout_table": 0,
@@ -172,7 +175,9 @@ def _stats(call: Call, total: Numbers) -> Section:
         "pubsub_patterns": total.patterns,
         "pubsubshard_channels": total.shard_channels,
         "latest_fork_usec": 0,
-        "tracking_total_keys": 0,
+        "tracking_total_keys": total.tracked_keys,
+        "tracking_total_items": total.tracked_items,
+        "tracking_total_prefixes": total.tracked_prefixes,
         "unexpected_error_replies": 0,
         "total_error_replies": stats.errors.total(),
     }

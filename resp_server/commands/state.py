@@ -12,9 +12,8 @@ from typing import Any
 from resp_server.commands.facts import ANY_SLOTS, Facts
 from resp_server.commands.spec import OneOrMore, command
 from resp_server.commands.string import values_reply
-from resp_server.errors import PlainError, cluster_disabled, typed
+from resp_server.errors import PlainError, cluster_disabled, syntax_error, typed
 from resp_server.instance import Call
-from resp_server.protocol.following import Following
 from resp_server.protocol.replies import OK, Frames, Reply, encode
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job
@@ -187,11 +186,12 @@ def state_lag(call: Call) -> Reply:
 
 
 @command("state|follow", own=_facts())
-def state_follow(call: Call) -> Reply:
+def state_follow(call: Call, what: bytes = b"") -> Reply:
     """Has this connection told of the epochs and the topology that it is answered from, before they first are."""
-    call.session.following = following = Following()
-    call.instance.look()
-    return Frames(encode(OK, call.session.protocol) + call.instance.news(following))
+    if what and what.upper() != b"KEYS":
+        raise syntax_error()
+    told = call.instance.follow(call.session, has_keys=bool(what))
+    return Frames(encode(OK, call.session.protocol) + told)
 
 
 @command("state|topology", own=_facts())

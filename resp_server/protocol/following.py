@@ -2,6 +2,7 @@
 
     >4 epoch <job> <term> <epoch>      readable from now on; -1 and -1 for a job that is not shown any more
     >2 topology <version>
+    >2 changed <an array of keys, as one text, or nil>     only with STATE FOLLOW KEYS: what they held holds no more
 
 Push frames, in either version of the protocol: they are told apart from replies by their first byte. What is told is
 exact: no reply before a push is from a later epoch, and no request after it is answered from an earlier one.
@@ -9,7 +10,7 @@ exact: no reply before a push is from a later epoch, and no request after it is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from resp_server.protocol.replies import Push, Reply, encode
@@ -50,17 +51,47 @@ class Seen:
                 self.epochs = each if self.epochs is NOTHING else latest(self.epochs, each)
 
 
+# What may wait to be told of changed keys, each with what it costs beside its bytes (guess). Beyond, any may have
+# changed.
+CHANGED_BYTES_MAX = 1 << 20
+KEY_OVERHEAD_BYTES = 64
+MOVED = -1
+
+
 class Following:
     """What one connection was told. `moves` is for its owner: up to which of its server's moves that was."""
 
     def __init__(self) -> None:
-        self.moves = -1
+        self.moves = MOVED
         self._reached: dict[str, Reached] = {}
         self._version = NO_TOPOLOGY
+        self._changed: list[bytes] | None = []
+        self._changed_bytes = 0
+
+    def note(self, keys: Sequence[bytes] | None) -> None:
+        """Take in which keys changed, to be told; None: any."""
+        if keys is not None:
+            self._changed_bytes += sum(map(len, keys)) + len(keys) * KEY_OVERHEAD_BYTES
+        if keys is None or self._changed is None or self._changed_bytes > CHANGED_BYTES_MAX:
+            self._changed = None
+        else:
+            self._changed += keys
+
+    def news_around(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
+        """Return the same as `news`; which keys changed is told once more, behind the reply that begins now."""
+        changed = self._changed
+        told = self.news(jobs, version)
+        if changed is None or changed:
+            self.note(changed)
+            self.moves = MOVED
+        return told
 
     def news(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
         """Return the pushes about what is not told yet; it is with that. None: a job of which nothing was shown yet."""
         told: list[Reply] = []
+        if self._changed is None or self._changed:
+            told.append(Push((b"changed", None if self._changed is None else encode(self._changed, 2))))
+            self._changed, self._changed_bytes = [], 0
         for job, reached in jobs.items():
             if reached is not None and self._reached.get(job) != reached:
                 self._reached[job] = reached

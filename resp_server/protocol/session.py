@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from resp_server.protocol.following import Following, Seen
 from resp_server.protocol.subscriptions import Subscriptions
+from resp_server.protocol.tracked import Tracked
 from resp_server.protocol.transaction import Mark, ReadsAt, Transaction
 
 RESP2 = 2
@@ -76,6 +77,7 @@ class Session:
         self.is_no_touch = False
         self.is_closing = False
         self.subscriptions: Subscriptions | None = None
+        self.tracked: Tracked | None = None
         self.is_at_replica = False
         self.is_observed = False
         self.reply_mode = ReplyMode.ON
@@ -100,7 +102,8 @@ class Session:
         self.is_authenticated = self._is_logged_in or self.default_user.is_open
         replies = self.reply_mode is ReplyMode.ON
         is_answered_here = (self.is_readonly or not self.is_at_replica) and not self.is_observed
-        is_here_and_now = is_answered_here and self.transaction is None and self.subscriptions is None
+        is_told_nothing = self.subscriptions is None and self.tracked is None
+        is_here_and_now = is_answered_here and self.transaction is None and is_told_nothing
         is_unlimited = self.user.rate is None and not self.is_closing
         self.is_ordinary = self.is_authenticated and self.db == 0 and replies and is_unlimited and is_here_and_now
         self.is_plain = self.is_ordinary and self.user.is_unrestricted
@@ -151,6 +154,11 @@ class Session:
     def subscribe(self, subscriptions: Subscriptions) -> None:
         """Take what the client is subscribed to from now on."""
         self.subscriptions = subscriptions if len(subscriptions) else None
+        self._settle()
+
+    def track(self, tracked: Tracked | None) -> None:
+        """Take how the client tracks what it reads from now on; None: not at all."""
+        self.tracked = tracked
         self._settle()
 
     def read_only(self, is_readonly: bool) -> None:

@@ -3,8 +3,8 @@
     >2 invalidate [<key>]                       RESP3: to the client, or to the one that it redirects to
     *3 message __redis__:invalidate [<key>]     RESP2: to one that it redirects to, and that is subscribed to something
 
-Nil instead of keys: everything is invalid. What is owed is told before any reply of the epoch in which the keys changed,
-between two replies. Where a reply is under way then whose values may be older, it is told again behind that.
+Nil instead of keys: everything is invalid. What is owed is told before any reply of the epoch in which the keys
+changed, between two replies. Where a reply is under way then whose values may be older, it is told again behind that.
 """
 
 from __future__ import annotations
@@ -51,16 +51,18 @@ EVERYTHING = Invalid(None)
 class Tracked:
     """How one client tracks, and what it is owed.
 
-    redirect: the client that is told instead; 0: itself. is_caching_given: CLIENT CACHING was just called. is_broken: the
-    one it redirects to is gone.
+    redirect: the client that is told instead; 0: itself. is_caching_given: CLIENT CACHING was just called. is_broken:
+    the one it redirects to is gone. is_passed_on: something is on its way to that one, at another process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, session_id: int = 0) -> None:
+        self.session_id = session_id
         self.alone = (self,)
         self.is_on = False
         self.is_bcast = self.is_optin = self.is_optout = self.is_noloop = False
         self.is_caching_given = False
         self.is_broken = False
+        self.is_passed_on = False
         self.redirect = 0
         self.prefixes: set[bytes] = set()
         self.owed: list[Invalid] = []

@@ -310,8 +310,13 @@ class StoresAgree(RuleBasedStateMachine):
 
     @rule()
     def remove_expired(self) -> None:
+        before = self.memory.applied.removals, self.lmdb.applied.removals
         self.memory.remove_expired(self.clock_ms, 1 << 30)
         self.lmdb.remove_expired(self.clock_ms, 1 << 30)
+        with self.memory.snapshot(self.clock_ms) as memory, self.lmdb.snapshot(self.clock_ms) as lmdb:
+            expired = memory.expired_since(before[0]), lmdb.expired_since(before[1])
+        assert None not in expired
+        assert set(expired[0] or ()) == set(expired[1] or ())
         theirs, mine = self.memory.applied, self.lmdb.applied
         assert (mine.keys, mine.expiring, mine.expiring_maps) == (theirs.keys, theirs.expiring, theirs.expiring_maps)
         assert self.lmdb.remove_expired(self.clock_ms, 1) == 0

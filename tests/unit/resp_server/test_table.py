@@ -148,8 +148,8 @@ def test_no_write_is_served_and_all_are_refused_as_writes() -> None:
 def test_what_is_not_served_says_so() -> None:
     xread = TABLE.find([b"xread"])
     assert str(xread.refusal()) == "command 'xread' is not served by sparkis"
-    tracking = TABLE.find([b"client", b"tracking"])
-    assert str(tracking.refusal()) == "command 'client|tracking' is not served by sparkis"
+    pause = TABLE.find([b"client", b"pause"])
+    assert str(pause.refusal()) == "command 'client|pause' is not served by sparkis"
 
 
 def test_every_exact_refusal_is_of_a_command_that_is_not_served() -> None:

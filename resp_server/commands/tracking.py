@@ -1,0 +1,184 @@
+"""CLIENT TRACKING and its like: client-side caching. The texts are those of Redis' clientCommand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from resp_server.commands.spec import Question, command, integer, question
+from resp_server.errors import PlainError, syntax_error, typed
+from resp_server.instance import Call, Instance
+from resp_server.protocol.replies import OK, Reply, ReplySet
+from resp_server.protocol.tracked import Tracked
+from resp_server.telling import PASS_ON, pass_on
+from resp_server.tracking import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
+
+OTHERWISE = "before disabling tracking for this client, and then re-enabling it with a different mode."
+
+
+@dataclass
+class Options:
+    """The words behind CLIENT TRACKING ON or OFF."""
+
+    redirect: int = 0
+    prefixes: list[bytes] = field(default_factory=list)
+    flags: set[bytes] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, words: Sequence[bytes]) -> Options:
+        """Read them; whether the client to redirect to is there is for others to say."""
+        found = cls()
+        left = iter(words)
+        for word in left:
+            option = word.upper()
+            if option in (b"BCAST", b"OPTIN", b"OPTOUT", b"NOLOOP"):
+                found.flags.add(option)
+            elif option in (b"REDIRECT", b"PREFIX"):
+                found._take(option, left)
+            else:
+                raise syntax_error()
+        return found
+
+    def _take(self, option: bytes, left: Iterator[bytes]) -> None:
+        word = next(left, None)
+        if word is None:
+            raise syntax_error()
+        if option == b"PREFIX":
+            self.prefixes.append(word)
+            return
+        if self.redirect:
+            raise PlainError("A client can only redirect to a single other client")
+        self.redirect = integer(word)
+        if not self.redirect:
+            raise _no_such_client()
+
+    def check(self, now: Tracked) -> None:
+        """Refuse what cannot be meant, or cannot be done from how the client tracks now."""
+        is_bcast, is_optin, is_optout = (flag in self.flags for flag in (b"BCAST", b"OPTIN", b"OPTOUT"))
+        if self.prefixes and not is_bcast:
+            raise PlainError("PREFIX option requires BCAST mode to be enabled")
+        if now.is_on and now.is_bcast != is_bcast:
+            raise PlainError(f"You can't switch BCAST mode on/off {OTHERWISE}")
+        if is_bcast and (is_optin or is_optout):
+            raise PlainError("OPTIN and OPTOUT are not compatible with BCAST")
+        if is_optin and is_optout:
+            raise PlainError("You can't specify both OPTIN mode and OPTOUT mode")
+        if (is_optin and now.is_optout) or (is_optout and now.is_optin):
+            raise PlainError(f"You can't switch OPTIN/OPTOUT mode {OTHERWISE}")
+        self._check_prefixes(now)
+
+    def _check_prefixes(self, now: Tracked) -> None:
+        for at, prefix in enumerate(self.prefixes):
+            for others, which in ((sorted(now.prefixes), "an existing"), (self.prefixes[at + 1 :], "another provided")):
+                for other in others:
+                    if prefix.startswith(other) or other.startswith(prefix):
+                        raise PlainError(
+                            f"Prefix '{typed(prefix)}' overlaps with {which} prefix '{typed(other)}'. "
+                            "Prefixes for a single client must not overlap."
+                        )
+        if sum(len(each) + PREFIX_OVERHEAD_BYTES for each in now.prefixes.union(self.prefixes)) > PREFIX_BYTES_MAX:
+            raise PlainError(
+                f"the prefixes of one client may take {PREFIX_BYTES_MAX} bytes; use fewer, or shorter ones"
+            )
+
+    def apply(self, instance: Instance, client: Tracked) -> None:
+        """Track in this way from now on."""
+        client.redirect = self.redirect
+        client.is_bcast, client.is_optin, client.is_optout, client.is_noloop = (
+            flag in self.flags for flag in (b"BCAST", b"OPTIN", b"OPTOUT", b"NOLOOP")
+        )
+        client.is_broken = False
+        prefixes = (self.prefixes or [b""]) if client.is_bcast else ()
+        instance.tracking.begin(client, prefixes)
+
+
+@command("client|tracking")
+def client_tracking(call: Call, switch: bytes, *words: bytes) -> Reply:
+    """Controls server-assisted client-side caching for the connection."""
+    options = Options.of(words)
+    instance, session = call.instance, call.session
+
+    def done() -> Reply:
+        if switch.upper() == b"OFF":
+            if session.tracked is not None:
+                instance.tracking.end(session.tracked)
+                session.track(None)
+        elif switch.upper() == b"ON":
+            tracked = session.tracked or Tracked(session.id)
+            options.check(tracked)
+            options.apply(instance, tracked)
+            session.track(tracked)
+        else:
+            raise syntax_error()
+        return OK
+
+    if not options.redirect or options.redirect in instance.sessions:
+        return done()
+
+    def join(answers: Sequence[bool]) -> Reply:
+        if not any(answers):
+            raise _no_such_client()
+        return done()
+
+    return instance.gather(is_client_here, options.redirect, join)
+
+
+def _no_such_client() -> PlainError:
+    return PlainError("The client ID you want redirect to does not exist")
+
+
+@question("is a client here")
+def is_client_here(instance: Instance, session_id: int) -> bool:
+    """Tell whether a client is at this process."""
+    return session_id in instance.sessions
+
+
+TELL_INVALID = Question(PASS_ON, pass_on)
+
+
+@command("client|caching")
+def client_caching(call: Call, mode: bytes) -> Reply:
+    """Instructs the server whether to track the keys in the next request."""
+    tracked = call.session.tracked
+    if tracked is None:
+        raise PlainError(
+            "CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled"
+        )
+    word = mode.upper()
+    if word not in (b"YES", b"NO"):
+        raise syntax_error()
+    wanted = "OPTIN" if word == b"YES" else "OPTOUT"
+    if not (tracked.is_optin if word == b"YES" else tracked.is_optout):
+        raise PlainError(f"CLIENT CACHING {word.decode()} is only valid when tracking is enabled in {wanted} mode.")
+    tracked.is_caching_given = True
+    return OK
+
+
+@command("client|getredir")
+def client_getredir(call: Call) -> int:
+    """Returns the client ID to which the connection's tracking notifications are redirected."""
+    tracked = call.session.tracked
+    return -1 if tracked is None else tracked.redirect
+
+
+@command("client|trackinginfo")
+def client_trackinginfo(call: Call) -> Reply:
+    """Returns information about server-assisted client-side caching for the connection."""
+    tracked = call.session.tracked
+    if tracked is None:
+        return {b"flags": ReplySet([b"off"]), b"redirect": -1, b"prefixes": []}
+    flags = [
+        (b"on", True),
+        (b"bcast", tracked.is_bcast),
+        (b"optin", tracked.is_optin),
+        (b"caching-yes", tracked.is_optin and tracked.is_caching_given),
+        (b"optout", tracked.is_optout),
+        (b"caching-no", tracked.is_optout and tracked.is_caching_given),
+        (b"noloop", tracked.is_noloop),
+        (b"broken_redirect", tracked.is_broken),
+    ]
+    return {
+        b"flags": ReplySet(flag for flag, is_set in flags if is_set),
+        b"redirect": tracked.redirect,
+        b"prefixes": sorted(tracked.prefixes),
+    }
