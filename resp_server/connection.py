@@ -277,9 +277,9 @@ class Connection(asyncio.Protocol):
         """Answer a batch of requests, or make a step of a reply; return whether there is more to do."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
-                out.append(self._instance.invalid_for(self.session, is_within=True))
             pending.when_resolved(None)
             if self._sliced is None and not isinstance(pending, Rest):
+                out.append(self._instance.invalid_for(self.session, is_within=True))
                 out.append(self._dispatcher.pending_reply(self._call, pending))
                 out += self._take_pushed()
                 out.append(self._instance.invalid_for(self.session))
