@@ -12,7 +12,8 @@ from typing import Any
 from resp_server.commands.facts import ANY_SLOTS, Facts
 from resp_server.commands.spec import OneOrMore, command
 from resp_server.commands.string import values_reply
-from resp_server.errors import PlainError, cluster_disabled, syntax_error, typed
+from resp_server.access.sight import Seen
+from resp_server.errors import NoPermError, PlainError, cluster_disabled, syntax_error, typed
 from resp_server.instance import Call
 from resp_server.protocol.replies import OK, Frames, Reply, encode
 from state_backend.descriptor import StateDescriptor
@@ -47,25 +48,26 @@ THE_KEYS = THE_KEY | {"find_keys": {"type": "range", "spec": {"lastkey": -1, "ke
 @command("state|jobs", own=_facts())
 def state_jobs(call: Call) -> Reply:
     """Lists the jobs whose states this server shows, and how they are."""
-    call.view.check_whole()
-    return [_job_row(job, snapshot) for job, snapshot in call.view.snapshots()]
+    sight = call.sight
+    sight.view.check_whole()
+    return [_job_row(seen) for seen in sight.jobs()]
 
 
-def _job_row(job: Job, snapshot: Snapshot) -> Reply:
-    applied = snapshot.applied
+def _job_row(seen: Seen) -> Reply:
+    job, applied = seen.job, seen.applied
     return {
         b"name": job.name.encode(),
         b"generation": job.generation.encode(),
-        b"states": len(job.states),
-        b"keys": applied.key_count,
+        b"states": len(seen.states),
+        b"keys": seen.keys,
         b"applied": applied.epoch,
         b"committed": job.committed_epoch,
         b"lag_epochs": job.lag_epochs(applied),
         b"stale": int(job.is_stale),
         b"incomplete": int(job.is_incomplete),
-        b"error": job.error.encode(),
-        b"slots": str(snapshot.key_groups).encode(),
-        b"key_formats": [state.format_for(job.name).text.encode() for state in job.states],
+        b"error": seen.error.encode(),
+        b"slots": str(seen.snapshot.key_groups).encode(),
+        b"key_formats": [state.format_for(job.name).text.encode() for state in seen.states],
     }
 
 
@@ -79,12 +81,13 @@ def lag_ms(job: Job, applied: Applied) -> int | None:
 @command("state|list", own=_facts("job"))
 def state_list(call: Call, job: bytes) -> Reply:
     """Lists the states of a job, their kinds and how many keys they have."""
-    found = _job(call, job)
-    call.view.check_whole()
-    keys = call.view.of_job(found.name).applied.keys
+    sight, found = call.sight, _job(call, job)
+    sight.view.check_whole()
     return [
-        {b"name": state.name.encode(), b"kind": str(state.kind).encode(), b"keys": keys.get(state.name, 0)}
-        for state in found.states
+        {b"name": state.name.encode(), b"kind": str(state.kind).encode(), b"keys": seen.keys_of(state.name)}
+        for seen in sight.jobs()
+        if seen.job.name == found.name
+        for state in seen.states
     ]
 
 
@@ -93,11 +96,10 @@ def state_describe(call: Call, name: bytes) -> Reply:
     """Describes a state: how its keys are made, and of which columns."""
     job_name, _, state_name = name.partition(b":")
     job = _job(call, job_name)
-    state = next((each for each in job.states if each.name.encode() == state_name), None)
+    states = next((seen.states for seen in call.sight.jobs() if seen.job.name == job.name), ())
+    state = next((each for each in states if each.name.encode() == state_name), None)
     if state is None:
-        raise PlainError(
-            f"no such state '{typed(state_name)}' in job '{job.name}'; states: {_names(job.states) or 'none'}"
-        )
+        raise PlainError(f"no such state '{typed(state_name)}' in job '{job.name}'; states: {_names(states) or 'none'}")
     return _description(job, state)
 
 
@@ -109,6 +111,8 @@ def _description(job: Job, state: StateDescriptor) -> Reply:
         b"key_format": state.format_for(job.name).text.encode(),
         b"value": [column.encode() for column in state.value],
         b"field": _text(state.field),
+        b"member": _text(state.member),
+        b"score": _text(state.score),
         b"columns": {column.encode(): kind.encode() for column, kind in state.columns.items()},
         b"encoding": str(state.encoding).encode(),
         b"ttl_ms": state.ttl_ms,
@@ -173,15 +177,15 @@ def state_lag(call: Call) -> Reply:
     """Tells how far each job's readable state is behind what the job has committed."""
     return [
         {
-            b"job": job.name.encode(),
-            b"committed": job.committed_epoch,
-            b"applied": snapshot.applied.epoch,
-            b"lag_epochs": job.lag_epochs(snapshot.applied),
-            b"lag_ms": lag_ms(job, snapshot.applied),
-            b"stale": int(job.is_stale),
-            b"error": job.error.encode(),
+            b"job": seen.job.name.encode(),
+            b"committed": seen.job.committed_epoch,
+            b"applied": seen.applied.epoch,
+            b"lag_epochs": seen.job.lag_epochs(seen.applied),
+            b"lag_ms": lag_ms(seen.job, seen.applied),
+            b"stale": int(seen.job.is_stale),
+            b"error": seen.error.encode(),
         }
-        for job, snapshot in call.view.snapshots()
+        for seen in call.sight.jobs()
     ]
 
 
@@ -190,8 +194,15 @@ def state_follow(call: Call, what: bytes = b"") -> Reply:
     """Has this connection told of the epochs and the topology that it is answered from, before they first are."""
     if what and what.upper() != b"KEYS":
         raise syntax_error()
+    check_sees_all(call)
     told = call.instance.follow(call.session, has_keys=bool(what))
     return Frames(encode(OK, call.session.protocol) + told)
+
+
+def check_sees_all(call: Call) -> None:
+    """Raise NoPermError for who may not read all keys, where all jobs are told of; proxies may, who ask for that."""
+    if not call.user.reads_all_keys:
+        raise NoPermError("This needs a user that may read all keys")
 
 
 @command("state|topology", own=_facts())
@@ -209,7 +220,10 @@ def state_help(call: Call) -> Reply:
 
 
 def _job(call: Call, name: bytes) -> Job:
-    jobs = call.instance.keyspace.jobs if call.session.db == 0 else {}
+    sight = call.sight
+    jobs = {name: each for name, each in call.instance.keyspace.jobs.items() if sight.sees(name)}
+    if call.session.db != 0:
+        jobs = {}
     found = jobs.get(name.decode("utf-8", "surrogateescape"))
     if found is None:
         raise PlainError(f"no such job '{typed(name)}'; jobs: {_names(list(jobs.values())) or 'none'}")
