@@ -208,6 +208,12 @@ class Connection(asyncio.Protocol):
             self._write(frame)
         self._check_output()
 
+    def resume(self) -> None:
+        """Go on after a CLIENT PAUSE."""
+        if self.session.is_held_back:
+            self.session.is_held_back = False
+            self._go_on_soon()
+
     def check_age(self, now_ms: int) -> None:
         """End a reply in steps that keeps its epoch from being freed for too long."""
         age_ms = now_ms - self._sliced_since_ms
@@ -225,7 +231,7 @@ class Connection(asyncio.Protocol):
     def _turn(self) -> None:
         """Answer for as long as a turn may take, and send it all at once."""
         self._next_turn = None
-        if self._transport.is_closing():
+        if self._transport.is_closing() or (self._instance.paused_until_ms and self._is_held_back()):
             return
         self._instance.renew()
         self.session.active_ms = self._instance.view.now_ms
@@ -256,9 +262,21 @@ class Connection(asyncio.Protocol):
         """Answer further batches while the turn lasts; return whether there is more to do."""
         ends_ns = perf_counter_ns() + TURN_NS_MAX
         has_more = True
-        while has_more and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
+        is_paused = self._instance.paused_until_ms
+        while has_more and not is_paused and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
             has_more = self._progress(out)
+            is_paused = self._instance.paused_until_ms
         return has_more
+
+    def _is_held_back(self) -> bool:
+        """Wait for the end of a CLIENT PAUSE, unless an answer is on its way; tell whether that is so."""
+        left_ms = self._instance.pause_left_ms()
+        self.session.is_held_back = left_ms > 0 and self._sliced is None and self._pending is None
+        if self.session.is_held_back:
+            self._is_calm = False
+            self._set_reading(False)
+            self._next_turn = self._loop.call_later(left_ms / 1000, self._turn)
+        return self.session.is_held_back
 
     def _settle(self, has_more: bool) -> None:
         """Decide what comes after a turn: the next one, more input, or the end."""
@@ -358,6 +376,7 @@ class Connection(asyncio.Protocol):
     def _end_with(self, error: ProtocolError, out: list[bytes]) -> None:
         """Answer a protocol error, and nothing after it."""
         log.info("closed %s: %s", self.session.address, error)
+        self._instance.stats.closed_for_input += isinstance(error, QueryBufferError)
         if not isinstance(error, QueryBufferError) and not self.session.is_silent:
             out.append(b"-%b\r\n" % error.line)
         self.session.close()
@@ -398,6 +417,7 @@ class Connection(asyncio.Protocol):
         if sliced.is_done:
             self._end_sliced()
         elif sliced.held_bytes > self._instance.config.output_bytes_max:
+            self._instance.stats.closed_for_output += 1
             self.abort(f"a reply of more than {sliced.held_bytes} bytes")
             self.session.close()
 
@@ -420,6 +440,7 @@ class Connection(asyncio.Protocol):
     def _check_output(self) -> None:
         """Cut a client for which more waits to be sent than may."""
         if self.output_bytes > self._instance.config.output_bytes_max:
+            self._instance.stats.closed_for_output += 1
             self.abort("more output is waiting than a client may have")
 
     def _write(self, reply: bytes) -> None:

@@ -59,6 +59,9 @@ HTTP_WORDS = (b"post", b"host:")
 # A reply that is not sent at once: one in steps, or one that has to be waited for.
 Later = Sliced | Pending | Execution
 
+# What a client that sent MONITOR may not ask for, as in Redis, to which it is a kind of replica.
+NOT_FOR_MONITORS = frozenset(("readonly", "write", "may_replicate"))
+
 # What is answered at once within a transaction.
 NEVER_QUEUED = ("multi", "exec", "discard", "watch", "quit", "reset")
 QUEUED = b"+QUEUED\r\n"
@@ -125,7 +128,8 @@ class Dispatcher:
                 later = self._answer_run(call, known, run, out)
             else:
                 later = self._answer_each(call, run, out)
-            if later is not None or session.is_closing or (out and len(out[-1]) > LARGE_REPLY_BYTES):
+            is_over = session.is_closing or self._instance.paused_until_ms
+            if later is not None or is_over or (out and len(out[-1]) > LARGE_REPLY_BYTES):
                 return later
         return None
 
@@ -162,6 +166,12 @@ class Dispatcher:
         if isinstance(reply, Sliced):
             reply.when_made = lambda more_ns: self._time(call, command, tally, request, b"", nanoseconds + more_ns)
             return
+        if call.session.is_observed:
+            monitors = self._instance.monitors
+            if isinstance(reply, Execution):  # behind what it answers
+                reply.when_done = lambda: monitors.show(call.session, command, request)
+            else:
+                monitors.show(call.session, command, request)
         tally.nanoseconds += nanoseconds
         tally.took[nanoseconds.bit_length()] += 1
         if nanoseconds >= self._instance.noted_ns:
@@ -186,7 +196,7 @@ class Dispatcher:
                 out.append(reply)
                 if len(reply) > LARGE_REPLY_BYTES:
                     break
-            if session.is_closing:
+            if session.is_closing or self._instance.paused_until_ms:
                 break
         return None
 
@@ -268,6 +278,8 @@ class Dispatcher:
                 raise cluster_is_given(command.name)
             if transaction is None or not command.is_refused_when_run:
                 raise command.refusal()
+        if session.is_monitor and NOT_FOR_MONITORS.intersection(command.facts.flags):
+            raise PlainError("Replica can't interact with the keyspace")
         if session.subscriptions is not None and session.protocol == RESP2 and command.name not in WHILE_SUBSCRIBED:
             raise PlainError(
                 f"Can't execute '{command.name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
@@ -70,6 +70,7 @@ class Execution:
         self._to_run = to_run
         self._parts = self._make()
         self.pending: Pending | None = None
+        self.when_done: Callable[[], None] = lambda: None
         self.held_bytes = 0
         self.has_begun = False
         self.is_done = False
@@ -96,6 +97,7 @@ class Execution:
         self._parts.close()
         self._to_run.view.close()
         self._call.session.end_transaction()
+        self.when_done()
         if self._call.session.tracked is not None:
             self._call.session.tracked.is_caching_given = False
 

@@ -14,6 +14,8 @@ from resp_server.cluster.view import PartView
 from resp_server.config import ServerConfig
 from resp_server.errors import PlainError
 from resp_server.latency import LatencyEvents
+from resp_server.monitors import Monitors
+from resp_server.numbers import memory_now
 from resp_server.protocol.following import NO_TOPOLOGY, Following
 from resp_server.protocol.replies import Pending, Reply
 from resp_server.protocol.session import RESP2, Session
@@ -72,6 +74,8 @@ class Instance:
     line_of: Callable[[Session], str] = lambda session: ""
     # Cuts a client's connection, for CLIENT KILL; filled in as well.
     cut: Callable[[int], None] = lambda session_id: None
+    # Has those go on whom a pause holds back; filled in as well.
+    resume: Callable[[], None] = lambda: None
     # Sends a session whole frames that it did not ask for (see `Connection.push`); filled in as well.
     push: Callable[[int, bytes], None] = lambda session_id, frames: None
     # What is known of the servers behind a proxy, for INFO; None: this is none.
@@ -91,7 +95,10 @@ class Instance:
         self.view = self._own_view(self.started_ms)
         self.nothing = Keyspace().view(self.started_ms)
         self.slow, self.latency = SlowLog(), LatencyEvents()
-        self._look_closely()
+        self.memory_at_start = memory_now()
+        self.monitors = Monitors(self)
+        self.paused_until_ms = 0  # by CLIENT PAUSE
+        self.look_closely()
         self.held = HeldEpochs(self.keyspace)
         self.publishing = Publishing(self)
         self.keyspace.on_epoch = lambda: self.held.look(self.clock())
@@ -114,7 +121,7 @@ class Instance:
             self.look_at_users()
         self.slow.cut(self.config.slow_entries_max)
         self.tracking.limit(self.config.tracked_keys_max)
-        self._look_closely()
+        self.look_closely()
 
     def reset_statistics(self) -> None:
         """Count from zero again."""
@@ -125,9 +132,10 @@ class Instance:
     @property
     def is_observed(self) -> bool:
         """Tell whether each request has to be looked at by itself, so that none may take the short way."""
-        return 0 <= self.config.slow_over_us < ONE_BY_ONE_US
+        is_measured = 0 <= self.config.slow_over_us < ONE_BY_ONE_US
+        return is_measured or bool(self.monitors) or self.paused_until_ms > 0
 
-    def _look_closely(self) -> None:
+    def look_closely(self) -> None:
         """Do what `is_observed` says, and say from which time on a request is noted."""
         config = self.config
         slow_ns = config.slow_over_us * 1000 if config.slow_over_us >= 0 else NEVER_NS
@@ -136,6 +144,24 @@ class Instance:
         for session in self.sessions.values():
             if session.is_observed != is_observed:
                 session.observe(is_observed)
+
+    def pause(self, until_ms: int) -> None:
+        """Answer nobody until a time, or until a later one that was given before."""
+        self.paused_until_ms = max(self.paused_until_ms, until_ms)
+        self.look_closely()
+
+    def unpause(self) -> None:
+        """Answer again."""
+        self.paused_until_ms = 0
+        self.look_closely()
+        self.resume()
+
+    def pause_left_ms(self) -> int:
+        """Return for how long nobody is answered; 0: everybody is."""
+        left_ms = max(0, self.paused_until_ms - self.clock())
+        if self.paused_until_ms and not left_ms:
+            self.unpause()
+        return left_ms
 
     def note(self, session: Session, command: Command, words: Sequence[bytes], nanoseconds: int) -> None:
         """Keep a request that took long, for SLOWLOG and LATENCY, as far as these want it."""
@@ -216,6 +242,7 @@ class Instance:
     def leave(self, session: Session) -> None:
         """Tell a session nothing more that it has not asked for: it has gone, or sent RESET."""
         self.publishing.hub.leave(session)
+        self.monitors.remove(session)
         self._leave(session)
         if session.tracked is not None:
             self.tracking.end(session.tracked)
@@ -341,6 +368,7 @@ class Call:
     def deny(self, reason: Reason, of: bytes, user: bytes | None = None) -> None:
         """Keep for ACL LOG that something was denied: a command, a key, a channel, or to log in as a user."""
         session, instance = self.session, self.instance
+        instance.stats.denied[reason.name.lower()] += 1
         instance.users.denials.add(
             reason,
             is_queued=session.transaction is not None,

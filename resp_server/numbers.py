@@ -7,9 +7,25 @@ import resource
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from resp_server.stats import Stats
+
+# Of the thread that calls, where the system tells: the event loop's.
+THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+
+ADDED_UP = (
+    "held_back",
+    "started_bytes",
+    "own_bytes",
+    "output_bytes",
+    "ready_replies",
+    "ready_bytes",
+    "children_user_s",
+    "children_system_s",
+    "thread_user_s",
+    "thread_system_s",
+)
 
 
 @dataclass
@@ -24,6 +40,17 @@ class Numbers:
     stats: Stats = field(default_factory=Stats)
     watching: int = 0
     watched_keys: int = 0
+    held_back: int = 0  # by CLIENT PAUSE
+    started_bytes: int = 0  # resident when it started
+    own_bytes: int = 0  # not mapped from a file, or mapped when it started
+    output_bytes: int = 0  # that wait to be sent
+    output_bytes_most: int = 0  # to one client
+    ready_replies: int = 0
+    ready_bytes: int = 0
+    children_user_s: float = 0.0
+    children_system_s: float = 0.0
+    thread_user_s: float = 0.0
+    thread_system_s: float = 0.0
     tracking: int = 0
     tracked_keys: int = 0  # those of several processes count in each
     tracked_items: int = 0
@@ -34,12 +61,28 @@ class Numbers:
     shard_channels: int = 0
 
     @classmethod
-    def of_this_process(cls, stats: Stats, clients: int = 0) -> Self:
-        """Return the numbers of the process that calls."""
+    def of_this_process(cls, stats: Stats, clients: int = 0, started: Memory | None = None) -> Self:
+        """Return the numbers of the process that calls. started: its memory when it started."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        resident = _resident_bytes() or peak
-        return cls(clients, resident, max(peak, resident), used.ru_utime, used.ru_stime, stats)
+        now = memory_now()
+        resident = now.resident_bytes or peak
+        before = now if started is None else started
+        children, thread = map(resource.getrusage, (resource.RUSAGE_CHILDREN, THREAD))
+        return cls(
+            clients,
+            resident,
+            max(peak, resident),
+            used.ru_utime,
+            used.ru_stime,
+            stats,
+            started_bytes=before.resident_bytes,
+            own_bytes=resident - now.mapped_bytes + before.mapped_bytes,
+            children_user_s=children.ru_utime,
+            children_system_s=children.ru_stime,
+            thread_user_s=thread.ru_utime,
+            thread_system_s=thread.ru_stime,
+        )
 
     @classmethod
     def total(cls, parts: Iterable[Self]) -> Self:
@@ -59,6 +102,9 @@ class Numbers:
             whole.shard_channels += part.shard_channels
             whole.resident_bytes += part.resident_bytes
             whole.resident_bytes_peak += part.resident_bytes_peak
+            whole.output_bytes_most = max(whole.output_bytes_most, part.output_bytes_most)
+            for name in ADDED_UP:
+                setattr(whole, name, getattr(whole, name) + getattr(part, name))
             whole.user_s += part.user_s
             whole.system_s += part.system_s
             whole.stats.add(part.stats)
@@ -74,9 +120,19 @@ class Numbers:
         return cls(**{**told, "stats": Stats.from_json(told["stats"])})
 
 
-def _resident_bytes() -> int:
+class Memory(NamedTuple):
+    """What of a process is in memory, and what of that is mapped from files."""
+
+    resident_bytes: int
+    mapped_bytes: int
+
+
+def memory_now() -> Memory:
+    """Return the memory of this process; zeros where the system does not tell."""
     try:
         with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            pages = statm.read().split()
     except OSError:
-        return 0
+        return Memory(0, 0)
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    return Memory(int(pages[1]) * page_bytes, int(pages[2]) * page_bytes)

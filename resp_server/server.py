@@ -51,6 +51,7 @@ class Server:
         self.instance.cut = self._cut
         self.instance.line_of = lambda session: client_line(self.instance, session, self.instance.clock())
         self.instance.push = self._push
+        self.instance.resume = self._resume
         self.dispatcher = dispatcher(self.instance)
         self._connect = connection
         self._connections: dict[int, Connection] = {}
@@ -201,6 +202,10 @@ class Server:
         self.remove(session_id)
         connection.abort("CLIENT KILL")
 
+    def _resume(self) -> None:
+        for connection in self._connections.values():
+            connection.resume()
+
     def _push(self, session_id: int, frames: bytes) -> None:
         connection = self._connections.get(session_id)
         if connection is not None:
@@ -224,6 +229,8 @@ class Server:
     def sweep(self, now: int) -> None:
         """Close clients that said nothing for too long, end replies that take too long. `now` in milliseconds."""
         self.instance.held.look(now)
+        self.instance.pause_left_ms()
+        self.instance.monitors.announce()
         idle_ms_max = self.instance.config.idle_timeout_seconds * 1000
         for connection in list(self._connections.values()):
             connection.check_age(now)

@@ -73,17 +73,17 @@ class SlowLog:
         return list(islice(self._entries, count))
 
 
-def shortened(words: Sequence[bytes]) -> list[bytes]:
+def shortened(words: Sequence[bytes], words_max: int = WORDS_MAX, bytes_max: int = WORD_BYTES_MAX) -> list[bytes]:
     """Return a request's words as a log keeps them: neither too many nor too long."""
-    kept = list(words[:WORDS_MAX])
-    if len(words) > WORDS_MAX:
-        kept[-1] = b"... (%d more arguments)" % (len(words) - WORDS_MAX + 1)
-    return [_shortened(bytes(word)) for word in kept]
+    kept = list(words[:words_max])
+    if len(words) > words_max:
+        kept[-1] = b"... (%d more arguments)" % (len(words) - words_max + 1)
+    return [_shortened(bytes(word), bytes_max) for word in kept]
 
 
-def _shortened(word: bytes) -> bytes:
-    left_out = len(word) - WORD_BYTES_MAX
-    return word if left_out <= 0 else b"%b... (%d more bytes)" % (word[:WORD_BYTES_MAX], left_out)
+def _shortened(word: bytes, bytes_max: int) -> bytes:
+    left_out = len(word) - bytes_max
+    return word if left_out <= 0 else b"%b... (%d more bytes)" % (word[:bytes_max], left_out)
 
 
 def redacted(name: str, words: Sequence[bytes]) -> Sequence[bytes]:

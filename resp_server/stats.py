@@ -23,6 +23,8 @@ SUMS = (
     "commands_per_second",
     "input_bytes_per_second",
     "output_bytes_per_second",
+    "closed_for_input",
+    "closed_for_output",
 )
 
 
@@ -59,6 +61,16 @@ class Tally:
         self.calls = self.nanoseconds = self.rejected = self.failed = 0
         self.took[:] = [0] * TIME_BITS
 
+    def percentile_ns(self, percent: float) -> float:
+        """Return about the time within which this many of a hundred calls were done: as if spread over their step."""
+        wanted, seen = sum(self.took) * percent / 100, 0
+        for bits, count in enumerate(self.took):
+            if count and seen + count >= wanted:
+                least = 1 << bits >> 1
+                return least + (wanted - seen) / count * least
+            seen += count
+        return 0.0
+
     @property
     def is_used(self) -> bool:
         """Tell whether there is anything to show."""
@@ -80,6 +92,9 @@ class Stats:
     commands_per_second: float = 0.0
     input_bytes_per_second: float = 0.0
     output_bytes_per_second: float = 0.0
+    closed_for_input: int = 0
+    closed_for_output: int = 0
+    denied: Counter[str] = field(default_factory=Counter)
     _sample: tuple[float, int, int, int] = (0.0, 0, 0, 0)
 
     def tally(self, command: str) -> Tally:
@@ -106,6 +121,7 @@ class Stats:
         for command, theirs in other.commands.items():
             self.tally(command).add(theirs)
         self.errors.update(other.errors)
+        self.denied.update(other.denied)
 
     def reset(self) -> None:
         """Count from zero again; whoever holds a tally goes on with it."""
@@ -114,18 +130,20 @@ class Stats:
         for name in SUMS:
             setattr(self, name, 0)
         self.errors.clear()
+        self.denied.clear()
         self._sample = (self._sample[0], 0, 0, 0)
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as another process of the server is told them."""
         commands = {name: asdict(tally) for name, tally in self.commands.items() if tally.is_used}
-        return {name: getattr(self, name) for name in SUMS} | {"commands": commands, "errors": dict(self.errors)}
+        counted = {"commands": commands, "errors": dict(self.errors), "denied": dict(self.denied)}
+        return {name: getattr(self, name) for name in SUMS} | counted
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
         """Return what `to_json` made."""
         commands = {name: Tally(**tally) for name, tally in told["commands"].items()}
-        made = cls(commands=commands, errors=Counter(told["errors"]))
+        made = cls(commands=commands, errors=Counter(told["errors"]), denied=Counter(told["denied"]))
         for name in SUMS:
             setattr(made, name, told[name])
         return made

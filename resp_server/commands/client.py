@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Annotated, Any
 
 from resp_server.commands.connection import client_name, library_text
-from resp_server.commands.spec import OneOrMore, command, integer, question
+from resp_server.commands.spec import INTEGER_MAX, OneOrMore, command, integer, question
 from resp_server.errors import PlainError, ReplyError, syntax_error, typed
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import OK, Reply, Verbatim
@@ -151,6 +151,7 @@ def client_line(instance: Instance, session: Session, now_ms: int) -> str:
     tracked = session.tracked or NOT_TRACKED
     flags = "P" * (session.subscriptions is not None) + "x" * (transaction is not None)
     flags += "t" * tracked.is_on + "R" * tracked.is_broken + "B" * tracked.is_bcast + "r" * session.is_readonly
+    flags = "O" * session.is_monitor + "b" * session.is_held_back + flags
     flags = flags + "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
     output_bytes = instance.output_bytes(session.id)
     return (
@@ -257,6 +258,53 @@ def _is_to_be_killed(session: Session, wanted: Mapping[str, Any], now_ms: int) -
         and (now_ms - session.created_ms) // 1000 >= wanted.get("maxage", 0)
         and not (wanted["skipme"] and session.id == wanted["caller"])
     )
+
+
+@command("client|pause")
+def client_pause(call: Call, timeout: bytes, *mode: bytes) -> Reply:
+    """Suspends commands processing."""
+    if len(mode) > 1:
+        raise PlainError("unknown subcommand or wrong number of arguments for 'pause'. Try CLIENT HELP.")
+    try:
+        left_ms = integer(timeout)
+    except ReplyError:
+        raise PlainError("timeout is not an integer or out of range") from None
+    if left_ms < 0:
+        raise PlainError("timeout is negative")
+    if mode and mode[0].upper() not in (b"WRITE", b"ALL"):
+        raise PlainError("CLIENT PAUSE mode must be WRITE or ALL")
+    if mode and mode[0].upper() == b"WRITE":
+        return OK  # writes are refused whether they are paused or not
+    until_ms = min(call.instance.clock() + left_ms, INTEGER_MAX)
+    return call.instance.gather(pause_clients, until_ms, lambda answers: OK)
+
+
+@question("pause clients")
+def pause_clients(instance: Instance, until_ms: int) -> None:
+    """Answer nobody at this process until a time."""
+    instance.pause(until_ms)
+
+
+@command("client|unpause")
+def client_unpause(call: Call) -> Reply:
+    """Resumes processing commands from paused clients."""
+    return call.instance.gather(unpause_clients, None, lambda answers: OK)
+
+
+@question("unpause clients")
+def unpause_clients(instance: Instance, nothing: None) -> None:
+    """Answer all at this process again."""
+    instance.unpause()
+
+
+@command("client|unblock")
+def client_unblock(call: Call, client: int, *reason: bytes) -> Reply:
+    """Unblocks a client blocked by a blocking command from a different connection."""
+    if len(reason) > 1:
+        raise PlainError("unknown subcommand or wrong number of arguments for 'unblock'. Try CLIENT HELP.")
+    if reason and reason[0].upper() not in (b"TIMEOUT", b"ERROR"):
+        raise PlainError("CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
+    return 0  # no command blocks
 
 
 @command("client|help")

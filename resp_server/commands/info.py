@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from resp_server.commands.server import last_save_s
 from resp_server.commands.spec import command, question
 from resp_server.commands.state import lag_ms
 from resp_server.config import REDIS_VERSION
@@ -18,6 +20,14 @@ from resp_server.protocol.subscriptions import Way
 from state_backend.store import Applied
 
 Section = Mapping[str, object]
+
+# Standard: of Redis' clock of access times, in seconds.
+LRU_CLOCK_MAX = (1 << 24) - 1
+# What clients that wait for the end of loading are told (guess); what is left is not known.
+LOADING_ETA_S = 1
+PERCENTILES = (50, 99, 99.9)
+# Fields of denials, and what ACL LOG calls them.
+DENIED = {"auth": "auth", "cmd": "command", "key": "key", "channel": "channel"}
 
 
 @command("info")
@@ -38,7 +48,12 @@ def info(call: Call, *names: bytes) -> Reply:
 def numbers(instance: Instance, nothing: None) -> Mapping[str, Any]:
     """Return the numbers of this process."""
     watched = [len(each.watched) for each in instance.sessions.values() if each.watched]
-    own = Numbers.of_this_process(instance.stats, len(instance.sessions))
+    own = Numbers.of_this_process(instance.stats, len(instance.sessions), instance.memory_at_start)
+    waiting = [instance.output_bytes(each) for each in instance.sessions]
+    own = replace(own, output_bytes=sum(waiting), output_bytes_most=max(waiting, default=0))
+    own = replace(own, held_back=sum(each.is_held_back for each in instance.sessions.values()))
+    own = replace(own, ready_replies=sum(map(len, instance.replies.values())))
+    own = replace(own, ready_bytes=sum(cache.used_bytes for cache in instance.replies.values()))
     own = replace(own, watching=len(watched), watched_keys=sum(watched))
     channels, patterns, shard_channels = (len(instance.publishing.hub.names(way)) for way in Way)
     tracking = instance.tracking
@@ -84,10 +99,19 @@ def _server(call: Call, total: Numbers) -> Section:
         "uptime_in_days": uptime_seconds // 86_400,
         "hz": 1,
         "configured_hz": 1,
+        "lru_clock": call.now_ms // 1000 & LRU_CLOCK_MAX,
         "executable": sys.executable,
         "config_file": "",
         "io_threads_active": 0,
+        **_listeners(instance),
     }
+
+
+def _listeners(instance: Instance) -> Section:
+    hosts = "".join(f",bind={host}" for host in instance.config.hosts)
+    ports = {"tcp": instance.port if instance.port != instance.tls_port else 0, "tls": instance.tls_port}
+    found = [f"name={name}{hosts},port={port}" for name, port in ports.items() if port]
+    return {f"listener{number}": text for number, text in enumerate(found)}
 
 
 def _clients(call: Call, total: Numbers) -> Section:
@@ -96,8 +120,8 @@ def _clients(call: Call, total: Numbers) -> Section:
         "cluster_connections": 0,
         "maxclients": call.instance.config.clients_max,
         "client_recent_max_input_buffer": 0,
-        "client_recent_max_output_buffer": 0,
-        "blocked_clients": 0,
+        "client_recent_max_output_buffer": total.output_bytes_most,
+        "blocked_clients": total.held_back,
         "tracking_clients": total.tracking,
         "pubsub_clients": total.subscribed,
         "watching_clients": total.watching,
@@ -109,8 +133,15 @@ def _clients(call: Call, total: Numbers) -> Section:
 
 
 def _memory(call: Call, total: Numbers) -> Section:
-    """Return the memory of the processes. It is all that is known: the state itself lies in a file's cached pages."""
-    used, peak = total.resident_bytes, total.resident_bytes_peak
+    """Return the memory of the processes, which is real, in Redis' words.
+
+    used is what the system holds for them in memory; pages of code and stores that several map are counted in each.
+    overhead is their own: not mapped from a file, or mapped when they started. The dataset is the rest, which is those
+    pages of the stores that are mapped; they go when somebody needs the memory. What Redis alone has is 0.
+    """
+    used, peak, started = total.resident_bytes, total.resident_bytes_peak, total.started_bytes
+    overhead = min(used, total.own_bytes)
+    machine = _machine_bytes()
     return {
         "used_memory": used,
         "used_memory_human": _human(used),
@@ -118,15 +149,50 @@ def _memory(call: Call, total: Numbers) -> Section:
         "used_memory_rss_human": _human(used),
         "used_memory_peak": peak,
         "used_memory_peak_human": _human(peak),
+        "used_memory_peak_perc": f"{100 * used / (peak or 1):.2f}%",
+        "used_memory_overhead": overhead,
+        "used_memory_startup": started,
+        "used_memory_dataset": used - overhead,
+        "used_memory_dataset_perc": f"{100 * (used - overhead) / max(1, used - started):.2f}%",
+        "total_system_memory": machine,
+        "total_system_memory_human": _human(machine),
+        "used_memory_lua": 0,
+        "used_memory_vm_eval": 0,
+        "used_memory_lua_human": "0B",
+        "used_memory_scripts_eval": 0,
         "number_of_cached_scripts": 0,
         "number_of_functions": 0,
+        "number_of_libraries": 0,
+        "used_memory_vm_functions": 0,
+        "used_memory_vm_total": 0,
+        "used_memory_vm_total_human": "0B",
+        "used_memory_functions": 0,
+        "used_memory_scripts": 0,
+        "used_memory_scripts_human": "0B",
         "maxmemory": 0,
         "maxmemory_human": "0B",
         "maxmemory_policy": "noeviction",
         "mem_fragmentation_ratio": "1.00",
+        "mem_fragmentation_bytes": 0,
+        "mem_not_counted_for_evict": 0,
+        "mem_replication_backlog": 0,
+        "mem_total_replication_buffers": 0,
+        "mem_clients_slaves": 0,
+        "mem_clients_normal": total.output_bytes,
+        "mem_cluster_links": 0,
+        "mem_aof_buffer": 0,
         "mem_allocator": "libc",
+        "active_defrag_running": 0,
         "lazyfree_pending_objects": 0,
+        "lazyfreed_objects": 0,
     }
+
+
+def _machine_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return 0
 
 
 def _human(size: float) -> str:
@@ -138,17 +204,40 @@ def _human(size: float) -> str:
 
 
 def _persistence(call: Call, total: Numbers) -> Section:
+    """Return what is true of a server that only reads: nothing is saved here, nothing forks; its log is all there is."""
+    loading = {"loading_start_time": call.instance.started_ms // 1000, "loading_eta_seconds": LOADING_ETA_S}
     return {
         "loading": int(call.instance.is_loading),
         "async_loading": 0,
+        "current_cow_peak": 0,
+        "current_cow_size": 0,
+        "current_cow_size_age": 0,
+        "current_fork_perc": "0.00",
+        "current_save_keys_processed": 0,
+        "current_save_keys_total": 0,
         "rdb_changes_since_last_save": 0,
         "rdb_bgsave_in_progress": 0,
-        "rdb_last_save_time": call.instance.started_ms // 1000,
+        "rdb_last_save_time": last_save_s(call),
         "rdb_last_bgsave_status": "ok",
+        "rdb_last_bgsave_time_sec": -1,
+        "rdb_current_bgsave_time_sec": -1,
+        "rdb_saves": 0,
+        "rdb_last_cow_size": 0,
+        "rdb_last_load_keys_expired": 0,
+        "rdb_last_load_keys_loaded": 0,
         "aof_enabled": 0,
         "aof_rewrite_in_progress": 0,
+        "aof_rewrite_scheduled": 0,
+        "aof_last_rewrite_time_sec": -1,
+        "aof_current_rewrite_time_sec": -1,
         "aof_last_bgrewrite_status": "ok",
+        "aof_rewrites": 0,
+        "aof_rewrites_consecutive_failures": 0,
         "aof_last_write_status": "ok",
+        "aof_last_cow_size": 0,
+        "module_fork_in_progress": 0,
+        "module_fork_last_cow_size": 0,
+        **(loading if call.instance.is_loading else {}),
     }
 
 
@@ -160,8 +249,12 @@ def _stats(call: Call, total: Numbers) -> Section:
         "instantaneous_ops_per_sec": round(stats.commands_per_second),
         "total_net_input_bytes": stats.input_bytes,
         "total_net_output_bytes": stats.output_bytes,
+        "total_net_repl_input_bytes": 0,
+        "total_net_repl_output_bytes": 0,
         "instantaneous_input_kbps": f"{stats.input_bytes_per_second / 1024:.2f}",
         "instantaneous_output_kbps": f"{stats.output_bytes_per_second / 1024:.2f}",
+        "instantaneous_input_repl_kbps": "0.00",
+        "instantaneous_output_repl_kbps": "0.00",
         "rejected_connections": stats.connections_rejected,
         "sync_full": 0,
         "sync_partial_ok": 0,
@@ -169,17 +262,36 @@ def _stats(call: Call, total: Numbers) -> Section:
         "expired_subkeys": sum(applied.expired_fields for applied in _applied(call)),
         "expired_keys": sum(applied.expired_keys for applied in _applied(call)),
         "evicted_keys": 0,
+        "evicted_clients": 0,
+        "evicted_scripts": 0,
+        "total_eviction_exceeded_time": 0,
+        "current_eviction_exceeded_time": 0,
         "keyspace_hits": stats.hits,
         "keyspace_misses": stats.misses,
         "pubsub_channels": total.channels,
         "pubsub_patterns": total.patterns,
         "pubsubshard_channels": total.shard_channels,
         "latest_fork_usec": 0,
+        "total_forks": 0,
+        "migrate_cached_sockets": 0,
+        "slave_expires_tracked_keys": 0,
+        "active_defrag_hits": 0,
+        "active_defrag_misses": 0,
+        "active_defrag_key_hits": 0,
+        "active_defrag_key_misses": 0,
+        "total_active_defrag_time": 0,
+        "current_active_defrag_time": 0,
         "tracking_total_keys": total.tracked_keys,
         "tracking_total_items": total.tracked_items,
         "tracking_total_prefixes": total.tracked_prefixes,
         "unexpected_error_replies": 0,
         "total_error_replies": stats.errors.total(),
+        "dump_payload_sanitizations": 0,
+        "client_query_buffer_limit_disconnections": stats.closed_for_input,
+        "client_output_buffer_limit_disconnections": stats.closed_for_output,
+        "io_threaded_reads_processed": 0,
+        "io_threaded_writes_processed": 0,
+        **{f"acl_access_denied_{name}": stats.denied[reason] for name, reason in DENIED.items()},
     }
 
 
@@ -214,16 +326,28 @@ def _replication(call: Call, total: Numbers) -> Section:
         "master_repl_offset": 0,
         "second_repl_offset": -1,
         "repl_backlog_active": 0,
+        "repl_backlog_size": 0,
+        "repl_backlog_first_byte_offset": 0,
+        "repl_backlog_histlen": 0,
     }
 
 
 def _cpu(call: Call, total: Numbers) -> Section:
-    return {"used_cpu_sys": f"{total.system_s:.6f}", "used_cpu_user": f"{total.user_s:.6f}"}
+    return {
+        "used_cpu_sys": f"{total.system_s:.6f}",
+        "used_cpu_user": f"{total.user_s:.6f}",
+        "used_cpu_sys_children": f"{total.children_system_s:.6f}",
+        "used_cpu_user_children": f"{total.children_user_s:.6f}",
+        "used_cpu_sys_main_thread": f"{total.thread_system_s:.6f}",
+        "used_cpu_user_main_thread": f"{total.thread_user_s:.6f}",
+    }
 
 
 def _commandstats(call: Call, total: Numbers) -> Section:
     rows = {}
     for name, tally in total.stats.commands.items():
+        if not tally.is_used:
+            continue
         microseconds = tally.nanoseconds // 1000
         per_call = microseconds / tally.calls if tally.calls else 0.0
         rows[f"cmdstat_{name}"] = (
@@ -235,6 +359,17 @@ def _commandstats(call: Call, total: Numbers) -> Section:
 
 def _errorstats(call: Call, total: Numbers) -> Section:
     return {f"errorstat_{code}": f"count={count}" for code, count in sorted(total.stats.errors.items())}
+
+
+def _latencystats(call: Call, total: Numbers) -> Section:
+    """Return which time most calls of a command took at most: in the middle of the step of `Tally.took` it is in."""
+    return {
+        f"latency_percentiles_usec_{name}": ",".join(
+            f"p{percent:g}={tally.percentile_ns(percent) / 1000:.3f}" for percent in PERCENTILES
+        )
+        for name, tally in total.stats.commands.items()
+        if any(tally.took)
+    }
 
 
 def _keyspace(call: Call, total: Numbers) -> Section:
@@ -286,9 +421,10 @@ SECTIONS: dict[str, tuple[str, Callable[[Call, Numbers], Section]]] = {
     "modules": ("Modules", lambda call, total: {}),
     "commandstats": ("Commandstats", _commandstats),
     "errorstats": ("Errorstats", _errorstats),
+    "latencystats": ("Latencystats", _latencystats),
     "cluster": ("Cluster", lambda call, total: {"cluster_enabled": int(call.instance.cluster is not None)}),
     "keyspace": ("Keyspace", _keyspace),
     "sparkis": ("Sparkis", _sparkis),
     PROXY: ("Proxy", _proxy),
 }
-DEFAULT = set(SECTIONS) - {"commandstats"}
+DEFAULT = set(SECTIONS) - {"commandstats", "latencystats"}

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from resp_server.cluster.view import PartView
 from resp_server.commands.generic import sliced
-from resp_server.commands.spec import OneOrMore, command
-from resp_server.instance import Call
-from resp_server.protocol.replies import Reply
+from resp_server.commands.spec import OneOrMore, command, question
+from resp_server.config import REDIS_VERSION
+from resp_server.errors import PlainError
+from resp_server.execution import QueuedCall
+from resp_server.instance import Call, Instance
+from resp_server.monitors import ANNOUNCE, CUT, SHOW, Shown
+from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.keyspace import KeyspaceView
+
+ART = """\
+   .  *   .      .   *
+  *    \\ | /  .      .
+ .   -- (*) --   *
+   .   / | \\  .     *
+"""
 
 
 @command("dbsize")
@@ -43,6 +55,54 @@ def role(call: Call) -> Reply:
         return [b"slave", b"spark", 0, b"connected", 0]
     replicas = () if cluster is None else cluster.topology.replicas(cluster.myself)
     return [b"master", 0, [[each.host.encode(), b"%d" % each.port, b"0"] for each in replicas]]
+
+
+@command("lastsave")
+def lastsave(call: Call) -> Reply:
+    """Returns the Unix timestamp of the last successful save to disk."""
+    return last_save_s(call)
+
+
+def last_save_s(call: Call) -> int:
+    """Return when the newest epoch that is shown was committed to its log, or else when the server started."""
+    times = [snapshot.applied.clock_ms for _, snapshot in call.jobs.snapshots() if snapshot.applied.epoch >= 0]
+    return max(times, default=call.instance.started_ms) // 1000
+
+
+@command("lolwut")
+def lolwut(call: Call, *ignored: bytes) -> Reply:
+    """Displays computer art and the Redis version"""
+    return Verbatim(f"{ART}\nRedis ver. {REDIS_VERSION}\n".encode())
+
+
+@command("monitor")
+def monitor(call: Call) -> Reply:
+    """Listens for all requests received by the server in real-time."""
+    if isinstance(call, QueuedCall):
+        raise PlainError("MONITOR isn't allowed for DENY BLOCKING client")
+    call.instance.monitors.add(call.session)
+    call.instance.monitors.announce()
+    return OK
+
+
+@question(ANNOUNCE)
+def monitors_are_elsewhere(instance: Instance, nothing: None) -> None:
+    """Pass on what requests come to this process from now on."""
+    instance.monitors.are_elsewhere(True)
+
+
+@question(SHOW)
+def show_requests(instance: Instance, lines: Sequence[Sequence[Any]]) -> int:
+    """Show requests of another process to those here who may see them; return how many want to see any."""
+    instance.monitors.take([Shown.from_json(each) for each in lines])
+    return len(instance.monitors)
+
+
+@question(CUT)
+def cut_monitors(instance: Instance, nothing: None) -> int:
+    """Cut those here who see requests, because another process could not pass on all."""
+    instance.monitors.cut()
+    return len(instance.monitors)
 
 
 @command("module|list")

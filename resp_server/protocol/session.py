@@ -80,6 +80,8 @@ class Session:
         self.tracked: Tracked | None = None
         self.is_at_replica = False
         self.is_observed = False
+        self.is_monitor = False
+        self.is_held_back = False  # by CLIENT PAUSE
         self.reply_mode = ReplyMode.ON
         # For a proxy, whose servers may be an epoch apart.
         self.seen = Seen()

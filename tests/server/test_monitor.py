@@ -1,0 +1,218 @@
+"""MONITOR and CLIENT PAUSE: all requests are looked at one by one for as long as somebody wants that, and no longer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from resp_server import monitors
+
+PONG = b"+PONG\r\n"
+GET = b"*2\r\n$3\r\nGET\r\n$10\r\njob:temp:1\r\n"
+ONE = b"$1\r\n1\r\n"
+
+
+def read_until(peer: Any, end: bytes) -> bytes:
+    data = b""
+    while not data.endswith(end):
+        some = peer.socket.recv(1 << 16)
+        assert some, f"the server closed after {data[-100:]!r}"
+        data += some
+    return data
+
+
+def shown(data: bytes) -> list[bytes]:
+    """Return the requests in lines of MONITOR; their times and addresses are each run's own."""
+    lines = data.split(b"\r\n")[:-1]
+    matches = [re.fullmatch(rb"\+1700000000\.000000 (\[\d+) 127\.0\.0\.1:\d+\] (.*)", line) for line in lines]
+    assert all(matches), lines
+    return [b"%b] %b" % match.groups() for match in matches if match]
+
+
+def test_a_monitor_sees_the_requests_of_all_clients_once_they_are_answered(serve: Callable[..., Any]) -> None:
+    running = serve()
+    seeing, other = running.connect(), running.connect()
+    seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
+    other.answers(GET * 2 + b"SELECT 3\r\nMULTI\r\nGET x\r\nEXEC\r\nNOPE\r\nGET\r\n", 2 * ONE + b"+OK\r\n" * 2)
+    other.send(b'RESET\r\nAUTH secret\r\nCLIENT ID\r\nCONFIG GET save\r\nECHO "a\\x00\\"b"\r\nPING\r\n')
+    assert shown(read_until(seeing, b'"PING"\r\n')) == [
+        b'[0] "GET" "job:temp:1"',
+        b'[0] "GET" "job:temp:1"',
+        b'[3] "SELECT" "3"',
+        b'[3] "MULTI"',
+        b'[3] "GET" "x"',
+        b'[3] "EXEC"',
+        b'[0] "RESET"',
+        b'[0] "AUTH" "(redacted)"',
+        b'[0] "CLIENT" "ID"',
+        b'[0] "ECHO" "a\\x00\\"b"',
+        b'[0] "PING"',
+    ]
+
+
+def test_a_monitor_may_not_read_keys_and_ends_with_reset(serve: Callable[..., Any]) -> None:
+    running = serve()
+    seeing, other = running.connect(), running.connect()
+    seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
+    seeing.answers(GET, b"-ERR Replica can't interact with the keyspace\r\n")
+    info = seeing.send(b"CLIENT INFO\r\n") or read_until(seeing, b'"INFO"\r\n')
+    assert b"flags=O " in info
+    seeing.send(b"RESET\r\n")
+    assert read_until(seeing, b"+RESET\r\n")
+    other.answers(GET, ONE)
+    seeing.answers(GET, ONE)
+    assert running.call(lambda: all(each.is_plain for each in running.server.instance.sessions.values()))
+
+
+def test_a_monitor_that_goes_leaves_all_others_on_the_short_way(serve: Callable[..., Any]) -> None:
+    running = serve()
+    seeing, other = running.connect(), running.connect()
+    other.answers(b"PING\r\n", PONG)
+    seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
+    plain = "[each.is_plain for each in sessions.values()]"
+    sessions = running.server.instance.sessions
+    assert running.call(lambda: eval(plain, {"sessions": sessions})) == [False, False]
+    seeing.answers(b"QUIT\r\n", b"+OK\r\n")
+    assert seeing.is_closed
+    other.answers(GET, ONE)
+    assert running.call(lambda: eval(plain, {"sessions": sessions})) == [True]
+
+
+def test_a_monitor_that_reads_nothing_is_cut_and_nobody_else_waits(serve: Callable[..., Any]) -> None:
+    running = serve(output_bytes_max=1 << 20)
+    seeing, other = running.connect(), running.connect()
+    seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
+    text = b"x" * 10_000
+    request = b"*2\r\n$4\r\nECHO\r\n$10000\r\n%b\r\n" % text
+    for _ in range(3_000):
+        other.answers(request, b"$10000\r\n%b\r\n" % text)
+        if running.call(lambda: len(running.server.instance.sessions)) == 1:
+            break
+    assert running.call(lambda: len(running.server.instance.sessions)) == 1
+    other.answers(GET, ONE)
+
+
+class Others:
+    """Another process of the server, which answers at once, or when it is told to."""
+
+    def __init__(self, running: Any) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.waiting: list[Callable[[list[Any]], None]] = []
+        self.monitors = 1
+        running.call(lambda: setattr(running.server.instance, "ask_others", self._ask))
+
+    def _ask(self, question: str, argument: Any, answered: Callable[[list[Any]], None]) -> None:
+        self.asked.append((question, argument))
+        if question == monitors.SHOW:
+            self.waiting.append(answered)
+        else:
+            answered([self.monitors])
+
+
+def test_requests_are_passed_on_to_monitors_at_other_processes_until_there_are_none(serve: Callable[..., Any]) -> None:
+    running = serve()
+    others = Others(running)
+    instance, peer = running.server.instance, running.connect()
+    peer.answers(GET, ONE)
+    assert not others.asked
+    running.call(lambda: instance.table.questions[monitors.ANNOUNCE].answer(instance, None))
+    peer.answers(GET, ONE)
+    peer.answers(GET + GET, ONE + ONE)  # waits: one portion is on its way
+    running.call(lambda: None)
+    ((question, lines),) = others.asked
+    assert (question, len(lines), lines[0][1:]) == (monitors.SHOW, 1, [["job:temp:1"], "default"])
+    running.call(lambda: others.waiting.pop()([1]))
+    assert [len(lines) for _, lines in others.asked] == [1, 2]
+    running.call(lambda: others.waiting.pop()([0]))
+    peer.answers(GET, ONE)
+    peer.answers(GET, ONE)
+    assert len(others.asked) == 2
+    assert running.call(lambda: instance.sessions[1].is_plain)
+
+
+def test_monitors_that_would_miss_requests_are_cut(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitors, "WAITING_BYTES_MAX", 500)
+    running = serve()
+    others = Others(running)
+    instance, peer = running.server.instance, running.connect()
+    running.call(lambda: instance.table.questions[monitors.ANNOUNCE].answer(instance, None))
+    for _ in range(12):
+        peer.answers(GET, ONE)
+    running.call(lambda: None)
+    assert monitors.CUT in [question for question, _ in others.asked]
+    seeing = running.connect()
+    seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
+    running.call(lambda: instance.table.questions[monitors.CUT].answer(instance, None))
+    assert len(instance.monitors) == 0
+
+
+def test_requests_of_other_processes_are_shown_here(serve: Callable[..., Any]) -> None:
+    running = serve()
+    seeing = running.connect()
+    seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
+    instance = running.server.instance
+    line = monitors.line_of(1_700_000_000_000, 0, "127.0.0.1:1", [b"GET", b"x"])
+    told = [monitors.Shown(line, [b"x"], b"default").to_json()]
+    assert running.call(lambda: instance.table.questions[monitors.SHOW].answer(instance, told)) == 1
+    assert seeing.read(len(line)) == line
+
+
+def test_a_pause_holds_back_all_clients_until_it_is_over(serve: Callable[..., Any]) -> None:
+    running = serve()
+    first, second = running.connect(), running.connect()
+    second.answers(GET, ONE)
+    first.answers(b"CLIENT PAUSE 1000000\r\nPING\r\n", b"+OK\r\n")
+    second.send(GET + GET)
+    third = running.connect()
+    third.send(b"PING\r\n")
+    sessions = running.server.instance.sessions
+    while running.call(lambda: [each.is_held_back for each in sessions.values()]) != [True] * 3:
+        pass
+    assert running.call(lambda: [each.is_plain for each in sessions.values()]) == [False] * 3
+    running.call(running.server.instance.unpause)
+    assert first.read(len(PONG)) == PONG
+    assert second.read(2 * len(ONE)) == ONE + ONE
+    assert third.read(len(PONG)) == PONG
+    assert running.call(lambda: [each.is_plain for each in sessions.values()]) == [True] * 3
+
+
+def test_a_pause_ends_by_itself(serve: Callable[..., Any]) -> None:
+    running = serve()
+    peer, instance = running.connect(), running.server.instance
+    peer.answers(b"CLIENT PAUSE 20\r\n", b"+OK\r\n")
+    instance.clock = lambda: 1_700_000_000_020
+    peer.answers(GET, ONE)
+    assert not running.call(lambda: instance.is_observed)
+
+
+def test_a_reply_that_has_begun_is_sent_to_its_end_in_spite_of_a_pause(serve: Callable[..., Any]) -> None:
+    running = serve()
+    peer = running.connect()
+    peer.send(b"HGETALL job:visits:/\r\nPING\r\n")
+    whole = read_until(peer, PONG)
+    peer.send(b"HGETALL job:visits:/\r\nPING\r\n")
+    begun = peer.read(8)
+    running.call(lambda: running.server.instance.pause(running.server.instance.clock() + 1_000_000))
+    assert begun + peer.read(len(whole) - len(begun) - len(PONG)) + PONG == whole
+    running.call(running.server.instance.unpause)
+    assert peer.read(len(PONG)) == PONG
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        (b"CLIENT PAUSE x", b"-ERR timeout is not an integer or out of range\r\n"),
+        (b"CLIENT PAUSE -1", b"-ERR timeout is negative\r\n"),
+        (b"CLIENT PAUSE 0 maybe", b"-ERR CLIENT PAUSE mode must be WRITE or ALL\r\n"),
+        (b"CLIENT PAUSE 100000 write", b"+OK\r\n"),
+        (b"CLIENT PAUSE 0", b"+OK\r\n"),
+        (b"CLIENT UNPAUSE", b"+OK\r\n"),
+        (b"CLIENT UNBLOCK 5 error", b":0\r\n"),
+        (b"CLIENT UNBLOCK 5 nope", b"-ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR\r\n"),
+    ],
+)
+def test_commands_about_held_clients_have_answers(serve: Callable[..., Any], line: bytes, answer: bytes) -> None:
+    serve().connect().answers(line + b"\r\nPING\r\n", answer + PONG)
