@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from resp_server.access.rules import Reason
+from resp_server.access.sight import Sight
 from resp_server.access.users import Change, Outcome, Users
 from resp_server.cluster.view import PartView
 from resp_server.config import ServerConfig
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from resp_server.cluster.standing import Standing
     from resp_server.commands.spec import Question
     from resp_server.commands.table import Command, CommandTable
+    from resp_server.protocol.session import Account
 
 Found = TypeVar("Found")
 
@@ -343,6 +345,20 @@ class Call:
     def view(self) -> KeyspaceView:
         """The selected database: all jobs are in database 0."""
         return self.instance.view if self.session.db == 0 else self.instance.nothing
+
+    @property
+    def user(self) -> Account:
+        """Who asks."""
+        return self.session.user
+
+    @property
+    def sight(self) -> Sight:
+        """What who asks may be told of in the selected database."""
+        return self.sight_of(self.view)
+
+    def sight_of(self, view: KeyspaceView) -> Sight:
+        """Return what who asks may be told of in a view."""
+        return Sight(self.user, view)
 
     @property
     def now_ms(self) -> int:

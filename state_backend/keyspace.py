@@ -8,10 +8,12 @@ first `:`, others by one regular expression over all of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
 from random import choices
+from typing import Self
 
 from state_backend.descriptor import KeyFormat, Kind, StateDescriptor
 from state_backend.errors import DescriptorError, JobLoadingError, SlotLoadingError, StoreError
@@ -133,6 +135,8 @@ class KeyspaceView:
 
     # Those that are shown.
     _slots: KeyGroups = ALL
+    # The jobs that are listed, counted and scanned; None: all.
+    _listed: Collection[str] | None = None
 
     def __init__(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> None:
         self._keyspace = keyspace
@@ -245,6 +249,8 @@ class KeyspaceView:
         for _ in self.snapshots():
             pass  # they learn what they lack when they are asked for
         for name, slots in self._missing.items():
+            if self._listed is not None and name not in self._listed:
+                continue
             raise SlotLoadingError(f"{len(slots)} slots of job '{name}' are not loaded here yet, ask again in a moment")
 
     def _tell(self, on_change: OnChange, name: str, snapshot: Snapshot) -> None:
@@ -300,7 +306,18 @@ class KeyspaceView:
     def snapshots(self) -> Iterator[tuple[Job, Snapshot]]:
         """Iterate over all jobs, with what is known of them now, and their snapshots."""
         for name, job in self._jobs.items():
-            yield self._keyspace.jobs.get(name, job), self.of_job(name)
+            if self._listed is None or name in self._listed:
+                yield self._keyspace.jobs.get(name, job), self.of_job(name)
+
+    def jobs(self) -> Iterable[Job]:
+        """Return the jobs, as they were at the last `renew`."""
+        return self._jobs.values()
+
+    def of_jobs(self, names: Collection[str]) -> Self:
+        """Return this view as it is now, for as long as it is not renewed, with some jobs alone listed and counted."""
+        view = copy(self)
+        view._listed = names
+        return view
 
     def reached(self) -> dict[str, tuple[int, int] | None]:
         """Return the term and epoch that each job was last answered from; None for one that was not asked for yet."""

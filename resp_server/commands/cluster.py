@@ -11,10 +11,10 @@ from resp_server.commands.spec import command, integer
 from resp_server.errors import PlainError, cluster_disabled, typed
 from resp_server.instance import Call
 from resp_server.protocol.replies import OK, Reply, Verbatim
-from state_backend.keyspace import KeyspaceView
 from state_backend.slots import HASH_BITS, SLOTS, slot_at, slot_of
 
 if TYPE_CHECKING:
+    from resp_server.access.sight import Sight
     from resp_server.cluster.standing import Standing
     from resp_server.cluster.topology import Node
 
@@ -136,7 +136,7 @@ def cluster_countkeysinslot(call: Call, slot: bytes) -> Reply:
     number = integer(slot)
     if not 0 <= number < SLOTS:
         raise PlainError("Invalid slot")
-    return sliced(call, lambda view: ([len(keys)] for keys in _keys_in(view, number)), int)
+    return sliced(call, lambda view: ([len(keys)] for keys in _keys_in(call.sight_of(view), number)), int)
 
 
 @command("cluster|getkeysinslot")
@@ -146,14 +146,14 @@ def cluster_getkeysinslot(call: Call, slot: bytes, count: bytes) -> Reply:
     number, keys_max = integer(slot), integer(count)
     if not 0 <= number < SLOTS or keys_max < 0:
         raise PlainError("Invalid slot or number of keys")
-    return sliced(call, lambda view: _first(_keys_in(view, number), keys_max))
+    return sliced(call, lambda view: _first(_keys_in(call.sight_of(view), number), keys_max))
 
 
-def _keys_in(view: KeyspaceView, slot: int) -> Iterator[Sequence[bytes]]:
+def _keys_in(sight: Sight, slot: int) -> Iterator[Sequence[bytes]]:
     """Iterate over the keys of a slot, in steps of bounded time: none of a slot that this server does not show."""
     cursor = slot << HASH_BITS
     while True:
-        cursor, entries = view.scan(cursor, SLICE_ENTRIES)
+        cursor, entries = sight.scan(cursor, SLICE_ENTRIES)
         yield [entry.key for entry in entries if slot_of(entry.key) == slot]
         if not cursor or slot_at(cursor) != slot:
             return

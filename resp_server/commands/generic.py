@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Annotated
 
+from resp_server.access.sight import Sight
 from resp_server.commands.spec import OneOrMore, command, integer
 from resp_server.errors import PlainError, syntax_error
 from resp_server.glob import Matches, matcher
@@ -253,18 +254,22 @@ def _seconds(milliseconds: int) -> int:
 @command("randomkey")
 def randomkey(call: Call) -> Reply:
     """Returns a random key name from the database."""
-    for entry in islice(call.view.random_entries(), 2):
+    for entry in islice(call.sight.random_entries(), 2):
         if entry is not None:
             return entry.key
     # Much has expired: it may take long.
-    return sliced(call, lambda view: ([] if entry is None else [entry.key] for entry in view.random_entries()), FirstOf)
+    return sliced(call, lambda view: _random_key(call.sight_of(view)), FirstOf)
+
+
+def _random_key(sight: Sight) -> Iterator[Sequence[Reply]]:
+    return ([] if entry is None else [entry.key] for entry in sight.random_entries())
 
 
 @command("scan")
 def scan(call: Call, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over the key names in the database."""
     options = ScanOptions.parse(words, is_hash=False)
-    next_cursor, entries = call.view.scan(cursor, options.count)
+    next_cursor, entries = call.sight.scan(cursor, options.count)
     return [b"%d" % next_cursor, [entry.key for entry in entries if options.takes(entry)]]
 
 
@@ -272,13 +277,13 @@ def scan(call: Call, cursor: Cursor, *words: bytes) -> Reply:
 def keys(call: Call, pattern: bytes) -> Reply:
     """Returns all key names that match a pattern."""
     matches = matcher(pattern)
-    return sliced(call, lambda view: _keys(view, matches))
+    return sliced(call, lambda view: _keys(call.sight_of(view), matches))
 
 
-def _keys(view: KeyspaceView, matches: Matches) -> Iterator[list[bytes]]:
+def _keys(sight: Sight, matches: Matches) -> Iterator[list[bytes]]:
     cursor = 0
     while True:
-        cursor, entries = view.scan(cursor, SLICE_ENTRIES)
+        cursor, entries = sight.scan(cursor, SLICE_ENTRIES)
         yield [entry.key for entry in entries if matches(entry.key)]
         if not cursor:
             return

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from resp_server.commands.server import last_save_s
+from resp_server.access.sight import Seen
 from resp_server.commands.spec import command, question
 from resp_server.commands.state import lag_ms
 from resp_server.config import REDIS_VERSION
@@ -374,29 +375,33 @@ def _latencystats(call: Call, total: Numbers) -> Section:
 
 def _keyspace(call: Call, total: Numbers) -> Section:
     """Return the line of the only database. Redis guesses avg_ttl from samples; here nothing is sampled."""
-    keys, expiring, maps = (sum(counts) for counts in zip((0, 0, 0), *map(_expiry_counts, _applied(call)), strict=True))
+    rows = [_expiry_counts(seen) for seen in call.sight_of(call.jobs).jobs()]
+    keys, expiring, maps = (sum(counts) for counts in zip((0, 0, 0), *rows, strict=True))
     return {"db0": f"keys={keys},expires={expiring},avg_ttl=0,subexpiry={maps}"} if keys else {}
 
 
-def _expiry_counts(applied: Applied) -> tuple[int, int, int]:
-    return applied.key_count, applied.expiring, applied.expiring_maps
+def _expiry_counts(seen: Seen) -> tuple[int, int, int]:
+    """Return how many keys there are, and how many expire: of a job that is read in part only, that is not known."""
+    applied = seen.applied
+    return (applied.key_count, applied.expiring, applied.expiring_maps) if seen.is_whole else (seen.known_keys, 0, 0)
 
 
 def _applied(call: Call) -> list[Applied]:
-    """Return what the stores of all jobs hold."""
-    return [snapshot.applied for _, snapshot in call.jobs.snapshots()]
+    """Return what the stores of all jobs hold that the user may read all of."""
+    return [seen.applied for seen in call.sight_of(call.jobs).jobs() if seen.is_whole]
 
 
 def _sparkis(call: Call, total: Numbers) -> Section:
     """Return a line per job: what is readable, what is committed, and how far that is apart."""
-    rows: dict[str, object] = {"sparkis_jobs": len(call.instance.keyspace.jobs)}
-    for job, snapshot in call.jobs.snapshots():
-        applied = snapshot.applied
+    found = list(call.sight_of(call.jobs).jobs())
+    rows: dict[str, object] = {"sparkis_jobs": len(found)}
+    for seen in found:
+        job, applied = seen.job, seen.applied
         behind_ms = lag_ms(job, applied)
         rows[f"job_{job.name}"] = (
             f"epoch={applied.epoch},committed_epoch={job.committed_epoch},lag_epochs={job.lag_epochs(applied)},"
             f"lag_ms={'unknown' if behind_ms is None else behind_ms},stale={int(job.is_stale)},"
-            f"incomplete={int(job.is_incomplete)},keys={applied.key_count}"
+            f"incomplete={int(job.is_incomplete)},keys={seen.known_keys}"
         )
     return rows
 

@@ -161,12 +161,18 @@ def _names(call: Call, way: Way, pattern: Sequence[bytes]) -> Reply:
     if len(pattern) > 1:
         name = "SHARDCHANNELS" if way is Way.SHARD else "CHANNELS"
         raise PlainError(f"unknown subcommand or wrong number of arguments for '{name}'. Try PUBSUB HELP.")
-    matches = matcher(pattern[0] if pattern else b"*")
+    matches = _matcher(call, pattern[0] if pattern else b"*")
     hub = call.instance.publishing.hub
     if call.instance.ask_others is None and len(hub.names(way)) > NAMES_AT_ONCE:
         found = (name for name in list(hub.names(way)) if matches(name))
         return sliced(call, lambda view: in_steps(found))
     return _of_all(call, way, lambda names: [name for name in names if matches(name)])
+
+
+def _matcher(call: Call, pattern: bytes) -> Callable[[bytes], object]:
+    """Return a function that tells whether a channel matches, and is one that the client's user may know of."""
+    matches, user = matcher(pattern), call.user
+    return lambda name: matches(name) and user.can_subscribe(name)
 
 
 def _of_all(call: Call, way: Way, answer: Callable[[Collection[bytes]], Reply]) -> Reply:

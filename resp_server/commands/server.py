@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from resp_server.cluster.view import PartView
+from resp_server.access.sight import Sight
 from resp_server.commands.generic import sliced
 from resp_server.commands.spec import OneOrMore, command, question
 from resp_server.config import REDIS_VERSION
@@ -27,14 +27,12 @@ ART = """\
 @command("dbsize")
 def dbsize(call: Call) -> Reply:
     """Returns the number of keys in the database."""
-    if isinstance(call.view, PartView) and not call.view.is_counted:
-        return sliced(call, _key_counts, int)
-    return call.view.key_count()
+    count = call.sight.key_count()
+    return sliced(call, lambda view: _key_counts(call.sight_of(view)), int) if count is None else count
 
 
-def _key_counts(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
-    assert isinstance(view, PartView)
-    return ([count] for count in view.key_counts())
+def _key_counts(sight: Sight) -> Iterator[Sequence[Reply]]:
+    return ([count] for count in sight.key_counts())
 
 
 @command("time")

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from resp_server.access.sight import Seen
 from resp_server.commands.facts import ANY_SLOTS, Facts
 from resp_server.commands.spec import OneOrMore, command
 from resp_server.commands.string import values_reply
@@ -19,7 +20,7 @@ from resp_server.protocol.replies import OK, Frames, Reply, encode
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job
 from state_backend.slots import slot_of
-from state_backend.store import Applied, Snapshot
+from state_backend.store import Applied
 
 SINCE = "0.1.0"
 

@@ -68,6 +68,8 @@ class Command:
         """Return where the channels of a request are, and whether they are patterns."""
         if self.name in PUBLISHING:
             return [(1, False)]
+        if self.name == "state|publish":
+            return [(3, False)]
         is_pattern = self.name == SUBSCRIBING_TO_PATTERNS
         return [(at, is_pattern) for at in range(1, len(request))] if is_pattern or self.name in SUBSCRIBING else []
 

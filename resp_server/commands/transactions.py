@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from resp_server.commands.facts import Facts
 from resp_server.commands.generic import sliced
 from resp_server.commands.spec import OneOrMore, command, integer
-from resp_server.commands.state import THE_KEY
+from resp_server.commands.state import THE_KEY, check_sees_all
 from resp_server.errors import ExecAbortError, NotHeldError, PlainError, syntax_error
 from resp_server.execution import ToRun
 from resp_server.instance import Call
@@ -99,6 +99,7 @@ def _view(call: Call) -> KeyspaceView:
 )
 def state_at(call: Call, *words: OneOrMore) -> Reply:
     """Has the next EXEC read at these epochs, one of each job, and at this clock reading."""
+    check_sees_all(call)
     *rows, clock = words
     if len(rows) % 3:
         raise syntax_error()
@@ -192,6 +193,7 @@ def state_expect(call: Call, *words: OneOrMore) -> Reply:
     """Has the next EXEC answer nil if one of these keys is not what its mark says any more."""
     if len(words) % 2:
         raise syntax_error()
+    check_sees_all(call)
     marks = {key: Mark.parse(text) for key, text in zip(words[::2], words[1::2], strict=True)}
     check_room(call, marks)
     call.session.watched.update({(0, key): mark for key, mark in marks.items()})
