@@ -358,10 +358,17 @@ async def start_streams(
     has_room: Callable[[int], bool],
 ) -> asyncio.Server | TlsListener:
     """Call a coroutine for each connection of a listening socket, with TLS if there are certificates."""
+
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        except asyncio.CancelledError:  # the process ends; asyncio 3.11 prints a traceback for a task that is cancelled
+            writer.close()
+
     if certificates is None:
-        return await asyncio.start_server(serve, sock=listener)
+        return await asyncio.start_server(served, sock=listener)
 
     def protocol() -> asyncio.Protocol:
-        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), serve)
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), served)
 
     return TlsListener(listener, certificates, protocol, has_room)

@@ -360,6 +360,10 @@ class Store(ABC):
     def applied(self) -> Applied:
         """The newest epoch."""
 
+    def used_bytes(self) -> tuple[int, int]:
+        """Return how much of its files is in use, and how much waits to be used again; zeros if it has none."""
+        return 0, 0
+
     @property
     @abstractmethod
     def lineage(self) -> str:

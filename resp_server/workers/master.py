@@ -316,6 +316,7 @@ class Workers(Readers):
         return {
             "event": "start",
             "number": number,
+            "count": self._count,
             "config": asdict(replace(self._config, limits=limits)),
             "run_id": self._run_id,
             "started_ms": self._started_ms,

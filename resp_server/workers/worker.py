@@ -140,6 +140,7 @@ class Worker:
         server.instance.run_id = line["run_id"]
         server.instance.started_ms = line["started_ms"]
         server.instance.process_id = os.getppid()
+        server.instance.slow.number_as(line["number"] - 1, line["count"])
         server.instance.ask_others = self._ask_others
         server.instance.ask_for_users = self._ask_for_users
         server.look_after()

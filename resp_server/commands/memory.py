@@ -1,0 +1,136 @@
+"""MEMORY: what the processes of a server hold, as the system tells. MEMORY USAGE, of one key, is with OBJECT.
+
+What INFO says of memory is said here in the words of MEMORY STATS. The state itself is counted by what the stores take
+on disk, of which those pages are in memory that are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from resp_server.commands.info import numbers
+from resp_server.commands.spec import command, question
+from resp_server.instance import Call, Instance
+from resp_server.numbers import Numbers
+from resp_server.protocol.replies import OK, Reply, Verbatim
+
+# Below this there is nothing to find out, as in Redis.
+SMALL_BYTES = 5 << 20
+# Guesses, as in Redis: what is worth a word.
+OUTPUT_PER_CLIENT_BYTES = 200 << 10
+PEAK_SHARE = 1.5
+FREE_SHARE = 1.0
+
+EMPTY = (
+    "Hi Sam, this instance is empty or is using very little memory, my issue detector can't be used in these "
+    "conditions. Please, leave for your mission on Earth and fill it with some data. The new Sam and I will be back to "
+    "our programming as soon as I finished rebooting.\n"
+)
+NO_ISSUE = "Hi Sam, I can't find any memory issue in your instance. I can only account for what occurs on this base.\n"
+
+
+@command("memory|stats")
+def memory_stats(call: Call) -> Reply:
+    """Returns details about memory usage."""
+    return call.instance.gather(numbers, None, lambda answers: _stats(call, _total(answers)))
+
+
+def _total(answers: Sequence[Mapping[str, Any]]) -> Numbers:
+    return Numbers.total(map(Numbers.from_json, answers))
+
+
+def _stats(call: Call, total: Numbers) -> Reply:
+    used, started = total.resident_bytes, total.started_bytes
+    overhead = min(used, total.own_bytes)
+    seen = list(call.sight_of(call.jobs).jobs())
+    keys = sum(each.known_keys for each in seen)
+    stored, _ = stored_bytes(call)
+    return {
+        b"peak.allocated": total.resident_bytes_peak,
+        b"total.allocated": used,
+        b"startup.allocated": started,
+        b"replication.backlog": 0,
+        b"clients.slaves": 0,
+        b"clients.normal": total.output_bytes,
+        b"cluster.links": 0,
+        b"aof.buffer": 0,
+        b"lua.caches": 0,
+        b"functions.caches": 0,
+        b"ready.replies": total.ready_bytes,
+        b"overhead.total": overhead,
+        b"keys.count": keys,
+        b"keys.bytes-per-key": stored // (keys or 1),
+        b"dataset.bytes": stored,
+        b"dataset.percentage": 100 * (used - overhead) / max(1, used - started),
+        b"peak.percentage": 100 * used / (total.resident_bytes_peak or 1),
+        b"fragmentation": 1.0,
+        b"fragmentation.bytes": 0,
+    }
+
+
+def stored_bytes(call: Call) -> tuple[int, int]:
+    """Return what the stores of all shown jobs take on disk: in use, and free pages."""
+    sizes = [job.store.used_bytes() for job, _ in call.jobs.snapshots()]
+    return sum(used for used, _ in sizes), sum(free for _, free in sizes)
+
+
+@command("memory|doctor")
+def memory_doctor(call: Call) -> Reply:
+    """Outputs a memory problems report."""
+    return call.instance.gather(
+        numbers, None, lambda answers: Verbatim(report(_total(answers), *stored_bytes(call)).encode())
+    )
+
+
+def report(total: Numbers, stored: int, free: int) -> str:
+    """Say what is to be seen in the numbers, in Redis' words where it has some."""
+    if stored < SMALL_BYTES:
+        return EMPTY
+    found = []
+    if total.resident_bytes_peak > PEAK_SHARE * total.resident_bytes:
+        found.append(
+            "Peak memory: In the past this instance used more than 150% of the memory that is currently using. The "
+            "system takes mapped pages back when it needs them; after a burst of large replies this is normal."
+        )
+    if total.output_bytes > OUTPUT_PER_CLIENT_BYTES * max(1, total.clients):
+        found.append(
+            "Big client buffers: The clients output buffers in this instance are greater than 200K per client (on "
+            "average). CLIENT LIST shows which clients do not take what they are sent (omem)."
+        )
+    if free > FREE_SHARE * stored:
+        found.append(
+            "Free pages: The stores have more free pages than used ones. They are copied without them after a while; "
+            "if that does not happen, look for readers that hold an old epoch."
+        )
+    if not found:
+        return NO_ISSUE
+    head = "Sam, I detected a few issues in this sparkis instance memory implants:\n\n"
+    return (
+        head + "\n\n".join(f" * {each}" for each in found) + "\n\nI'm here to keep you safe, Sam. I want to help you.\n"
+    )
+
+
+@command("memory|malloc-stats")
+def memory_malloc_stats(call: Call) -> Reply:
+    """Returns the allocator statistics."""
+    return Verbatim(b"Stats not supported for the current allocator")
+
+
+@command("memory|purge")
+def memory_purge(call: Call) -> Reply:
+    """Asks the allocator to release memory."""
+    return call.instance.gather(purge, None, lambda answers: OK)
+
+
+@question("purge")
+def purge(instance: Instance, nothing: None) -> None:
+    """Let go of what this process holds to be faster: ready replies."""
+    for cache in instance.replies.values():
+        cache.drop(None)
+
+
+@command("memory|help")
+def memory_help(call: Call) -> Reply:
+    """Returns helpful text about the different subcommands."""
+    return call.instance.table.help("memory")
