@@ -63,8 +63,9 @@ class Tracking:
         self.followers: dict[TakesChanges, None] = {}
         self.items = 0  # clients, over all keys
         self.voids = 0
-        # Called when there is a client more.
+        # Called when there is a client more; and when there is the first one, or none any more.
         self.on_begin: Callable[[], None] = lambda: None
+        self.on_use: Callable[[bool], None] = lambda is_used: None
         self._bytes_max = bytes_max
         self._bytes = 0
         self._holders: dict[bytes, Holders] = {}
@@ -92,6 +93,8 @@ class Tracking:
     def begin(self, client: Tracked, prefixes: Iterable[bytes] = ()) -> None:
         """Tell a client from now on, as it says itself; for BCAST, of keys with these prefixes more."""
         client.is_on = True
+        if not self.clients:
+            self.on_use(True)
         self.clients[client] = None
         for prefix in prefixes:
             client.prefixes.add(prefix)
@@ -107,11 +110,12 @@ class Tracking:
             if not clients:
                 del self._by_prefix[prefix]
         client.end()
-        self.clients.pop(client, None)
+        del self.clients[client]
         self.owing.pop(client, None)
         self._measure_prefixes()
-        if not self.clients and self._holders:
+        if not self.clients:
             self._put_aside()
+            self.on_use(False)
 
     def _measure_prefixes(self) -> None:
         self._prefix_lengths = sorted({len(each) for each in self._by_prefix})
@@ -121,7 +125,7 @@ class Tracking:
     def remember(self, client: Tracked, keys: Iterable[bytes]) -> None:
         """Note that a client has read keys, whether there was something or not."""
         holders = self._holders
-        for key in keys:
+        for key in keys if client.is_on else ():
             held = holders.get(key)
             if held is None:
                 holders[key] = client.alone

@@ -38,6 +38,11 @@ class Applications:
                 upstreams.on_new_job = self.learn_keys
             upstreams.start()
 
+    def follow_keys(self, is_wanted: bool) -> None:
+        """Have all servers tell which keys change, or not."""
+        for upstreams in self.each:
+            upstreams.follow_keys(is_wanted)
+
     def stop(self) -> None:
         """Close all connections."""
         for upstreams in self.each:

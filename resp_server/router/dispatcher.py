@@ -14,19 +14,21 @@ from typing import NamedTuple, cast
 from resp_server.commands.generic import cursor
 from resp_server.commands.table import Command
 from resp_server.commands.transactions import check_room
-from resp_server.dispatcher import SPELLINGS_MAX, Dispatcher, Later
+from resp_server.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read
 from resp_server.errors import ClusterDownError, PlainError, ReplyError, TryAgainError, not_served
 from resp_server.instance import Call, Instance
 from resp_server.protocol.following import NOT_TOLD, Epochs, Told
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder, encode
 from resp_server.protocol.requests import Request
 from resp_server.protocol.session import Session
+from resp_server.protocol.tracked import Tracked
 from resp_server.router.applications import Applications, clash
 from resp_server.router.asks import Ask, TakesReplies
 from resp_server.router.frames import in_order, pack
 from resp_server.router.gathering import Jobs, text_in, wanted_of_servers
 from resp_server.router.gets import Array, Gets
 from resp_server.router.guard import behind, together
+from resp_server.router.remembering import Remembers
 from resp_server.router.routes import Merge, Part, Way, lone_key_at, split, way_of
 from resp_server.router.survey import Survey
 from resp_server.router.transactions import TransactionRun, WatchRun
@@ -209,6 +211,10 @@ class ProxyDispatcher(Dispatcher):
         only = applications.only
         # The short way of clients' connections; with several applications each key has to be looked at.
         self.gets = None if only is None else Gets(only, instance)
+        self._tracking = instance.tracking
+        self._tracking.on_use = applications.follow_keys
+        for upstreams in applications.each:
+            upstreams.on_changed = self._tracking.changed
 
     def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Later | None:
         session, applications, rules = call.session, self._applications, self._rules
@@ -227,16 +233,18 @@ class ProxyDispatcher(Dispatcher):
                 continue
             session.begin_command()
             if rule is not None and (session.transaction is not None or rule.command.facts.group == TRANSACTIONS):
-                if self._transact(call, request, batch):
+                is_to_wait = self._transact(call, request, batch)
+                end_caching(session, request)
+                if is_to_wait:
                     break
                 if session.is_closing:
                     break
                 continue
-            if not self._ask(call, request, batch):
-                later = self._answer_here(call, request, batch)
-                if later is not None:
-                    out.append(batch.joined())
-                    return later
+            later = None if self._ask(call, request, batch) else self._answer_here(call, request, batch)
+            end_caching(session, request)
+            if later is not None:
+                out.append(batch.joined())
+                return later
             if session.is_closing:
                 break
         batch.seal()
@@ -281,7 +289,12 @@ class ProxyDispatcher(Dispatcher):
         self._stats.tally("exec").calls += 1
         before = batch.missing
         index = batch.expect(session.is_silent)
-        run = TransactionRun(self, self._applications, call, requests, watched, batch, index)
+        whose: TakesReplies = batch
+        if session.tracked is not None and not session.tracked.is_bcast:
+            # The epoch that it is answered from may be older than what was told.
+            keys = [key for each in requests for key in keys_read(self.command(each), each)]
+            whose = Remembers(batch, self._tracking, session.tracked, keys, is_kept=False)
+        run = TransactionRun(self, self._applications, call, requests, watched, whose, index)
         if before:
             batch.after(index, run.start)  # no answer before this one is to be of a later epoch
         else:
@@ -372,7 +385,8 @@ class ProxyDispatcher(Dispatcher):
                 raise ClusterDownError
             batch.ask(upstreams, pack(request), 0, is_silent, master)
             return True
-        if command.name == "mget" and self._ask_for_many(command, request, session, batch):
+        tracked = session.tracked if session.tracked is not None and session.tracked.remembers else None
+        if command.name == "mget" and tracked is None and self._ask_for_many(command, request, session, batch):
             return True
         found = split(command.facts, request, self.place_of)
         if found is None:
@@ -381,17 +395,29 @@ class ProxyDispatcher(Dispatcher):
         if command.name == LOCATE:
             merge = partial(self._with_address, key=request[2])
         index = batch.expect(is_silent)
-        again = partial(self._ask_parts, parts, merge, protocol, batch, index)
+        again = partial(self._ask_parts, command, parts, merge, session, batch, index, tracked)
         batch.again(index, again)
         again()
         return True
 
-    def _ask_parts(self, parts: Sequence[Part], merge: Merge, protocol: int, batch: Batch, index: int) -> None:
+    def _ask_parts(
+        self,
+        command: Command,
+        parts: Sequence[Part],
+        merge: Merge,
+        session: Session,
+        batch: Batch,
+        index: int,
+        tracked: Tracked | None = None,
+    ) -> None:
         joined = Joined(len(parts), merge, batch, index)
         for place, part in enumerate(parts):
             number, slot = cast("tuple[int, int]", part.place)
             upstreams = self._applications.each[number]
-            upstreams.send(Ask(pack(part.request), slot, protocol, upstreams.deadline_s(), joined, place))
+            whose: TakesReplies = joined
+            if tracked is not None:
+                whose = Remembers(joined, self._tracking, tracked, keys_read(command, part.request))
+            upstreams.send(Ask(pack(part.request), slot, session.protocol, upstreams.deadline_s(), whose, place))
 
     def _ask_for_many(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
         """Ask for the values of keys of different slots as GETs, which are cheaper; False if that cannot be.
@@ -411,7 +437,7 @@ class ProxyDispatcher(Dispatcher):
             if not self.gets.ask_array(keys, array):
                 return False
             array.index = batch.expect(session.is_silent)
-            self._again_in_parts(command, request, batch, array.index)
+            self._again_in_parts(command, request, session, batch, array.index)
             return True
         places = [[at for at, is_alone in enumerate(alone) if is_alone]]
         places += [[at for at, each in enumerate(slots) if each == slot] for slot, count in counts.items() if count > 1]
@@ -423,18 +449,18 @@ class ProxyDispatcher(Dispatcher):
             return False
         array.index = 0
         joined.index = batch.expect(session.is_silent)
-        self._again_in_parts(command, request, batch, joined.index)
+        self._again_in_parts(command, request, session, batch, joined.index)
         upstreams = self._applications.each[0]
         for number, some in enumerate(places[1:], 1):
             packed, deadline_s = pack((request[0], *(keys[at] for at in some))), upstreams.deadline_s()
             upstreams.send(Ask(packed, slots[some[0]], session.protocol, deadline_s, joined, number))
         return True
 
-    def _again_in_parts(self, command: Command, request: Request, batch: Batch, index: int) -> None:
+    def _again_in_parts(self, command: Command, request: Request, session: Session, batch: Batch, index: int) -> None:
         def ask() -> None:
             found = split(command.facts, request, self.place_of)
             assert found is not None  # it has keys
-            self._ask_parts(*found, 2, batch, index)
+            self._ask_parts(command, *found, session, batch, index)
 
         batch.again(index, ask)
 

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+import hiredis
+
 from resp_server.errors import PlainError, TryAgainError
 from resp_server.protocol.following import GONE, NOT_TOLD, NOTHING, Epochs, Told
 from resp_server.protocol.requests import Request
@@ -37,6 +39,8 @@ REPLY_BYTES_MAX = 256 << 20
 # A longer reply has a connection of its own (guess: 10 ms of a gigabit).
 LONG_REPLY_BYTES = 1 << 20
 PING = pack((b"PING",))
+# Told when keys changed: the keys as one text, or nil.
+CHANGED = b">2\r\n$7\r\nchanged\r\n"
 
 
 class LaneKey(NamedTuple):
@@ -72,6 +76,7 @@ class Lane:
         self._floor: Epochs = NOTHING  # what this server was known to have reached before this connection
         self.told: Epochs = NOTHING
         self.replies_from: Told = NOT_TOLD  # as the only thing that a reply is from
+        self._follows_keys = False  # what this connection, or the one being made, was asked to tell
         self.is_ready = False
         self.is_parting = False  # with its connection, and about to have another
         self.reason = ""
@@ -192,6 +197,9 @@ class Lane:
 
     def told_of(self, push: bytes) -> None:
         """Take in what the server says of its epochs and its topology."""
+        if push.startswith(CHANGED):
+            self._upstreams.on_changed(_keys_in(push[len(CHANGED) :]))
+            return
         words = push.split(b"\r\n")
         if words[2] == b"topology":
             self._upstreams.told_version(int(words[3][1:]), self.key.address)
@@ -201,6 +209,13 @@ class Lane:
             self.replies_from = self._upstreams.shared(others if reached == GONE else {**others, job: reached})
             self.told = self.replies_from[0]
             self._upstreams.told_epoch(self, job, reached)
+
+    def follow(self) -> None:
+        """Have the server tell which keys change, behind the answers from before, if somebody wants to know; or not."""
+        if self._link is not None and self._follows_keys != self._upstreams.follows_keys:
+            self._follows_keys = self._upstreams.follows_keys
+            packed = pack(following(has_keys=self._follows_keys))
+            self.send(packed, Ask(packed, 0, 2, self._upstreams.deadline_s(), Nobody(), 0))
 
     def settle(self) -> None:
         """Look whether what is held can be asked now."""
@@ -220,6 +235,7 @@ class Lane:
             self._waiting.popleft()
         self.is_parting, self.is_ready = True, False
         behind = self._asks_waiting()
+        self._upstreams.lose_track()
         self._upstreams.let_go(link, ask, self.replies_from)
         for each in behind:
             self._upstreams.send(each)
@@ -228,6 +244,7 @@ class Lane:
     def gone(self, reason: str) -> None:
         """Take in that the connection is lost."""
         self._link, self.is_ready = None, False
+        self._upstreams.lose_track()
         asks = [*self._asks_waiting(), *self.take_back()]
         self._failed(reason)
         log = logger.warning if asks else logger.info
@@ -287,7 +304,8 @@ class Lane:
                 context = None if certificates is None else certificates.for_server()
                 _, link = await self._loop.create_connection(lambda: Link(self), host, int(port), ssl=context)
                 try:
-                    await link.greet(self.key.protocol, self._upstreams.password)
+                    self._follows_keys = self._upstreams.follows_keys
+                    await link.greet(self.key.protocol, self._upstreams.password, has_keys=self._follows_keys)
                 except BaseException:
                     link.forget()
                     raise
@@ -300,6 +318,7 @@ class Lane:
         else:
             self._link, self._down_since_s, self.reason = link, None, ""
             self._heard_s, self._pause_s = self._loop.time(), 0.0
+            self.follow()
             self.settle()
         finally:
             self._connecting = None
@@ -313,6 +332,21 @@ class Lane:
         self.reason = reason
         self._not_before_s = now_s + self._pause_s
         self._pause_s = min(max(2 * self._pause_s, PAUSE_S), PAUSE_S_MAX)
+
+
+def following(*, has_keys: bool) -> Request:
+    """Return the request to be told of epochs and topologies, and of changed keys."""
+    return (b"STATE", b"FOLLOW", b"KEYS") if has_keys else (b"STATE", b"FOLLOW")
+
+
+def _keys_in(text: bytes) -> list[bytes] | None:
+    """Return the keys that a server told; None: any may have changed."""
+    if not text.startswith(b"$"):
+        return None
+    reader = hiredis.Reader()
+    reader.feed(text.partition(b"\r\n")[2])
+    keys: list[bytes] = reader.gets()
+    return keys
 
 
 class HasLink(Protocol):
@@ -345,12 +379,12 @@ class Link(asyncio.Protocol):
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    async def greet(self, protocol: int, password: str | None) -> None:
+    async def greet(self, protocol: int, password: str | None, *, has_keys: bool) -> None:
         """Say who asks, and hear which epochs the server shows; HandshakeError if it refuses."""
         words: list[Request] = [] if password is None else [(b"AUTH", password.encode())]
         words += [(b"HELLO", b"%d" % protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         # What is shown is told behind STATE FOLLOW's reply, and so is there with the one to PING.
-        words += [(b"READONLY",), (b"STATE", b"FOLLOW"), (b"PING",)]
+        words += [(b"READONLY",), following(has_keys=has_keys), (b"PING",)]
         self._words = words[:]
         self._greeting = asyncio.get_running_loop().create_future()
         self._transport.write(b"".join(map(pack, words)))

@@ -71,6 +71,9 @@ class Upstreams:
     open_lanes: list[Lane | None] = field(default_factory=lambda: [None])
     # With these the servers have to speak TLS.
     certificates: Certificates | None = field(default=None, repr=False)
+    # Whether servers are to tell which keys change, and who is told then; None: any.
+    follows_keys: bool = False
+    on_changed: Callable[[Sequence[bytes] | None], None] = lambda keys: None
     # Called when there is a job that was not told of before, or one with another writer, whose states may be others.
     on_new_job: Callable[[Upstreams, str], object] = lambda upstreams, address: None
 
@@ -231,6 +234,7 @@ class Upstreams:
             if was != now and was is not None:
                 left.setdefault(was, []).append(slot)
         for address, slots in left.items():
+            self.lose_track()
             self._floors.leave(slots, dict(self.seen.get(address, NOTHING)))
 
     # -- what servers tell --------------------------------------------------------------------------------------------
@@ -312,6 +316,17 @@ class Upstreams:
             if self._is_wanted(lane.key) and not self._is_stopping:
                 lane.connect()
 
+    def follow_keys(self, is_wanted: bool) -> None:
+        """Have all servers tell which keys change from now on, before answers to what is asked from now on; or not."""
+        self.follows_keys = is_wanted
+        for lane in self.lanes.values():
+            lane.follow()
+
+    def lose_track(self) -> None:
+        """Take in that nobody tells any more which keys change that were answered before."""
+        if self.follows_keys:
+            self.on_changed(None)
+
     def let_go(self, link: Link, ask: Ask, told: Told) -> None:
         """Have a long reply come over a connection of its own; told: what it is from."""
         self._long_replies.take(link, ask, told)
@@ -321,6 +336,7 @@ class Upstreams:
         was = self.slots.owners[int(slot)]
         if was != owner:
             if was is not None:
+                self.lose_track()
                 self._floors.leave([int(slot)], dict(self.seen.get(self.answering(was), NOTHING)))
             self.slots.moved(int(slot), owner)
             self._close_table()
@@ -366,6 +382,7 @@ class Upstreams:
     def _stand_in(self, changed: Mapping[str, str]) -> None:
         """Raise the floors of the slots of masters whose shards others answer now."""
         for master, before in changed.items():
+            self.lose_track()
             slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == master]
             self._floors.leave(slots, dict(self.seen.get(before, NOTHING)))
 

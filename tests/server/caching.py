@@ -1,0 +1,88 @@
+"""A client that keeps what it read until it is told to be invalid, and holds that against the numbers of epochs."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+
+WAIT_SECONDS_MAX = 20
+
+
+class CachingClient:
+    """Speaks RESP3. All values are the number of the epoch that made them."""
+
+    def __init__(self, port: int, *options: bytes) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), WAIT_SECONDS_MAX)
+        self._reader = hiredis.Reader()
+        self.cache: dict[bytes, int] = {}
+        self.pushes = 0
+        self.nulls = 0
+        self.call(b"HELLO", b"3")
+        assert self.call(b"CLIENT", b"TRACKING", b"ON", *options) == b"OK"
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def call(self, *words: bytes) -> Any:
+        """Ask, take what is told before the reply, and return that."""
+        self._socket.sendall(hiredis.pack_command(words))
+        return self._reply()
+
+    def _reply(self) -> Any:
+        while True:
+            found = self._reader.gets()
+            if found is False:
+                self._feed()
+            elif isinstance(found, hiredis.PushNotification):
+                self._take(found)
+            else:
+                return found
+
+    def _feed(self) -> None:
+        data = self._socket.recv(1 << 20)
+        assert data, "the server closed the connection"
+        self._reader.feed(data)
+
+    def _take(self, push: Sequence[Any]) -> None:
+        assert push[0] == b"invalidate", push
+        self.pushes += 1
+        if push[1] is None:
+            self.nulls += 1
+            self.cache.clear()
+        else:
+            for key in push[1]:
+                self.cache.pop(key, None)
+
+    def listen(self, seconds: float) -> None:
+        """Take what is told within a time without asking for anything."""
+        self._socket.settimeout(seconds)
+        try:
+            self._feed()
+        except TimeoutError:
+            pass
+        finally:
+            self._socket.settimeout(WAIT_SECONDS_MAX)
+        while (found := self._reader.gets()) is not False:
+            self._take(found)
+
+    def read(self, keys: Sequence[bytes], *, is_in_transaction: bool = False) -> list[int]:
+        """Read values, some by GET and some by MGET, in one write; keep them. Returns what was read, in order."""
+        one, *more = random.sample(keys, min(len(keys), 4))
+        requests = [(b"GET", one), *([(b"MGET", *more)] if more else [])]
+        if is_in_transaction:
+            requests = [(b"MULTI",), *requests, (b"EXEC",)]
+        self._socket.sendall(b"".join(map(hiredis.pack_command, requests)))
+        if is_in_transaction:
+            replies = [self._reply() for _ in requests][-1]
+            requests = requests[1:-1]
+            return [self._keep(request, reply) for request, reply in zip(requests, replies, strict=True)]
+        return [self._keep(request, self._reply()) for request in requests]
+
+    def _keep(self, request: tuple[bytes, ...], reply: Any) -> int:
+        found = dict(zip(request[1:], map(int, [reply] if request[0] == b"GET" else reply), strict=True))
+        self.cache.update(found)
+        return max(found.values())

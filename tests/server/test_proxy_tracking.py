@@ -1,0 +1,161 @@
+"""Client-side caching through a proxy in front of two servers, and where several workers serve a port."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event, Thread
+from time import monotonic, sleep
+
+import pytest
+from caching import CachingClient
+
+from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server
+from resp_server.client import Client
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+
+STATES = [StateDescriptor("n", key="k", value="v")]
+KEYS = [b"job:n:%d" % number for number in range(40)]
+HALVES = ("0-8191", "8192-16383")
+WAIT_S_MAX = 30.0
+
+
+class Cluster:
+    """Two servers with half of the slots each, one of them with two workers, a proxy, and a writer.
+
+    Each epoch changes some keys to its number.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder, self._stack = folder, stack
+        self.writer = stack.enter_context(LogWriter(folder / "log", "job", STATES))
+        self.epoch = -1
+        self.values: dict[bytes, int] = {}
+        self.ports = [free_port() for _ in HALVES]
+        self.topology = folder / "cluster.json"
+        self.show(1, HALVES)
+        self.controls: list[Client] = []
+        self.publish(KEYS)
+        self.servers = [self._start(at, *options) for at, options in enumerate(((), ("--workers", "2")))]
+        self.proxy = stack.enter_context(sparkis_proxy(self.topology))
+        self.wait()
+
+    def show(self, version: int, slots: tuple[str, ...]) -> None:
+        """Write the topology anew."""
+        nodes = [
+            {"host": "127.0.0.1", "port": port, "slots": each} for port, each in zip(self.ports, slots, strict=True)
+        ]
+        new = self.topology.with_suffix(".new")
+        new.write_text(json.dumps({"version": version, "nodes": nodes}))
+        os.replace(new, self.topology)
+
+    def _start(self, at: int, *options: str) -> Running:
+        cluster = ("--cluster", str(self.topology), "--cluster-node", f"127.0.0.1:{self.ports[at]}", *options)
+        store, port = self._folder / f"store{at}", self.ports[at]
+        server = self._stack.enter_context(sparkis_server(store, self._folder / "log", *cluster, port=port))
+        self.controls.append(Client("127.0.0.1", server.control_port, password=CONTROL_TOKEN))
+        return server
+
+    def publish(self, keys: list[bytes]) -> None:
+        """Publish an epoch that gives these keys its number, and tell both servers."""
+        self.epoch += 1
+        self.values |= dict.fromkeys(keys, self.epoch)
+        self.writer.publish([Change("n", Op.PUT, key, value=b"%d" % self.epoch) for key in keys])
+        for control in self.controls:
+            control.call("NOTICE", "job", str(self.epoch))
+
+    def wait(self) -> None:
+        """Wait until the proxy answers what was published last."""
+        ends = monotonic() + WAIT_S_MAX
+        with self.proxy.connect() as connection:
+            while any(connection.call("GET", key).value != b"%d" % value for key, value in self.values.items()):
+                assert monotonic() < ends
+                sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield Cluster(tmp_path_factory.mktemp("tracking"), stack)
+
+
+def told_in_the_end(client: CachingClient, cluster: Cluster) -> bool:
+    """Wait until a client that asks nothing holds nothing but what is so."""
+    ends = monotonic() + WAIT_S_MAX
+    while any(cluster.values[key] != value for key, value in client.cache.items()):
+        client.listen(0.05)
+        if monotonic() > ends:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("options", [(), (b"BCAST",), (b"BCAST", b"PREFIX", b"job:n:")], ids=["default", "all", "some"])
+def test_no_client_of_a_proxy_keeps_what_holds_no_more(cluster: Cluster, options: tuple[bytes, ...]) -> None:
+    clients = [CachingClient(cluster.proxy.port, *options) for _ in range(4)]
+    over = Event()
+
+    def publish() -> None:
+        while not over.wait(0.01):
+            cluster.publish(random.sample(KEYS, 5))
+
+    publishing = Thread(target=publish)
+    publishing.start()
+    try:
+        for turn in range(150):
+            for client in clients:
+                values = client.read(KEYS, is_in_transaction=turn % 10 == 9)
+                assert max(values) <= cluster.epoch
+    finally:
+        over.set()
+        publishing.join()
+    assert all(told_in_the_end(client, cluster) for client in clients)
+    assert all(client.pushes for client in clients)
+    for client in clients:
+        client.close()
+
+
+def test_what_was_read_stays_until_it_changes(cluster: Cluster) -> None:
+    client = CachingClient(cluster.proxy.port)
+    cluster.wait()
+    for key in KEYS:
+        client.cache[key] = int(client.call(b"GET", key))
+    cluster.publish(KEYS[:3])
+    assert told_in_the_end(client, cluster)
+    assert client.cache.keys() == set(KEYS[3:])
+    assert client.nulls == 0
+    client.close()
+
+
+def test_slots_that_move_make_everything_invalid(cluster: Cluster) -> None:
+    client = CachingClient(cluster.proxy.port)
+    cluster.wait()
+    client.read(KEYS)
+    cluster.show(2, ("0-99", "100-16383"))
+    ends = monotonic() + WAIT_S_MAX
+    while client.cache:
+        client.listen(0.05)
+        assert monotonic() < ends
+    client.read(KEYS)
+    assert told_in_the_end(client, cluster)
+    client.close()
+
+
+def test_a_client_of_another_worker_is_told_instead(cluster: Cluster) -> None:
+    server = cluster.servers[1]
+    with server.connect() as target, server.connect() as source:
+        assert target.call("HELLO", "3").value
+        assert target.call("CLIENT", "ID").value != source.call("CLIENT", "ID").value
+        target_id = str(target.call("CLIENT", "ID").value)
+        assert source.call("CLIENT", "TRACKING", "ON", "REDIRECT", target_id).value == b"OK"
+        assert source.call("CLIENT", "GETREDIR").value == int(target_id)
+        key = next(key for key in KEYS if source.call("GET", key).mark == "$")
+        cluster.publish([key])
+        assert target.read().raw == b">2\r\n$10\r\ninvalidate\r\n*1\r\n$%d\r\n%b\r\n" % (len(key), key)
+        wrong = source.call("CLIENT", "TRACKING", "ON", "REDIRECT", "999999").value
+        assert b"The client ID you want redirect to does not exist" in str(wrong).encode()
