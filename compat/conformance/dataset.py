@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 # Some weeks on: no test run lasts until then. Redis keeps milliseconds.
 LATER_MS = 4_102_444_799_123
@@ -25,6 +25,11 @@ class Dataset:
     def keys(self) -> list[bytes]:
         """All keys."""
         return [*self.strings, *self.hashes, *self.lists]
+
+    def part(self, keys: Container[bytes]) -> Dataset:
+        """Return the data set of some keys alone."""
+        kinds = {each.name: getattr(self, each.name) for each in fields(self)}
+        return Dataset(**{name: {key: kind[key] for key in kind if key in keys} for name, kind in kinds.items()})
 
 
 def standard() -> Dataset:

@@ -1,4 +1,4 @@
-"""The data set as a change log, which is what a server under test reads: the only place here that writes as a job does."""
+"""The data set as a change log, which servers under test read: the only place here that writes as a job does."""
 
 from __future__ import annotations
 

@@ -61,19 +61,19 @@ def has_redis() -> bool:
 
 
 @contextmanager
-def redis_server(folder: Path, *options: str, password: str | None = None) -> Iterator[Running]:
-    """Run a real redis-server that keeps nothing, in a folder of its own."""
+def redis_server(folder: Path, *options: str, password: str | None = None, port: int = 0) -> Iterator[Running]:
+    """Run a real redis-server that keeps nothing, in a folder of its own; at a free port unless one is given."""
     given = ["--bind", "127.0.0.1", "--save", "", "--dir", str(folder), "--loglevel", "warning", *options]
     if password:
         given += ["--requirepass", password]
     for _ in range(PORT_TRIES_MAX):
-        port = free_port()
+        chosen = port or free_port()
         process = subprocess.Popen(
-            [REDIS_SERVER, "--port", str(port), *given], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            [REDIS_SERVER, "--port", str(chosen), *given], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         with _stopped_at_the_end(process):
-            if _is_answering(port, process):
-                yield Running(port, process, password)
+            if _is_answering(chosen, process):
+                yield Running(chosen, process, password)
                 return
     raise RuntimeError(f"{REDIS_SERVER} does not start")
 
@@ -106,9 +106,18 @@ def sparkis_server(
 
 
 @contextmanager
-def sparkis_proxy(topology: Path, *options: str, password: str | None = None) -> Iterator[Running]:
+def sparkis_proxy(topology: Path, *options: str, password: str | None = None, port: int = 0) -> Iterator[Running]:
     """Run a proxy in front of the servers of a topology."""
-    command = [sys.executable, "-m", "resp_server.router.process", "--child", "--port", "0", "--bind", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-m",
+        "resp_server.router.process",
+        "--child",
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+    ]
     command += ["--cluster", str(topology), "--loglevel", "error", *options]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
     if password:
@@ -119,7 +128,8 @@ def sparkis_proxy(topology: Path, *options: str, password: str | None = None) ->
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(f"the proxy does not start: exit code {process.wait()}")
-        yield Running(json.loads(line)["port"], process, password)
+        ports = json.loads(line)
+        yield Running(ports["port"], process, password, tls_port=ports["tls_port"])
 
 
 @contextmanager

@@ -7,6 +7,7 @@ speaks the protocol itself, in the simplest way that is right.
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterable, Sequence
 from time import sleep
 from typing import Any, NamedTuple
@@ -107,11 +108,13 @@ def _items(data: bytes, at: int, count: int) -> tuple[list[Reply], int]:
 
 
 class Connection:
-    """One client's connection to a server on this machine."""
+    """One client's connection to a server, on this machine unless told otherwise."""
 
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+    def __init__(self, port: int, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
+        self._socket = socket.create_connection((host, port), TIMEOUT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self._socket = tls.wrap_socket(self._socket, server_hostname=host)
         self._held = b""
 
     def __enter__(self) -> Connection:
@@ -171,13 +174,13 @@ class Connection:
             return b""
 
 
-def ask(port: int, pipeline: Sequence[Words]) -> list[Reply]:
+def ask(port: int, pipeline: Sequence[Words], host: str = "127.0.0.1") -> list[Reply]:
     """Send a pipeline on a new connection and return its replies: fewer if the server closes.
 
     The end is known by the answer to a command that no server has, which nobody needs a password for. Ending the
     connection instead would not do: a server may drop what it has not sent yet when its client hangs up.
     """
-    with Connection(port) as connection:
+    with Connection(port, host) as connection:
         connection.send(requests([*pipeline, (LAST_COMMAND,)]))
         data = connection.read_to_end(LAST_REPLY)
     return replies_in(data.removesuffix(LAST_REPLY))

@@ -1,0 +1,225 @@
+"""redis-cli: at a terminal, with commands as arguments, and in its modes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import termios
+from time import monotonic
+from typing import Any
+
+from compat.conformance.clients.scenario import PORT, At, main
+from compat.conformance.wire import requests
+
+PROGRAM = shutil.which("redis-cli") or "redis-cli"
+RUN_S_MAX = 30.0
+PROMPT = re.compile(r"(?:^|[\r\n])[\d.]+:\d+(?:\[\d+\])?(?:\(TX\))?> ")
+TIME_TAKEN = re.compile(r"\(\d+\.\d+s\)")  # told where an answer takes half a second, as on a busy machine
+ESCAPE = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+ENVIRONMENT = {**os.environ, "TERM": "dumb", "HOME": "/nonexistent"}  # no history file, no colours
+
+
+def options(at: At, port: int = 0) -> list[str]:
+    """Return how the program is told where to go; in a cluster it follows redirections."""
+    return [PROGRAM, "-h", at.host, "-p", str(port or at.port), *(["-c"] if at.is_cluster else [])]
+
+
+def cli(at: At, *arguments: str, given: bytes | None = None, port: int = 0) -> str:
+    """Run the program to its end and return what it prints."""
+    done = subprocess.run(
+        [*options(at, port), *arguments],
+        input=given,
+        capture_output=True,
+        timeout=RUN_S_MAX,
+        env=ENVIRONMENT,
+        check=False,
+    )
+    return PORT.sub("PORT", (done.stdout + done.stderr).decode("latin-1"))
+
+
+class Terminal:
+    """The program at a terminal, as a person has it."""
+
+    def __init__(self, at: At) -> None:
+        self._main, child = pty.openpty()
+        termios.tcsetwinsize(child, (40, 120))  # a terminal without a size is asked for where its cursor is
+        self._process = subprocess.Popen(
+            options(at), stdin=child, stdout=child, stderr=child, env={**ENVIRONMENT, "TERM": "xterm"}
+        )
+        os.close(child)
+        self.shown = ""
+        self.until(lambda text: PROMPT.search(text) is not None)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._main)
+
+    def until(self, is_there: Any) -> str:
+        """Return what is shown from now on, as soon as it is enough."""
+        shown, ends = "", monotonic() + RUN_S_MAX
+        while not is_there(shown):
+            ready, _, _ = select.select([self._main], [], [], max(0.0, ends - monotonic()))
+            if not ready:
+                raise TimeoutError(f"what is shown is not enough: {shown!r}")
+            shown += ESCAPE.sub("", os.read(self._main, 65_536).decode("latin-1"))
+        return shown
+
+    def enter(self, line: str) -> list[str]:
+        """Type a line, and return the lines that it is answered with."""
+        os.write(self._main, line.encode() + b"\r")
+        shown = self.until(lambda text: "\r\n" in text and PROMPT.search(text.partition("\r\n")[2]) is not None)
+        answer = shown.partition("\r\n")[2]
+        lines = [PORT.sub("PORT", each) for each in PROMPT.split(answer)[0].splitlines()]
+        return [line for line in lines if line.strip() and not TIME_TAKEN.fullmatch(line)]
+
+    def hint(self, text: str, wanted: str) -> bool:
+        """Type without ending the line, and tell that a hint is shown."""
+        os.write(self._main, text.encode())
+        return wanted in self.until(lambda shown: wanted in shown)
+
+
+def one_command(at: At) -> Any:
+    lines = (
+        ["get", "plain"],
+        ["--no-raw", "get", "plain"],
+        ["--no-raw", "get", "missing"],
+        ["--no-raw", "mget", "{tag}a", "{tag}missing"],
+        ["--no-raw", "lrange", "list:short", "0", "-1"],
+        ["--no-raw", "hget", "hash:odd", "empty value"],
+        ["--csv", "lrange", "list:short", "0", "-1"],
+        ["--no-raw", "ttl", "plain"],
+        ["get", "hash:one"],
+        ["nope", "a"],
+    )
+    return [cli(at, *line) for line in lines]
+
+
+def interactive(at: At) -> Any:
+    with Terminal(at) as terminal:
+        found: list[Any] = [
+            terminal.enter(line)
+            for line in (
+                "GET plain",
+                'GET "with space"',
+                "LRANGE list:short 0 -1",
+                "GET hash:one",
+                "NOPE a",
+                "GET missing",
+            )
+        ]
+        found.append(terminal.hint("getrange ", "key start end"))
+    if not at.is_cluster:
+        with Terminal(at) as terminal:
+            found += [terminal.enter(line) for line in ("MULTI", "GET plain", "EXEC", "SELECT 1", "GET plain")]
+    return found
+
+
+def resp3(at: At) -> Any:
+    return [
+        cli(at, "-3", "--no-raw", "hgetall", "hash:one"),
+        cli(at, "-3", "--no-raw", "get", "missing"),
+        cli(at, "-3", "--no-raw", "lrange", "list:short", "0", "1"),
+        sorted(json.loads(cli(at, "--json", "hgetall", "hash:small")).items()),
+    ]
+
+
+def standard_input(at: At) -> Any:
+    return cli(at, given=b"get plain\nget 'with space'\nnope\nstrlen big\nlrange list:short 0 1\n").splitlines()
+
+
+def scan(at: At) -> Any:
+    return [sorted(cli(at, "--scan", *options).splitlines()) for options in ((), ("--pattern", "many:*"))]
+
+
+def summary_of(shown: str) -> list[str]:
+    """Return what does not depend on the order in which keys are found."""
+    found = re.sub(r"-------- summary -------", "\n", shown).splitlines()
+    return sorted(line for line in found if line and not line.startswith(("[", "#")))
+
+
+def bigkeys(at: At) -> Any:
+    return summary_of(cli(at, "--bigkeys"))
+
+
+def memkeys(at: At) -> Any:
+    """What a key takes in memory is each server's own, and so is which key of several like ones takes the most."""
+    found = summary_of(cli(at, "--memkeys"))
+    lines = [re.sub(r"found '.*' has \d+|with \d+|avg size [\d.]+", "SIZE", line) for line in found]
+    return sorted(lines)
+
+
+def stat(at: At) -> Any:
+    with subprocess.Popen(
+        [*options(at), "-i", "0.01", "--stat"], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().split() for _ in range(4)]
+        process.terminate()
+    # A node that is given a topology by a file holds, and counts here, all keys.
+    counts = [] if at.is_cluster else [line[0] for line in lines[2:]]
+    return [lines[0], lines[1], counts, [len(line) for line in lines[2:]]]
+
+
+def latency(at: At) -> Any:
+    found = cli(at, "--latency", "-i", "0.1", "--raw").split()
+    return [len(found), int(found[3]) > 0]
+
+
+def pipe(at: At) -> Any:
+    """Writes are refused one by one. In a cluster there are reads alone: the real node would take a write."""
+    sent = [[b"GET", b"{tag}a"], [b"GET", b"{tag}hash"], [b"ECHO", b"x"]]
+    if not at.is_cluster:
+        sent += [[b"SET", b"a", b"b"], [b"HSET", b"c", b"d", b"e"]]
+    return sorted(cli(at, "--pipe", given=requests(sent)).splitlines())
+
+
+def tls(at: At) -> Any:
+    found = cli(at, "--tls", "--cacert", at.ca, "get", "plain", port=at.tls_port)
+    return [found, "Error" in cli(at, "--tls", "get", "plain", port=at.tls_port) or "not refused"]
+
+
+def acl(at: At) -> Any:
+    """Texts of refusals are those of another version of Redis: their code is compared."""
+    given = ("--no-auth-warning", "--user", at.user, "--pass", at.password)
+    return [cli(at, *given, "get", "user:1:name"), cli(at, *given, "get", "plain").split(" ")[0]]
+
+
+def cluster(at: At) -> Any:
+    """Redirections are followed, and the cluster checks its slots."""
+    if not at.is_cluster:
+        return "has none"
+    found = cli(at, "--cluster", "check", f"{at.host}:{at.port}")
+    return [
+        [cli(at, "get", f"many:{number:03d}") for number in range(6)],
+        sorted(line for line in found.splitlines() if line.startswith("[")),
+    ]
+
+
+FEATURES = {
+    "one command": one_command,
+    "at a terminal": interactive,
+    "-3, --json": resp3,
+    "commands on standard input": standard_input,
+    "--scan": scan,
+    "--bigkeys": bigkeys,
+    "--memkeys": memkeys,
+    "--stat": stat,
+    "--latency": latency,
+    "--pipe": pipe,
+    "--tls": tls,
+    "--user": acl,
+    "-c, --cluster check": cluster,
+}
+
+if __name__ == "__main__":
+    version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    main(version, FEATURES)

@@ -1,0 +1,425 @@
+"""redis-py of any major version: blocking and asyncio clients, in RESP2 and RESP3, plain and for clusters.
+
+Each feature is written once. What a blocking client returns is taken as it is, what an asyncio one returns is awaited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from time import monotonic, sleep
+from typing import Any
+
+import redis
+import redis.asyncio
+import redis.asyncio.cluster
+import redis.cluster
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import ClusterDownError, RedisClusterException
+from redis.retry import Retry
+
+from compat.conformance.clients.scenario import At, Expected, ask, in_order, main, plain
+
+# Longer than any answer takes on a busy machine.
+MESSAGE_S_MAX = 20.0
+TRY_EVERY_S = 0.05
+
+MANY = [f"many:{number:03d}" for number in range(300)]
+
+
+async def settle(result: Any) -> Any:
+    """Return what a call of either kind of client returns."""
+    return await result if inspect.isawaitable(result) else result
+
+
+async def collected(iterator: Any) -> list[Any]:
+    """Return all of what an iterator of either kind gives."""
+    if hasattr(iterator, "__aiter__"):
+        return [each async for each in iterator]
+    return list(iterator)
+
+
+async def failure(call: Callable[[], Any]) -> Any:
+    """Return what a call raises, or what it returns instead."""
+    try:
+        return await settle(call())
+    except (redis.RedisError, RedisClusterException) as error:
+        return error
+
+
+class Kit:
+    """One of the clients that redis-py has, and how to make one."""
+
+    def __init__(self, at: At, is_async: bool, protocol: int) -> None:
+        self.at, self.is_async, self.protocol = at, is_async, protocol
+
+    @property
+    def no_retry(self) -> Any:
+        """What has a plain client give up at once."""
+        return (AsyncRetry if self.is_async else Retry)(NoBackoff(), 0)
+
+    def plain(self, **options: Any) -> Any:
+        """Return a client of one server."""
+        given: dict[str, Any] = {"host": self.at.host, "port": self.at.port, "protocol": self.protocol} | options
+        return redis.asyncio.Redis(**given) if self.is_async else redis.Redis(**given)
+
+    def client(self, **options: Any) -> Any:
+        """Return a client of the server, or of the cluster that it is a node of."""
+        if not self.at.is_cluster:
+            return self.plain(**options)
+        given: dict[str, Any] = {"host": self.at.host, "port": self.at.port, "protocol": self.protocol} | options
+        return redis.asyncio.cluster.RedisCluster(**given) if self.is_async else redis.cluster.RedisCluster(**given)
+
+
+async def close(client: Any) -> None:
+    """Close a client of either kind, of any version."""
+    await settle(client.aclose() if hasattr(client, "aclose") else client.close())
+
+
+Feature = Callable[[Kit, Any], Awaitable[Any]]
+
+
+async def connect(kit: Kit, client: Any) -> Any:
+    if kit.at.is_cluster:
+        return [await settle(client.ping(target_nodes=redis.cluster.RedisCluster.PRIMARIES))]
+    named = kit.plain(client_name="a-name", db=1, health_check_interval=0.001)
+    try:
+        return [
+            await settle(named.ping()),
+            await settle(named.client_getname()),
+            await settle(named.dbsize()),
+            await settle(client.echo("x")),
+            (await settle(client.info("server")))["redis_mode"],
+        ]
+    finally:
+        await close(named)
+
+
+async def reads(kit: Kit, client: Any) -> Any:
+    calls: dict[str, Callable[[], Any]] = {
+        "get": lambda: client.get("plain"),
+        "missing": lambda: client.get("missing"),
+        "bytes": lambda: client.get(b"\x00\xff\r\n\x80"),
+        "mget": lambda: client.mget("{tag}a", "{tag}b", "{tag}hash", "{tag}missing"),
+        "getrange": lambda: client.getrange("plain", 1, 3),
+        "strlen": lambda: client.strlen("big"),
+        "hget": lambda: client.hget("hash:one", "field"),
+        "hgetall": lambda: client.hgetall("hash:small"),
+        "hgetall missing": lambda: client.hgetall("missing"),
+        "hmget": lambda: client.hmget("hash:one", ["field", "missing"]),
+        "hlen": lambda: client.hlen("hash:large"),
+        "hexists": lambda: client.hexists("hash:one", "field"),
+        "hstrlen": lambda: client.hstrlen("hash:one", "field"),
+        "lrange": lambda: client.lrange("list:short", 0, -1),
+        "lindex": lambda: client.lindex("list:odd", -1),
+        "llen": lambda: client.llen("list:long"),
+        "lpos": lambda: client.lpos("list:short", "a", count=0),
+        "ttl": lambda: client.ttl("plain"),
+        "pttl": lambda: client.pttl("missing"),
+        "pexpiretime": lambda: client.pexpiretime("later"),
+        "type": lambda: client.type("hash:one"),
+        "exists": lambda: client.exists("{tag}a", "{tag}missing"),
+    }
+    found = {name: await settle(call()) for name, call in calls.items()}
+    for name in ("hkeys", "hvals"):
+        found[name] = in_order(await settle(getattr(client, name)("hash:small")))
+    return found
+
+
+async def pipelines(kit: Kit, client: Any) -> Any:
+    pipeline = client.pipeline() if kit.at.is_cluster else client.pipeline(transaction=False)
+    for key in MANY:
+        pipeline.get(key)
+    pipeline.hgetall("hash:one")
+    pipeline.get("hash:one")
+    pipeline.lrange("list:short", 0, 1)
+    return await settle(pipeline.execute(raise_on_error=False))
+
+
+async def transactions(kit: Kit, client: Any) -> Any:
+    """In a cluster a transaction is one node's, and redis-py's cluster clients of older versions have none."""
+    plain_client = kit.plain()
+    try:
+        one = plain_client.pipeline()
+        one.get(kit.at.live)
+        one.exists(kit.at.live)
+        found = [await settle(one.execute())]
+        for changes in (False, True):
+            two = plain_client.pipeline()
+            await settle(two.watch(kit.at.live))
+            found.append(await settle(two.get(kit.at.live)))
+            if changes:
+                ask("put", key=kit.at.live, value=f"changed by {kit.is_async} {kit.protocol}")
+            two.multi()
+            two.type(kit.at.live)
+            try:
+                found.append(await settle(two.execute()))
+            except redis.WatchError:
+                found.append("aborted")
+            await settle(two.reset())
+        ask("delete", key=kit.at.live)
+        return found
+    finally:
+        await close(plain_client)
+
+
+async def scans(kit: Kit, client: Any) -> Any:
+    return {
+        "all": in_order(await collected(client.scan_iter(count=100))),
+        "match": in_order(await collected(client.scan_iter(match="user:*", count=1000))),
+        "type": in_order(await collected(client.scan_iter(_type="HASH"))),
+        "hscan": in_order(await collected(client.hscan_iter("hash:large"))),
+    }
+
+
+async def long_values(kit: Kit, client: Any) -> Any:
+    return [
+        await settle(client.get("big")),
+        in_order((await settle(client.hgetall("hash:large"))).items()),
+        await settle(client.lrange("list:long", 0, -1)),
+        await settle(client.hget("hash:wide", "long")),
+        await settle(client.mget(*["{tag}a"] * 5000)),
+    ]
+
+
+async def errors(kit: Kit, client: Any) -> Any:
+    calls = {
+        "type": lambda: client.get("hash:one"),
+        "number": lambda: client.execute_command("LRANGE", "list:one", "x", "1"),
+        "arity": lambda: client.execute_command("HGET", "hash:one"),
+        "syntax": lambda: client.execute_command("LPOS", "list:one", "only", "NOPE", "1"),
+    }
+    if not kit.at.is_cluster:  # a cluster client has to know where a command goes
+        calls["unknown"] = lambda: client.execute_command("NOPE", "a", "b")
+    return {name: await failure(call) for name, call in calls.items()} | {"after": await settle(client.get("plain"))}
+
+
+async def refusals(kit: Kit, client: Any) -> Any:
+    calls = [
+        lambda: client.set("plain", "x"),
+        lambda: client.lpop("list:one"),
+        lambda: client.hset("hash:one", "field", "x"),
+        lambda: client.rpush("list:one", "x"),
+        lambda: client.expire("plain", 10),
+        lambda: client.getdel("plain"),
+        lambda: client.incr("number"),
+    ]
+    return [await failure(call) for call in calls] + [await settle(client.get("plain"))]
+
+
+async def message_of(listener: Any) -> Any:
+    """Return the next message."""
+    ends = monotonic() + MESSAGE_S_MAX
+    while monotonic() < ends:
+        message = await settle(listener.get_message(timeout=1.0))
+        if message is not None:
+            return message
+    raise TimeoutError("no message came")
+
+
+async def pubsub(kit: Kit, client: Any) -> Any:
+    speaker, hearer = kit.plain(), kit.plain()
+    try:
+        listener = hearer.pubsub()
+        await settle(listener.subscribe("news", "more"))
+        await settle(listener.psubscribe("n?ws"))
+        found = [await message_of(listener) for _ in range(3)]
+        found.append(await settle(speaker.publish("news", b"\x00first")))
+        found += sorted([await message_of(listener) for _ in range(2)], key=str)
+        found.append(in_order(await settle(speaker.pubsub_channels("n*"))))
+        found.append(await settle(speaker.pubsub_numsub("news", "nobody")))
+        found.append(await settle(speaker.pubsub_numpat()))
+        await settle(listener.unsubscribe("news"))
+        found.append(await message_of(listener))
+        found.append(await settle(speaker.publish("more", "second")))
+        found.append(await message_of(listener))
+        await settle(listener.aclose() if kit.is_async else listener.close())
+        return found
+    finally:
+        await close(speaker)
+        await close(hearer)
+
+
+async def notifications(kit: Kit, client: Any) -> Any:
+    hearer = kit.plain()
+    try:
+        await settle(hearer.config_set("notify-keyspace-events", "KEA"))
+        listener = hearer.pubsub()
+        await settle(listener.psubscribe(f"__keyspace@0__:{kit.at.live}", "__keyevent@0__:del"))
+        found = [await message_of(listener) for _ in range(2)]
+        ask("put", key=kit.at.live, value=f"notified {kit.is_async} {kit.protocol}")
+        found.append(await message_of(listener))
+        ask("delete", key=kit.at.live)
+        found += [await message_of(listener) for _ in range(2)]
+        found.append((await settle(hearer.config_get("notify-keyspace-events")))["notify-keyspace-events"])
+        await settle(hearer.config_set("notify-keyspace-events", ""))
+        await settle(listener.aclose() if kit.is_async else listener.close())
+        return found
+    finally:
+        await close(hearer)
+
+
+async def tracking(kit: Kit, client: Any) -> Any:
+    """By redirection: who subscribes is told of what another one read. In RESP3 redis-py keeps that to itself."""
+    reader, hearer = kit.plain(single_connection_client=True), kit.plain(protocol=2)
+    try:
+        ask("put", key=kit.at.live, value=f"before {kit.is_async} {kit.protocol}")
+        listener = hearer.pubsub()
+        await settle(listener.subscribe("__redis__:invalidate"))
+        found = [await message_of(listener)]
+        clients = await settle(reader.client_list(_type="pubsub"))
+        redirect = max(int(each["id"]) for each in clients)
+        found.append(await settle(reader.execute_command("CLIENT", "TRACKING", "ON", "REDIRECT", redirect)))
+        await settle(reader.get(kit.at.live))
+        ask("put", key=kit.at.live, value=f"after {kit.is_async} {kit.protocol}")
+        found.append(await message_of(listener))
+        found.append(await settle(reader.get(kit.at.live)))
+        found.append(await settle(reader.client_getredir()) == redirect)
+        found.append(await settle(reader.execute_command("CLIENT", "TRACKING", "OFF")))
+        ask("delete", key=kit.at.live)
+        await settle(listener.aclose() if kit.is_async else listener.close())
+        return found
+    finally:
+        await close(reader)
+        await close(hearer)
+
+
+async def cache(kit: Kit, client: Any) -> Any:
+    """redis-py's own client-side cache: blocking clients in RESP3 alone."""
+    if kit.is_async or kit.protocol == 2:
+        return "has none"
+    from redis.cache import CacheConfig
+
+    ask("put", key=kit.at.live, value="1")
+    cached = kit.client(cache_config=CacheConfig())
+    try:
+        found = [cached.get(kit.at.live), cached.get(kit.at.live)]
+        ask("put", key=kit.at.live, value="2")
+        ends = monotonic() + MESSAGE_S_MAX
+        while cached.get(kit.at.live) != b"2" and monotonic() < ends:
+            sleep(TRY_EVERY_S)
+        found.append(cached.get(kit.at.live))
+        found.append(
+            (cached.get_node_from_key(kit.at.live).redis_connection if kit.at.is_cluster else cached).get_cache().size
+        )
+        ask("delete", key=kit.at.live)
+        return found
+    finally:
+        cached.close()
+
+
+async def acl(kit: Kit, client: Any) -> Any:
+    """Texts of refusals are those of another version of Redis: their class is compared."""
+    tenant = kit.client(username=kit.at.user, password=kit.at.password)
+    try:
+        found: list[Any] = [await settle(tenant.get("user:1:name"))]
+        found += [type(await failure(lambda: tenant.get("plain"))).__name__]
+        found += [type(await failure(lambda: tenant.config_get("maxmemory"))).__name__]
+        found += [type(await failure(lambda: tenant.hgetall("hash:one"))).__name__]
+    finally:
+        await close(tenant)
+    stranger = kit.plain(username=kit.at.user, password="wrong", retry=kit.no_retry)
+    try:
+        found.append(type(await failure(lambda: stranger.get("user:1:name"))).__name__)
+    finally:
+        await close(stranger)
+    return found
+
+
+async def tls(kit: Kit, client: Any) -> Any:
+    trusting = kit.client(port=kit.at.tls_port, ssl=True, ssl_ca_certs=kit.at.ca)
+    try:
+        found: list[Any] = [await settle(trusting.get("plain")), await settle(trusting.hgetall("hash:one"))]
+        found.append(len(await settle(trusting.get("big"))))
+    finally:
+        await close(trusting)
+    doubting = kit.plain(port=kit.at.tls_port, ssl=True, retry=kit.no_retry)
+    try:
+        found.append(type(await failure(lambda: doubting.get("plain"))).__name__)
+    finally:
+        await close(doubting)
+    return found
+
+
+async def reconnect(kit: Kit, client: Any) -> Any:
+    found = [await settle(client.get("plain"))]
+    ask("restart")
+    ends = monotonic() + MESSAGE_S_MAX
+    while True:  # what a caller's own retry would be
+        try:
+            return [*found, await settle(client.get("plain"))]
+        except (redis.ConnectionError, ClusterDownError):
+            if monotonic() > ends:
+                raise
+            await asyncio.sleep(TRY_EVERY_S)
+
+
+async def redirects(kit: Kit, client: Any) -> Any:
+    """The cluster client finds every owner; a plain one is told where to go."""
+    if not kit.at.is_cluster:
+        return "has none"
+    stranger = kit.plain(port=kit.at.other_port)
+    try:
+        return [
+            [await settle(client.get(key)) for key in MANY],
+            await settle(client.cluster_keyslot("foo")),
+            await failure(lambda: client.mget("plain", "number")),
+            await failure(lambda: stranger.get(kit.at.live)),
+            len(client.get_primaries()),
+        ]
+    finally:
+        await close(stranger)
+
+
+FEATURES: dict[str, Feature] = {
+    "connect": connect,
+    "read each kind": reads,
+    "pipelines": pipelines,
+    "transactions": transactions,
+    "scan": scans,
+    "long values": long_values,
+    "errors": errors,
+    "write refused": refusals,
+    "pub/sub": pubsub,
+    "notifications": notifications,
+    "tracking": tracking,
+    "client-side cache": cache,
+    "ACL user": acl,
+    "TLS": tls,
+    "reconnect after a restart": reconnect,
+    "cluster redirect": redirects,
+}
+
+
+def in_every_variant(feature: Feature) -> Callable[[At], Any]:
+    """Run a feature with blocking and asyncio clients in both versions of the protocol."""
+
+    async def run(at: At, is_async: bool, protocol: int) -> Any:
+        kit = Kit(at, is_async, protocol)
+        client = kit.client()
+        try:
+            return plain(await feature(kit, client))
+        finally:
+            await close(client)
+
+    def run_all(at: At) -> dict[str, Any]:
+        return {
+            f"{'asyncio' if is_async else 'blocking'}, RESP{protocol}": asyncio.run(run(at, is_async, protocol))
+            for is_async in (False, True)
+            for protocol in (2, 3)
+        }
+
+    return run_all
+
+
+HAS_NO_CACHE = dict.fromkeys(("asyncio, RESP2", "asyncio, RESP3", "blocking, RESP2"), "has none")
+EXPECTED = {
+    "client-side cache": Expected(
+        "redis-py's cache asks for Redis 7.4 or later", HAS_NO_CACHE | {"blocking, RESP3": [b"1", b"1", b"2", 1]}
+    )
+}
+
+if __name__ == "__main__":
+    main(redis.__version__, {name: in_every_variant(feature) for name, feature in FEATURES.items()}, EXPECTED)

@@ -1,0 +1,90 @@
+"""The same commands to two addresses, and a judge of the replies: random arguments, in RESP2 and RESP3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, given, settings
+
+from compat.conformance import generators
+from compat.conformance.dataset import standard
+from compat.conformance.dataset_log import dataset_writer, publish
+from compat.conformance.judge import Deviations, Judge
+from compat.conformance.servers import fill, redis_server, sparkis_server, wait_for_keys
+from compat.conformance.wire import Connection, Words, ask
+from compat.reference.capture import ROW_FIELDS, capture
+
+# Of one command, after which the next one is looked at.
+DIFFERENCES_MAX = 3
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, text: str) -> Address:
+        """Read HOST:PORT; ValueError if it is none."""
+        host, _, port = text.rpartition(":")
+        return cls(host.strip("[]") or "127.0.0.1", int(port))
+
+
+@contextmanager
+def both_kinds() -> Iterator[tuple[Address, Address]]:
+    """Run a real server and one of ours, with the data set."""
+    dataset = standard()
+    with TemporaryDirectory(prefix="sparkis-conformance-") as folder, ExitStack() as stack:
+        root = Path(folder)
+        (root / "redis").mkdir()
+        real = stack.enter_context(redis_server(root / "redis"))
+        fill(real, dataset)
+        writer = stack.enter_context(dataset_writer(root / "log"))
+        publish(dataset, writer)
+        ours = stack.enter_context(sparkis_server(root / "store", root / "log"))
+        wait_for_keys(ours, len(dataset.keys))
+        yield Address("127.0.0.1", real.port), Address("127.0.0.1", ours.port)
+
+
+def judge_of(left: Address, right: Address) -> Judge:
+    """Return who compares: rows of the command table that the two servers draw differently are left to the tests."""
+    tables = [capture(each.host, each.port) for each in (left, right)]
+    alike = [
+        name.encode()
+        for name, row in tables[0].items()
+        if name in tables[1]
+        and all(row.get(part) == tables[1][name].get(part) for part in (*ROW_FIELDS, "subcommands"))
+    ]
+    with Connection(right.port, right.host) as connection:
+        names = connection.call("CONFIG", "GET", "*").plain[::2]
+    return Judge(Deviations.load(), frozenset(names), frozenset(alike), frozenset(standard().keys))
+
+
+def differences(left: Address, right: Address, examples: int) -> Iterator[tuple[str, int, list[str]]]:
+    """Ask for each command so many times; give its name, how many requests were sent, and what was not the same."""
+    judge = judge_of(left, right)
+    for name in generators.SHORT_ANSWERS:
+        found: list[str] = []
+        sent = 0
+
+        @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(data=st.data())
+        def compare(data: st.DataObject, name: str = name, found: list[str] = found) -> None:
+            nonlocal sent
+            if len(found) >= DIFFERENCES_MAX:
+                return
+            greeting: list[Words] = data.draw(st.sampled_from([[], [[b"HELLO", b"3"]]]))
+            pipeline = [*greeting, *data.draw(st.lists(generators.requests(name), min_size=1, max_size=6))]
+            replies = [ask(each.port, pipeline, each.host) for each in (left, right)]
+            sent += len(pipeline)
+            found += judge.differences(pipeline, *replies)
+
+        compare()
+        yield name, sent, found

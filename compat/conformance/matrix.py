@@ -1,0 +1,236 @@
+"""Which client does what with which server: every feature of every client, at a real server and at ours.
+
+A cell holds when the client saw at ours what it saw at the real one, value by value and text by text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compat.conformance.environments import prepared
+from compat.conformance.targets import LIVE, Target, Targets
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent / "clients"
+MODULES = ROOT / "tests" / "clients"
+
+# One feature of one client, in all of its variants: longer than any takes on a busy machine.
+FEATURE_S_MAX = 120.0
+
+# Of a cluster these are compared with what the client does at the real server alone: a master of a real cluster takes
+# writes, and the rest does not depend on there being a cluster.
+ALONE = ("write refused", "TLS", "--tls", "ACL user", "--user", "reconnect after a restart")
+
+# What a script answers for a feature that its client does not have with such a server.
+NONE = "has none"
+
+SHOWN_BYTES_MAX = 1500
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client's script, and the packages that it runs with: an environment's or npm's name."""
+
+    name: str
+    script: str
+    packages: str = ""
+
+    def command(self) -> list[str]:
+        """Return what to run."""
+        if self.script.endswith(".mjs"):
+            return ["node", str(HERE / self.script), str(MODULES), self.packages]
+        return [sys.executable, "-m", f"compat.conformance.clients.{self.script}"]
+
+    def environment(self) -> dict[str, str]:
+        """Return what it runs with; packages that are missing are installed."""
+        paths = [] if self.script.endswith(".mjs") or not self.packages else [str(prepared(self.packages))]
+        return {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, str(ROOT)])}
+
+
+CLIENTS = (
+    Client("redis-py 8", "redis_py", "redis-py-8"),
+    Client("redis-py 5", "redis_py", "redis-py-5"),
+    Client("ioredis 6", "ioredis.mjs", "ioredis"),
+    Client("ioredis 5", "ioredis.mjs", "ioredis5"),
+    Client("node-redis 6", "node_redis.mjs", "redis"),
+    Client("node-redis 5", "node_redis.mjs", "redis5"),
+    Client("django-redis", "django_cache", "django-redis"),
+    Client("redis-cli", "redis_cli"),
+)
+
+
+@dataclass
+class Cell:
+    """One feature of one client at one of our servers. `is_right` is None where the client has no such thing."""
+
+    client: str
+    feature: str
+    target: str
+    is_right: bool | None
+    told: str = ""
+
+
+@dataclass
+class Script:
+    """A client's process. It is started when it is needed, and again after it hung."""
+
+    client: Client
+    version: str = ""
+    features: list[str] = field(default_factory=list)
+    # What comes out of features that no real server at hand can be asked for, and why.
+    expected: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _process: subprocess.Popen[bytes] | None = None
+    _held: bytes = b""
+
+    def __enter__(self) -> Script:
+        self._start()
+        return self
+
+    def __exit__(self, *ignored: object) -> None:
+        self._stop()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            self.client.command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env=self.client.environment(),
+        )
+        self._held = b""
+        told = self._read()
+        self.version, self.features, self.expected = told["version"], told["features"], told["expected"]
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def run(self, feature: str, target: Target) -> Any:
+        """Return what came out of a feature; RuntimeError if it failed, was not done in time, or ended its process."""
+        if self._process is None:
+            self._start()
+        try:
+            self._write({"feature": feature, "at": target.at()})
+            while True:
+                told = self._read()
+                if "outcome" in told:
+                    return told["outcome"]
+                if "error" in told:
+                    raise RuntimeError(told["error"])
+                self._do(told, target)
+                self._write({})
+        except (TimeoutError, EOFError, BrokenPipeError) as error:
+            self._stop()
+            raise RuntimeError(f"the script of {self.client.name}: {error!r}") from error
+
+    @staticmethod
+    def _do(asked: dict[str, str], target: Target) -> None:
+        match asked["do"]:
+            case "put":
+                target.put(asked["key"], asked["value"])
+            case "delete":
+                target.delete(asked["key"])
+            case "restart":
+                target.restart()
+            case other:
+                raise ValueError(f"a script asked for {other!r}")
+
+    def _write(self, told: dict[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(json.dumps(told).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _read(self) -> Any:
+        assert self._process is not None and self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._held:
+            ready, _, _ = select.select([pipe], [], [], FEATURE_S_MAX)
+            if not ready:
+                raise TimeoutError(f"nothing was said for {FEATURE_S_MAX:.0f} s")
+            some = os.read(pipe, 1 << 20)
+            if not some:
+                raise EOFError("it ended")
+            self._held += some
+        line, _, self._held = self._held.partition(b"\n")
+        return json.loads(line)
+
+
+def cells_of(script: Script, features: Sequence[str], targets: Targets) -> Iterator[Cell]:
+    """Run features of a client everywhere."""
+    for feature in features:
+        seen: dict[str, Any] = {}
+        for ours in targets.ours:
+            is_cluster = bool(ours.at()["is_cluster"]) and feature not in ALONE
+            real: Target = targets.cluster if is_cluster else targets.plain
+            if feature in script.expected:
+                wanted = script.expected[feature]["outcome"]
+            else:
+                if real.name not in seen:
+                    seen[real.name] = _outcome(script, feature, real)
+                wanted = seen[real.name]
+            cell = Cell(script.client.name, feature, ours.name, None)
+            if isinstance(wanted, Failure):
+                cell.is_right, cell.told = False, f"at {real.name}: {wanted.text}"
+            elif not is_none(wanted):
+                found = _outcome(script, feature, ours)
+                cell.is_right = found == wanted
+                if isinstance(found, Failure):
+                    cell.told = found.text
+                elif not cell.is_right:
+                    cell.told = difference(wanted, found)
+            yield cell
+
+
+@dataclass
+class Failure:
+    """Why a feature came to no end."""
+
+    text: str
+
+
+def _outcome(script: Script, feature: str, target: Target) -> Any:
+    target.delete(LIVE)
+    try:
+        return script.run(feature, target)
+    except RuntimeError as error:
+        return Failure(str(error))
+
+
+def is_none(outcome: Any) -> bool:
+    """Tell whether a client has no such thing: in no variant, where it has some."""
+    is_by_variant = isinstance(outcome, list) and bool(outcome) and all(_is_pair(each) for each in outcome)
+    return outcome == NONE or (is_by_variant and all(each[1] == NONE for each in outcome))
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
+def difference(wanted: Any, found: Any, path: str = "") -> str:
+    """Return where two outcomes first differ, and how."""
+    both = (wanted, found)
+    if all(isinstance(each, dict) for each in both) and wanted.keys() == found.keys():
+        places = [(name, wanted[name], found[name]) for name in wanted]
+    elif all(isinstance(each, list) for each in both) and len(wanted) == len(found):
+        places = [(str(at), *pair) for at, pair in enumerate(zip(wanted, found, strict=True))]
+    else:
+        places = []
+    for name, one, other in places:
+        if one != other:
+            return difference(one, other, f"{path}/{name}")
+    return f"at {path or '/'}\n    the real server: {_shown(wanted)}\n    ours:            {_shown(found)}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN_BYTES_MAX else text[:SHOWN_BYTES_MAX] + "..."

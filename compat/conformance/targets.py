@@ -1,0 +1,402 @@
+"""What a client is pointed at: real servers, and sparkis as a server, as nodes of a cluster and through a proxy.
+
+All hold the data set. Each can change one live key while a client looks, and be restarted at its ports.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from binascii import crc_hqx
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
+from typing import Any, Protocol
+
+from compat.conformance.certificates import Authority
+from compat.conformance.dataset import Dataset, standard
+from compat.conformance.dataset_log import JOB, TEXT, dataset_writer, publish
+from compat.conformance.servers import (
+    CONTROL_TOKEN,
+    Running,
+    fill,
+    free_port,
+    redis_server,
+    sparkis_proxy,
+    sparkis_server,
+    wait_for_keys,
+)
+from compat.conformance.wire import Connection
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+
+WAIT_S_MAX = 30.0
+HOST = "127.0.0.1"
+
+# The slots of the three nodes of each cluster.
+SLOTS = ((0, 5460), (5461, 10_922), (10_923, 16_383))
+
+# The key that scenarios have changed: as Django's cache names it, so that Django can look at it too.
+LIVE = ":1:live"
+
+# Who may read the keys of users alone.
+TENANT, TENANT_PASSWORD = "tenant", "of-the-tenant"
+TENANT_RULES = (
+    "on",
+    f">{TENANT_PASSWORD}",
+    "~user:*",
+    "+@read",
+    "+@connection",
+    "+@transaction",
+    "+cluster",
+    "+command",
+)
+
+
+class Target(Protocol):
+    """A server, or servers, that a client can be pointed at."""
+
+    name: str
+
+    def at(self) -> dict[str, Any]:
+        """Return what a client has to know: the fields of `scenario.At`."""
+
+    def put(self, key: str, value: str) -> None:
+        """Have a key hold a text, and wait until clients read it."""
+
+    def delete(self, key: str) -> None:
+        """Have a key gone, and wait until clients find none."""
+
+    def restart(self) -> None:
+        """Stop and start what clients are connected to."""
+
+
+class Process:
+    """A server that can be started again."""
+
+    def __init__(self, stack: ExitStack, start: Callable[[], AbstractContextManager[Running]]) -> None:
+        self._start, self._running = start, ExitStack()
+        stack.callback(lambda: self._running.close())
+        self.server = self._running.enter_context(start())
+
+    def stop(self) -> None:
+        self._running.close()
+
+    def start(self) -> None:
+        self._running = ExitStack()
+        self.server = self._running.enter_context(self._start())
+
+
+def owner_of(key: bytes) -> int:
+    """Return which node of a cluster has a key: by what is within its first braces, if there is anything."""
+    _, opening, rest = key.partition(b"{")
+    tag, closing, _ = rest.partition(b"}")
+    slot = crc_hqx(tag if opening and closing and tag else key, 0) % 16_384
+    return next(at for at, (first, last) in enumerate(SLOTS) if first <= slot <= last)
+
+
+LIVE_OWNER = owner_of(LIVE.encode())
+
+
+def eventually(what: str, is_so: Callable[[], bool]) -> None:
+    """Wait until something is so; RuntimeError if it does not become so."""
+    ends = monotonic() + WAIT_S_MAX
+    while not is_so():
+        if monotonic() > ends:
+            raise RuntimeError(f"waited for: {what}")
+        sleep(0.005)
+
+
+def ask(server: Running, *words: bytes | str | int) -> Any:
+    """Ask a server once; RuntimeError for an error."""
+    with server.connect() as connection:
+        reply = connection.call(*words)
+    if reply.is_error:
+        raise RuntimeError(f"{words} was answered with {reply.raw!r}")
+    return reply.plain
+
+
+def wait_for_value(server: Running, key: str, value: str | None) -> None:
+    """Wait until a server answers a key with a value, or with none."""
+    wanted = None if value is None else value.encode()
+    eventually(f"{key} to be {value}", lambda: bool(ask(server, "GET", key) == wanted))
+
+
+class RealServer:
+    """A read-only replica of a real redis-server: it refuses writes, and its primary changes what it holds."""
+
+    name = "redis-server"
+
+    def __init__(self, folder: Path, stack: ExitStack, authority: Authority, dataset: Dataset) -> None:
+        self._authority, self._dataset = authority, dataset
+        folders = [folder / "primary", folder / "replica"]
+        for each in folders:
+            each.mkdir(parents=True)
+        self._primary = stack.enter_context(redis_server(folders[0], "--repl-diskless-sync-delay", "0"))
+        fill(self._primary, dataset)
+        port, self._tls_port = free_port(), free_port()
+        cert, key = authority.issue("redis")
+        options = [
+            *("--replicaof", f"{HOST} {self._primary.port}", "--repl-diskless-load", "swapdb"),
+            *("--tls-port", str(self._tls_port), "--tls-cert-file", str(cert), "--tls-key-file", str(key)),
+            *("--tls-ca-cert-file", str(authority.ca), "--tls-auth-clients", "no"),
+            *("--user", TENANT, *TENANT_RULES),
+        ]
+        self._replica = Process(stack, lambda: redis_server(folders[1], *options, port=port))
+        wait_for_keys(self._replica.server, len(dataset.keys))
+
+    def at(self) -> dict[str, Any]:
+        port = self._replica.server.port
+        return _at(port, port, self._tls_port, self._authority, is_cluster=False)
+
+    def put(self, key: str, value: str) -> None:
+        ask(self._primary, "SET", key, value)
+        wait_for_value(self._replica.server, key, value)
+
+    def delete(self, key: str) -> None:
+        ask(self._primary, "DEL", key)
+        wait_for_value(self._replica.server, key, None)
+
+    def restart(self) -> None:
+        self._replica.stop()
+        self._replica.start()
+        eventually("the replica to be filled again", lambda: ask(self._replica.server, "DBSIZE") >= self._size())
+
+    def _size(self) -> int:
+        return int(ask(self._primary, "DBSIZE"))
+
+
+class RealCluster:
+    """Three real masters with a third of the slots each."""
+
+    name = "a real cluster"
+
+    def __init__(self, folder: Path, stack: ExitStack, authority: Authority, dataset: Dataset) -> None:
+        self._authority = authority
+        self.nodes = [stack.enter_context(self._node(folder / str(number))) for number in range(len(SLOTS))]
+        for epoch, (server, slots) in enumerate(zip(self.nodes, SLOTS, strict=True), 1):
+            ask(server, "CLUSTER", "SET-CONFIG-EPOCH", epoch)
+            ask(server, "CLUSTER", "ADDSLOTSRANGE", *slots)
+        for server in self.nodes[1:]:
+            bus = ask(server, "CLUSTER", "NODES").split()[1].partition(b"@")[2]
+            ask(self.nodes[0], "CLUSTER", "MEET", HOST, server.port, bus)
+        eventually("the nodes to meet", lambda: all(map(self._is_settled, self.nodes)))
+        self._fill(dataset)
+
+    @staticmethod
+    @contextmanager
+    def _node(folder: Path) -> Iterator[Running]:
+        folder.mkdir(parents=True)
+        options = ("--cluster-enabled", "yes", "--cluster-announce-ip", HOST, "--cluster-port", str(free_port()))
+        with redis_server(folder, *options) as server:
+            yield server
+
+    @staticmethod
+    def _is_settled(server: Running) -> bool:
+        is_ok = b"cluster_state:ok" in ask(server, "CLUSTER", "INFO")
+        return is_ok and len(ask(server, "CLUSTER", "SLOTS")) == len(SLOTS)
+
+    def _fill(self, dataset: Dataset) -> None:
+        for number, server in enumerate(self.nodes):
+            fill(server, dataset.part({key for key in dataset.keys if owner_of(key) == number}))
+
+    def at(self) -> dict[str, Any]:
+        owner = LIVE_OWNER
+        ports = [node.port for node in self.nodes]
+        return _at(ports[owner], ports[owner - 1], 0, self._authority, is_cluster=True)
+
+    def put(self, key: str, value: str) -> None:
+        ask(self.nodes[owner_of(key.encode())], "SET", key, value)
+
+    def delete(self, key: str) -> None:
+        ask(self.nodes[owner_of(key.encode())], "DEL", key)
+
+    def restart(self) -> None:
+        raise NotImplementedError("what a client does then is compared with what it does at the real server")
+
+
+class Log:
+    """The log that all of ours read, with the data set and the live key in it."""
+
+    def __init__(self, root: Path, stack: ExitStack, dataset: Dataset) -> None:
+        self.root = root
+        self.users = root.parent / "users.acl"
+        self.users.write_text(f"user default on nopass ~* &* +@all\nuser {TENANT} {' '.join(TENANT_RULES)}\n")
+        # Who is told of each epoch, so that nobody waits until they look by themselves; and how they are spoken to.
+        self.readers: list[tuple[Process, ssl.SSLContext | None]] = []
+        self._writer: LogWriter = stack.enter_context(dataset_writer(root))
+        publish(dataset, self._writer)
+
+    def put(self, key: str, value: str) -> None:
+        self._publish(Change(TEXT, Op.PUT, key.encode(), value=value.encode()))
+
+    def delete(self, key: str) -> None:
+        self._publish(Change(TEXT, Op.DELETE, key.encode()))
+
+    def _publish(self, change: Change) -> None:
+        self._writer.publish([change])
+        for reader, tls in self.readers:
+            with Connection(reader.server.control_port, tls=tls) as control:
+                control.call("AUTH", CONTROL_TOKEN)
+                control.call("NOTICE", JOB, 0)
+
+
+class Ours:
+    """What our targets share: they read one log."""
+
+    def __init__(self, log: Log, authority: Authority) -> None:
+        self._log, self._authority = log, authority
+
+    def _asked(self) -> Running:
+        """Return the server that is asked for the live key."""
+        raise NotImplementedError
+
+    def put(self, key: str, value: str) -> None:
+        self._log.put(key, value)
+        wait_for_value(self._asked(), key, value)
+
+    def delete(self, key: str) -> None:
+        self._log.delete(key)
+        wait_for_value(self._asked(), key, None)
+
+
+class Server(Ours):
+    """One server with all keys."""
+
+    name = place = "server"
+
+    def __init__(self, folder: Path, stack: ExitStack, log: Log, authority: Authority, dataset: Dataset) -> None:
+        super().__init__(log, authority)
+        ports = (free_port(), free_port())
+        options = ["--tls-port", str(ports[1]), *authority.options(auth_clients="no"), "--aclfile", str(log.users)]
+        self._process = Process(stack, lambda: sparkis_server(folder, log.root, *options, port=ports[0]))
+        log.readers.append((self._process, authority.context()))
+        wait_for_keys(self._process.server, len(dataset.keys))
+        self._keys = len(dataset.keys)
+
+    def _asked(self) -> Running:
+        return self._process.server
+
+    def at(self) -> dict[str, Any]:
+        server = self._process.server
+        return _at(server.port, server.port, server.tls_port, self._authority, is_cluster=False)
+
+    def restart(self) -> None:
+        self._process.stop()
+        self._process.start()
+        wait_for_keys(self._process.server, self._keys)
+
+
+class Nodes(Ours):
+    """Three nodes of a cluster with a third of the slots each; and, for TLS, one that speaks it and has all slots."""
+
+    name, place = "cluster node", "node"
+
+    def __init__(self, folder: Path, stack: ExitStack, log: Log, authority: Authority, dataset: Dataset) -> None:
+        super().__init__(log, authority)
+        self.topology = folder / "cluster.json"
+        parts = [f"{first}-{last}" for first, last in SLOTS]
+        self._nodes = self._start(self.topology, parts, stack, folder)
+        log.readers += [(node, None) for node in self._nodes]
+        tls = authority.options("node", auth_clients="no")
+        self._encrypted = self._start(folder / "tls.json", ["0-16383"], stack, folder / "tls", *tls)[0]
+        self._keys = len(dataset.keys)
+        self._wait()
+
+    def _start(self, topology: Path, parts: list[str], stack: ExitStack, folder: Path, *options: str) -> list[Process]:
+        ports = [free_port() for _ in parts]
+        rows = [{"host": HOST, "port": port, "slots": slots} for port, slots in zip(ports, parts, strict=True)]
+        folder.mkdir(parents=True, exist_ok=True)
+        topology.write_text(json.dumps({"version": 1, "nodes": rows}))
+
+        def starting(port: int) -> Callable[[], AbstractContextManager[Running]]:
+            given = ("--cluster", str(topology), "--cluster-node", f"{HOST}:{port}", *options)
+            given += ("--aclfile", str(self._log.users))
+            return lambda: sparkis_server(folder / str(port), self._log.root, *given, port=port)
+
+        return [Process(stack, starting(port)) for port in ports]
+
+    def _wait(self) -> None:
+        eventually(
+            "the nodes to hold all keys",
+            lambda: sum(ask(node.server, "DBSIZE") for node in self._nodes) == self._keys,
+        )
+
+    def _asked(self) -> Running:
+        return self._nodes[LIVE_OWNER].server
+
+    def at(self) -> dict[str, Any]:
+        owner = LIVE_OWNER
+        ports = [node.server.port for node in self._nodes]
+        return _at(ports[owner], ports[owner - 1], self._encrypted.server.port, self._authority, is_cluster=True)
+
+    def restart(self) -> None:
+        for node in self._nodes:
+            node.stop()
+        for node in self._nodes:
+            node.start()
+        self._wait()
+
+
+class Proxy(Ours):
+    """A proxy in front of the nodes."""
+
+    name = place = "proxy"
+
+    def __init__(self, stack: ExitStack, log: Log, authority: Authority, nodes: Nodes, dataset: Dataset) -> None:
+        super().__init__(log, authority)
+        ports = (free_port(), free_port())
+        options = ["--tls-port", str(ports[1]), *authority.options(auth_clients="no", with_ca=False)]
+        options += ["--upstream-tls", "no", "--aclfile", str(log.users)]
+        self._process = Process(stack, lambda: sparkis_proxy(nodes.topology, *options, port=ports[0]))
+        self._keys = len(dataset.keys)
+        wait_for_keys(self._process.server, self._keys)
+
+    def _asked(self) -> Running:
+        return self._process.server
+
+    def at(self) -> dict[str, Any]:
+        server = self._process.server
+        return _at(server.port, server.port, server.tls_port, self._authority, is_cluster=False)
+
+    def restart(self) -> None:
+        self._process.stop()
+        self._process.start()
+        wait_for_keys(self._process.server, self._keys)
+
+
+def _at(port: int, other_port: int, tls_port: int, authority: Authority, *, is_cluster: bool) -> dict[str, Any]:
+    return {
+        "host": HOST,
+        "port": port,
+        "is_cluster": is_cluster,
+        "other_port": other_port,
+        "tls_port": tls_port,
+        "ca": str(authority.ca),
+        "user": TENANT,
+        "password": TENANT_PASSWORD,
+        "live": LIVE,
+    }
+
+
+class Targets:
+    """Everything that clients are pointed at. `plain` and `cluster` are real; `ours` are compared with them."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        dataset = standard()
+        authority = Authority(folder / "authority")
+        self.plain = RealServer(folder / "real", stack, authority, dataset)
+        self.cluster = RealCluster(folder / "real-cluster", stack, authority, dataset)
+        log = Log(folder / "log", stack, dataset)
+        nodes = Nodes(folder / "nodes", stack, log, authority, dataset)
+        server = Server(folder / "server", stack, log, authority, dataset)
+        self.ours: list[Server | Nodes | Proxy] = [server, nodes, Proxy(stack, log, authority, nodes, dataset)]
+
+
+@contextmanager
+def running_targets() -> Iterator[Targets]:
+    """Run all targets, in a temporary folder."""
+    with TemporaryDirectory(prefix="sparkis-conformance-") as folder, ExitStack() as stack:
+        yield Targets(Path(folder), stack)

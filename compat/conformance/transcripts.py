@@ -1,0 +1,168 @@
+"""Replays what clients that cannot be run here send (`transcripts/README.md` says how it is written down)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compat.conformance.targets import Target, Targets
+from compat.conformance.wire import Connection, Reply, Words, requests
+
+FOLDER = Path(__file__).parent / "transcripts"
+SLOTS_ALL = 16_384
+
+
+@dataclass(frozen=True)
+class Line:
+    """A request, the connection that it is sent over, and what its reply has to be."""
+
+    connection: int
+    words: Words
+    check: Sequence[str]
+    number: int
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What one client does. Each of `writes` is sent at once."""
+
+    client: str
+    what: str
+    places: Sequence[str]
+    writes: Sequence[Sequence[Line]]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of a transcript at one of our servers."""
+
+    client: str
+    what: str
+    target: str
+    is_right: bool
+    told: str
+
+
+def load(path: Path) -> Transcript:
+    """Read a transcript; ValueError with the line that is wrong."""
+    facts: dict[str, str] = {}
+    writes: list[list[Line]] = [[]]
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        name, separator, value = text.partition(":")
+        if not text.strip():
+            writes.append([])
+        elif separator and name in ("client", "what", "on") and name not in facts:
+            facts[name] = value.strip()
+        else:
+            writes[-1].append(_line(text, number, path))
+    if facts.keys() != {"client", "what", "on"} or not set(facts["on"].split()) <= {"server", "proxy", "node"}:
+        raise ValueError(f"{path.name} has to begin with client:, what: and on: server, proxy or node")
+    return Transcript(facts["client"], facts["what"], facts["on"].split(), [write for write in writes if write])
+
+
+def _line(text: str, number: int, path: Path) -> Line:
+    sent, arrow, check = text.rpartition(" => ")
+    words = shlex.split(sent)
+    connection = 1
+    if words and words[0].startswith("@"):
+        connection = int(words.pop(0)[1:])
+    if not arrow or not words or not check.split():
+        raise ValueError(f"{path.name}:{number} is not 'REQUEST => check': {text!r}")
+    return Line(connection, [word.encode() for word in words], check.split(), number)
+
+
+def problems(transcript: Transcript, host: str, port: int) -> list[str]:
+    """Return what a client would not be content with."""
+    found = []
+    with ExitStack() as stack:
+        connections: dict[int, Connection] = {}
+        for write in transcript.writes:
+            by_connection: dict[int, list[Line]] = {}
+            for line in write:
+                by_connection.setdefault(line.connection, []).append(line)
+            for number, lines in by_connection.items():
+                if number not in connections:
+                    connections[number] = stack.enter_context(Connection(port, host))
+                connections[number].send(requests([line.words for line in lines]))
+                for line in lines:
+                    reply = connections[number].read()
+                    if not is_right(reply, line.check):
+                        words = b" ".join(line.words).decode()
+                        found.append(f"line {line.number}: {words} => {' '.join(line.check)}, not {reply.raw[:300]!r}")
+    return found
+
+
+def is_right(reply: Reply, check: Sequence[str]) -> bool:
+    """Tell whether a reply is what a client needs; ValueError for a check that does not exist."""
+    kind, *words = check
+    text = " ".join(words).encode()
+    match kind:
+        case "any":
+            return True
+        case "error":
+            return reply.is_error and bool(reply.value.startswith(text))
+        case "some":
+            return not reply.is_error and reply.value is not None
+        case "ok":
+            return reply.raw == b"+OK\r\n"
+        case "nil":
+            return reply.value is None
+        case "integer":
+            return reply.mark == ":"
+        case "array":
+            return isinstance(reply.value, list) and reply.mark in "*~>"
+        case "text":
+            return not reply.is_error and _text(reply) == text
+        case "holds":
+            return not reply.is_error and all(word.encode() in _text(reply) for word in words)
+        case "fields":
+            names = {line.partition(b":")[0] for line in _text(reply).splitlines()}
+            return not reply.is_error and {word.encode() for word in words} <= names
+        case "map":
+            return {word.encode() for word in words} <= _names(reply)
+        case "slots":
+            return _covers_all(reply)
+    raise ValueError(f"there is no check {kind!r}")
+
+
+def _text(reply: Reply) -> bytes:
+    value = reply.value
+    return value.removeprefix(b"txt:") if isinstance(value, bytes) else b""
+
+
+def _names(reply: Reply) -> set[Any]:
+    flat = reply.plain
+    return set(flat[::2]) if isinstance(flat, list) and reply.mark in "%*" else set()
+
+
+def _covers_all(reply: Reply) -> bool:
+    """Tell whether ranges are all slots, and each has somebody with an address."""
+    if not isinstance(reply.value, list):
+        return False
+    rows = reply.plain
+    slots = {slot for first, last, *_ in rows for slot in range(first, last + 1)}
+    return len(slots) == SLOTS_ALL and all(row[2][0] and row[2][1] > 0 for row in rows)
+
+
+def replays(targets: Targets) -> Iterator[Replay]:
+    """Replay all transcripts at our servers, and at the real ones, where they have to hold as well."""
+    for path in sorted(FOLDER.glob("*.txt")):
+        transcript = load(path)
+        real: Target = targets.cluster if transcript.places == ["node"] else targets.plain
+        told = [f"at {real.name}: {each}" for each in _problems(transcript, real)]
+        for ours in targets.ours:
+            if ours.place in transcript.places:
+                found = told + _problems(transcript, ours)
+                yield Replay(transcript.client, transcript.what, ours.name, not found, "\n    ".join(found))
+
+
+def _problems(transcript: Transcript, target: Target) -> list[str]:
+    at = target.at()
+    try:
+        return problems(transcript, at["host"], at["port"])
+    except (OSError, EOFError) as error:
+        return [f"the conversation ended: {error!r}"]
