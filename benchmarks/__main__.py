@@ -23,6 +23,7 @@ PARTS = {
     "startup": "from the start of a process to its first answer: from store, from snapshot, from log",
     "moves": "until a new state server has taken over a million keys, until one has loaded ten million (--full)",
     "proxy": "GET and MGET through a proxy to two servers, beside twemproxy to two redis-servers",
+    "surface": "ranks of a million members, SCAN, 1,000 and 10,000 connections, TLS, a user, a tracking client",
     "updates": "rows of a Spark stream until they can be read, beside the same job that writes to redis-server",
     "delay": "from the end of a micro-batch's last task to the first read, step by step",
     "attach": "the delay of what is attached to a query, and what the query's own rate loses by it",

@@ -22,6 +22,7 @@ RATIO = "beside the peer: 1 is as good, dashed is the budget"
 DOTS = {
     "reads": ("Reads per second, sparkis / redis-server", RATIO),
     "proxy": ("Through a proxy, requests per second, sparkis / twemproxy", RATIO),
+    "surface": ("The rest of the surface, requests per second, sparkis / redis-server", RATIO),
     "updates": ("Spark rows per second until readable, sparkis / redis-server", RATIO),
     "delay": ("From the end of the last task to the first read", "ms; dashed is the budget"),
     "memory": ("Bytes per key, sparkis / redis-server", RATIO + "; less is better"),

@@ -40,12 +40,18 @@ WORKERS = (1, 2)
 
 @dataclass(frozen=True)
 class Case:
-    """What redis-benchmark sends, with random numbers below `key_range`; `cost` is beside that of one GET (guess)."""
+    """What redis-benchmark sends, with random numbers below `key_range`; `cost` is beside that of one GET (guess).
+
+    words_of_client: further options of redis-benchmark itself. is_tls: at the port where TLS is spoken.
+    """
 
     name: str
     words: tuple[str, ...]
     key_range: int
     cost: int = 1
+    clients: int = CLIENTS
+    words_of_client: tuple[str, ...] = ()
+    is_tls: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ def measured(
     part: str = "reads",
 ) -> Row:
     """Measure one case in rounds, the servers in turns."""
-    requests = max(CLIENTS * pipeline, int(REQUESTS[pipeline] * options.scale / case.cost))
+    requests = max(case.clients * pipeline, int(REQUESTS[pipeline] * options.scale / case.cost))
     random = Random(2)
     rounds: list[tuple[Round, ...]] = []
     for number in range(options.rounds):
@@ -138,9 +144,9 @@ def round_of(server: Served, case: Case, pipeline: int, requests: int, random: R
     name = case.words[0].lower()
     with server.changing():
         calls, cpu_s = server.calls(name), server.cpu_s()
-        rate = benchmark(server.port, case, pipeline, requests)
+        rate = benchmark(server.tls_port if case.is_tls else server.port, case, pipeline, requests)
         used_s, counted = server.cpu_s() - cpu_s, server.calls(name) - calls
-    if not requests <= counted <= requests + CLIENTS * pipeline:  # it sends the last pipeline of each client whole
+    if not requests <= counted <= requests + case.clients * pipeline:  # it sends the last pipeline of each client whole
         raise VoidError(f"{server.name} counted {counted} {name} of {requests} sent: the benchmark is void")
     server.check_sample(random)
     return Round(rate, used_s / counted * 1e6)
@@ -148,8 +154,8 @@ def round_of(server: Served, case: Case, pipeline: int, requests: int, random: R
 
 def benchmark(port: int, case: Case, pipeline: int, requests: int) -> float:
     """Run redis-benchmark and return its requests per second."""
-    command = ["redis-benchmark", "-p", str(port), "-c", str(CLIENTS), "-P", str(pipeline), "-n", str(requests)]
-    command += ["-r", str(case.key_range), "--csv", *case.words]
+    command = ["redis-benchmark", "-p", str(port), "-c", str(case.clients), "-P", str(pipeline), "-n", str(requests)]
+    command += ["-r", str(case.key_range), *case.words_of_client, "--csv", *case.words]
     done = subprocess.run(command, capture_output=True, text=True)
     try:
         return float(list(csv.DictReader(done.stdout.splitlines()))[-1]["rps"])

@@ -3,6 +3,7 @@
 bench:value:<number>   a value that tells its key and its last change, so that a wrong reply shows
 bench:map:<number>     a map of 10 fields
 bench:list:<number>    a list of 100 elements
+bench:rank:<0>         a sorted set, where it is asked for
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import secrets
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -44,7 +46,7 @@ TOKEN = secrets.token_hex(16)
 
 Numbers = npt.NDArray[np.int64]
 
-JOB, STATE, MAP_STATE, LIST_STATE = "bench", "value", "map", "list"
+JOB, STATE, MAP_STATE, LIST_STATE, RANK_STATE = "bench", "value", "map", "list", "rank"
 MAPS, FIELDS = 10_000, 10
 LISTS, ELEMENTS = 1_000, 100
 START_TIMEOUT_S = 60.0
@@ -83,12 +85,23 @@ def elements(number: int) -> list[str]:
     return [value(number, each) for each in range(ELEMENTS)]
 
 
+def member(number: int) -> str:
+    """Return a member as redis-benchmark makes it from `member:__rand_int__`."""
+    return f"member:{number:012d}"
+
+
+def score(number: int) -> int:
+    """Return a member's score: neighbours in one order are none in the other, and ten share one."""
+    return number * 7919 % 1_000_003 // 10
+
+
 def states() -> list[StateDescriptor]:
     """Return the states of the data above."""
     return [
         StateDescriptor(STATE, key="key", value="value"),
         StateDescriptor(MAP_STATE, key="key", value=tuple(fields(0))),
         StateDescriptor(LIST_STATE, key="key", value="value", kind="list", duplicates="any"),
+        StateDescriptor(RANK_STATE, key="key", member="member", score="score"),
     ]
 
 
@@ -125,15 +138,22 @@ def publish(writer: LogWriter, runs: Iterable[pa.RecordBatch]) -> int:
     return number
 
 
-def load_log(log: Path, keys: int, *, has_maps_and_lists: bool = True) -> LogWriter:
-    """Write a log of so many values, in epochs of bounded size."""
+def load_log(log: Path, keys: int, *, has_maps_and_lists: bool = True, members: int = 0) -> LogWriter:
+    """Write a log of so many values, in epochs of bounded size; members: of the sorted set, none if 0."""
     writer = LogWriter(log, JOB, states())
     for start in range(0, keys, LOAD_KEYS):
         publish(writer, runs_of_values(np.arange(start, min(keys, start + LOAD_KEYS), dtype=np.int64), 0))
     if has_maps_and_lists:
         changes = [*map(_map_change, range(MAPS)), *map(_list_change, range(LISTS))]
         publish(writer, runs_of(changes, [STATE, MAP_STATE, LIST_STATE]))
+    if members:
+        publish(writer, runs_of(_rank_changes(members), [RANK_STATE]))
     return writer
+
+
+def _rank_changes(members: int) -> Iterator[Change]:
+    name = key(0, RANK_STATE).encode()
+    return (Change(RANK_STATE, Op.PUT, name, member(each).encode(), b"%d" % score(each)) for each in range(members))
 
 
 def _map_change(number: int) -> Change:
@@ -160,6 +180,7 @@ class Served(ABC):
 
     name: str
     port: int
+    tls_port: int = 0
     process: subprocess.Popen[bytes]
 
     def __init__(self, keys: int) -> None:
@@ -297,12 +318,22 @@ class Sparkis(Served):
 
     name = "sparkis"
 
-    def __init__(self, keys: int, folder: Path, *, workers: int = 1, has_maps_and_lists: bool = True) -> None:
+    def __init__(
+        self,
+        keys: int,
+        folder: Path,
+        *,
+        workers: int = 1,
+        has_maps_and_lists: bool = True,
+        members: int = 0,
+        options: Iterable[str] = (),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         super().__init__(keys)
         self.log, self.store = folder / "log", folder / "store"
-        self.writer = load_log(self.log, keys, has_maps_and_lists=has_maps_and_lists)
-        self.process, self.port, control_port = start_sparkis(self.log, self.store, workers=workers)
-        self._control = Client("127.0.0.1", control_port, password=TOKEN, timeout_s=30)
+        self.writer = load_log(self.log, keys, has_maps_and_lists=has_maps_and_lists, members=members)
+        self.process, self.port, control_port = start_sparkis(self.log, self.store, workers=workers, options=options)
+        self._control = Client("127.0.0.1", control_port, password=TOKEN, timeout_s=30, tls=tls)
         until(self._is_loaded, LOAD_TIMEOUT_S, "loading the server's data")
 
     def _is_loaded(self) -> bool:
@@ -369,14 +400,26 @@ class RedisServer(Served):
 
     name = "redis-server"
 
-    def __init__(self, keys: int, folder: Path, *, has_maps_and_lists: bool = True) -> None:
+    def __init__(
+        self,
+        keys: int,
+        folder: Path,
+        *,
+        has_maps_and_lists: bool = True,
+        members: int = 0,
+        options: Iterable[str] = (),
+    ) -> None:
         super().__init__(keys)
-        self.process, self.port, _ = start_redis(folder)
+        self.process, self.port, _ = start_redis(folder, *options)
         for start in range(0, keys, LOAD_KEYS):
             self.put(np.arange(start, min(keys, start + LOAD_KEYS), dtype=np.int64), 0)
-        if not has_maps_and_lists:
-            return
         with Client("127.0.0.1", self.port) as client:
+            for start in range(0, members, MSET_KEYS):
+                some = range(start, min(members, start + MSET_KEYS))
+                pairs = (word for each in some for word in (str(score(each)), member(each)))
+                client.call("ZADD", key(0, RANK_STATE), *pairs)
+            if not has_maps_and_lists:
+                return
             for number in range(MAPS):
                 client.call("HSET", key(number, MAP_STATE), *(w for pair in fields(number).items() for w in pair))
             for number in range(LISTS):
@@ -400,18 +443,38 @@ class RedisServer(Served):
 
 
 @contextmanager
-def both(keys: int, *, workers: int = 1, has_maps_and_lists: bool = True) -> Iterator[tuple[Sparkis, RedisServer]]:
-    """Run both servers with the same data; they and their files are gone after the block."""
+def both(
+    keys: int,
+    *,
+    workers: int = 1,
+    has_maps_and_lists: bool = True,
+    members: int = 0,
+    ours: Iterable[str] = (),
+    peers: Iterable[str] = (),
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[tuple[Sparkis, RedisServer]]:
+    """Run both servers with the same data; they and their files are gone after the block.
+
+    ours, peers: options. tls: how our server is told of epochs, if its options name a certificate.
+    """
     with temporary_folder() as folder:
         started: list[Served] = []
         try:
-            ours = Sparkis(keys, folder, workers=workers, has_maps_and_lists=has_maps_and_lists)
-            started.append(ours)
-            peer = RedisServer(keys, folder, has_maps_and_lists=has_maps_and_lists)
-            started.append(peer)
+            sparkis = Sparkis(
+                keys,
+                folder,
+                workers=workers,
+                has_maps_and_lists=has_maps_and_lists,
+                members=members,
+                options=ours,
+                tls=tls,
+            )
+            started.append(sparkis)
+            redis = RedisServer(keys, folder, has_maps_and_lists=has_maps_and_lists, members=members, options=peers)
+            started.append(redis)
             for server in started:
                 server.start_changes()
-            yield ours, peer
+            yield sparkis, redis
         finally:
             for server in started:
                 server.stop()

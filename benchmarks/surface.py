@@ -1,0 +1,242 @@
+"""What the rest of the surface costs, beside redis-server: ranks in a sorted set of a million members, a SCAN of a
+million keys, thousands of connections, TLS, a user who may read some keys only, and a client that tracks all keys.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import hiredis
+
+from benchmarks.options import Options
+from benchmarks.reads import PIPELINES, Case, measured, uniform
+from benchmarks.results import Row, compared
+from benchmarks.servers import (
+    JOB,
+    RANK_STATE,
+    Served,
+    VoidError,
+    both,
+    free_port,
+    key,
+    member,
+    temporary_folder,
+)
+from compat.conformance.certificates import Authority
+from resp_server.client import Client
+
+MEMBERS = 1_000_000
+SCANNED_KEYS = 1_000_000
+SCAN_COUNT = 1_000
+CONNECTIONS = (1_000, 10_000)
+# Files that redis-benchmark, or a server, has open beside its connections (guess).
+OTHER_FILES = 200
+USER, PASSWORD = "tenant", "secret-of-the-tenant"
+BUDGET = 1.0
+ANSWER_S_MAX = 30.0
+READ_BYTES = 1 << 20
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield the rows of all of it."""
+    yield from _ranks(options)
+    yield from _scan(options)
+    yield from _connections(options)
+    yield from _tls(options)
+    yield from _user(options)
+    yield from _tracking(options)
+
+
+def _ranks(options: Options) -> Iterator[Row]:
+    members = max(100, int(MEMBERS * options.scale))
+    name, middle = key(0, RANK_STATE), members // 2
+    cases = [
+        Case("ZREVRANGE, the first 10", ("ZREVRANGE", name, "0", "9"), 1, cost=2),
+        Case(f"ZREVRANGE, 10 from rank {middle:,}", ("ZREVRANGE", name, str(middle), str(middle + 9)), 1, cost=4),
+        Case("ZRANK", ("ZRANK", name, "member:__rand_int__"), members, cost=4),
+        Case("ZSCORE", ("ZSCORE", name, "member:__rand_int__"), members, cost=2),
+    ]
+    with both(options.keys, has_maps_and_lists=False, members=members) as servers:
+        for words in (["ZREVRANGE", name, "0", "9"], ["ZREVRANGE", name, str(middle), str(middle + 9)]):
+            _check_same(servers, words)
+        for number in range(0, members, max(1, members // 100)):
+            _check_same(servers, ["ZRANK", name, member(number)])
+        for case in cases:
+            for pipeline in PIPELINES:
+                note = f"a sorted set of {members:,} members"
+                row_name = f"{case.name}, pipeline {pipeline}"
+                yield measured(row_name, servers, case, pipeline, options, note=note, part="surface")
+
+
+def _check_same(servers: tuple[Served, Served], words: list[str]) -> None:
+    found = []
+    for server in servers:
+        with Client("127.0.0.1", server.port) as client:
+            found.append(client.call(*words))
+    if found[0] != found[1] or found[0] in (None, []):
+        raise VoidError(f"{' '.join(words)}: {found[0]!r}, and redis-server has {found[1]!r}")
+
+
+def _scan(options: Options) -> Iterator[Row]:
+    keys = max(1000, int(SCANNED_KEYS * options.scale))
+    with both(keys, has_maps_and_lists=False) as servers:
+        rounds = []
+        for number in range(options.rounds):
+            options.report(f"SCAN of all keys: round {number + 1} of {options.rounds}")
+            order = servers if number % 2 == 0 else servers[::-1]
+            found = {server.name: _scan_rate(server, keys) for server in order}
+            rounds.append((found[servers[0].name], found[servers[1].name]))
+        yield compared(
+            "SCAN of all keys",
+            "surface",
+            rounds,
+            unit="keys/s",
+            better="more",
+            budget=BUDGET,
+            note=f"{keys:,} keys, COUNT {SCAN_COUNT:,}, one connection; nothing changes meanwhile",
+        )
+
+
+def _scan_rate(server: Served, keys: int) -> float:
+    """Return how many keys a second one client is told of, and refuse a scan that misses some."""
+    seen: set[str] = set()
+    cursor, began_s = "0", time.perf_counter()
+    with Client("127.0.0.1", server.port, timeout_s=ANSWER_S_MAX) as client:
+        while True:
+            cursor, found = client.call("SCAN", cursor, "COUNT", str(SCAN_COUNT))
+            seen.update(found)
+            if cursor == "0":
+                break
+    took_s = time.perf_counter() - began_s
+    if len(seen) != keys:
+        raise VoidError(f"{server.name}: a SCAN told of {len(seen):,} keys of {keys:,}")
+    return keys / took_s
+
+
+def _connections(options: Options) -> Iterator[Row]:
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = str(max(CONNECTIONS) + OTHER_FILES)
+    with both(
+        options.keys, has_maps_and_lists=False, ours=("--maxclients", limit), peers=("--maxclients", limit)
+    ) as it:
+        for count in CONNECTIONS:
+            if count + OTHER_FILES > most:
+                options.report("")
+                raise VoidError(f"{count:,} connections need as many open files; `ulimit -n` says {most:,}")
+            case = replace(uniform(options.keys), clients=count)
+            name = f"GET uniform, {count:,} connections"
+            yield measured(name, it, case, 1, options, note=f"{options.keys:,} keys, pipeline 1", part="surface")
+
+
+def _tls(options: Options) -> Iterator[Row]:
+    with temporary_folder() as folder:
+        authority = Authority(folder)
+        files = ("--tls-cert-file", "--tls-key-file")
+        paths = [str(path) for path in authority.issue("server")]
+        shown = [word for pair in zip(files, paths, strict=True) for word in pair]
+        ports = free_port(), free_port()
+        ours = (*shown, "--tls-port", str(ports[0]))
+        peers = (
+            *shown,
+            "--tls-ca-cert-file",
+            str(authority.ca),
+            "--tls-auth-clients",
+            "no",
+            "--tls-port",
+            str(ports[1]),
+        )
+        with both(options.keys, has_maps_and_lists=False, ours=ours, peers=peers, tls=authority.context()) as servers:
+            for server, port in zip(servers, ports, strict=True):
+                server.tls_port = port
+            case = replace(uniform(options.keys), words_of_client=("--tls", "--cacert", str(authority.ca)), is_tls=True)
+            for pipeline in PIPELINES:
+                name = f"GET uniform, TLS, pipeline {pipeline}"
+                note = f"{options.keys:,} keys, the connections are made before"
+                yield measured(name, servers, case, pipeline, options, note=note, part="surface")
+
+
+def _user(options: Options) -> Iterator[Row]:
+    with temporary_folder() as folder:
+        rules = folder / "users.acl"
+        rules.write_text(
+            f"user default on nopass ~* &* +@all\nuser {USER} on >{PASSWORD} resetchannels ~{JOB}:* -@all +@read\n"
+        )
+        given = ("--aclfile", str(rules))
+        with both(options.keys, has_maps_and_lists=False, ours=given, peers=given) as servers:
+            _check_denied(servers)
+            case = replace(uniform(options.keys), words_of_client=("--user", USER, "-a", PASSWORD))
+            for pipeline in PIPELINES:
+                name = f"GET uniform, a user with a key pattern, pipeline {pipeline}"
+                yield measured(name, servers, case, pipeline, options, note=f"{options.keys:,} keys", part="surface")
+
+
+def _check_denied(servers: tuple[Served, Served]) -> None:
+    for server in servers:
+        with Client("127.0.0.1", server.port) as client:
+            client.call("AUTH", USER, PASSWORD)
+            for words in (["GET", "other:value:1"], ["INFO"]):
+                try:
+                    client.call(*words)
+                except Exception as error:
+                    if "NOPERM" in str(error):
+                        continue
+                raise VoidError(f"{server.name}: the user may {' '.join(words)}")
+
+
+def _tracking(options: Options) -> Iterator[Row]:
+    with both(options.keys, has_maps_and_lists=False) as servers, _tracks(servers) as told:
+        for pipeline in PIPELINES:
+            name = f"GET uniform, beside a client that tracks all keys, pipeline {pipeline}"
+            note = f"{options.keys:,} keys, BCAST"
+            yield measured(name, servers, uniform(options.keys), pipeline, options, note=note, part="surface")
+        silent = [name for name, count in told.items() if not count]
+        if silent:
+            raise VoidError(f"a tracking client of {', '.join(silent)} was told nothing")
+
+
+@contextmanager
+def _tracks(servers: tuple[Served, Served]) -> Iterator[dict[str, int]]:
+    """Have a client of each server track all keys within the block; yield how many pushes they took."""
+    told = {server.name: 0 for server in servers}
+    clients = [_Tracker(server, told) for server in servers]
+    try:
+        yield told
+    finally:
+        for client in clients:
+            client.stop()
+
+
+class _Tracker(threading.Thread):
+    """A client that is told of every changed key, and reads that as it comes."""
+
+    def __init__(self, server: Served, told: dict[str, int]) -> None:
+        super().__init__(daemon=True)
+        self._name, self._told = server.name, told
+        self._socket = socket.create_connection(("127.0.0.1", server.port))
+        self._socket.sendall(b"HELLO 3\r\nCLIENT TRACKING ON BCAST\r\n")
+        self.start()
+
+    def run(self) -> None:
+        replies = hiredis.Reader()
+        while True:
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except OSError:
+                return
+            if not data:
+                return
+            replies.feed(data)
+            while (reply := replies.gets()) is not False:
+                self._told[self._name] += isinstance(reply, hiredis.PushNotification)
+
+    def stop(self) -> None:
+        """Go away."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self.join()
+        self._socket.close()
