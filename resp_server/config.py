@@ -50,6 +50,10 @@ class ServerConfig:
     output_pause_bytes: int = MIB
     # A connection is cut when more than this waits: only one huge reply can do that.
     output_bytes_max: int = 1024 * MIB
+    # The same while it is subscribed to something: Redis' limit.
+    subscriber_output_bytes_max: int = 32 * MIB
+    # The classes of events that subscribers are notified of, by their letters (see `notifications`).
+    notify_events: str = ""
     # What ready replies to what was read may take, for each version of the protocol; 0: none are held.
     reply_cache_bytes: int = 64 * MIB
     # Keys of which is remembered who tracks them, in each process; 0: as many as there is room for.

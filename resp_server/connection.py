@@ -439,7 +439,9 @@ class Connection(asyncio.Protocol):
 
     def _check_output(self) -> None:
         """Cut a client for which more waits to be sent than may."""
-        if self.output_bytes > self._instance.config.output_bytes_max:
+        config = self._instance.config
+        is_subscriber = self.session.subscriptions is not None
+        if self.output_bytes > (config.subscriber_output_bytes_max if is_subscriber else config.output_bytes_max):
             self._instance.stats.closed_for_output += 1
             self.abort("more output is waiting than a client may have")
 

@@ -58,6 +58,7 @@ class JobFollower:
         *,
         retention_ms: int | None,
         slots: KeyGroups,
+        tells_events: bool,
         changed: Callable[[], None],
     ) -> None:
         self.log = log
@@ -67,6 +68,7 @@ class JobFollower:
         self.visible: Visible | None = None
         self._wanted = slots
         self._wants = 0  # lines about slots that this applier was sent
+        self._tells_events = tells_events
         self._loading = ""
         self._changed = changed
         self._readers = readers
@@ -90,6 +92,11 @@ class JobFollower:
         if self.owned is not None:
             self.owned &= slots
         self._send_wanted()
+
+    def tell_events(self, is_wanted: bool) -> None:
+        """Have the applier keep what happens to each key, or not."""
+        self._tells_events = is_wanted
+        self._send(b"events on\n" if is_wanted else b"events off\n")
 
     def _send_wanted(self) -> None:
         self._wants += 1
@@ -145,6 +152,8 @@ class JobFollower:
             command += ["--slots", str(slots)]
         if self._retention_ms is not None:
             command += ["--compact", "--retention-ms", str(self._retention_ms)]
+        tells_events = self._tells_events
+        command += ["--events"] if tells_events else []
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -155,6 +164,8 @@ class JobFollower:
         self._process, self._wants = process, 0
         if self._wanted != slots:  # since it was started
             self._send_wanted()
+        if self._tells_events != tells_events:
+            self.tell_events(self._tells_events)
         assert process.stdout is not None
         async for line in process.stdout:
             await self._take(json.loads(line))
@@ -254,7 +265,9 @@ class Followers:
         *,
         retention_ms: int | None = None,
         slots: KeyGroups = ALL,
+        tells_events: bool = False,
     ) -> None:
+        self._tells_events = tells_events
         self.on_change: Callable[[], None] = lambda: None
         self._wanted = slots
         self._has_caught_up = False
@@ -289,6 +302,12 @@ class Followers:
         for follower in self._followers.values():
             follower.want(slots)
         self._note_change()
+
+    def tell_events(self, is_wanted: bool) -> None:
+        """Have what happens to each key kept for readers that notify of it, or not."""
+        self._tells_events = is_wanted
+        for follower in self._followers.values():
+            follower.tell_events(is_wanted)
 
     def _note_change(self) -> None:
         """Learn what is held and seen now, and tell of it if it is something else than before."""
@@ -377,6 +396,7 @@ class Followers:
                 self._folder,
                 retention_ms=self._retention_ms,
                 slots=self._wanted,
+                tells_events=self._tells_events,
                 changed=self._note_change,
             )
         elif known.log != root and (root, job) not in self._refused:

@@ -16,6 +16,7 @@ from resp_server.config import ServerConfig
 from resp_server.errors import PlainError
 from resp_server.latency import LatencyEvents
 from resp_server.monitors import Monitors
+from resp_server.notifications import Notifications
 from resp_server.numbers import memory_now
 from resp_server.protocol.following import NO_TOPOLOGY, Following
 from resp_server.protocol.replies import Pending, Reply
@@ -74,8 +75,8 @@ class Instance:
     output_bytes: Callable[[int], int] = lambda session_id: 0
     # Describes a session as CLIENT INFO does; the commands, which know how, fill it in.
     line_of: Callable[[Session], str] = lambda session: ""
-    # Cuts a client's connection, for CLIENT KILL; filled in as well.
-    cut: Callable[[int], None] = lambda session_id: None
+    # Cuts a client's connection for a reason; filled in as well.
+    cut: Callable[..., None] = lambda session_id, reason="": None
     # Has those go on whom a pause holds back; filled in as well.
     resume: Callable[[], None] = lambda: None
     # Sends a session whole frames that it did not ask for (see `Connection.push`); filled in as well.
@@ -103,7 +104,12 @@ class Instance:
         self.look_closely()
         self.held = HeldEpochs(self.keyspace)
         self.publishing = Publishing(self)
-        self.keyspace.on_epoch = lambda: self.held.look(self.clock())
+        self.notifications = Notifications(self)
+        self.keyspace.on_epoch = self._on_epoch
+
+    def _on_epoch(self) -> None:
+        self.held.look(self.clock())
+        self.notifications.look_soon()
 
     def stand(self, standing: Standing) -> None:
         """Answer as this node of this topology from the next input buffer on. No reply held before is sent after it."""
@@ -122,6 +128,7 @@ class Instance:
             self.users.set_password(changes["password"])
             self.look_at_users()
         self.slow.cut(self.config.slow_entries_max)
+        self.notifications.configure()
         self.tracking.limit(self.config.tracked_keys_max)
         self.look_closely()
 
@@ -320,6 +327,7 @@ class Instance:
 
     def close(self) -> None:
         """Let go of all snapshots."""
+        self.notifications.close()
         self.held.close()
         self.view.close()
 

@@ -30,6 +30,7 @@ from resp_server.config import LOOPBACK, ServerConfig
 from resp_server.control import TOKEN_VARIABLE, ControlListener
 from resp_server.followers import Followers
 from resp_server.listening import make_room_for
+from resp_server.notifications import ClassesError, classes_of, letters_of
 from resp_server.programs import Program, add_level_option
 from resp_server.server import Server
 from resp_server.shown import Readers, ShownJobs
@@ -117,6 +118,13 @@ def add_listening_options(
         metavar="USER=COMMANDS[,BYTES]",
         help="how many commands, and bytes, a second a user is answered; may be repeated",
     )
+    parser.add_argument(
+        "--notify-keyspace-events",
+        type=_event_classes,
+        default="",
+        metavar="CLASSES",
+        help="what subscribers are notified of, as in Redis (default: nothing)",
+    )
     parser.add_argument("--protected-mode", choices=("yes", "no"), default="yes", help="as in Redis (default yes)")
     parser.add_argument("--maxclients", type=int, default=10_000, help="connections at a time (default %(default)s)")
     parser.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="close idle clients (default: never)")
@@ -136,6 +144,13 @@ def _limit(text: str) -> Limit:
         return Limit.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _event_classes(text: str) -> str:
+    try:
+        return letters_of(classes_of(text))
+    except ClassesError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def _worker_count(text: str) -> int:
@@ -173,6 +188,7 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
         password=password,
         acl_file=options.aclfile,
         limits=tuple(options.rate_limit),
+        notify_events=options.notify_keyspace_events,
         protected_mode=options.protected_mode == "yes",
         role=options.role,
         clients_max=options.maxclients,
@@ -242,6 +258,7 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
         load_users(server.users)
     retention_ms = int(options.retention * 60_000) if options.compact else None
     followers = Followers(readers, list(roots), folder, retention_ms=retention_ms)
+    server.when_events_are_wanted(followers.tell_events)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     membership = Membership(server)
     control = ControlListener(followers, membership, token, certificates_of(config.tls)) if token else None

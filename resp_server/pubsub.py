@@ -57,6 +57,8 @@ class PubSub:
         self._patterns: dict[bytes, _Pattern] = {}
         # Called when the first client comes to a channel or pattern, or the last one has gone.
         self.on_change: Callable[[], None] = lambda: None
+        # Called when a client has gone, or sent RESET.
+        self.on_leave: Callable[[Session], None] = lambda session: None
 
     # -- who --------------------------------------------------------------------------------------------------------
 
@@ -100,6 +102,7 @@ class PubSub:
 
     def leave(self, session: Session) -> None:
         """End all subscriptions of a client without a word: it has gone, or sent RESET."""
+        self.on_leave(session)
         subscriptions = session.subscriptions
         if subscriptions is None:
             return

@@ -135,6 +135,11 @@ class Server:
         """Answer as this node of a cluster from now on."""
         self.instance.stand(Standing(topology, node_id))
 
+    def when_events_are_wanted(self, then: Callable[[bool], None]) -> None:
+        """Have this called now, and when it changes whether appliers have to keep what happens to keys."""
+        self.instance.notifications.on_wanted = then
+        then(self.instance.notifications.is_wanted)
+
     async def settled(self) -> None:
         """Return once what was told before holds for all clients: in a single process it does at once."""
 
@@ -196,11 +201,11 @@ class Server:
             self._invalid.tell()
             self.instance.tracking.free()
 
-    def _cut(self, session_id: int) -> None:
-        """Cut a client's connection for another client, which does not see it any more."""
+    def _cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
+        """Cut a client's connection for a reason; others do not see it any more."""
         connection = self._connections[session_id]
         self.remove(session_id)
-        connection.abort("CLIENT KILL")
+        connection.abort(reason)
 
     def _resume(self) -> None:
         for connection in self._connections.values():

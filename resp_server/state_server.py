@@ -193,6 +193,7 @@ async def _serve(
     remembering = Remembering(replace(identity, port=server.port), folder)
     retention_ms = int(options.retention * MS_PER_MINUTE) if options.compact else None
     followers = Followers(ShownJobs(keyspace), list(roots), folder, retention_ms=retention_ms, slots=identity.wanted)
+    server.when_events_are_wanted(followers.tell_events)
     ended = asyncio.Event()
     host, port = options.advertise or (_own_host(config.hosts[0]), None)
     link = RegistryLink(

@@ -3,7 +3,8 @@
     python -m state_backend.applier --log ROOT --job JOB --store FOLDER [--slots 0-8191]
 
 The server that started it writes lines to its standard input: `slots 0-8191,9000` says which slots it is to own from
-now on, any other line means "look now"; its end means "end". It answers with one JSON object a line on standard output:
+now on; `events on` and `events off`, whether it is to keep what happens to each key (see `key_events`); any other line
+means "look now"; its end means "end". It answers with one JSON object a line on standard output:
 
     {"event": "open", "path", "generation", "states", "is_incomplete", "renamed_from", "term", "applied", "slots", ...}
         readers open this store from now on; that of the job it was renamed from they need no more
@@ -67,6 +68,8 @@ PROBE_INTERVAL_S = 1.0
 EXPIRED_KEYS_MAX = 5_000
 # Bounds the time of one transaction that removes keys of lost slots (about 10 us a key).
 LOST_KEYS_MAX = 5_000
+# Bounds the time of one transaction that forgets events (about 10 us a portion).
+FORGOTTEN_PORTIONS_MAX = 1_000
 # New epochs wait so long for slots that are loaded; a portion that is begun is finished.
 LOADING_STEP_S = 0.05
 # A line of ranges that are as scattered as they can be has 100 KB.
@@ -127,6 +130,7 @@ class Applier:
         self._compactor = compactor
         self._wanted = slots
         self._wants = 0  # times that it was told what is wanted
+        self._tells_events = False
         self._shown_slots = NONE
         self._portions: Iterator[tuple[EpochChanges, Loading]] = iter(())
         self._loading: Loading | None = None  # what `_portions` goes on from
@@ -167,6 +171,10 @@ class Applier:
         """Own these slots and no others: lost ones from the next step on, gained ones once they are loaded."""
         self._wanted = slots
         self._wants += 1
+
+    def tell_events(self, is_wanted: bool) -> None:
+        """Keep what happens to each key from the next step on, or stop to: readers want to notify of it."""
+        self._tells_events = is_wanted
 
     def close(self) -> None:
         """Close the store."""
@@ -323,6 +331,8 @@ class Applier:
         # Not only when nothing is left to apply: while epochs come faster than they are applied, the pages that a dead
         # reader holds would never be used again.
         self._store.clear_stale_readers()
+        # What a store holds when it is shown for the first time is told to nobody.
+        self._store.tells_events = self._tells_events and self._store.path == self._announced
         self._changed += self._store.apply(changes, self._description.known)
         if self._compactor is not None:
             self._compactor.count(epoch)
@@ -444,7 +454,10 @@ class Applier:
         has_more = False
         with suppress(SparkisError, OSError):
             has_more = self._store.remove_left(LOST_KEYS_MAX)
+            self._store.tells_events = self._tells_events and self._store.path == self._announced
             has_more |= self._store.remove_expired(self._clock(), EXPIRED_KEYS_MAX) >= EXPIRED_KEYS_MAX
+            if not self._tells_events:
+                has_more |= not self._store.forget_events(FORGOTTEN_PORTIONS_MAX)
             self._store.clear_stale_readers()
             if self._store.path == self._announced:
                 self._compact()
@@ -499,7 +512,9 @@ def follow_until_end(applier: Applier, lines: int, probe_interval_s: float) -> N
         *whole, rest = (rest + read).split(b"\n")
         rest = rest[:LINE_BYTES_MAX]
         for line in whole:
-            if line.startswith(b"slots"):
+            if line.startswith(b"events"):
+                applier.tell_events(line.endswith(b"on"))
+            elif line.startswith(b"slots"):
                 _want(applier, line[len(b"slots") :].decode("ascii", "replace"))
 
 
@@ -527,6 +542,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--compact", action="store_true", help="write snapshots, or parts of them, into the log, and sweep it"
     )
+    parser.add_argument("--events", action="store_true", help="keep what happens to each key")
     parser.add_argument("--retention-ms", type=int, default=snapshots.RETENTION_MS, help="what --compact keeps longer")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
     given = parser.parse_args(arguments)
@@ -544,6 +560,7 @@ def main(arguments: list[str] | None = None) -> None:
     compactor = Compactor(given.log, given.job, given.retention_ms) if given.compact else None
     log = ChangeLog(given.log)
     applier = Applier(log, given.job, given.store, report, compactor=compactor, slots=given.slots)
+    applier.tell_events(given.events)
     with suppress(KeyboardInterrupt, BrokenPipeError):
         follow_until_end(applier, sys.stdin.fileno(), given.probe_interval_s)
     applier.close()

@@ -16,6 +16,7 @@ Tables (LMDB databases) of an environment; all numbers in names are big endian, 
             0 (8), b"d", id (8)               -> nothing; a map, list ... that is no key's any more and is to go
     meta    b"applied"                        -> JSON: what the store holds (see `store.Applied`), states, counters
             b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
+            b"events"..                       -> what epochs did to keys, while somebody asks (see `lmdb_events`)
             b"expired", removal (8)           -> the keys that one of the last removals took, or took fields of
             b"slot", slot (2)                 -> how many keys of which state are there (see `SLOT_COUNT`); only in a
             store that holds, or held, some slots only

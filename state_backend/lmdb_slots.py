@@ -91,6 +91,8 @@ class SlotsTransaction(LmdbTransaction):
 
     def finish(self) -> None:
         assert self.meta.holding is not None
+        if self._events is not None:
+            self._events.finish()
         applied, owned = self.meta.applied, self.meta.holding.owned
         numbers = self.meta.state_numbers
         counts = Counter({numbers[name]: count for name, count in applied.keys.items()})

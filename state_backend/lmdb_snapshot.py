@@ -16,7 +16,9 @@ from state_backend import changed_keys, packed_list, packed_map, packed_sorted
 from state_backend.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT
 from state_backend.descriptor import Kind
 from state_backend.errors import StoreError, WrongKindError
+from state_backend.key_events import Kept, Portion, unpack
 from state_backend.key_groups import ALL, KeyGroups
+from state_backend.lmdb_events import EVENTS, kept_of, portion_name
 from state_backend.lmdb_layout import (
     FEW,
     FIELD_POSITION_BYTES,
@@ -112,6 +114,13 @@ class LmdbSnapshot(Snapshot):
     @property
     def applied(self) -> Applied:
         return self._known().applied
+
+    def events_kept(self) -> Kept | None:
+        return kept_of(self._txn.get(EVENTS, db=self._tables.meta))
+
+    def events(self, serial: int) -> Portion | None:
+        packed = self._txn.get(portion_name(serial), db=self._tables.meta)
+        return None if packed is None else unpack(packed)
 
     @property
     def key_groups(self) -> KeyGroups:

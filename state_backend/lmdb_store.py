@@ -24,7 +24,9 @@ import lmdb
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import StoreError, StoreFullError
 from state_backend.holding import Holding, Loading
+from state_backend.key_events import KEPT_BYTES_MAX, PORTION_BYTES
 from state_backend.key_groups import ALL, KeyGroups
+from state_backend.lmdb_events import EVENTS, forget
 from state_backend.lmdb_layout import FORMAT, TABLES, Meta, Tables, read_meta
 from state_backend.lmdb_slots import SlotsTransaction
 from state_backend.lmdb_snapshot import LmdbSnapshot
@@ -77,6 +79,10 @@ class LmdbStore(Store):
                 self._env.close()
                 raise
         self._begin = partial(self._env.begin, self.tables.keys)
+        # Whether what happens to each key is kept from now on (see `key_events`): set by the writer.
+        self.tells_events = False
+        self.events_portion_bytes = PORTION_BYTES
+        self.events_bytes_max = KEPT_BYTES_MAX
         if not is_reader:
             self.clear_stale_readers()
 
@@ -172,6 +178,8 @@ class LmdbStore(Store):
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
         with self._writing() as txn:
             work = self._work(txn, self._meta(txn), epoch.clock_ms)
+            if self.tells_events:
+                work.tell_events(epoch.epoch, epoch.term, self.events_portion_bytes, self.events_bytes_max)
             self._change(work, epoch, states)
             work.keep_changed_keys(epoch.epoch)
             work.meta.applied = replace(work.meta.applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms)
@@ -193,11 +201,23 @@ class LmdbStore(Store):
         if not self._has_expired(now_ms):
             return 0
         with self._writing() as txn:
-            work = self._work(txn, self._meta(txn), now_ms, ALL)
+            meta = self._meta(txn)
+            work = self._work(txn, meta, now_ms, ALL)
+            if self.tells_events:
+                applied = meta.applied
+                work.tell_events(applied.epoch, applied.term, self.events_portion_bytes, self.events_bytes_max)
             removed = work.remove_expired(keys_max)
             work.keep_expired_keys()
             work.finish()
             return removed
+
+    def forget_events(self, portions_max: int) -> bool:
+        """Remove what is kept of events, about so many portions; True if nothing of them is left."""
+        with self._env.begin() as txn:
+            if txn.get(EVENTS, db=self.tables.meta) is None:
+                return True
+        with self._writing() as txn:
+            return forget(txn, self.tables.meta, portions_max)
 
     def _has_expired(self, now_ms: int) -> bool:
         with self.begin() as txn, txn.cursor(db=self.tables.expiry) as cursor:

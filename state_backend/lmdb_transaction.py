@@ -18,6 +18,8 @@ from state_backend import packed_list, packed_map, packed_sorted
 from state_backend.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT, ChangedKeys
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError
+from state_backend.key_events import What
+from state_backend.lmdb_events import Before, KeyEvents, before, dead_events, what_happened
 from state_backend.lmdb_layout import (
     FEW,
     FIELD_POSITION_BYTES,
@@ -67,6 +69,7 @@ from state_backend.slots import POSITION_BYTES, place_of, places_of
 PUT, FOLD = int(Op.PUT), int(Op.FOLD)
 # What a line of the expiry index stands for (see `lmdb_layout`).
 KEY_LINE, MAP_LINE, DROPPED_LINE = b"k", b"m", b"d"
+NEW_VALUE, CHANGED_VALUE = bytes((What.NEW, What.SET)), bytes((What.SET,))
 # To find so many fields of a small map one by one takes less time than to take it apart (about).
 FINDS_MAX = 4
 STATE_AND_KEY = itemgetter(0, 2)  # of a row (see `records.rows_in`)
@@ -119,7 +122,12 @@ class LmdbTransaction:
         self._replaced_numbers: set[int] = set()
         self._touched: set[bytes] = set()
         self._changed_keys = ChangedKeys()
+        self._events: KeyEvents | None = None
         self.changed = 0
+
+    def tell_events(self, epoch: int, term: int, portion_bytes: int, kept_bytes_max: int) -> None:
+        """Keep what happens to each key from now on, as of an epoch; `finish` writes it."""
+        self._events = KeyEvents(self._txn, self._tables.meta, epoch, term, portion_bytes, kept_bytes_max)
 
     def keep_changed_keys(self, epoch: int) -> None:
         """Write which keys were changed, and delete what is kept of epochs that are too old for it."""
@@ -139,7 +147,9 @@ class LmdbTransaction:
             self.meta.applied = replace(self.meta.applied, removals=removals)
 
     def finish(self) -> None:
-        """Write the `applied` record."""
+        """Write the `applied` record, and the events."""
+        if self._events is not None:
+            self._events.finish()
         names = self.meta.names()
         keys = {names[number]: count for number, count in self._counts.items() if count}
         self.meta.applied = replace(
@@ -169,11 +179,14 @@ class LmdbTransaction:
             state = self._states.get(name)
             if state is None:
                 raise StoreError(f"a change names the state {name!r}, which is not among {sorted(self._states)}")
-            at, record = find(get, place_of(key), key)
+            at, record = standing = find(get, place_of(key), key)
             if record is not None:
                 _, expire_at_ms, number, form = read_header(record)
                 if number != state.number or form == LARGE or 0 < expire_at_ms <= now_ms:
                     at, record = self._make_way(at, record, key, state)
+            if self._events is not None:
+                rows = list(rows)
+                was = self._before(standing[1], record, rows, state)
             is_first = True
             if self._replaced_numbers:
                 is_first = key not in touched
@@ -194,6 +207,19 @@ class LmdbTransaction:
                 if state.is_replaced and is_first and record is not None:
                     at, record, changes = self._without_other_fields(at, record, changes)
                 self._apply_to_map(at, record, changes, state.number)
+            if self._events is not None:
+                what = what_happened(was, find(get, place_of(key), key)[1], self._fields.get)
+                if what:
+                    self._events.add(key, what)
+
+    def _before(
+        self, standing: bytes | None, record: bytes | None, rows: Sequence[tuple[Any, ...]], state: _State
+    ) -> Before:
+        """Look at a key before it is changed; `standing` is what was there, dead or alive."""
+        told = b""
+        if standing is not None and record is None:
+            told = dead_events(standing, self._now_ms, state_number_of(standing) == state.number)
+        return before(state.kind, rows, record, told, self._fields.get)
 
     def _is_plain(self, run: pa.RecordBatch) -> bool:
         """Tell whether all that a run does is to put values that never expire, of one state that is not replaced.
@@ -225,7 +251,9 @@ class LmdbTransaction:
         number = state.number
         if run.column("op")[0].as_py() == FOLD:
             values = self._folded_values(keys, values, state)
-        get, put, note = self._keys.get, self._keys.put, self._changed_keys.add
+        get, put = self._keys.get, self._keys.put
+        changed: list[bytes] = []  # only with events: nothing is to cost anything without
+        note = self._changed_keys.add if self._events is None else changed.append
         heads: dict[int, bytes] = {}  # of records, by the length of their keys
         left: list[int] = []
         new_places: list[bytes] = []
@@ -245,7 +273,16 @@ class LmdbTransaction:
                 self.changed += 1
             before = at
         self._count_new(number, new_places)
+        if self._events is not None:
+            self._tell_values(changed, set(new_places))
         return run.take(pa.array(left, pa.int64()))
+
+    def _tell_values(self, changed: list[bytes], new_places: set[bytes]) -> None:
+        """Note that values were put; at some places stood nothing before."""
+        assert self._events is not None
+        for key, place in zip(changed, places_of(changed), strict=True):
+            self._changed_keys.add(key)
+            self._events.add(key, NEW_VALUE if place in new_places else CHANGED_VALUE)
 
     def _count_new(self, number: int, places: list[bytes]) -> None:
         """Count keys of a state that were put where nothing stood, and do not expire."""
@@ -825,6 +862,12 @@ class LmdbTransaction:
             if found is not None:
                 self._delete_key(at, found)
                 self.changed += 1
+                self._tell(name, What.DELETED)
+
+    def _tell(self, key: bytes, *what: What) -> None:
+        """Note what happened to a key, if anybody wants to know."""
+        if self._events is not None:
+            self._events.add(key, bytes(what))
 
     def _may_hold(self, number: int) -> bool:
         """Tell whether a state has keys where this transaction works."""
@@ -870,6 +913,7 @@ class LmdbTransaction:
         while (record := self._keys.get(at)) is not None:
             if 0 < expiry_of(record) <= self._now_ms:
                 self._delete_key(at, record)
+                self._tell(name_of(record), What.EXPIRED)
                 removed += 1  # another record now stands here, if there was one behind
             else:
                 ordinal += 1
@@ -899,6 +943,8 @@ class LmdbTransaction:
             self._put_large_map(at, record, name_of(record), expiry_of(record) or None, state_number_of(record), large)
         else:
             self._delete_key(at, record)
+        if removed:
+            self._tell(name_of(record), What.FIELDS_EXPIRED, *(() if large.size else (What.DELETED,)))
         return max(removed, 1)
 
     def _remove_fields_at(self, position: bytes, due_ms: int) -> int:

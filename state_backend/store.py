@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 
 from state_backend.descriptor import Kind, StateDescriptor
+from state_backend.key_events import Kept, Portion
 from state_backend.key_groups import KeyGroups
 from state_backend.records import Change
 
@@ -145,6 +146,14 @@ class Snapshot(ABC):
 
         What is asked of a key in another slot may get any answer: it may be half loaded, or half removed.
         """
+
+    def events_kept(self) -> Kept | None:
+        """Return which portions there are of what epochs did to keys; None if that is not kept."""
+        return None
+
+    def events(self, serial: int) -> Portion | None:
+        """Return a portion of what epochs did to keys, none of them later than this one; None if it is not there."""
+        return None
 
     @abstractmethod
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:

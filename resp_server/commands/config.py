@@ -14,6 +14,7 @@ from resp_server.commands.spec import OneOrMore, command, integer, question
 from resp_server.errors import PlainError, ReplyError, syntax_error, typed
 from resp_server.glob import matcher
 from resp_server.instance import Call, Instance
+from resp_server.notifications import ClassesError, classes_of, letters_of, shown_letters
 from resp_server.protocol.replies import OK, Reply
 
 GLOB_MARKS = frozenset(b"*?[")
@@ -107,13 +108,26 @@ def _port(instance: Instance) -> str:
     return str(instance.port if instance.port != instance.tls_port else 0)
 
 
+def _output_limits(instance: Instance) -> str:
+    config = instance.config
+    return f"normal {config.output_bytes_max} 0 0 pubsub {config.subscriber_output_bytes_max} 0 0"
+
+
+def event_classes(word: bytes) -> str:
+    """Read the classes of events to notify of; return them each by its letter."""
+    try:
+        return letters_of(classes_of(word.decode("latin-1")))
+    except ClassesError as error:
+        raise SettingError(str(error)) from None
+
+
 SETTINGS: dict[str, Setting] = {
     "aclfile": shown("acl_file"),
     "acllog-max-len": changing("acl_log_entries_max", number(0, 2**63 - 1)),
     "appendonly": fixed("no"),
     "bind": shown("hosts"),
     "client-query-buffer-limit": shown("query_buffer_bytes_max"),
-    "client-output-buffer-limit": Setting(lambda instance: f"normal {instance.config.output_bytes_max} 0 0"),
+    "client-output-buffer-limit": Setting(_output_limits),
     "daemonize": Setting(lambda instance: "no"),
     "databases": shown("databases"),
     "io-threads": Setting(lambda instance: "1"),
@@ -123,7 +137,7 @@ SETTINGS: dict[str, Setting] = {
     "maxclients": changing("clients_max", number(1, 2**32 - 1)),
     "maxmemory": fixed("0"),
     "maxmemory-policy": fixed("noeviction"),
-    "notify-keyspace-events": fixed(""),
+    "notify-keyspace-events": changing("notify_events", event_classes, shown_letters),
     "port": Setting(_port, is_variable=True),
     "protected-mode": shown("protected_mode"),
     "proto-max-bulk-len": shown("bulk_bytes_max"),

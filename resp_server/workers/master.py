@@ -19,6 +19,7 @@ to another worker never sees an older epoch.
                         {"event": "ask", "question", "argument"}, "answers"
                         {"event": "users", "rules", "caller"}           what users may do from now on; to be answered
     worker to master    {"event": "left", "id"}        a client has gone
+                        {"event": "notify", "is_wanted"}                  whether its clients are to be notified of keys
                         {"event": "ask", "id", "question", "argument"}    to be asked of all others
                         {"event": "users", "id", "change", "caller"}      a change, which the master makes for all
                         {"event": "answer", "id", "answer"}               of a line with an id
@@ -32,7 +33,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -45,6 +46,7 @@ from resp_server.config import ServerConfig
 from resp_server.errors import PlainError
 from resp_server.instance import GATHER_S_MAX
 from resp_server.listening import listen_at_ports
+from resp_server.notifications import classes_of, says_anything
 from resp_server.numbers import Numbers
 from resp_server.shown import Event, Readers
 from resp_server.stats import Stats
@@ -82,6 +84,7 @@ class _Worker:
         self.process = process
         self.clients: set[int] = set()
         self.newest_client = 0
+        self.wants_events = workers.wants_events
         self.ended = asyncio.Event()
         self._workers = workers
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -125,6 +128,9 @@ class _Worker:
         match line["event"]:
             case "left":
                 self.clients.discard(line["id"])
+            case "notify":
+                self.wants_events = line["is_wanted"]
+                self._workers.look_who_wants_events()
             case "answer":
                 answer = self._asked.get(line["id"])
                 if answer is not None and not answer.done():
@@ -162,6 +168,8 @@ class Workers(Readers):
         self._told: dict[str, dict[str, Any]] = {}
         self._topology: Line | None = None
         self._configured: dict[str, Any] = {}  # by CONFIG SET
+        self.wants_events = says_anything(classes_of(config.notify_events))
+        self._on_events_wanted: Callable[[bool], None] = lambda is_wanted: None
         self._next_id = 1
         self.users = Users(command_table(), config.password, config.acl_file)
         self._stats = Stats()
@@ -191,6 +199,19 @@ class Workers(Readers):
         """Answer as this node of a cluster from now on; a worker goes on with the topology before until it is told."""
         self._topology = {"event": "topology", "of": topology.to_json(), "node_id": node_id}
         self._send_all(self._topology)
+
+    def when_events_are_wanted(self, then: Callable[[bool], None]) -> None:
+        """Have this called now, and when it changes whether appliers have to keep what happens to keys."""
+        self._on_events_wanted = then
+        then(self.wants_events)
+
+    def look_who_wants_events(self) -> None:
+        """Tell appliers to keep what happens to keys if some worker's clients are to be notified of it."""
+        if self._serving:
+            is_wanted = any(worker.wants_events for worker in self._serving)
+            if is_wanted != self.wants_events:
+                self.wants_events = is_wanted
+                self._on_events_wanted(is_wanted)
 
     async def settled(self) -> None:
         """Return once every worker has taken in what it was told before, so that it holds for all clients."""
@@ -341,6 +362,7 @@ class Workers(Readers):
         worker.send({"event": "loading", "is_loading": self._is_loading})
         worker.send({"event": "users", "rules": self.users.rules, "caller": 0})
         self._serving.append(worker)
+        self.look_who_wants_events()
         if len(self._serving) == self._count:
             self._all_up.set()
         self._set_accepting(bool(self._listeners))
@@ -349,6 +371,7 @@ class Workers(Readers):
         """Give a worker no more clients, and tell it nothing more."""
         if worker in self._serving:
             self._serving.remove(worker)
+            self.look_who_wants_events()
             self._set_accepting(bool(self._serving) and self._is_accepting)
 
     # -- clients ------------------------------------------------------------------------------------------------------

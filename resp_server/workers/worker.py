@@ -142,6 +142,7 @@ class Worker:
         server.instance.process_id = os.getppid()
         server.instance.slow.number_as(line["number"] - 1, line["count"])
         server.instance.ask_others = self._ask_others
+        server.when_events_are_wanted(self._want_events)
         server.instance.ask_for_users = self._ask_for_users
         server.look_after()
 
@@ -202,6 +203,9 @@ class Worker:
         ask_id, self._next_id = self._next_id, self._next_id + 1
         self._asked[ask_id] = answered
         self._channel.send({"event": "users", "id": ask_id, "change": change, "caller": caller})
+
+    def _want_events(self, is_wanted: bool) -> None:
+        self._channel.send({"event": "notify", "is_wanted": is_wanted})
 
     def _ask_others(self, question: str, argument: Any, answered: Callable[[list[Any]], None]) -> None:
         ask_id, self._next_id = self._next_id, self._next_id + 1
