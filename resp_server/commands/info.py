@@ -401,7 +401,7 @@ def _sparkis(call: Call, total: Numbers) -> Section:
         rows[f"job_{job.name}"] = (
             f"epoch={applied.epoch},committed_epoch={job.committed_epoch},lag_epochs={job.lag_epochs(applied)},"
             f"lag_ms={'unknown' if behind_ms is None else behind_ms},stale={int(job.is_stale)},"
-            f"incomplete={int(job.is_incomplete)},keys={seen.known_keys}"
+            f"incomplete={int(job.is_incomplete)},keys={'unknown' if seen.keys is None else seen.keys}"
         )
     return rows
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from resp_server.access.rules import RuleError, User
 from resp_server.access.sight import Seen
 from resp_server.commands.facts import ANY_SLOTS, Facts
 from resp_server.commands.spec import OneOrMore, command
 from resp_server.commands.string import values_reply
-from resp_server.access.sight import Seen
 from resp_server.errors import NoPermError, PlainError, cluster_disabled, syntax_error, typed
 from resp_server.instance import Call
 from resp_server.protocol.replies import OK, Frames, Reply, encode
+from resp_server.protocol.session import Account
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job
 from state_backend.slots import slot_of
@@ -204,6 +206,56 @@ def check_sees_all(call: Call) -> None:
     """Raise NoPermError for who may not read all keys, where all jobs are told of; proxies may, who ask for that."""
     if not call.user.reads_all_keys:
         raise NoPermError("This needs a user that may read all keys")
+
+
+# What is about keys in general: a proxy asks it of all servers.
+ABOUT_STATES = ("state|jobs", "state|list", "state|lag", "state|describe")
+ABOUT_ALL_KEYS = ("dbsize", "keys", "randomkey", "scan", "info", *ABOUT_STATES)
+
+
+@dataclass(slots=True)
+class ReaderCall(Call):
+    """A call for another user, who may read some keys."""
+
+    reader: User
+
+    @property
+    def user(self) -> Account:
+        return self.reader
+
+
+@command(
+    "state|within",
+    own=Facts(
+        SINCE,
+        "server",
+        complexity="That of the command",
+        flags=("readonly", "stale", "no_multi"),
+        acl_categories=("@read", "@slow"),
+        arguments=[
+            {"name": "numpatterns", "type": "integer", "display_text": "numpatterns"},
+            {"name": "pattern", "type": "string", "display_text": "pattern", "flags": ["multiple"]},
+            {"name": "command", "type": "string", "display_text": "command", "flags": ["multiple"]},
+        ],
+    ),
+)
+def state_within(call: Call, count: int, *words: OneOrMore) -> Reply:
+    """Answers a command about keys in general for a user who may read those that match a pattern, as proxies ask it."""
+    check_sees_all(call)
+    if not 0 <= count < len(words):
+        raise syntax_error()
+    reader = User(b"")
+    try:
+        for pattern in words[:count]:
+            reader.apply(b"%R~" + pattern)
+    except RuleError as error:
+        raise PlainError(str(error)) from None
+    request = words[count:]
+    found = call.instance.table.find(request)
+    found.check_arity(request)
+    if found.name not in ABOUT_ALL_KEYS:
+        raise PlainError(f"'{found.name}' is not about keys in general; ask it without STATE WITHIN")
+    return found.execute(ReaderCall(call.session, call.instance, reader), request)
 
 
 @command("state|topology", own=_facts())

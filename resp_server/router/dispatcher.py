@@ -11,11 +11,20 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, cast
 
+from resp_server.access.rules import LATE_DENIAL, LATE_REASONS
 from resp_server.commands.generic import cursor
 from resp_server.commands.table import Command
 from resp_server.commands.transactions import check_room
 from resp_server.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read
-from resp_server.errors import ClusterDownError, PlainError, ReplyError, TryAgainError, not_served
+from resp_server.errors import (
+    ClusterDownError,
+    ExecAbortError,
+    NoPermError,
+    PlainError,
+    ReplyError,
+    TryAgainError,
+    not_served,
+)
 from resp_server.instance import Call, Instance
 from resp_server.protocol.following import NOT_TOLD, Epochs, Told
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder, encode
@@ -29,7 +38,7 @@ from resp_server.router.gathering import Jobs, text_in, wanted_of_servers
 from resp_server.router.gets import Array, Gets
 from resp_server.router.guard import behind, together
 from resp_server.router.remembering import Remembers
-from resp_server.router.routes import Merge, Part, Way, lone_key_at, split, way_of
+from resp_server.router.routes import Merge, Part, Way, lone_key_at, split, way_of, within
 from resp_server.router.survey import Survey
 from resp_server.router.transactions import TransactionRun, WatchRun
 from resp_server.router.upstream import LONG_TIMEOUT_S, Upstreams
@@ -48,7 +57,7 @@ ROUNDS_MAX = 8
 LOCATE = "state|locate"
 TRANSACTIONS = "transactions"
 # What proxies ask of servers; who asks a proxy needs none of it.
-OF_SERVERS_ALONE = ("state|at", "state|expect")
+OF_SERVERS_ALONE = ("state|at", "state|expect", "state|within")
 # What changes how the rest of a transaction is answered.
 NOT_WITHIN = ("select", "hello", "client|reply")
 
@@ -269,7 +278,7 @@ class ProxyDispatcher(Dispatcher):
         """Take a request within a transaction, or about one; tell whether the next one has to wait for its answer."""
         session, name = call.session, request[0].lower()
         transaction = session.transaction
-        if session.is_authenticated:
+        if session.is_authenticated and session.user.denial(self._table.find(request), request) is None:
             if name == b"exec" and len(request) == 1 and transaction is not None and not transaction.is_void:
                 self._execute(call, transaction.requests, batch)
                 return True
@@ -284,6 +293,12 @@ class ProxyDispatcher(Dispatcher):
 
     def _execute(self, call: Call, requests: Sequence[Request], batch: Batch) -> None:
         session = call.session
+        denied = next(filter(None, (session.user.denial(self.command(each), each) for each in requests)), None)
+        if denied is not None:  # its rights were changed since: the servers, which do not know it, are not asked
+            session.end_transaction()
+            error = ExecAbortError(NoPermError(LATE_DENIAL.format(LATE_REASONS[denied.reason])))
+            batch.add(b"" if session.is_silent else self.error_reply(error))
+            return
         watched, session.last_command = session.watched, "exec"
         session.end_transaction()
         self._stats.tally("exec").calls += 1
@@ -356,6 +371,8 @@ class ProxyDispatcher(Dispatcher):
         # The other databases are empty everywhere, so here as well.
         if way is Way.HERE or session.db != 0 or not session.is_authenticated:
             return False
+        if session.user.denial(command, request) is not None:
+            return False  # the error is made here
         try:
             is_asked = self._ask_of(command, way, request, session, batch)
         except ReplyError as error:
@@ -372,7 +389,7 @@ class ProxyDispatcher(Dispatcher):
             if way is Way.SCAN:
                 cursor(request[1])  # a bad one is an error now
             index = batch.expect(is_silent)
-            survey = Survey(self._applications, request, protocol, batch, index)
+            survey = Survey(self._applications, request, protocol, batch, index, within(session.user))
             batch.again(index, survey.ask)
             survey.ask()
             return True
@@ -383,7 +400,7 @@ class ProxyDispatcher(Dispatcher):
             master = next(iter(upstreams.slots.counts), None)
             if master is None:
                 raise ClusterDownError
-            batch.ask(upstreams, pack(request), 0, is_silent, master)
+            batch.ask(upstreams, pack((*within(session.user), *request)), 0, is_silent, master)
             return True
         tracked = session.tracked if session.tracked is not None and session.tracked.remembers else None
         if command.name == "mget" and tracked is None and self._ask_for_many(command, request, session, batch):
@@ -487,12 +504,13 @@ class ProxyDispatcher(Dispatcher):
             if not wanted:
                 return False
             own = text_in(self.reply_to(Call(session, self._instance), request))
-            Jobs(asked, session.protocol, batch, batch.expect(session.is_silent)).info(own, wanted)
+            jobs = Jobs(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
+            jobs.info(own, wanted)
             self._stats.tally("info").calls -= 1  # counted here, and by whoever asks
             return True
         if command.name == "state|list":
             asked = self._having(request[2])
-        jobs = Jobs(asked, session.protocol, batch, batch.expect(session.is_silent))
+        jobs = Jobs(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
         if command.name == "state|list":
             jobs.states(request)
         elif command.name == "state|lag":

@@ -76,8 +76,11 @@ class Gathering(TakesReplies):
 class Jobs:
     """Asks about jobs for one client."""
 
-    def __init__(self, asked: Sequence[Upstreams], protocol: int, whose: TakesReplies, index: int) -> None:
+    def __init__(
+        self, asked: Sequence[Upstreams], protocol: int, whose: TakesReplies, index: int, within: Request = ()
+    ) -> None:
         self._asked = asked
+        self._within = within
         self._protocol = protocol
         self._whose, self._index = whose, index
 
@@ -103,7 +106,7 @@ class Jobs:
             shares = shares_of(_held(rows_in(each.replies[0]), job) for each in told)
             self._encode(plain(merged_states([rows_in(each.replies[1]) for each in told], shares)))
 
-        Gathering(self._asked, [JOBS, request], finish)
+        self._gather([JOBS, request], finish)
 
     def info(self, own: str, wanted: set[str]) -> None:
         """Add to what INFO says here the sections that are wanted of what the servers have."""
@@ -121,7 +124,7 @@ class Jobs:
                 texts.append(f"# Sparkis\r\n{job_lines(merged_jobs(rows), lags)}")
             self._answer(encode(Verbatim("\r\n".join(texts).encode()), self._protocol))
 
-        Gathering(self._asked, [JOBS, LAG, KEYSPACE], finish)
+        self._gather([JOBS, LAG, KEYSPACE], finish)
 
     def _rows(self, request: Request, merged: Callable[[Sequence[Sequence[Row]]], list[Row]]) -> None:
         def finish(answers: Sequence[Answers]) -> None:
@@ -136,7 +139,10 @@ class Jobs:
                 row["error"] = "; ".join(filter(None, (row["error"], f"not told by {names}")))
             self._encode(plain(rows))
 
-        Gathering(self._asked, [request], finish)
+        self._gather([request], finish)
+
+    def _gather(self, requests: Sequence[Request], finish: Callable[[Sequence[Answers]], None]) -> None:
+        Gathering(self._asked, [(*self._within, *each) for each in requests], finish)
 
     def _encode(self, reply: object) -> None:
         self._answer(encode(reply, self._protocol))

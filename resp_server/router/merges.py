@@ -84,7 +84,7 @@ def job_lines(jobs: Sequence[Row], lags: Sequence[Row]) -> str:
         lines.append(
             f"job_{row['name']}:epoch={row['applied']},committed_epoch={row['committed']},"
             f"lag_epochs={row['lag_epochs']},lag_ms={'unknown' if lag is None else lag},stale={row['stale']},"
-            f"incomplete={row['incomplete']},keys={row['keys']}\r\n"
+            f"incomplete={row['incomplete']},keys={'unknown' if row['keys'] is None else row['keys']}\r\n"
         )
     return "".join(lines)
 
@@ -105,7 +105,10 @@ def _progress(rows: Sequence[Row]) -> Row:
     return known | flags | {"error": "; ".join(errors)}
 
 
-def _sum(rows: Sequence[Row], name: str, shares: Sequence[float]) -> int:
+def _sum(rows: Sequence[Row], name: str, shares: Sequence[float]) -> int | None:
+    """Add numbers up; None if one of them is not known."""
+    if any(row[name] is None for row in rows):
+        return None
     return round(sum(float(row[name]) * share for row, share in zip(rows, shares, strict=True)))
 
 

@@ -21,6 +21,7 @@ from resp_server.commands.table import Command
 from resp_server.errors import CrossSlotError
 from resp_server.protocol.replies import encode
 from resp_server.protocol.requests import Request
+from resp_server.protocol.session import Account
 from resp_server.router.frames import in_order, joined, sum_of
 from state_backend.slots import HASH_BITS, SLOTS, slot_of
 
@@ -55,6 +56,13 @@ def way_of(command: Command) -> Way:
     if command.declaration is None or command.facts.group in ("transactions", "pubsub"):
         return Way.HERE
     return Way.KEYS if command.facts.key_specs else WAYS.get(command.name, Way.HERE)
+
+
+def within(user: Account) -> Request:
+    """Return what stands before a question about keys in general for a user: which ones it may be told of."""
+    if user.reads_all_keys:
+        return ()
+    return (b"STATE", b"WITHIN", b"%d" % len(user.read_patterns), *user.read_patterns)
 
 
 def lone_key_at(command: Command) -> int:

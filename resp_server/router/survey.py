@@ -39,8 +39,15 @@ class Survey(TakesReplies):
     """One such question."""
 
     def __init__(
-        self, applications: Applications, request: Request, protocol: int, whose: TakesReplies, index: int
+        self,
+        applications: Applications,
+        request: Request,
+        protocol: int,
+        whose: TakesReplies,
+        index: int,
+        within: Request = (),
     ) -> None:
+        self._within = within
         self._applications = applications.each
         self._name = request[0].lower().decode("latin-1")
         self._request = tuple(request)
@@ -84,7 +91,7 @@ class Survey(TakesReplies):
                 for each in asked
                 for master, count in each.slots.counts.items()
             ]
-        packed = pack(request)
+        packed = pack((*self._within, *request))
         self._told = NOT_TOLD
         self._replies: list[bytes | None] = [None] * (ASKS * len(self._places))
         self._missing = len(self._replies)

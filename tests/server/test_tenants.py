@@ -1,0 +1,221 @@
+"""A tenant, whose user may read one job's keys, learns nothing of another job by any command, here or at a proxy."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
+from compat.conformance.wire import Connection, replies_in, request, requests
+from resp_server.commands import command_table
+from state_backend import packed_map
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+
+MINE, OTHERS = "mine", "rival"
+# What of the other job is never sent, so that nothing but the state itself can have told it.
+VALUE, HIDDEN, STATE, COUNT = b"s3cr3t", b"hidden", b"vault", 777
+OTHERS_KEYS = 4 + COUNT
+KEYS = 6 + OTHERS_KEYS
+# In texts, or how many keys there are, where that is said: other numbers may be the same.
+MARK = re.compile(
+    rb"%b|%b|%b|\n:(%d|%d|%d)\r|keys=(%d|%d)" % (VALUE, HIDDEN, STATE, COUNT, OTHERS_KEYS, KEYS, OTHERS_KEYS, KEYS)
+)
+SETUSER = (
+    *("ACL", "SETUSER", "tenant", "reset", "on", "nopass", "+@all", "-@admin", "~mine:*", "&*"),
+    *("(~part:a:* +@read +scan +dbsize)",),
+)
+# They end what a connection is, or wait; what they say is said.
+PROBES: Sequence[Sequence[bytes]] = [
+    (),
+    (b"rival:text:sent",),
+    (b"rival:text:sent", b"rival:map:sent"),
+    (b"rival",),
+    (b"rival:map",),
+    (b"rival:map:sent", b"field"),
+    (b"rival:list:sent", b"0", b"-1"),
+    (b"rival:map:sent", b"0"),
+    (b"2", b"rival:map:sent", b"rival:text:sent"),
+    (b"0",),
+    (b"0", b"COUNT", b"1000"),
+    (b"*",),
+    (b"all",),
+    (b"1", b"*", b"KEYS", b"*"),
+    (b"0", b"10000"),
+    (b"GET", b"rival:text:sent"),
+    (b"rival", b"1", b"1", b"0"),
+]
+
+
+def states() -> list[StateDescriptor]:
+    return [
+        StateDescriptor("text", key="k", value="v"),
+        StateDescriptor("map", key="k", value="v", field="f"),
+        StateDescriptor("list", key="k", value="v", kind="list"),
+    ]
+
+
+def publish(log: Path) -> None:
+    with LogWriter(log, MINE, [*states(), StateDescriptor("part", value="v", key_format="part:<k>")], "a") as job:
+        job.publish(
+            [
+                Change("text", Op.PUT, b"mine:text:1", value=b"x"),
+                Change("map", Op.PUT, b"mine:map:1", value=packed_map.pack([(b"field", b"x")])),
+                Change("list", Op.APPEND, b"mine:list:1", value=b"x"),
+                Change("part", Op.PUT, b"part:a:1", value=b"x"),
+                Change("part", Op.PUT, b"part:a:2", value=b"x"),
+                Change("part", Op.PUT, b"part:b:hidden", value=VALUE),
+            ],
+            0,
+        )
+    vault = StateDescriptor(STATE.decode(), key="k", value="v")
+    with LogWriter(log, OTHERS, [*states(), vault], "b") as job:
+        job.publish(
+            [
+                Change("text", Op.PUT, b"rival:text:sent", value=VALUE),
+                Change("text", Op.PUT, b"rival:text:" + HIDDEN, value=VALUE),
+                Change("map", Op.PUT, b"rival:map:sent", value=packed_map.pack([(b"field", VALUE)])),
+                Change("list", Op.APPEND, b"rival:list:sent", value=VALUE),
+                *(Change("vault", Op.PUT, b"rival:vault:hidden%d" % at, value=VALUE) for at in range(COUNT)),
+            ],
+            0,
+        )
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tenants") / "log"
+    publish(root)
+    return root
+
+
+@pytest.fixture(scope="module", params=["server", "proxy"])
+def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, log: Path) -> Iterator[Running]:
+    """A server of both jobs; or a proxy before two servers, each with half of the slots."""
+    folder = tmp_path_factory.mktemp(request.param)
+    with ExitStack() as stack:
+        if request.param == "server":
+            running = stack.enter_context(sparkis_server(folder / "store", log))
+        else:
+            ports = [free_port(), free_port()]
+            nodes = [
+                {"host": "127.0.0.1", "port": port, "slots": slots}
+                for port, slots in zip(ports, ("0-8191", "8192-16383"), strict=True)
+            ]
+            topology = folder / "cluster.json"
+            topology.write_text(json.dumps({"version": 1, "nodes": nodes}))
+            for port in ports:
+                options = ("--cluster", str(topology), "--cluster-node", f"127.0.0.1:{port}")
+                stack.enter_context(sparkis_server(folder / str(port), log, *options, port=port))
+            running = stack.enter_context(sparkis_proxy(topology))
+        wait_for_keys(running, KEYS)
+        with running.connect() as connection:
+            assert connection.call(*SETUSER).value == b"OK"
+        yield running
+
+
+@pytest.fixture
+def tenant(endpoint: Running) -> Iterator[Connection]:
+    with Connection(endpoint.port) as connection:
+        assert connection.call("AUTH", "tenant", "").value == b"OK"
+        yield connection
+
+
+def told(endpoint: Running, user: str, words: Sequence[bytes]) -> bytes:
+    """Return all that a connection of a user is sent for a request."""
+    with Connection(endpoint.port) as connection:
+        connection.send(request("AUTH", user, "") + requests([words]))
+        connection.end()
+        return bytes(connection.read_to_end())
+
+
+def probes() -> Iterator[Sequence[bytes]]:
+    """Each command that is served, with names of the other job wherever names could be."""
+    everything = [each for one in command_table() for each in (one, *one.subcommands.values()) if each.declaration]
+    for command, probe in product(everything, PROBES):
+        words = (*command.name.encode().split(b"|"), *probe)
+        arity = command.facts.arity
+        if (len(words) == arity if arity > 0 else len(words) >= -arity) and command.name != "acl|genpass":
+            yield words
+
+
+def test_no_command_tells_a_tenant_of_another_job(endpoint: Running) -> None:
+    asked = list(probes())
+    assert len(asked) > 500
+    for words in asked:
+        answer = told(endpoint, "tenant", words)
+        found = MARK.search(answer)
+        assert found is None, f"{words} tells {found[0]!r}: {answer[:500]!r}"
+
+
+def test_the_same_commands_tell_who_may_read_all_of_it(endpoint: Running) -> None:
+    telling = (b"KEYS *", b"GET rival:text:sent", b"STATE JOBS", b"STATE LIST rival", b"DBSIZE", b"INFO sparkis")
+    for line in telling:
+        assert MARK.search(told(endpoint, "default", line.split())), line
+
+
+def test_a_tenant_sees_all_of_its_own(tenant: Connection) -> None:
+    mine = {b"mine:text:1", b"mine:map:1", b"mine:list:1", b"part:a:1", b"part:a:2"}
+    assert set(tenant.call("KEYS", "*").plain) == mine
+    assert tenant.call("DBSIZE").value == len(mine)
+    cursor, scanned = b"0", set()
+    while True:
+        cursor, keys = tenant.call("SCAN", cursor).plain
+        scanned |= set(keys)
+        if cursor == b"0":
+            break
+    assert scanned == mine
+    assert {tenant.call("RANDOMKEY").value for _ in range(200)} == mine
+    assert tenant.call("GET", "mine:text:1").value == b"x"
+    assert tenant.call("HGETALL", "mine:map:1").plain == [b"field", b"x"]
+    assert tenant.call("GET", "part:a:1").value == b"x"
+    for words in (("GET", "part:b:hidden"), ("MGET", "mine:text:1", "rival:text:sent"), ("TYPE", "rival:text:sent")):
+        assert tenant.call(*words).value == b"NOPERM No permissions to access a key"
+
+
+def test_a_tenant_is_told_of_its_job_alone_and_counts_only_what_it_may_read(tenant: Connection) -> None:
+    (row,) = tenant.call("STATE", "JOBS").plain
+    fields = dict(zip(row[::2], row[1::2], strict=True))
+    assert fields[b"name"] == b"mine"
+    assert fields[b"keys"] is None  # of one of its states it may read some keys
+    assert [each[1::2] for each in tenant.call("STATE", "LIST", "mine").plain] == [
+        [b"text", b"value", 1], [b"map", b"map", 1], [b"list", b"list", 1], [b"part", b"value", None]
+    ]  # fmt: skip
+    assert tenant.call("STATE", "LIST", "rival").value == b"ERR no such job 'rival'; jobs: mine"
+    info = tenant.call("INFO").plain
+    assert b"sparkis_jobs:1\r\n" in info
+    assert b"keys=unknown" in info
+
+
+def test_a_tenants_pipelines_are_checked_request_by_request(tenant: Connection) -> None:
+    asked = [b"GET mine:text:1", b"GET rival:text:sent", b"MGET mine:text:1 part:a:1", b"HGET mine:map:1 field"] * 3
+    tenant.send(requests([line.split() for line in asked]))
+    tenant.end()
+    answers = [reply.plain for reply in replies_in(bytes(tenant.read_to_end()))]
+    denied = b"NOPERM No permissions to access a key"
+    # One selector has to allow all of a request.
+    assert answers == [b"x", denied, denied, b"x"] * 3
+
+
+def test_a_tenants_transactions_are_checked_when_they_are_queued_and_when_they_are_run(
+    endpoint: Running, tenant: Connection
+) -> None:
+    assert tenant.call("MULTI").value == b"OK"
+    assert tenant.call("GET", "rival:text:sent").value == b"NOPERM No permissions to access a key"
+    assert tenant.call("EXEC").value.startswith(b"EXECABORT ")
+    assert tenant.call("WATCH", "rival:text:sent").value == b"NOPERM No permissions to access a key"
+    assert tenant.call("MULTI").value == b"OK"
+    assert tenant.call("GET", "mine:text:1").value == b"QUEUED"
+    with endpoint.connect() as connection:
+        connection.call("ACL", "SETUSER", "tenant", "resetkeys")
+        answer = tenant.call("EXEC")
+        connection.call(*SETUSER)
+    assert b"ACLs rules changed between" in answer.raw
+    assert b"$1\r\nx" not in answer.raw
