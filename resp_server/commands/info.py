@@ -7,6 +7,8 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
+from random import randrange
 from typing import Any
 
 from resp_server.commands.server import last_save_s
@@ -18,7 +20,8 @@ from resp_server.instance import Call, Instance
 from resp_server.numbers import Numbers
 from resp_server.protocol.replies import Reply, Verbatim
 from resp_server.protocol.subscriptions import Way
-from state_backend.store import Applied
+from state_backend.slots import HASH_BITS
+from state_backend.store import Applied, Snapshot
 
 Section = Mapping[str, object]
 
@@ -27,6 +30,10 @@ LRU_CLOCK_MAX = (1 << 24) - 1
 # What clients that wait for the end of loading are told (guess); what is left is not known.
 LOADING_ETA_S = 1
 PERCENTILES = (50, 99, 99.9)
+# A sample of keys, and how often one is taken until there are enough that expire: a millisecond at most (guess: 1 us a
+# key), and ten if there are many jobs.
+SAMPLE_KEYS, SAMPLE_TTLS, SAMPLE_TRIES = 256, 32, 4
+SAMPLED_JOBS_MAX = 10
 # Fields of denials, and what ACL LOG calls them.
 DENIED = {"auth": "auth", "cmd": "command", "key": "key", "channel": "channel"}
 
@@ -205,7 +212,7 @@ def _human(size: float) -> str:
 
 
 def _persistence(call: Call, total: Numbers) -> Section:
-    """Return what is true of a server that only reads: nothing is saved here, nothing forks; its log is all there is."""
+    """Return what is true of a server that only reads: nothing is saved here, and nothing forks."""
     loading = {"loading_start_time": call.instance.started_ms // 1000, "loading_eta_seconds": LOADING_ETA_S}
     return {
         "loading": int(call.instance.is_loading),
@@ -374,10 +381,44 @@ def _latencystats(call: Call, total: Numbers) -> Section:
 
 
 def _keyspace(call: Call, total: Numbers) -> Section:
-    """Return the line of the only database. Redis guesses avg_ttl from samples; here nothing is sampled."""
-    rows = [_expiry_counts(seen) for seen in call.sight_of(call.jobs).jobs()]
+    """Return the line of the only database."""
+    jobs = list(call.sight_of(call.jobs).jobs())
+    rows = [_expiry_counts(seen) for seen in jobs]
     keys, expiring, maps = (sum(counts) for counts in zip((0, 0, 0), *rows, strict=True))
-    return {"db0": f"keys={keys},expires={expiring},avg_ttl=0,subexpiry={maps}"} if keys else {}
+    mean_ms = _mean_ttl_ms(call, [seen for seen in jobs if seen.is_whole and seen.applied.expiring])
+    return {"db0": f"keys={keys},expires={expiring},avg_ttl={mean_ms},subexpiry={maps}"} if keys else {}
+
+
+def _mean_ttl_ms(call: Call, jobs: Sequence[Seen]) -> int:
+    """Return for how long keys that expire have to live still, in the mean of some of them, as Redis does.
+
+    0 if few keys expire and no sample has one of them.
+    """
+    total_ms = weights = 0.0
+    for seen in jobs[:SAMPLED_JOBS_MAX]:
+        ttls = sampled_ttls(call.jobs.of_job(seen.job.name), call.now_ms)
+        if ttls:
+            total_ms += sum(ttls) / len(ttls) * seen.applied.expiring
+            weights += seen.applied.expiring
+    return round(total_ms / (weights or 1))
+
+
+def sampled_ttls(snapshot: Snapshot, now_ms: int) -> list[int]:
+    """Return for how long some keys have to live: those of a run of keys from a random position on that expire.
+
+    Positions are hashes, so that a run of them is as good as a choice among all keys.
+    """
+    owned = snapshot.key_groups
+    found: list[int] = []
+    for _ in range(SAMPLE_TRIES if owned else 0):
+        slot = next(islice(owned, randrange(len(owned)), None))
+        cursor, entries = snapshot.scan(slot << HASH_BITS | randrange(1 << HASH_BITS), SAMPLE_KEYS)
+        if not cursor:
+            entries += snapshot.scan(0, SAMPLE_KEYS - len(entries))[1]
+        found += [each.expire_at_ms - now_ms for each in entries if each.expire_at_ms is not None]
+        if len(found) >= SAMPLE_TTLS:
+            break
+    return found
 
 
 def _expiry_counts(seen: Seen) -> tuple[int, int, int]:
@@ -394,14 +435,22 @@ def _applied(call: Call) -> list[Applied]:
 def _sparkis(call: Call, total: Numbers) -> Section:
     """Return a line per job: what is readable, what is committed, and how far that is apart."""
     found = list(call.sight_of(call.jobs).jobs())
-    rows: dict[str, object] = {"sparkis_jobs": len(found)}
+    sizes = {seen.job.name: seen.job.store.used_bytes() for seen in found if seen.is_whole}
+    rows: dict[str, object] = {
+        "sparkis_jobs": len(found),
+        "sparkis_store_bytes": sum(used for used, _ in sizes.values()),
+        "sparkis_store_free_bytes": sum(free for _, free in sizes.values()),
+        "sparkis_ready_replies": total.ready_replies,
+        "sparkis_ready_replies_bytes": total.ready_bytes,
+    }
     for seen in found:
         job, applied = seen.job, seen.applied
         behind_ms = lag_ms(job, applied)
         rows[f"job_{job.name}"] = (
             f"epoch={applied.epoch},committed_epoch={job.committed_epoch},lag_epochs={job.lag_epochs(applied)},"
             f"lag_ms={'unknown' if behind_ms is None else behind_ms},stale={int(job.is_stale)},"
-            f"incomplete={int(job.is_incomplete)},keys={'unknown' if seen.keys is None else seen.keys}"
+            f"incomplete={int(job.is_incomplete)},keys={'unknown' if seen.keys is None else seen.keys},"
+            f"store_bytes={sizes.get(job.name, (0, 0))[0]}"
         )
     return rows
 

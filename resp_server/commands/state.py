@@ -70,6 +70,7 @@ def _job_row(seen: Seen) -> Reply:
         b"incomplete": int(job.is_incomplete),
         b"error": seen.error.encode(),
         b"slots": str(seen.snapshot.key_groups).encode(),
+        b"store_bytes": job.store.used_bytes()[0] if seen.is_whole else 0,
         b"key_formats": [state.format_for(job.name).text.encode() for state in seen.states],
     }
 

@@ -41,7 +41,8 @@ def merged_jobs(answers: Sequence[Sequence[Row]]) -> list[Row]:
         held = NONE
         for row in rows:
             held |= KeyGroups.parse(row["slots"])
-        merged.append(newest | _progress(rows) | {"keys": _sum(rows, "keys", shares), "slots": str(held)})
+        stored = {"store_bytes": sum(row["store_bytes"] for row in rows)} if "store_bytes" in newest else {}
+        merged.append(newest | _progress(rows) | {"keys": _sum(rows, "keys", shares), "slots": str(held)} | stored)
     return merged
 
 
@@ -64,13 +65,19 @@ def merged_states(answers: Sequence[Sequence[Row]], shares: Sequence[float]) -> 
 
 
 def keyspace_line(texts: Sequence[str], shares: Sequence[float]) -> str:
-    """Join what INFO keyspace says: the line of database 0, or nothing if there is no key."""
+    """Join what INFO keyspace says: the line of database 0, or nothing if there is no key.
+
+    The mean time to live counts by the keys that expire.
+    """
     total = {"keys": 0.0, "expires": 0.0, "avg_ttl": 0.0, "subexpiry": 0.0}
     for text, share in zip(texts, shares, strict=True):
         line = next((line for line in text.splitlines() if line.startswith("db0:")), "")
-        for pair in line[len("db0:") :].split(",") if line else []:
-            name, _, number = pair.partition("=")
-            total[name] = total.get(name, 0.0) + float(number) * share
+        pairs = [pair.partition("=")[::2] for pair in line[len("db0:") :].split(",") if line]
+        counted = {name: float(number) * share for name, number in pairs}
+        counted["avg_ttl"] = counted.get("avg_ttl", 0.0) * counted.get("expires", 0.0)
+        for name, number in counted.items():
+            total[name] = total.get(name, 0.0) + number
+    total["avg_ttl"] /= total["expires"] or 1.0
     counts = ",".join(f"{name}={round(number)}" for name, number in total.items())
     return f"db0:{counts}\r\n" if round(total["keys"]) else ""
 
@@ -78,13 +85,15 @@ def keyspace_line(texts: Sequence[str], shares: Sequence[float]) -> str:
 def job_lines(jobs: Sequence[Row], lags: Sequence[Row]) -> str:
     """Return the section of INFO about the jobs, as a server has it."""
     lag_of: Mapping[str, Any] = {row["job"]: row["lag_ms"] for row in lags}
-    lines = [f"sparkis_jobs:{len(jobs)}\r\n"]
+    stored = sum(row.get("store_bytes", 0) for row in jobs)
+    lines = [f"sparkis_jobs:{len(jobs)}\r\nsparkis_store_bytes:{stored}\r\n"]
     for row in jobs:
         lag = lag_of.get(row["name"])
         lines.append(
             f"job_{row['name']}:epoch={row['applied']},committed_epoch={row['committed']},"
             f"lag_epochs={row['lag_epochs']},lag_ms={'unknown' if lag is None else lag},stale={row['stale']},"
-            f"incomplete={row['incomplete']},keys={'unknown' if row['keys'] is None else row['keys']}\r\n"
+            f"incomplete={row['incomplete']},keys={'unknown' if row['keys'] is None else row['keys']},"
+            f"store_bytes={row.get('store_bytes', 0)}\r\n"
         )
     return "".join(lines)
 

@@ -246,7 +246,7 @@ def test_a_replica_says_so_everywhere(connect: Callable[..., Any]) -> None:
 
 def test_info_has_the_asked_sections(client: Any) -> None:
     everything = client.ask("INFO everything").decode()
-    db0 = "db0:keys=27,expires=2,avg_ttl=0,subexpiry=1"
+    db0 = "db0:keys=27,expires=2,avg_ttl=2500,subexpiry=1"
     for field in ("redis_version:7.4.0", "connected_clients:1", "cluster_enabled:0", db0):
         assert f"\r\n{field}\r\n" in everything
     assert "# Commandstats" in everything
@@ -256,7 +256,7 @@ def test_info_has_the_asked_sections(client: Any) -> None:
 
 
 def test_info_tells_of_each_job(client: Any) -> None:
-    expected = "job_job:epoch=4,committed_epoch=6,lag_epochs=2,lag_ms=1500,stale=0,incomplete=0,keys=27\r\n"
+    expected = "job_job:epoch=4,committed_epoch=6,lag_epochs=2,lag_ms=1500,stale=0,incomplete=0,keys=27,store_bytes=0\r\n"
     assert expected in client.ask("INFO sparkis").decode()
 
 
@@ -276,6 +276,7 @@ def test_state_tells_of_jobs_and_states(client: Any) -> None:
                 b"incomplete": 0,
                 b"error": b"",
                 b"slots": b"0-16383",
+                b"store_bytes": 0,
                 b"key_formats": [
                     b"job:temp:<sensor>",
                     b"job:stats:<sensor>",

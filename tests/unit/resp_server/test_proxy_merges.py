@@ -52,6 +52,12 @@ def test_the_line_of_the_database_is_added_up_and_left_out_without_keys() -> Non
     assert keyspace_line(["# Keyspace\r\n"], [1.0]) == ""
 
 
+def test_the_mean_time_to_live_counts_by_the_keys_that_expire() -> None:
+    texts = ["db0:keys=9,expires=3,avg_ttl=100,subexpiry=0\r\n", "db0:keys=9,expires=1,avg_ttl=500,subexpiry=0\r\n"]
+    assert keyspace_line(texts, [1.0, 1.0]) == "db0:keys=18,expires=4,avg_ttl=200,subexpiry=0\r\n"
+    assert keyspace_line(texts, [1.0, 0.0]) == "db0:keys=9,expires=3,avg_ttl=100,subexpiry=0\r\n"
+
+
 def test_a_key_is_of_the_job_whose_name_or_format_it_has() -> None:
     keys = JobKeys()
     assert not keys.is_known
