@@ -18,7 +18,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin
        PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-slow test-large test-cluster bench soak chaos demo example lock clean
+.PHONY: help setup setup-test jdk fmt check test test-slow test-large test-cluster bench soak chaos demo example commands lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ demo: setup ## a streaming job over flights and its state on a Redis port; ARGS 
 
 example: setup ## an example of examples/README.md: make example NAME=word_count; ARGS go to it
 	@$(RUN) python examples/$(or $(NAME),word_count).py $(ARGS)
+
+commands: $(READY) ## docs/commands.md, made of the command table
+	$(PYTHON) -m compat.commands_page
 
 lock: $(PYTHON) ## write requirements.lock anew from pyproject.toml
 	$(PYTHON) scripts/lock.py > requirements.lock.new

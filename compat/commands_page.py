@@ -1,0 +1,176 @@
+"""docs/commands.md, made of the command table: what becomes of every command of Redis, here and through a proxy.
+
+python -m compat.commands_page          write the page
+python -m compat.commands_page --check  fail if it is not what would be written
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from compat.conformance.judge import Deviations
+from resp_server.commands import command_table
+from resp_server.commands.table import Command, CommandTable
+from resp_server.config import REDIS_VERSION
+from resp_server.router.dispatcher import OF_SERVERS_ALONE
+from resp_server.router.routes import SPLIT, Way, way_of
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
+
+# Redis' groups in the order of the page. One that is missing here is an error.
+GROUPS = {
+    "string": "Strings",
+    "bitmap": "Bitmaps",
+    "hash": "Hashes",
+    "list": "Lists",
+    "set": "Sets",
+    "sorted-set": "Sorted sets",
+    "stream": "Streams",
+    "geo": "Geo indices",
+    "hyperloglog": "HyperLogLogs",
+    "generic": "Keys of any kind",
+    "transactions": "Transactions",
+    "pubsub": "Pub/sub",
+    "scripting": "Scripts and functions",
+    "connection": "Connections",
+    "server": "Servers",
+    "cluster": "Clusters",
+    "sentinel": "Sentinel",
+}
+
+# Of kinds of state that there are none of, some reads are answered as of a missing key.
+AS_MISSING = "as of a missing key: no state is of this kind"
+MISSING_KINDS = ("stream",)
+
+WAYS = {
+    Way.HERE: "the proxy itself",
+    Way.KEYS: "the key's server",
+    Way.ALL: "all servers",
+    Way.SCAN: "the servers in turn",
+    Way.JOBS: "all servers",
+    Way.JOB: "a server of the job",
+}
+# Why commands are not applicable that are answered with an error of Redis' own.
+REASONS = {
+    "cluster|*": "a node is given its topology, by a file or a registry",
+    "debug": "answered as by a Redis that does not allow it",
+    "evalsha*": "no scripts",
+    "wait*": "answered as by a replica: nothing is written that could be waited for",
+}
+
+HEAD = f"""\
+# Commands
+
+What becomes of each command of Redis {REDIS_VERSION.rpartition(".")[0]}.
+This page is made of the table that the servers answer by, which is the one that `COMMAND` tells clients of
+(`make commands` writes it, and a test holds it up to date).
+
+- **served**: answered as Redis answers it. Where an answer differs on purpose, the difference is listed with its reason
+  in [compat/deviations.toml](../compat/deviations.toml); tests hold everything else equal to a real server.
+- **write**: refused with `READONLY You can't write against a read only replica.`: see
+  [what clients make of that](read-only.md).
+- **no**: the name, the arity and the subcommand are checked as in Redis, then the answer is an error that says why.
+
+*since* is the version of Redis that brought the command. *cluster* says where a cluster client finds the keys of a
+request: the place of the first one (`1`), from there to the last one (`1..-1`; `1..-1/2`: every second word), or `by
+its arguments`. *proxy* says who answers through a [proxy](serving.md#a-proxy): a command with keys goes to the server
+that has them, and those that are split take keys of several slots.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    table = command_table()
+    reasons = {**Deviations.load().not_served, **REASONS}
+    parts = [HEAD, _counts(table)]
+    for group, title in GROUPS.items():
+        rows = [each for each in _rows(table) if each.facts.group == group and each.name.partition("|")[0] != "state"]
+        if rows:
+            parts.append(_section(title, rows, reasons))
+    own = [each for each in _rows(table) if each.name.partition("|")[0] == "state"]
+    parts.append(_section("sparkis' own: STATE", own, reasons, is_own=True))
+    return "\n".join(parts)
+
+
+def _rows(table: CommandTable) -> Iterator[Command]:
+    """Iterate over commands and subcommands, without the containers, which are no commands by themselves."""
+    for each in sorted(table, key=lambda command: command.name):
+        if each.facts.group not in GROUPS:
+            raise ValueError(f"command {each.name!r} is of the group {each.facts.group!r}, which has no place here")
+        if not each.subcommands or each.declaration is not None:
+            yield each
+        yield from sorted(each.subcommands.values(), key=lambda command: command.name)
+
+
+def _counts(table: CommandTable) -> str:
+    rows = [each for each in _rows(table) if each.name.partition("|")[0] != "state"]
+    served = sum(each.declaration is not None for each in rows)
+    writes = sum(each.declaration is None and each.facts.is_write for each in rows)
+    return (
+        f"Of {len(rows)} commands and subcommands, {served} are served, {writes} are refused as writes, and "
+        f"{len(rows) - served - writes} are not applicable.\n"
+    )
+
+
+def _section(title: str, rows: Sequence[Command], reasons: Mapping[str, str], *, is_own: bool = False) -> str:
+    lines = [f"## {title}\n", "| command | since | | cluster | proxy |", "|---|---|---|---|---|"]
+    for each in rows:
+        name = each.name.replace("|", " ").upper()
+        what = each.facts.summary if is_own else _what(each, reasons)
+        lines.append(f"| `{name}` | {each.facts.since} | {what} | {_keys(each)} | {_proxy(each)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _what(command: Command, reasons: Mapping[str, str]) -> str:
+    if command.declaration is not None:
+        return f"served, {AS_MISSING}" if command.facts.group in MISSING_KINDS else "served"
+    if command.facts.is_write:
+        return "write"
+    why = next((why for pattern, why in reasons.items() if fnmatchcase(command.name, pattern)), None)
+    if why is None:
+        raise ValueError(f"command {command.name!r} is not served, and nothing says why")
+    return f"no: {why}"
+
+
+def _keys(command: Command) -> str:
+    facts = command.facts
+    if not facts.key_specs:
+        return ""
+    if "movablekeys" in facts.flags or facts.first_key <= 0:
+        return "by its arguments"
+    if facts.first_key == facts.last_key:
+        return str(facts.first_key)
+    step = f"/{facts.step}" if facts.step > 1 else ""
+    return f"{facts.first_key}..{facts.last_key}{step}"
+
+
+def _proxy(command: Command) -> str:
+    if command.declaration is None:
+        return ""
+    if command.name in OF_SERVERS_ALONE:
+        return "not for clients of a proxy"
+    if command.facts.group == "transactions":
+        return "the owners of the keys, at one epoch of each job"
+    way = way_of(command)
+    if way is Way.KEYS and SPLIT in command.facts.tips:
+        return "the keys' servers, split"
+    return WAYS[way]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page, or check it."""
+    text = page()
+    if "--check" not in arguments:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.read_text(encoding="utf-8") != text:
+        print(f"{PAGE} is not up to date: make commands", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
