@@ -35,9 +35,8 @@ from resp_server.execution import Execution, ToRun
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Pending, Sliced, encode
 from resp_server.protocol.requests import Request
-from resp_server.protocol.session import Session
+from resp_server.protocol.session import RESP2, Session
 from resp_server.protocol.tracked import Tracked
-from resp_server.protocol.session import RESP2
 from resp_server.protocol.transaction import Transaction
 from resp_server.short_way import ShortWay
 from resp_server.stats import Tally

@@ -11,8 +11,8 @@ from itertools import islice
 from random import randrange
 from typing import Any
 
-from resp_server.commands.server import last_save_s
 from resp_server.access.sight import Seen
+from resp_server.commands.server import last_save_s
 from resp_server.commands.spec import command, question
 from resp_server.commands.state import lag_ms
 from resp_server.config import REDIS_VERSION

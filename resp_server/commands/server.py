@@ -14,7 +14,6 @@ from resp_server.execution import QueuedCall
 from resp_server.instance import Call, Instance
 from resp_server.monitors import ANNOUNCE, CUT, SHOW, Shown
 from resp_server.protocol.replies import OK, Reply, Verbatim
-from state_backend.keyspace import KeyspaceView
 
 ART = """\
    .  *   .      .   *
