@@ -35,6 +35,9 @@ BYTES_MAX = 8192
 # Separators may be as long as members; with so many children a tree grows upwards all the same.
 CHILDREN_MIN = 4
 
+# A leaf that is to change by more than one step for so many members is taken apart (about where both take the same).
+STEPS_SHARE = 6
+
 LOWEST: Pair = (-inf, b"")
 ROOT = 0
 
@@ -171,7 +174,7 @@ class RankTree(Ranks):
         node = self._node(number)
         level = node[-1]
         if not level:
-            return level, self._write_leaf(number, low, _edited(packed_sorted.pairs(node), steps))
+            return level, self._changed_leaf(number, low, node, steps)
         children = _children(node, low)
         lows = [child.low for child in children]
         made: list[_Child] = []
@@ -184,6 +187,19 @@ class RankTree(Ranks):
             at, done = until, which + 1
         made += children[done:]
         return level, self._write_inner(number, level, low, self._joined(made, level - 1))
+
+    def _changed_leaf(self, number: int, low: Pair, node: bytes, steps: Sequence[Step]) -> list[_Child]:
+        if len(steps) * STEPS_SHARE > packed_sorted.count(node):
+            return self._write_leaf(number, low, _edited(packed_sorted.pairs(node), steps))
+        try:
+            run = packed_sorted.edited(node[:-1], steps)
+        except KeyError:
+            raise _broken() from None
+        n = packed_sorted.count(run)
+        if not 0 < n <= WIDTH_MAX or len(run) > BYTES_MAX:
+            return self._write_leaf(number, low, packed_sorted.pairs(run))
+        self._put(number, run + b"\0")
+        return [_Child(low, number, n, n, len(run))]
 
     def _write_leaf(self, number: int, low: Pair, pairs: list[Pair]) -> list[_Child]:
         """Write the members of a leaf, into several if they are too many; into none if there are none."""
@@ -258,17 +274,7 @@ def _children(node: bytes, low: Pair) -> list[_Child]:
 
 
 def _edited(pairs: list[Pair], steps: Sequence[Step]) -> list[Pair]:
-    """Return the members of a leaf after some steps."""
-    if len(steps) * 8 < len(pairs):
-        for pair, is_put in steps:
-            at = bisect_left(pairs, pair)
-            if is_put:
-                pairs.insert(at, pair)
-            elif at < len(pairs) and pairs[at] == pair:
-                del pairs[at]
-            else:
-                raise _broken()
-        return pairs
+    """Return the members of a leaf after many steps."""
     gone = {pair for pair, is_put in steps if not is_put}
     kept = [pair for pair in pairs if pair not in gone]
     if len(kept) + len(gone) != len(pairs):

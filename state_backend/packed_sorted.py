@@ -2,7 +2,7 @@
 
     count     u32, little endian
     scores    count x f64: no NaN, and no zero with a sign
-    ends      count x u32: where each member ends, counted from the first member's first byte
+    lengths   count x u32: of the members
     members   one after another
 
 A small sorted set is one of these; a large one is a tree of them (see `lmdb_ranks`). What follows behind the members
@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from state_backend.descriptor import Kind
 from state_backend.errors import ChangeError
@@ -71,7 +71,7 @@ def pack(pairs: Sequence[Pair]) -> bytes:
     n = len(pairs)
     texts = [member for _, member in pairs]
     scores = [score for score, _ in pairs]
-    return struct.pack(f"<I{n}d{n}I", n, *scores, *accumulate(map(len, texts))) + b"".join(texts)
+    return struct.pack(f"<I{n}d{n}I", n, *scores, *map(len, texts)) + b"".join(texts)
 
 
 def packed(members: Iterable[tuple[bytes, float]]) -> bytes:
@@ -112,17 +112,14 @@ def _scores(run: bytes, start: int, stop: int) -> tuple[float, ...]:
     return struct.unpack_from(f"<{stop - start}d", run, 4 + 8 * start)
 
 
+def _lengths(run: bytes, n: int) -> tuple[int, ...]:
+    return struct.unpack_from(f"<{n}I", run, 4 + 8 * n)
+
+
 def _members(run: bytes, n: int, start: int, stop: int) -> list[bytes]:
-    ends_at, texts_at = 4 + 8 * n, 4 + 12 * n
-    first = int.from_bytes(run[ends_at + 4 * start - 4 : ends_at + 4 * start], "little") if start else 0
-    ends = struct.unpack_from(f"<{stop - start}I", run, ends_at + 4 * start)
-    found = []
-    at = texts_at + first
-    for end in ends:
-        end += texts_at
-        found.append(run[at:end])
-        at = end
-    return found
+    lengths = _lengths(run, n)
+    ends = accumulate(lengths[start:stop], initial=4 + 12 * n + sum(lengths[:start]))
+    return [run[at:end] for at, end in pairwise(ends)]
 
 
 def before(run: bytes, pair: Pair) -> int:
@@ -144,7 +141,7 @@ def index(run: bytes, member: bytes) -> int:
     at = run.find(member, texts_at)
     if at < 0:
         return -1
-    ends = struct.unpack_from(f"<{n}I", run, texts_at - 4 * n)
+    ends = list(accumulate(_lengths(run, n)))
     size = len(member)
     while at >= 0:
         end = at - texts_at + size
@@ -162,3 +159,28 @@ def score(run: bytes, index: int) -> float:
     """Return the score of the member that stands at an index."""
     found: float = struct.unpack_from("<d", run, 4 + 8 * index)[0]
     return found
+
+
+def edited(run: bytes, steps: Iterable[tuple[Pair, bool]]) -> bytes:
+    """Return a run with a few members put in (True) or taken out, without taking all of it apart.
+
+    Nothing may follow behind the members. Raises KeyError for one that is to be taken out and is not there.
+    """
+    n = count(run)
+    scores, lengths, texts = list(_scores(run, 0, n)), list(_lengths(run, n)), bytearray(run[4 + 12 * n :])
+    for (score, member), is_put in steps:
+        index = bisect_left(scores, score)
+        at = sum(lengths[:index])
+        while index < len(scores) and scores[index] == score and texts[at : at + lengths[index]] < member:
+            at += lengths[index]
+            index += 1
+        if is_put:
+            scores.insert(index, score)
+            lengths.insert(index, len(member))
+            texts[at:at] = member
+        elif scores[index : index + 1] == [score] and texts[at : at + lengths[index]] == member:
+            texts[at : at + lengths[index]] = b""
+            del scores[index], lengths[index]
+        else:
+            raise KeyError(member)
+    return struct.pack(f"<I{len(scores)}d{len(scores)}I", len(scores), *scores, *lengths) + texts

@@ -23,7 +23,11 @@ ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS", "8"))
 TIMEOUT_S = 60.0
 JOB = "job"
 QUERY_ID = "query"
-STATES = (StateDescriptor("value", key="k", value="v"), StateDescriptor("map", key="k", field="f", value="v"))
+STATES = (
+    StateDescriptor("value", key="k", value="v"),
+    StateDescriptor("map", key="k", field="f", value="v"),
+    StateDescriptor("top", key="k", member="m", score="s"),
+)
 KEYS = [b"key:%d" % number for number in range(200)]
 FIELDS = [b"field:%d" % number for number in range(packed_map.FIELDS_MAX + 20)]
 # The applier as the server starts it, but it copies its store without free pages at every opportunity.
@@ -34,6 +38,11 @@ applier.main(sys.argv[1:])
 """
 
 
+def scores_of(epoch: int) -> dict[bytes, int]:
+    """Return the scores of the sorted set, which are in another order after each epoch."""
+    return {name: (number + 1) * (epoch + 1) % 149 for number, name in enumerate(FIELDS)}
+
+
 def changes_of(epoch: int) -> list[Change]:
     """Return what an epoch changes: everything says its number, one key more is there, and every third is large."""
     text = b"%d" % epoch
@@ -41,6 +50,7 @@ def changes_of(epoch: int) -> list[Change]:
     return [
         *(Change("value", Op.PUT, key, None, text + filling) for key in KEYS),
         *(Change("map", Op.PUT, b"map", name, text) for name in FIELDS),
+        *(Change("top", Op.PUT, b"top", name, b"%d" % score) for name, score in scores_of(epoch).items()),
         Change("value", Op.PUT, b"epoch:%d" % epoch, None, text),
     ]
 
@@ -53,13 +63,17 @@ def assert_whole(snapshot: Snapshot) -> int:
         assert entries == []
         return epoch
     last = {change.key: change.value for change in changes_of(epoch) if change.field is None}
-    assert {entry.key for entry in entries} == {*last, b"map", *(b"epoch:%d" % each for each in range(epoch + 1))}
+    epochs = (b"epoch:%d" % each for each in range(epoch + 1))
+    assert {entry.key for entry in entries} == {*last, b"map", b"top", *epochs}
     for key, value in last.items():
         assert snapshot.value(key) == value
     for each in range(epoch + 1):
         assert snapshot.value(b"epoch:%d" % each) == b"%d" % each
     assert dict(snapshot.map_pairs(b"map")) == dict.fromkeys(FIELDS, b"%d" % epoch)
-    assert snapshot.applied.keys == {"value": len(KEYS) + epoch + 1, "map": 1}
+    ranking = sorted((score, name) for name, score in scores_of(epoch).items())
+    assert [(score, name) for name, score in snapshot.sorted_members(b"top", 0, len(FIELDS) + 1)] == ranking
+    assert snapshot.scores(b"top", FIELDS) == list(scores_of(epoch).values())
+    assert snapshot.applied.keys == {"value": len(KEYS) + epoch + 1, "map": 1, "top": 1}
     return epoch
 
 

@@ -46,6 +46,22 @@ def test_what_lies_behind_the_members_is_not_looked_at(scores: dict[bytes, float
 
 
 @settings(deadline=None)
+@given(SETS, SETS, st.data())
+def test_members_are_put_in_and_taken_out_where_they_stand(
+    scores: dict[bytes, float], others: dict[bytes, float], data: st.DataObject
+) -> None:
+    ranking = sorted((score + 0.0, member) for member, score in scores.items())
+    gone = data.draw(st.lists(st.sampled_from(ranking), unique=True)) if ranking else []
+    more = [(score + 0.0, member) for member, score in others.items() if member not in scores]
+    steps = sorted([(pair, False) for pair in gone] + [(pair, True) for pair in more])
+    edited = packed_sorted.edited(packed_sorted.packed(scores.items()), steps)
+    assert edited == packed_sorted.pack(sorted((set(ranking) - set(gone)) | set(more)))
+    for score, member in more:
+        with pytest.raises(KeyError):
+            packed_sorted.edited(packed_sorted.packed(scores.items()), [((score, member), False)])
+
+
+@settings(deadline=None)
 @given(st.floats(allow_nan=False))
 def test_a_score_is_read_back_from_its_text_and_no_zero_has_a_sign(score: float) -> None:
     read = packed_sorted.score_of(packed_sorted.score_text(score))

@@ -99,6 +99,7 @@ class SlotsMove(RuleBasedStateMachine):
             stores.field_change,
             stores.list_change,
             stores.folding_change,
+            stores.set_change,
         )
         each = st.one_of([make(self.clock_ms) for make in makers])
         changes: list[Change] = [change for group in data.draw(st.lists(each, max_size=6)) for change in group]
