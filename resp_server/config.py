@@ -22,7 +22,7 @@ class ServerConfig:
     hosts           addresses to listen on; the loopback ones are left out where the machine does not have them
     port            0 takes a free one
     password        what AUTH asks for; None lets everybody in
-    acl_file        where users are read from, and written to; None: there is the user `default` alone, with the password
+    acl_file        where users are read from, and written to; None: there is the user `default` alone at first
     limits          what users may ask
     protected_mode  without a password, answer clients of other machines with DENIED only
     role            `master`, or `slave` for clients that should learn from it that nothing can be written
@@ -48,10 +48,15 @@ class ServerConfig:
     query_buffer_bytes_max: int = 1024 * MIB
     # A connection's input is not read while more than this waits to be sent to it.
     output_pause_bytes: int = MIB
-    # A connection is cut when more than this waits: only one huge reply can do that.
+    # A connection is cut when more than this waits: only one huge reply can do that. So it is when more than the soft
+    # limit has waited for as long as that says; 0: there is none.
     output_bytes_max: int = 1024 * MIB
-    # The same while it is subscribed to something: Redis' limit.
+    output_soft_bytes: int = 0
+    output_soft_seconds: int = 0
+    # The same while it is subscribed to something: Redis' limits.
     subscriber_output_bytes_max: int = 32 * MIB
+    subscriber_output_soft_bytes: int = 8 * MIB
+    subscriber_output_soft_seconds: int = 60
     # The classes of events that subscribers are notified of, by their letters (see `notifications`).
     notify_events: str = ""
     # What ready replies to what was read may take, for each version of the protocol; 0: none are held.

@@ -23,7 +23,7 @@ from resp_server.execution import Execution
 from resp_server.followed_way import FollowedWay
 from resp_server.instance import Call
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
-from resp_server.protocol.requests import Request, RequestParser
+from resp_server.protocol.requests import Request, RequestLimits, RequestParser
 from resp_server.protocol.session import Session
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] | None = None  # of the turn that is under way
         self._pushed: list[bytes] = []  # waits for the end of the reply that is on its way
         self._pushed_bytes = 0
+        self._over_since_ms: int | None = None  # more waits to be sent than the soft limit
         self._is_writable = True
         self._is_reading = True
         self._is_ending = False
@@ -436,6 +437,20 @@ class Connection(asyncio.Protocol):
         if reply:
             self._write(reply)
             self._check_output()
+
+    def check_limits(self, now_ms: int, limits: RequestLimits) -> None:
+        """Take what may be asked at once from now on; cut a client for which too much has waited for too long."""
+        self._parser.limits = limits
+        config, is_subscriber = self._instance.config, self.session.subscriptions is not None
+        soft_bytes = config.subscriber_output_soft_bytes if is_subscriber else config.output_soft_bytes
+        soft_seconds = config.subscriber_output_soft_seconds if is_subscriber else config.output_soft_seconds
+        if not soft_bytes or self.output_bytes <= soft_bytes:
+            self._over_since_ms = None
+        elif self._over_since_ms is None:
+            self._over_since_ms = now_ms
+        elif now_ms - self._over_since_ms > soft_seconds * 1000:
+            self._instance.stats.closed_for_output += 1
+            self.abort(f"more than {soft_bytes} bytes of output have waited for more than {soft_seconds} s")
 
     def _check_output(self) -> None:
         """Cut a client for which more waits to be sent than may."""

@@ -21,6 +21,7 @@ from resp_server.numbers import memory_now
 from resp_server.protocol.following import NO_TOPOLOGY, Following
 from resp_server.protocol.replies import Pending, Reply
 from resp_server.protocol.session import RESP2, Session
+from resp_server.protocol.subscriptions import Subscriptions, Way
 from resp_server.protocol.tracked import PUSH
 from resp_server.protocol.transaction import ReadsAt
 from resp_server.publishing import Publishing
@@ -324,12 +325,19 @@ class Instance:
                 session.close()  # it still gets the reply
             else:
                 session.look_at_user()
+                if session.subscriptions is not None and not may_be_subscribed(session.user, session.subscriptions):
+                    self.cut(session.id)
 
     def close(self) -> None:
         """Let go of all snapshots."""
         self.notifications.close()
         self.held.close()
         self.view.close()
+
+
+def may_be_subscribed(user: Account, subscriptions: Subscriptions) -> bool:
+    """Tell whether a user may use all that one of its clients is subscribed to."""
+    return all(user.can_subscribe(name, is_pattern=way is Way.PATTERN) for way in Way for name in subscriptions.of(way))
 
 
 def no_answer() -> Reply:

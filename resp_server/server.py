@@ -236,9 +236,13 @@ class Server:
         self.instance.held.look(now)
         self.instance.pause_left_ms()
         self.instance.monitors.announce()
-        idle_ms_max = self.instance.config.idle_timeout_seconds * 1000
+        config = self.instance.config
+        idle_ms_max, limits = config.idle_timeout_seconds * 1000, config.request_limits
         for connection in list(self._connections.values()):
             connection.check_age(now)
+            connection.check_limits(now, limits)
+            if connection.session.subscriptions is not None:
+                continue  # it may well have nothing to say
             if idle_ms_max and now - connection.session.active_ms > idle_ms_max:
                 connection.close()
 

@@ -19,6 +19,10 @@ from resp_server.protocol.replies import OK, Reply
 
 GLOB_MARKS = frozenset(b"*?[")
 INT32_MAX = 2**31 - 1
+MIB = 1 << 20
+# What may wait to be sent to a client, may be asked at once, and may be one word of it, whatever is set.
+OUTPUT_BYTES_MAX = QUERY_BUFFER_BYTES_MAX = 1 << 30
+BULK_BYTES_MAX = 512 << 20
 UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1 << 10, "m": 10**6, "mb": 1 << 20, "g": 10**9, "gb": 1 << 30}
 
 Show = Callable[[Instance], str]
@@ -31,7 +35,7 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: how CONFIG GET shows it, and how CONFIG SET reads what a field of ServerConfig becomes.
+    """One setting: how CONFIG GET shows it, and how CONFIG SET reads what a field of ServerConfig becomes, or several.
 
     Without a field it stays what it is. `is_variable`: Redis can change it, so that to set what it is already is no
     error; others are refused whatever they are set to.
@@ -108,9 +112,37 @@ def _port(instance: Instance) -> str:
     return str(instance.port if instance.port != instance.tls_port else 0)
 
 
+# The limits of each class of clients: hard, soft, and seconds.
+OUTPUT_LIMITS = {
+    "normal": ("output_bytes_max", "output_soft_bytes", "output_soft_seconds"),
+    "pubsub": ("subscriber_output_bytes_max", "subscriber_output_soft_bytes", "subscriber_output_soft_seconds"),
+}
+
+
 def _output_limits(instance: Instance) -> str:
-    config = instance.config
-    return f"normal {config.output_bytes_max} 0 0 pubsub {config.subscriber_output_bytes_max} 0 0"
+    return " ".join(
+        f"{name} {' '.join(str(getattr(instance.config, field)) for field in fields)}"
+        for name, fields in OUTPUT_LIMITS.items()
+    )
+
+
+def output_limits(word: bytes) -> Mapping[str, int]:
+    """Read `normal 1gb 0 0 pubsub 32mb 8mb 60`, or one of the two; nothing may wait without a hard limit."""
+    words = word.decode("latin-1").split()
+    if not words or len(words) % 4:
+        raise SettingError("Wrong number of arguments in buffer limit configuration.")
+    found: dict[str, int] = {}
+    for name, hard, soft, seconds in zip(*[iter(words)] * 4, strict=True):
+        if name.lower() not in OUTPUT_LIMITS:
+            raise SettingError("Invalid client class specified in buffer limit configuration.")
+        try:
+            sizes = (size(1, OUTPUT_BYTES_MAX)(hard.encode()), size(0, OUTPUT_BYTES_MAX)(soft.encode()))
+            limits = (*sizes, number(0, INT32_MAX)(seconds.encode()))
+        except SettingError:
+            text = "Error in hard, soft or soft_seconds setting in buffer limit configuration."
+            raise SettingError(f"{text} A hard limit is 1 to {OUTPUT_BYTES_MAX}") from None
+        found |= zip(OUTPUT_LIMITS[name.lower()], limits, strict=True)
+    return found
 
 
 def event_classes(word: bytes) -> str:
@@ -126,8 +158,8 @@ SETTINGS: dict[str, Setting] = {
     "acllog-max-len": changing("acl_log_entries_max", number(0, 2**63 - 1)),
     "appendonly": fixed("no"),
     "bind": shown("hosts"),
-    "client-query-buffer-limit": shown("query_buffer_bytes_max"),
-    "client-output-buffer-limit": Setting(_output_limits),
+    "client-query-buffer-limit": changing("query_buffer_bytes_max", size(MIB, QUERY_BUFFER_BYTES_MAX)),
+    "client-output-buffer-limit": Setting(_output_limits, "output_bytes_max", output_limits, is_variable=True),
     "daemonize": Setting(lambda instance: "no"),
     "databases": shown("databases"),
     "io-threads": Setting(lambda instance: "1"),
@@ -139,8 +171,8 @@ SETTINGS: dict[str, Setting] = {
     "maxmemory-policy": fixed("noeviction"),
     "notify-keyspace-events": changing("notify_events", event_classes, shown_letters),
     "port": Setting(_port, is_variable=True),
-    "protected-mode": shown("protected_mode"),
-    "proto-max-bulk-len": shown("bulk_bytes_max"),
+    "protected-mode": changing("protected_mode", yes_or_no),
+    "proto-max-bulk-len": changing("bulk_bytes_max", size(MIB, BULK_BYTES_MAX)),
     "replica-read-only": fixed("yes"),
     "replica-serve-stale-data": fixed("yes"),
     "requirepass": changing("password", lambda word: word.decode("utf-8", "surrogateescape") or None),
@@ -150,10 +182,18 @@ SETTINGS: dict[str, Setting] = {
     "slowlog-log-slower-than": changing("slow_over_us", number(-1, 2**63 - 1)),
     "slowlog-max-len": changing("slow_entries_max", number(0, 2**63 - 1)),
     "tcp-backlog": shown("backlog_connections"),
-    "tcp-keepalive": shown("tcp_keepalive_seconds"),
+    "tcp-keepalive": changing("tcp_keepalive_seconds", number(0, INT32_MAX)),
     "tracking-table-max-keys": changing("tracked_keys_max", number(0, 2**63 - 1)),
     "timeout": changing("idle_timeout_seconds", number(0, INT32_MAX)),
 }
+
+
+TLS_FIELDS = {"tls-cert-file": "cert", "tls-key-file": "key", "tls-ca-cert-file": "ca"}
+
+
+def of_tls(field: str) -> Setting:
+    """Declare one of the files of TLS; new ones are read by themselves."""
+    return Setting(lambda instance: _text(getattr(instance.config.tls, field)))
 
 
 def settings_of(instance: Instance) -> Mapping[str, Setting]:
@@ -161,6 +201,8 @@ def settings_of(instance: Instance) -> Mapping[str, Setting]:
     settings = dict(SETTINGS)
     if instance.tls_port:
         settings["tls-port"] = Setting(lambda instance: str(instance.tls_port), is_variable=True)
+    if instance.config.tls is not None:
+        settings |= {name: of_tls(field) for name, field in TLS_FIELDS.items()}
     if instance.cluster is not None:  # keys are answered while others are nobody's
         settings["cluster-enabled"] = Setting(lambda instance: "yes")
         settings["cluster-require-full-coverage"] = fixed("no")
@@ -211,7 +253,8 @@ def _changes(instance: Instance, pairs: Sequence[tuple[bytes, bytes]]) -> Mappin
         setting = settings[name]
         if setting.field:
             try:
-                changes[setting.field] = setting.read(value)
+                found = setting.read(value)
+                changes |= found if isinstance(found, dict) else {setting.field: found}
             except SettingError as error:
                 raise _failed(name, str(error)) from None
         elif value.decode("utf-8", "replace") != setting.show(instance):

@@ -1,0 +1,126 @@
+"""What one client may make a server hold: each limit is shown, may be changed while the server runs, and holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from compat.conformance.wire import reply_at, request
+
+PING, PONG = request("PING"), b"+PONG\r\n"
+NOW_MS = 1_700_000_000_000
+
+
+def call(peer: Any, *words: bytes | str | int) -> Any:
+    peer.send(request(*words))
+    data = b""
+    while True:
+        data += peer.socket.recv(1 << 16)
+        try:
+            return reply_at(data, 0)[0].plain
+        except Exception:  # not whole yet
+            continue
+
+
+def setting(peer: Any, name: str) -> bytes:
+    return bytes(dict(zip(*[iter(call(peer, "CONFIG", "GET", name))] * 2, strict=True))[name.encode()])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "shown"),
+    [
+        ("maxclients", "50", b"50"),
+        ("timeout", "30", b"30"),
+        ("tcp-keepalive", "0", b"0"),
+        ("protected-mode", "no", b"no"),
+        ("client-query-buffer-limit", "2mb", b"2097152"),
+        ("proto-max-bulk-len", "1mb", b"1048576"),
+        ("acllog-max-len", "3", b"3"),
+        ("client-output-buffer-limit", "pubsub 1mb 512kb 5", b"normal 1073741824 0 0 pubsub 1048576 524288 5"),
+        ("client-output-buffer-limit", "normal 1mb 0 0 PUBSUB 2mb 0 0", b"normal 1048576 0 0 pubsub 2097152 0 0"),
+    ],
+)
+def test_limits_are_changed_at_run_time(serve: Callable[..., Any], name: str, given: str, shown: bytes) -> None:
+    peer = serve().connect()
+    assert call(peer, "CONFIG", "SET", name, given) == b"OK"
+    assert setting(peer, name) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "reason"),
+    [
+        ("maxclients", "0", b"argument must be between 1 and 4294967295 inclusive"),
+        ("client-query-buffer-limit", "1", b"argument must be between 1048576 and 1073741824 inclusive"),
+        ("client-output-buffer-limit", "normal 1mb 0", b"Wrong number of arguments in buffer limit configuration."),
+        ("client-output-buffer-limit", "x 1 0 0", b"Invalid client class specified in buffer limit configuration."),
+        (
+            "client-output-buffer-limit",
+            "normal 0 0 0",
+            b"Error in hard, soft or soft_seconds setting in buffer limit configuration. "
+            b"A hard limit is 1 to 1073741824",
+        ),
+        ("protected-mode", "maybe", b"argument must be 'yes' or 'no'"),
+    ],
+)
+def test_what_no_limit_can_be_is_refused(serve: Callable[..., Any], name: str, given: str, reason: bytes) -> None:
+    peer = serve().connect()
+    before = setting(peer, name)
+    told = call(peer, "CONFIG", "SET", name, given)
+    assert told == b"ERR CONFIG SET failed (possibly related to argument '%b') - %b" % (name.encode(), reason)
+    assert setting(peer, name) == before
+
+
+def test_a_lower_number_of_clients_keeps_new_ones_out(serve: Callable[..., Any]) -> None:
+    running = serve()
+    first = running.connect()
+    call(first, "CONFIG", "SET", "maxclients", 1)
+    assert running.connect().read_all() == b"-ERR max number of clients reached\r\n"
+    first.answers(PING, PONG)
+
+
+def test_a_request_beyond_the_query_buffer_ends_the_connection_that_sends_it(serve: Callable[..., Any]) -> None:
+    running = serve()
+    flooding, other = running.connect(), running.connect()
+    call(other, "CONFIG", "SET", "client-query-buffer-limit", "1mb")
+    flooding.answers(PING, PONG)
+    running.call(lambda: running.server.sweep(NOW_MS))
+    flooding.send(b"*100\r\n" + (b"$100000\r\n" + b"x" * 100_000 + b"\r\n") * 20)
+    with suppress(ConnectionResetError):  # not all of it was read
+        assert flooding.read_all() == b""
+    other.answers(PING, PONG)
+    assert b"client_query_buffer_limit_disconnections:1\r\n" in call(other, "INFO", "stats")
+
+
+def test_a_subscriber_that_takes_nothing_is_cut_when_its_soft_limit_has_lasted(serve: Callable[..., Any]) -> None:
+    running = serve(
+        subscriber_output_bytes_max=64 << 20, subscriber_output_soft_bytes=1 << 20, subscriber_output_soft_seconds=5
+    )
+    slow, other = running.connect(), running.connect()
+    assert call(slow, "SUBSCRIBE", "news")[0] == b"subscribe"
+    for _ in range(16):  # more than the system takes for a client that reads nothing
+        assert call(other, "PUBLISH", "news", b"x" * (1 << 20)) == 1
+    connection = running.server._connections[1]
+    assert running.call(lambda: connection.output_bytes) > 1 << 20
+    for seconds in (0, 5):
+        running.call(lambda seconds=seconds: running.server.sweep(NOW_MS + seconds * 1000))
+    assert 1 in running.server._connections
+    running.call(lambda: running.server.sweep(NOW_MS + 5001))
+    other.answers(PING, PONG)
+    assert 1 not in running.server._connections
+    assert b"client_output_buffer_limit_disconnections:1\r\n" in call(other, "INFO", "stats")
+
+
+def test_a_subscriber_whose_channels_are_taken_away_is_cut(serve: Callable[..., Any]) -> None:
+    running = serve()
+    peer, other = running.connect(), running.connect()
+    call(other, "ACL", "SETUSER", "u", "on", "nopass", "+@all", "&news*", "&more")
+    assert call(peer, "AUTH", "u", "") == b"OK"
+    assert call(peer, "PSUBSCRIBE", "news") == b"NOPERM No permissions to access a channel"
+    assert call(peer, "SUBSCRIBE", "news1")[0] == b"subscribe"
+    call(other, "ACL", "SETUSER", "u", "resetchannels", "&news*")
+    assert call(other, "PUBLISH", "news1", "x") == 1
+    call(other, "ACL", "SETUSER", "u", "resetchannels", "&more")
+    assert call(other, "PUBLISH", "news1", "x") == 0
