@@ -160,6 +160,7 @@ SETTINGS: dict[str, Setting] = {
     "bind": shown("hosts"),
     "client-query-buffer-limit": changing("query_buffer_bytes_max", size(MIB, QUERY_BUFFER_BYTES_MAX)),
     "client-output-buffer-limit": Setting(_output_limits, "output_bytes_max", output_limits, is_variable=True),
+    "cluster-enabled": Setting(lambda instance: "no" if instance.cluster is None else "yes"),
     "daemonize": Setting(lambda instance: "no"),
     "databases": shown("databases"),
     "io-threads": Setting(lambda instance: "1"),
@@ -184,6 +185,7 @@ SETTINGS: dict[str, Setting] = {
     "tcp-backlog": shown("backlog_connections"),
     "tcp-keepalive": changing("tcp_keepalive_seconds", number(0, INT32_MAX)),
     "tracking-table-max-keys": changing("tracked_keys_max", number(0, 2**63 - 1)),
+    "tls-port": Setting(lambda instance: str(instance.tls_port), is_variable=True),
     "timeout": changing("idle_timeout_seconds", number(0, INT32_MAX)),
 }
 
@@ -199,12 +201,9 @@ def of_tls(field: str) -> Setting:
 def settings_of(instance: Instance) -> Mapping[str, Setting]:
     """Return the settings that a server has."""
     settings = dict(SETTINGS)
-    if instance.tls_port:
-        settings["tls-port"] = Setting(lambda instance: str(instance.tls_port), is_variable=True)
     if instance.config.tls is not None:
         settings |= {name: of_tls(field) for name, field in TLS_FIELDS.items()}
     if instance.cluster is not None:  # keys are answered while others are nobody's
-        settings["cluster-enabled"] = Setting(lambda instance: "yes")
         settings["cluster-require-full-coverage"] = fixed("no")
     return settings
 
@@ -240,10 +239,9 @@ def _changes(instance: Instance, pairs: Sequence[tuple[bytes, bytes]]) -> Mappin
     """Return what fields of ServerConfig become; PlainError for the first pair that cannot be, and nothing changes."""
     settings = settings_of(instance)
     names = [name.decode("utf-8", "replace").lower() for name, _ in pairs]
-    for name, (as_typed, _) in zip(names, pairs, strict=True):
+    for at, (name, (as_typed, _)) in enumerate(zip(names, pairs, strict=True)):
         if name not in settings:
             raise PlainError(f"Unknown option or number of arguments for CONFIG SET - '{typed(as_typed)}'")
-    for at, (name, (as_typed, _)) in enumerate(zip(names, pairs, strict=True)):
         if not settings[name].is_variable:
             raise _failed(typed(as_typed), "can't set immutable config")
         if name in names[:at]:

@@ -29,7 +29,8 @@ FIRST_BITS = 10
 
 NOT_WATCHED = (
     "I'm sorry, Dave, I can't do that. Latency monitoring is disabled in this Redis instance. You may use \"CONFIG SET "
-    'latency-monitor-threshold <milliseconds>." in order to enable it.\n'
+    "latency-monitor-threshold <milliseconds>.\" in order to enable it. If we weren't in a deep space mission I'd "
+    "suggest to take a look at https://redis.io/topics/latency-monitor.\n"
 )
 NOTHING_SEEN = (
     "Dave, no latency spike was observed during the lifetime of this Redis instance, not in the slightest bit. I "

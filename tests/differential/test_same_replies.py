@@ -16,6 +16,14 @@ from resp_server.commands import command_table
 # replies there are, and the table's documentation is compared as a whole.
 # In `test_same_transactions.py`.
 TRANSACTIONS = ("multi", "exec", "discard", "watch", "unwatch")
+# In `test_same_measures.py`.
+MEASURES = {
+    *("config|resetstat", "config|rewrite", "config|set", "client|pause", "client|unblock", "client|unpause"),
+    *(f"latency|{name}" for name in ("doctor", "graph", "help", "histogram", "history", "latest", "reset")),
+    *(f"memory|{name}" for name in ("doctor", "help", "malloc-stats", "purge", "stats")),
+    *(f"slowlog|{name}" for name in ("get", "help", "len", "reset")),
+    *("lastsave", "lolwut", "monitor"),
+}
 COMPARED_ELSEWHERE = {
     "client|help",
     "client|reply",
@@ -23,6 +31,7 @@ COMPARED_ELSEWHERE = {
     "command|getkeysandflags",
     "command|help",
     "config|help",
+    *MEASURES,
     *TRANSACTIONS,
 }
 # Redis 7.0, which is the judge, does not have them: see `test_newer_commands.py`.
