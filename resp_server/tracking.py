@@ -253,8 +253,18 @@ class Tracking:
         if self._is_too_much(rows):
             return
         for clients, what in rows:
+            by_user: dict[int, Invalid] = {}
             for client in clients:
-                self.owe(client, what)
+                user = client.user()
+                if user is None or user.reads_all_keys:
+                    self.owe(client, what)
+                    continue
+                readable = by_user.get(id(user))
+                if readable is None:
+                    keys = [key for key in what.keys or () if user.can_read(key)]
+                    readable = by_user[id(user)] = Invalid(keys, is_one_frame=True)
+                if readable.keys:
+                    self.owe(client, readable)
 
     def _is_too_much(self, rows: Sequence[tuple[Holders, Invalid]]) -> bool:
         """Tell everybody that everything is invalid if there is too much to be told; return whether."""

@@ -104,7 +104,7 @@ def client_tracking(call: Call, switch: bytes, *words: bytes) -> Reply:
                 instance.tracking.end(session.tracked)
                 session.track(None)
         elif switch.upper() == b"ON":
-            tracked = session.tracked or Tracked(session.id)
+            tracked = session.tracked or Tracked(session.id, lambda: session.user)
             options.check(tracked)
             options.apply(instance, tracked)
             session.track(tracked)

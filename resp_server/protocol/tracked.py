@@ -9,7 +9,8 @@ changed, between two replies. Where a reply is under way then whose values may b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 PUSH = b">2\r\n$10\r\ninvalidate\r\n"
 MESSAGE = b"*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n"
@@ -48,15 +49,26 @@ class Invalid:
 EVERYTHING = Invalid(None)
 
 
+class Reader(Protocol):
+    """A user, as far as it may be told of keys."""
+
+    @property
+    def reads_all_keys(self) -> bool: ...
+    def can_read(self, key: bytes) -> bool:
+        """Tell whether it may be told of a key."""
+
+
 class Tracked:
     """How one client tracks, and what it is owed.
 
-    redirect: the client that is told instead; 0: itself. is_caching_given: CLIENT CACHING was just called. is_broken:
-    the one it redirects to is gone. is_passed_on: something is on its way to that one, at another process.
+    user: who it is now; None: somebody who may read everything. redirect: the client that is told instead; 0: itself.
+    is_caching_given: CLIENT CACHING was just called. is_broken: the one it redirects to is gone. is_passed_on:
+    something is on its way to that one, at another process.
     """
 
-    def __init__(self, session_id: int = 0) -> None:
+    def __init__(self, session_id: int = 0, user: Callable[[], Reader | None] = lambda: None) -> None:
         self.session_id = session_id
+        self.user = user
         self.alone = (self,)
         self.is_on = False
         self.is_bcast = self.is_optin = self.is_optout = self.is_noloop = False

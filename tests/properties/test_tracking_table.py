@@ -1,0 +1,173 @@
+"""No client holds a value that is not the current one, once it took all that it was told before a reply.
+
+The oracle is a dictionary: what each key holds now. Clients keep what they read; replies may take a while, and hold
+what was there when they began.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from unittest.mock import patch
+
+import hiredis
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from resp_server.protocol.tracked import PUSH, Tracked
+from resp_server.tracking import Tracking
+
+KEYS = [b"a:0", b"a:1", b"a:2", b"b:0", b"b:1", b"", b"a"]
+CLIENTS = 4
+SOME_KEYS = st.lists(st.sampled_from(KEYS), min_size=1, max_size=4)
+
+
+class Reply(NamedTuple):
+    """What is on its way to a client: the values as they were when it was asked."""
+
+    values: dict[bytes, int]
+
+
+class Client:
+    """A client that caches, and its connection."""
+
+    def __init__(self) -> None:
+        self.tracked = Tracked()
+        self.cache: dict[bytes, int] = {}
+        self.under_way: Reply | None = None
+
+    def take(self, frames: bytes) -> None:
+        reader = hiredis.Reader()
+        reader.feed(frames)
+        while (push := reader.gets()) is not False:
+            assert push[0] == b"invalidate"
+            if push[1] is None:
+                self.cache.clear()
+            else:
+                for key in push[1]:
+                    self.cache.pop(key, None)
+
+
+class Tables(RuleBasedStateMachine):
+    """A table with little room, clients in all modes, and epochs."""
+
+    @initialize(
+        keys_max=st.sampled_from((0, 100, 3, 1)),
+        bytes_max=st.sampled_from((1 << 20, 500, 1)),
+        owed=st.sampled_from((1 << 20, 60)),
+        told=st.sampled_from((1 << 20, 3)),
+        holders=st.integers(1, 4),
+    )
+    def begin(self, keys_max: int, bytes_max: int, owed: int, told: int, holders: int) -> None:
+        self.patches = [
+            patch("resp_server.protocol.tracked.OWED_BYTES_MAX", owed),
+            patch("resp_server.tracking.TOLD_AT_ONCE_MAX", told),
+            patch("resp_server.tracking.HOLDERS_MAX", holders),
+            patch("resp_server.tracking.FREED_AT_ONCE", 2),
+        ]
+        for each in self.patches:
+            each.start()
+        self.tracking = Tracking(keys_max, bytes_max)
+        self.values = dict.fromkeys(KEYS, 0)
+        self.clients = [Client() for _ in range(CLIENTS)]
+        for client in self.clients[1:]:
+            self.tracking.begin(client.tracked)
+
+    def teardown(self) -> None:
+        for each in getattr(self, "patches", ()):
+            each.stop()
+
+    @rule(number=st.integers(0, CLIENTS - 1), prefixes=st.sampled_from((None, (b"",), (b"a:", b"b"), (b"a",))))
+    def track(self, number: int, prefixes: tuple[bytes, ...] | None) -> None:
+        """A client says how it tracks, with an empty cache, as clients do."""
+        client = self.clients[number]
+        if client.tracked.is_on:
+            self.tracking.end(client.tracked)
+        client.__init__()  # type: ignore[misc]
+        client.tracked.is_bcast = prefixes is not None
+        self.tracking.begin(client.tracked, prefixes or ())
+
+    @rule(number=st.integers(0, CLIENTS - 1))
+    def leave(self, number: int) -> None:
+        client = self.clients[number]
+        if client.tracked.is_on:
+            self.tracking.end(client.tracked)
+        client.__init__()  # type: ignore[misc]
+
+    def reading(self, number: int, keys: list[bytes]) -> tuple[Client, list[bytes]] | None:
+        """Return a client and what it would keep of what it reads."""
+        client = self.clients[number]
+        if not client.tracked.is_on or client.under_way is not None:
+            return None
+        if client.tracked.is_bcast:
+            return client, [key for key in keys if key.startswith(tuple(client.tracked.prefixes))]
+        return client, keys
+
+    @rule(number=st.integers(0, CLIENTS - 1), keys=SOME_KEYS)
+    def read(self, number: int, keys: list[bytes]) -> None:
+        """A client is answered at once: told before the reply, as the server does."""
+        found = self.reading(number, keys)
+        if found is not None:
+            client, kept = found
+            if client.tracked.remembers:
+                self.tracking.remember(client.tracked, keys)
+            client.cache |= {key: self.values[key] for key in kept}
+
+    @rule(number=st.integers(0, CLIENTS - 1), keys=SOME_KEYS)
+    def begin_reply(self, number: int, keys: list[bytes]) -> None:
+        """A reply begins that takes a while."""
+        found = self.reading(number, keys)
+        if found is not None:
+            client, kept = found
+            client.take(self.tracking.take(client.tracked, PUSH))
+            if client.tracked.remembers:
+                self.tracking.remember(client.tracked, keys)
+            client.under_way = Reply({key: self.values[key] for key in kept})
+
+    @rule(number=st.integers(0, CLIENTS - 1), is_told_before=st.booleans())
+    def end_reply(self, number: int, is_told_before: bool) -> None:
+        """It ends; through a proxy, what is new is told before it, and again behind it."""
+        client = self.clients[number]
+        if client.under_way is not None:
+            if is_told_before:
+                client.take(self.tracking.take(client.tracked, PUSH, is_within=True))
+            client.cache |= client.under_way.values
+            client.under_way = None
+
+    @rule(keys=SOME_KEYS)
+    def change(self, keys: list[bytes]) -> None:
+        """An epoch."""
+        for key in keys:
+            self.values[key] += 1
+        self.tracking.changed(keys)
+        self.tracking.free()
+
+    @rule(keys=SOME_KEYS)
+    def change_somewhere(self, keys: list[bytes]) -> None:
+        """An epoch of which nobody knows what it changed."""
+        for key in keys:
+            self.values[key] += 1
+        self.tracking.changed(None)
+
+    @precondition(lambda self: hasattr(self, "clients"))
+    @invariant()
+    def nobody_holds_what_holds_no_more(self) -> None:
+        """Every client between two replies takes what it is told; then its cache is right."""
+        for client in self.clients:
+            if client.tracked.is_on and client.under_way is None:
+                client.take(self.tracking.take(client.tracked, PUSH))
+                assert client.cache.items() <= self.values.items()
+                assert client.tracked not in self.tracking.owing
+
+    @precondition(lambda self: hasattr(self, "clients"))
+    @invariant()
+    def the_table_is_within_its_bounds(self) -> None:
+        assert not 0 < self.tracking.keys_max < self.tracking.keys
+        assert self.tracking.items >= self.tracking.keys
+        assert self.tracking.prefixes == len({each for client in self.clients for each in client.tracked.prefixes})
+        if not self.tracking.keys:
+            assert self.tracking.items == self.tracking._bytes == 0
+
+
+TestTables = Tables.TestCase
+TestTables.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
