@@ -155,6 +155,7 @@ def event_classes(word: bytes) -> str:
 
 SETTINGS: dict[str, Setting] = {
     "aclfile": shown("acl_file"),
+    "acl-pubsub-default": fixed("resetchannels"),
     "acllog-max-len": changing("acl_log_entries_max", number(0, 2**63 - 1)),
     "appendonly": fixed("no"),
     "bind": shown("hosts"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +13,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from resp_server import short_way
+from resp_server import checked_way, short_way
+from resp_server.checked_way import CheckedWay
 from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
@@ -146,7 +148,23 @@ topologies = st.lists(st.tuples(st.sampled_from(PARTS), st.booleans()), min_size
 )
 
 
-async def answered(config: ServerConfig, chunks: list[bytes], is_loading: bool, shown: list[Topology]) -> Any:
+# What the client's user may do; texts that look like the protocol are the interesting ones here as well.
+user_rules = st.sampled_from(
+    [
+        [b"resetkeys", b"~j:v:*", b"~j:m:small"],
+        [b"resetkeys", b"%R~j:l:*", b"%W~j:m:*", b"~\\**", b"~$", b"(+mget ~j:v:[01])"],
+        [b"-@all", b"+get", b"+hget", b"+state|mget"],
+        [b"-get", b"-hgetall", b"-state"],
+        [b"resetkeys", b"(+get ~j:v:0)", b"(+@all -get ~j:*)"],
+        [b"resetkeys", b"~??*2*", b"~a*", b"~j:?:?"],
+        [b"resetkeys"],
+    ]
+)
+
+
+async def answered(
+    config: ServerConfig, chunks: list[bytes], is_loading: bool, shown: list[Topology], rules: Sequence[bytes] = ()
+) -> Any:
     """Return what a client is sent that sends these chunks, and what was counted for it.
 
     There is an epoch after each chunk, and a topology before each as long as there are any.
@@ -157,6 +175,7 @@ async def answered(config: ServerConfig, chunks: list[bytes], is_loading: bool, 
     apply(store, 0)
     server = Server(keyspace, config, clock=lambda: NOW_MS)
     server.instance.is_loading = is_loading
+    server.users.set(b"default", rules)
     wire, connection = Wire(), Connection(server)
     connection.connection_made(wire)  # type: ignore[arg-type]
     for turn, chunk in enumerate(chunks, 1):
@@ -183,6 +202,11 @@ async def answered(config: ServerConfig, chunks: list[bytes], is_loading: bool, 
     return b"".join(wire.sent), wire.is_closed, counted, session.last_command, session.active_ms
 
 
+def not_at_all(way: object, session: object, data: bytes) -> tuple[bytes, bytes]:
+    """Stand for a short way that answers nothing."""
+    return b"", data
+
+
 def apply(store: MemoryStore, turn: int) -> None:
     epoch = EpochChanges(
         store.applied.epoch + 1, 1, NOW_MS, list(runs_of(changes(turn), [state.name for state in STATES]))
@@ -201,6 +225,7 @@ def apply(store: MemoryStore, turn: int) -> None:
     st.booleans(),
     st.sampled_from([40, 16_384]),
     st.one_of(st.just(NO_CLUSTER), topologies),
+    st.one_of(st.just([]), user_rules),
 )
 def test_a_connection_answers_and_counts_as_one_without_a_short_way(
     settings_of: dict[str, Any],
@@ -210,12 +235,13 @@ def test_a_connection_answers_and_counts_as_one_without_a_short_way(
     is_loading: bool,
     at_once: int,
     shown: list[Topology],
+    rules: list[bytes],
 ) -> None:
     data = b"".join(map(packed, sent)) + ending
     ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     chunks = [data[start:end] for start, end in pairwise(ends)]
     config = ServerConfig(**settings_of)
-    with patch.object(ShortWay, "answer", lambda self, session, data: (b"", data)):
-        expected = asyncio.run(answered(config, chunks, is_loading and not sent[:2], shown))
-    with patch.object(short_way, "BYTES_MAX", at_once):
-        assert asyncio.run(answered(config, chunks, is_loading and not sent[:2], shown)) == expected
+    with patch.object(ShortWay, "answer", not_at_all), patch.object(CheckedWay, "answer", not_at_all):
+        expected = asyncio.run(answered(config, chunks, is_loading and not sent[:2], shown, rules))
+    with patch.object(short_way, "BYTES_MAX", at_once), patch.object(checked_way, "BYTES_MAX", at_once):
+        assert asyncio.run(answered(config, chunks, is_loading and not sent[:2], shown, rules)) == expected

@@ -12,6 +12,9 @@ from compat.conformance.wire import reply_at, request
 
 PING, PONG = request("PING"), b"+PONG\r\n"
 NOW_MS = 1_700_000_000_000
+OUTPUT_ERROR = (
+    b"Error in hard, soft or soft_seconds setting in buffer limit configuration. A hard limit is 1 to 1073741824"
+)
 
 
 def call(peer: Any, *words: bytes | str | int) -> Any:
@@ -59,8 +62,7 @@ def test_limits_are_changed_at_run_time(serve: Callable[..., Any], name: str, gi
         (
             "client-output-buffer-limit",
             "normal 0 0 0",
-            b"Error in hard, soft or soft_seconds setting in buffer limit configuration. "
-            b"A hard limit is 1 to 1073741824",
+            OUTPUT_ERROR,
         ),
         ("protected-mode", "maybe", b"argument must be 'yes' or 'no'"),
     ],
