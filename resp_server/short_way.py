@@ -171,7 +171,7 @@ class ShortWay:
 
     def _lone_mget(self, whole: bytes) -> _ManyFound | None:
         many = many_of(head_of(whole))
-        return self._look_up_many(many, (whole,)).get(whole) if many else None
+        return self._look_up_many([(many, whole)]).get(whole) if many else None
 
     def _has_cut(self, its_head: bytes) -> bool:
         return its_head in self._cuts or many_of(its_head) is not None
@@ -184,14 +184,16 @@ class ShortWay:
 
     def _fill(self, wholes: Sequence[bytes], replies: list[bytes | None]) -> dict[bytes, _ManyFound]:
         """Look up what is not ready, and put in what is found; return the MGETs among it."""
-        many: dict[bytes, _ManyFound] = {}
+        asked: list[tuple[Many, bytes]] = []
         for its_head, some in by_head(_missing(wholes, replies)):
             if its_head in self._cuts:
                 _put(wholes, replies, some, self._look_up(its_head, some))
             elif its_many := many_of(its_head):
-                found = self._look_up_many(its_many, some)
-                _put(wholes, replies, list(found), [each.reply for each in found.values()])
-                many.update(found)
+                asked += [(its_many, whole) for whole in some]
+        if not asked:
+            return {}
+        many = self._look_up_many(asked)
+        _put(wholes, replies, list(many), [each.reply for each in many.values()])
         return many
 
     def _look_up(self, its_head: bytes, wholes: Sequence[bytes]) -> list[bytes | None]:
@@ -211,23 +213,36 @@ class ShortWay:
         self._cache.add(its_head, lasting, len(keys))
         return found
 
-    def _look_up_many(self, asked: Many, wholes: Sequence[bytes]) -> dict[bytes, _ManyFound]:
-        """Return the replies to MGETs that begin alike: arrays of what GET answers."""
-        many: dict[bytes, _ManyFound] = {}
-        count = asked.keys
-        is_of_one_slot = asked.name == "mget" and self._instance.cluster is not None
-        for whole in wholes if 0 < count <= SLICE_ENTRIES else ():
-            gets = asked.gets(whole) if whole.startswith(asked.start) else ()
-            if len(gets) != count or (is_of_one_slot and _slots_of(gets) > 1):
-                continue
-            replies = self._ready(gets)
-            if not all(replies):
-                missing = _missing(gets, replies)
-                _put(gets, replies, missing, self._look_up(GET_HEAD, missing))
-            if None not in replies:
-                reply = b"*%d\r\n%b" % (count, b"".join(replies))  # type: ignore[arg-type]
-                many[whole] = _ManyFound(reply, asked.name, count, replies.count(self._cuts[GET_HEAD].nothing))
-        return many
+    def _look_up_many(self, asked: Sequence[tuple[Many, bytes]]) -> dict[bytes, _ManyFound]:
+        """Return the replies to MGETs, as far as they are whole: arrays of what GET answers, looked up together."""
+        gets: list[bytes] = []
+        taken = [(many, whole) for many, whole in asked if self._add_gets(many, whole, gets)]
+        if not taken:
+            return {}
+        replies = self._ready(gets)
+        if not all(replies):
+            missing = _missing(gets, replies)
+            _put(gets, replies, missing, self._look_up(GET_HEAD, missing))
+        found: dict[bytes, _ManyFound] = {}
+        nothing, end = self._cuts[GET_HEAD].nothing, 0
+        for many, whole in taken:
+            some = replies[end : end + many.keys]
+            end += many.keys
+            if None not in some:
+                reply = b"*%d\r\n%b" % (many.keys, b"".join(some))  # type: ignore[arg-type]
+                found[whole] = _ManyFound(reply, many.name, many.keys, some.count(nothing))
+        return found
+
+    def _add_gets(self, many: Many, whole: bytes, gets: list[bytes]) -> bool:
+        """Add the GETs that an MGET stands for; False if it is left to others."""
+        if not 0 < many.keys <= SLICE_ENTRIES or not whole.startswith(many.start):
+            return False
+        some = many.gets(whole)
+        is_of_one_slot = many.name == "mget" and self._instance.cluster is not None
+        if len(some) != many.keys or (is_of_one_slot and _slots_of(some) > 1):
+            return False
+        gets += some
+        return True
 
     def _taken(self, its_head: bytes) -> ShortCut:
         """Return a short cut, from now on among those to be counted."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from resp_server.errors import ReplyError
 from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told
+from resp_server.router.guard import together
+
+# Makes one reply of several.
+Merge = Callable[[Sequence[bytes]], bytes]
 
 
 class TakesReplies(Protocol):
@@ -81,3 +85,26 @@ class Nobody(TakesReplies):
 
     def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Let it go."""
+
+
+class Joined(TakesReplies):
+    """Answers of several servers that make one reply. The first error among them is the reply."""
+
+    def __init__(self, count: int, merge: Merge, whose: TakesReplies, index: int) -> None:
+        self._replies: list[bytes | None] = [None] * count
+        self._missing = count
+        self._merge, self._whose, self.index = merge, whose, index
+        self._told = NOT_TOLD
+
+    def seen_by(self, index: int) -> Epochs:
+        return self._whose.seen_by(self.index)
+
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+        self._replies[index] = reply
+        self._told = together(self._told, told)
+        self._missing -= 1
+        if self._missing:
+            return
+        replies = [each for each in self._replies if each is not None]
+        error = next((each for each in replies if each[:1] == b"-"), None)
+        self._whose.put(self.index, self._merge(replies) if error is None else error, self._told)

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from resp_server.connection import Connection
-from resp_server.protocol.following import Epochs, Told
+from resp_server.protocol.following import NOT_TOLD, Epochs, Told
 from resp_server.protocol.replies import Pending
+from resp_server.router.asks import TakesReplies
 from resp_server.router.gets import NIL_2, NIL_3, STARTS, is_part
 
 if TYPE_CHECKING:
@@ -39,12 +40,13 @@ class Unanswered(Pending):
 UNANSWERED = Unanswered()
 
 
-class ProxyConnection(Connection):
+class ProxyConnection(Connection, TakesReplies):
     """A client's connection to a proxy."""
 
     def __init__(self, server: Server, session_id: int | None = None) -> None:
         super().__init__(server, session_id)
-        self._gets = cast("ProxyDispatcher", self._dispatcher).gets
+        dispatcher = cast("ProxyDispatcher", self._dispatcher)
+        self._gets, self._mgets = dispatcher.gets, dispatcher.mgets
         # Of what begins with a GET: what is to be asked next, or has come in part.
         self.begun = b""
 
@@ -57,15 +59,30 @@ class ProxyConnection(Connection):
         if self._is_calm:
             if self.begun:
                 data, self.begun = self.begun + data, b""
-            if data.startswith(STARTS) and self._gets is not None and self.session.is_plain:
-                self._ask(data)
-                return
+            if self._gets is not None and self.session.is_plain:
+                if data.startswith(STARTS):
+                    self._ask(data)
+                    return
+                if self._mgets.ask_for(data, self.session.protocol, self):  # type: ignore[union-attr]
+                    self._wait("mget")
+                    return
         super().data_received(data)
 
     def _ask(self, data: bytes) -> None:
+        self._wait("get")
+        self._gets.add(self, data)  # type: ignore[union-attr]
+
+    def _wait(self, command: str) -> None:
+        self.session.last_command = command
         self._is_calm = False
         self._pending, self._next_turn = UNANSWERED, NO_TURN
-        self._gets.add(self, data)  # type: ignore[union-attr]
+
+    def seen_by(self, index: int) -> Epochs:
+        return self.session.seen.epochs
+
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+        """Take the reply to an MGET."""
+        self.answered(reply, told)
 
     @property
     def seen(self) -> Epochs:
@@ -89,7 +106,7 @@ class ProxyConnection(Connection):
             replies = [NIL_3 if each == NIL_2 else each for each in replies]
         return b"".join(replies)
 
-    def answered_unevenly(self, data: bytes, count: int, told: Told) -> bool:
+    def answered_unevenly(self, data: bytes, count: int, told: Told) -> None:
         """Have it asked again, the general way, of servers that have reached all of it."""
         self.session.seen.add(told)
         stats = self._instance.stats  # it was counted when it was asked first
@@ -97,7 +114,6 @@ class ProxyConnection(Connection):
         stats.tally("get").calls -= count
         data, self.begun = data + self.begun, b""
         self.leave_to_others(data)
-        return True
 
     def answered(self, reply: bytes, told: Told) -> None:
         """Send what was waited for, and go on with what came meanwhile."""
@@ -106,7 +122,6 @@ class ProxyConnection(Connection):
             return
         session = self.session
         session.seen.add(told)
-        session.last_command = "get"
         session.active_ms = self._instance.view.now_ms
         if reply == NIL_2 and session.protocol != 2:
             reply = NIL_3

@@ -6,7 +6,6 @@ the same client waits for it, which bounds what one client can have waiting.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, cast
@@ -32,13 +31,14 @@ from resp_server.protocol.requests import Request
 from resp_server.protocol.session import Session
 from resp_server.protocol.tracked import Tracked
 from resp_server.router.applications import Applications, clash
-from resp_server.router.asks import Ask, TakesReplies
-from resp_server.router.frames import in_order, pack
+from resp_server.router.asks import Ask, Joined, Merge, TakesReplies
+from resp_server.router.frames import pack
 from resp_server.router.gathering import Jobs, text_in, wanted_of_servers
-from resp_server.router.gets import Array, Gets
-from resp_server.router.guard import behind, together
+from resp_server.router.gets import Gets
+from resp_server.router.guard import behind
+from resp_server.router.mgets import Mgets
 from resp_server.router.remembering import Remembers
-from resp_server.router.routes import Merge, Part, Way, lone_key_at, split, way_of, within
+from resp_server.router.routes import Part, Way, lone_key_at, split, way_of, within
 from resp_server.router.survey import Survey
 from resp_server.router.transactions import TransactionRun, WatchRun
 from resp_server.router.upstream import LONG_TIMEOUT_S, Upstreams
@@ -177,29 +177,6 @@ class Batch(Pending, TakesReplies):
         return b"".join([late if reply is None else reply for reply in self._replies])
 
 
-class Joined(TakesReplies):
-    """Answers of several servers that make one reply. The first error among them is the reply."""
-
-    def __init__(self, count: int, merge: Merge, whose: TakesReplies, index: int) -> None:
-        self._replies: list[bytes | None] = [None] * count
-        self._missing = count
-        self._merge, self._whose, self.index = merge, whose, index
-        self._told = NOT_TOLD
-
-    def seen_by(self, index: int) -> Epochs:
-        return self._whose.seen_by(self.index)
-
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
-        self._replies[index] = reply
-        self._told = together(self._told, told)
-        self._missing -= 1
-        if self._missing:
-            return
-        replies = [each for each in self._replies if each is not None]
-        error = next((each for each in replies if each[:1] == b"-"), None)
-        self._whose.put(self.index, self._merge(replies) if error is None else error, self._told)
-
-
 class Rule(NamedTuple):
     """What becomes of a command under a name as typed. lone_key_at: 0 if it is not as simple as that."""
 
@@ -220,6 +197,7 @@ class ProxyDispatcher(Dispatcher):
         only = applications.only
         # The short way of clients' connections; with several applications each key has to be looked at.
         self.gets = None if only is None else Gets(only, instance)
+        self.mgets = None if only is None or self.gets is None else Mgets(self.gets, only, instance)
         self._tracking = instance.tracking
         self._tracking.on_use = applications.follow_keys
         for upstreams in applications.each:
@@ -437,49 +415,30 @@ class ProxyDispatcher(Dispatcher):
             upstreams.send(Ask(pack(part.request), slot, session.protocol, upstreams.deadline_s(), whose, place))
 
     def _ask_for_many(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
-        """Ask for the values of keys of different slots as GETs, which are cheaper; False if that cannot be.
-
-        Keys of one slot are to be read at one epoch, so they are asked for together.
-        """
-        keys = request[1:]
-        # GETs go over connections of RESP2. What stands before in the same pipeline has to go over the same ones, or it
+        """Ask each server once for its keys; False if that cannot be now."""
+        mgets, keys = self.mgets, request[1:]
+        # It goes over connections of RESP2. What stands before in the same pipeline has to go over the same ones, or it
         # could be answered later, and from a later epoch.
-        if self.gets is None or len(keys) < 2 or session.protocol != 2:
+        if mgets is None or len(keys) < 2 or session.protocol != 2:
             return False
-        slots = list(map(slot_of, keys))
-        counts = Counter(slots)
-        alone = [counts[slot] == 1 for slot in slots]
-        array = Array(session.protocol, batch)
-        if all(alone):
-            if not self.gets.ask_array(keys, array):
-                return False
-            array.index = batch.expect(session.is_silent)
-            self._again_in_parts(command, request, session, batch, array.index)
-            return True
-        places = [[at for at, is_alone in enumerate(alone) if is_alone]]
-        places += [[at for at, each in enumerate(slots) if each == slot] for slot, count in counts.items() if count > 1]
-        if not places[0]:
+        route = mgets.route(keys, batch.seen_by(0))
+        if route is None:
             return False
-        joined = Joined(len(places), partial(in_order, places=places), batch, 0)
-        array = Array(session.protocol, joined)
-        if not self.gets.ask_array([keys[at] for at in places[0]], array):
-            return False
-        array.index = 0
-        joined.index = batch.expect(session.is_silent)
-        self._again_in_parts(command, request, session, batch, joined.index)
-        upstreams = self._applications.each[0]
-        for number, some in enumerate(places[1:], 1):
-            packed, deadline_s = pack((request[0], *(keys[at] for at in some))), upstreams.deadline_s()
-            upstreams.send(Ask(packed, slots[some[0]], session.protocol, deadline_s, joined, number))
-        return True
+        pieces = [b"%d\r\n%b" % (len(key), key) for key in keys]
+        index = batch.expect(session.is_silent)
 
-    def _again_in_parts(self, command: Command, request: Request, session: Session, batch: Batch, index: int) -> None:
-        def ask() -> None:
+        def again() -> None:
+            route = mgets.route(keys, batch.seen_by(index))
+            if route is not None:
+                mgets.ask(route, pieces, 2, batch, index)
+                return
             found = split(command.facts, request, self.place_of)
             assert found is not None  # it has keys
             self._ask_parts(command, *found, session, batch, index)
 
-        batch.again(index, ask)
+        batch.again(index, again)
+        mgets.ask(route, pieces, 2, batch, index)
+        return True
 
     def place_of(self, key: bytes) -> tuple[int, int]:
         """Return the number of a key's application, and its slot."""

@@ -11,8 +11,13 @@ from resp_server.protocol.requests import Request
 
 BULKS = b"$="
 ARRAYS = b"*~>"
-MAPS = b"%"
+MAP = b"%"
 LINES = b"+-:_#,("
+# What is cut in loops of C, and what it begins with.
+MARKS = (b"$", b"*", b"~", MAP)
+FIRSTS = b"$*~%"
+# Of an array that has not come to its end, what is looked at again with what comes next (guess).
+BEGUN_ITEMS_MAX = 4096
 
 # Up to which size bulk strings are cut in loops of C (guess: longer ones are few in a buffer).
 BULK_BYTES_MAX = 4096
@@ -52,11 +57,32 @@ def bulks_of(data: bytes) -> tuple[list[bytes], bytes] | None:
     return (frames, rest) if _are_bulks(frames) else None
 
 
-def _are_bulks(frames: list[bytes]) -> bool:
+def _are_bulks(frames: Sequence[bytes]) -> bool:
     try:
         return all(map(bytes.startswith, frames, map(_head_of_length, map(len, frames))))
     except IndexError:
         return False
+
+
+def _is_whole(frame: bytes) -> bool:
+    """Tell whether a frame is a bulk string, or what may be the header of an array."""
+    return frame.endswith(b"\r\n") and (frame[:1] != b"$" or _are_bulks((frame,)))
+
+
+class CutArray(bytes):
+    """An array, or a map, as it was sent, whose items are known: all of them are bulk strings or nils."""
+
+    items: Sequence[bytes]
+
+
+def _cut_array(frames: list[bytes]) -> CutArray | None:
+    """Return the array that frames are, its header first; None if an item is no short bulk string."""
+    items = frames[1:]
+    if not _are_bulks(items):
+        return None
+    array = CutArray(b"".join(frames))
+    array.items = items
+    return array
 
 
 class Frames:
@@ -64,7 +90,9 @@ class Frames:
 
     def __init__(self, reply_bytes_max: int) -> None:
         self._bytes_max = reply_bytes_max
-        self._done: list[bytes] = []  # of the reply that is not complete: what has been looked at
+        self._begun: list[bytes] = []  # of an array that is not complete: its header, and bulk strings
+        self._begun_bytes = 0
+        self._done: list[bytes] = []  # of another reply that is not complete: what has been looked at
         self._done_bytes = 0
         self._rest: list[bytes] = []  # what has not
         self._rest_bytes = 0
@@ -76,7 +104,7 @@ class Frames:
     @property
     def begun_bytes(self) -> int:
         """How long the reply that is not complete is at least."""
-        return self._done_bytes + max(self._rest_bytes, self._wanted_bytes)
+        return self._begun_bytes + self._done_bytes + max(self._rest_bytes, self._wanted_bytes)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take bytes, return the replies that are complete by now; FrameError."""
@@ -87,18 +115,57 @@ class Frames:
                 return []
             data = b"".join(self._rest)
             self._rest = []
-        found = None if self._done else bulks_of(data)
-        self.are_bulks = found is not None
-        if found is None:
+        self.are_bulks = False
+        if self._done:
             return self._cut(data)
+        found = bulks_of(data) if data[:1] == b"$" and not self._begun else None
+        if found is None:
+            return self._cut_arrays(data)
         frames, rest = found
+        self.are_bulks = True
         if not rest:
             self._rest_bytes = self._wanted_bytes = 0
             return frames
         # What begins one more is looked at as anything else is: it may be a whole reply of another kind.
-        others = self._cut(rest)
+        others = self._cut_arrays(rest)
         self.are_bulks = not others
         return frames + others if others else frames
+
+    def _cut_arrays(self, data: bytes) -> list[bytes]:
+        """Cut a buffer of bulk strings and of arrays of them in loops of C; from where it is anything else, not so."""
+        if (not self._begun and data[:1] not in FIRSTS) or CUT in data:
+            return self._cut(self._take_begun() + data)
+        for mark in MARKS:
+            data = data.replace(b"\r\n" + mark, b"\r\n\xff" + mark)
+        frames = self._begun + data.split(CUT)
+        rest = b"" if _is_whole(frames[-1]) else frames.pop()
+        self._begun, self._begun_bytes = [], 0
+        replies, at, end = [], 0, len(frames)
+        while at < end:
+            frame, stop = frames[at], at + 1
+            reply: bytes | None = None
+            if frame[:1] == b"$":
+                reply = frame if _are_bulks((frame,)) else None
+            elif frame.endswith(b"\r\n") and frame[1:-2].isdigit():
+                stop += int(frame[1:-2]) * (2 if frame[:1] == MAP else 1)
+                if stop > end and end - at <= BEGUN_ITEMS_MAX and _are_bulks(frames[at + 1 :]):
+                    self._begun, self._begun_bytes = frames[at:], sum(map(len, frames[at:]))
+                    break
+                reply = _cut_array(frames[at:stop]) if stop <= end else None
+            if reply is None:
+                rest = b"".join(frames[at:]) + rest
+                break
+            replies.append(reply)
+            at = stop
+        wanted_bytes = _item(rest, 0)[0] if rest else 0
+        if not self._begun or (rest and (rest[:1] != b"$" or wanted_bytes <= len(rest))):
+            return replies + self._cut(self._take_begun() + rest)
+        self._keep(rest, 0, 0, wanted_bytes)
+        return replies
+
+    def _take_begun(self) -> bytes:
+        begun, self._begun, self._begun_bytes = self._begun, [], 0
+        return b"".join(begun)
 
     def _cut(self, data: bytes) -> list[bytes]:
         replies: list[bytes] = []
@@ -127,7 +194,7 @@ class Frames:
         self._rest_bytes = len(data) - at
         self._rest = [data[at:]] if self._rest_bytes else []
         self._wanted_bytes = wanted_bytes
-        if self._done_bytes + self._rest_bytes > self._bytes_max:
+        if self._begun_bytes + self._done_bytes + self._rest_bytes > self._bytes_max:
             raise FrameError(f"a reply is larger than {self._bytes_max} bytes")
 
 
@@ -147,7 +214,7 @@ def _item(data: bytes, at: int) -> tuple[int, int]:
         return (end + 2 if number < 0 else end + 4 + number), 0
     if mark in ARRAYS:
         return end + 2, max(number, 0)
-    if mark in MAPS:
+    if mark in MAP:
         return end + 2, 2 * number
     raise FrameError(f"no reply begins with {data[at : at + 16]!r}")
 
@@ -160,8 +227,10 @@ def array_of(reply: bytes) -> tuple[int, bytes]:
     return int(reply[1:end]), reply[end + 2 :]
 
 
-def items_of(reply: bytes) -> list[bytes]:
+def items_of(reply: bytes) -> Sequence[bytes]:
     """Return the items of an array, each as it was sent."""
+    if isinstance(reply, CutArray):
+        return reply.items
     count, body = array_of(reply)
     items = [body] if count == 1 else Frames(len(body) + 1).feed(body)
     if len(items) != count:

@@ -11,7 +11,7 @@ there together, and the replies are put in order when all are there. Whatever is
 from __future__ import annotations
 
 from binascii import crc_hqx
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import accumulate, compress, islice, permutations, repeat
 from operator import getitem
@@ -45,7 +45,7 @@ for _length in range(KEY_BYTES_MAX + 1):
 _line_of_length, _key_of_length = _LINES.__getitem__, _KEYS.__getitem__
 
 # Bytes to one where they are a number, to zero elsewhere.
-_SELECTIONS = [bytes(number == each for each in range(256)) for number in range(256)]
+SELECTIONS = [bytes(number == each for each in range(256)) for number in range(256)]
 
 
 class Spelling(NamedTuple):
@@ -101,7 +101,7 @@ class Gets:
             if len(pieces) > GETS_MAX:
                 rest = start.start + start.separator.join(pieces[GETS_MAX:]) + b"\r\n" + rest
                 del pieces[GETS_MAX:]
-            is_whole = whole.startswith(start.start) and whole.endswith(b"\r\n") and _are_keys(pieces)
+            is_whole = whole.startswith(start.start) and whole.endswith(b"\r\n") and are_keys(pieces)
             if is_whole and self._ask([connection], pieces, [len(pieces)]):
                 self._stats.input_bytes += len(data) - len(rest)
                 connection.begun = rest
@@ -111,48 +111,38 @@ class Gets:
         connection.leave_to_others(data)
 
     def _ask(self, connections: Sequence[Taker], pieces: list[bytes], ends: Sequence[int]) -> bool:
-        keys: Iterator[bytes] = map(getitem, pieces, map(_key_of_length, map(len, pieces)))  # type: ignore[arg-type]
-        asked = self._lanes(self._numbers(keys, b"".join(pieces)), len(pieces), connections)
-        if asked is None:
+        numbers = self.numbers(keys_in(pieces), b"".join(pieces))
+        lanes = self.lanes(numbers, len(pieces))
+        if lanes is None or not self.have_reached(lanes, (each.seen for each in connections)):
             return False
-        numbers, lanes = asked
         run = Run(connections, ends, numbers, pieces) if len(connections) < len(pieces) else None
         self._send(connections, pieces, numbers, lanes, run)
         self._stats.tally("get").calls += len(pieces)
         self._instance.renew()  # its clock says when clients were last active
         return True
 
-    def ask_array(self, keys: Sequence[bytes], taker: Taker) -> bool:
-        """Ask for keys whose values are to come as one array; False if nothing was asked."""
-        asked = self._lanes(self._numbers(iter(keys), b"".join(keys)), len(keys), [taker])
-        if asked is None:
-            return False
-        numbers, lanes = asked
-        pieces = [b"%d\r\n%b" % (len(key), key) for key in keys]
-        self._send([taker], pieces, numbers, lanes, Run([taker], [len(pieces)], numbers, pieces))
-        return True
-
-    def _numbers(self, keys: Iterator[bytes], text: bytes) -> bytes:
+    def numbers(self, keys: Iterator[bytes], text: bytes) -> bytes:
         """Return the numbers of the connections that keys are asked over. text: all of them."""
         # A key with a hash tag has another slot than its CRC says.
         places = map(slot_of, keys) if b"{" in text else map(crc_hqx, keys, repeat(0))
         return bytes(map(self._upstreams.table.__getitem__, places))
 
-    def _lanes(
-        self, numbers: bytes, count: int, takers: Sequence[Taker]
-    ) -> tuple[bytes, list[tuple[Lane, int]]] | None:
-        """Return the connections that numbers stand for, or None if one cannot be used now, for these."""
+    def lanes(self, numbers: bytes, count: int) -> list[tuple[Lane, int]] | None:
+        """Return the connections that numbers stand for, or None if one cannot take so many questions now."""
         asked: list[tuple[Lane, int]] = []
         for number in set(numbers):
             lane = self._upstreams.open_lanes[number]
             if lane is None or not lane.has_room(count):
                 return None
             asked.append((lane, number))
-        if not self._upstreams.is_level:
-            seen = {id(each.seen): self._upstreams.own(each.seen) for each in takers}.values()
-            if not all(has_reached(lane.told, each, self._upstreams.gone_jobs) for lane, _ in asked for each in seen):
-                return None
-        return numbers, asked
+        return asked
+
+    def have_reached(self, asked: Sequence[tuple[Lane, int]], seen: Iterable[Epochs]) -> bool:
+        """Tell whether all of these servers have reached what clients have seen."""
+        if self._upstreams.is_level:
+            return True
+        floors = {id(each): self._upstreams.own(each) for each in seen}.values()
+        return all(has_reached(lane.told, each, self._upstreams.gone_jobs) for lane, _ in asked for each in floors)
 
     def _send(
         self,
@@ -167,7 +157,7 @@ class Gets:
         for lane, number in lanes:
             some, its_takers = pieces, takers
             if len(lanes) > 1:
-                selection = numbers.translate(_SELECTIONS[number])
+                selection = numbers.translate(SELECTIONS[number])
                 some = list(compress(pieces, selection))
                 its_takers = list(compress(takers, selection)) if run is None else ()
             part = Lone(some, deadline_s, its_takers) if run is None else Part(some, deadline_s, run, number)
@@ -177,7 +167,7 @@ class Gets:
 def ends_of(pieces: Sequence[bytes], buffers: Sequence[bytes]) -> list[int] | None:
     """Return behind which piece each buffer ends, if these are nothing but whole GETs; None otherwise."""
     ends = list(accumulate([data.count(b"*") for data in buffers]))
-    if ends[-1] != len(pieces) or not _are_keys(pieces) or len(pieces) > len(buffers) * GETS_MAX:
+    if ends[-1] != len(pieces) or not are_keys(pieces) or len(pieces) > len(buffers) * GETS_MAX:
         return None
     sizes = list(accumulate(map(len, pieces)))
     bounds = accumulate(map(len, buffers))
@@ -195,7 +185,7 @@ def is_part(data: bytes) -> bool:
     return data.startswith(STARTS) and is_length and (not end or len(key) < int(digits) + 2)
 
 
-def _are_keys(pieces: Sequence[bytes]) -> bool:
+def are_keys(pieces: Sequence[bytes]) -> bool:
     """Tell whether each piece is a key behind its length."""
     try:
         return all(map(bytes.startswith, pieces, map(_line_of_length, map(len, pieces))))
@@ -203,8 +193,13 @@ def _are_keys(pieces: Sequence[bytes]) -> bool:
         return False
 
 
+def keys_in(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """Iterate over the keys of pieces that are keys behind their lengths."""
+    return map(getitem, pieces, map(_key_of_length, map(len, pieces)))  # type: ignore[arg-type]
+
+
 class Taker(Protocol):
-    """Whoever asked: a client's connection, or an array that is made for one."""
+    """Whoever asked: a client's connection."""
 
     @property
     def seen(self) -> Epochs:
@@ -216,38 +211,8 @@ class Taker(Protocol):
     def answered(self, reply: bytes, told: Told) -> None:
         """Take what was waited for, and what it is from."""
 
-    def answered_unevenly(self, data: bytes, count: int, told: Told) -> bool:
-        """Ask again for so many GETs that came from several epochs, maybe out of order; False if that does no harm."""
-
-
-class Array:
-    """Makes the reply to an MGET of those to GETs. An error is the reply, but a key of another kind is nil."""
-
-    def __init__(self, protocol: int, whose: TakesReplies) -> None:
-        self.index = -1
-        self._nil = NIL_2 if protocol == 2 else NIL_3
-        self._whose = whose
-
-    @property
-    def seen(self) -> Epochs:
-        return self._whose.seen_by(self.index)
-
-    def in_its_protocol(self, replies: Sequence[bytes]) -> bytes:
-        """Return the array."""
-        error = next((each for each in replies if each[:1] == b"-" and not each.startswith(b"-WRONGTYPE ")), None)
-        if error is not None:
-            return error
-        nil = self._nil
-        items = [nil if each == NIL_2 or each[:1] == b"-" else each for each in replies]
-        return b"*%d\r\n%b" % (len(items), b"".join(items))
-
-    def answered(self, reply: bytes, told: Told) -> None:
-        """Pass it on."""
-        self._whose.put(self.index, reply, told)
-
-    def answered_unevenly(self, data: bytes, count: int, told: Told) -> bool:
-        """Let it be: it is one reply."""
-        return False
+    def answered_unevenly(self, data: bytes, count: int, told: Told) -> None:
+        """Ask again for so many GETs, some of whose replies are from earlier epochs than others before them."""
 
 
 class Run:
@@ -278,8 +243,8 @@ class Run:
     def _tell(self, taker: Taker, start: int, end: int, replies: Sequence[bytes]) -> None:
         if len(self._told) > 1 and not is_in_order(self._numbers[start:end], self._told_by):
             data = UPPER.start + UPPER.separator.join(self._pieces[start:end]) + b"\r\n"
-            if taker.answered_unevenly(data, end - start, self._told):
-                return
+            taker.answered_unevenly(data, end - start, self._told)
+            return
         taker.answered(taker.in_its_protocol(replies), self._told)
 
     def part_is_done(self, part: Part) -> None:

@@ -22,10 +22,9 @@ from resp_server.errors import CrossSlotError
 from resp_server.protocol.replies import encode
 from resp_server.protocol.requests import Request
 from resp_server.protocol.session import Account
+from resp_server.router.asks import Merge
 from resp_server.router.frames import in_order, joined, sum_of
 from state_backend.slots import HASH_BITS, SLOTS, slot_of
-
-Merge = Callable[[Sequence[bytes]], bytes]
 
 SPLIT = "request_policy:multi_shard"
 SUMMED = "response_policy:agg_sum"

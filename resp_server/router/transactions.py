@@ -23,10 +23,10 @@ from resp_server.protocol.following import NOT_TOLD, Epochs, Reached, Told
 from resp_server.protocol.requests import Request
 from resp_server.protocol.transaction import Mark
 from resp_server.router.applications import Applications
-from resp_server.router.asks import Ask, TakesReplies
+from resp_server.router.asks import Ask, Merge, TakesReplies
 from resp_server.router.frames import items_of, pack
 from resp_server.router.lane import PING, LaneKey
-from resp_server.router.routes import Merge, Way, split, way_of
+from resp_server.router.routes import Way, split, way_of
 from resp_server.router.upstream import NOT_YET, SENDS_MAX, Upstreams
 from state_backend.slots import slot_of
 

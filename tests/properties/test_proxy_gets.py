@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from resp_server.protocol.requests import RequestParser
 from resp_server.router.frames import bulks_of, pack
-from resp_server.router.gets import START_BYTES, UPPER, ends_of, is_part
+from resp_server.router.gets import START_BYTES, UPPER, ends_of, is_part, keys_in
+from resp_server.router.mgets import pieces_of
 
 keys = st.one_of(
     st.binary(min_size=1, max_size=12),
@@ -49,6 +50,25 @@ def test_whatever_is_found_is_what_a_parser_finds(asked: list[list[bytes]], data
         return
     for buffer, start, end in zip(buffers, [0, *ends[:-1]], ends, strict=True):
         assert parsed(buffer) == [[b"GET", piece.partition(b"\r\n")[2]] for piece in pieces[start:end]]
+
+
+@given(asked=st.lists(keys, min_size=1, max_size=6), name=st.sampled_from([b"MGET", b"mget"]))
+def test_an_mget_is_cut_into_its_keys_or_left_alone(asked: list[bytes], name: bytes) -> None:
+    pieces = pieces_of(pack((name, *asked)))
+    if pieces is None:
+        assert any(b"\r\n$" in key for key in asked)
+    else:
+        assert list(keys_in(pieces)) == asked
+
+
+@given(asked=st.lists(keys, min_size=1, max_size=4), data=st.data())
+def test_what_is_found_in_an_mget_is_what_a_parser_finds(asked: list[bytes], data: st.DataObject) -> None:
+    whole = pack((b"MGET", *asked)) + data.draw(st.sampled_from([b"", b"*1\r\n$4\r\nPING\r\n", b"\r\n"]))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole = whole[:at] + data.draw(st.sampled_from([b"", b"*", b"\r\n", b"1", b"$"])) + whole[at + 1 :]
+    pieces = pieces_of(whole)
+    if pieces is not None:
+        assert parsed(whole) == [[b"MGET", *keys_in(pieces)]]
 
 
 @given(key=keys, data=st.data())

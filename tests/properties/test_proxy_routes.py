@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,14 +11,17 @@ from hypothesis import strategies as st
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.protocol.replies import ReplySet, encode
-from resp_server.router.frames import Frames, items_of
+from resp_server.router.frames import BULK_BYTES_MAX, Frames, items_of
 from resp_server.router.routes import scan_reply, split
 from resp_server.router.slot_map import SlotMap, runs_of
 from state_backend.slots import SLOTS, position_of, slot_of
 
 TABLE = command_table()
 keys = st.one_of(st.binary(max_size=8), st.sampled_from([b"a{tag}", b"b{tag}", b"same", b"same"]))
-leaves = st.one_of(st.none(), st.binary(max_size=20), st.integers(), st.booleans(), st.sampled_from(["OK", "PONG"]))
+# Texts that look like the protocol, that are cut one by one, and that are longer than those that are not.
+ODD = [b"\r\n$1\r\na\r\n", b"\r\n*2\r\n$", b"%1\r\n", b"\xff", b"$-1\r\n", b"\r\n", b"", b"x" * BULK_BYTES_MAX]
+texts = st.one_of(st.none(), st.binary(max_size=20), st.sampled_from(ODD))
+leaves = st.one_of(texts, st.integers(), st.booleans(), st.sampled_from(["OK", "PONG"]))
 replies = st.recursive(
     leaves,
     lambda inner: st.one_of(
@@ -27,10 +31,17 @@ replies = st.recursive(
     ),
     max_leaves=12,
 )
+arrays = st.lists(texts, max_size=8)
 
 
-@given(given=st.lists(replies, max_size=6), protocol=st.sampled_from([2, 3]), data=st.data())
-def test_any_chunking_gives_the_same_replies(given: list[object], protocol: int, data: st.DataObject) -> None:
+@given(
+    given=st.one_of(st.lists(replies, max_size=6), st.lists(st.one_of(texts, arrays, arrays), max_size=6)),
+    protocol=st.sampled_from([2, 3]),
+    data=st.data(),
+)
+def test_any_chunking_gives_the_same_replies_as_soon_as_they_are_there(
+    given: list[object], protocol: int, data: st.DataObject
+) -> None:
     sent = [encode(each, protocol) for each in given]
     whole = b"".join(sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
@@ -38,12 +49,16 @@ def test_any_chunking_gives_the_same_replies(given: list[object], protocol: int,
     found: list[bytes] = []
     for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
         found += frames.feed(whole[start:end])
+        assert len(found) == sum(each <= end for each in accumulate(map(len, sent)))
+        assert frames.begun_bytes >= end - sum(map(len, found))
     assert found == sent
 
 
-@given(given=st.lists(replies, max_size=6), protocol=st.sampled_from([2, 3]))
+@given(given=st.one_of(st.lists(replies, max_size=6), arrays), protocol=st.sampled_from([2, 3]))
 def test_the_items_of_an_array_are_as_they_were_sent(given: list[object], protocol: int) -> None:
-    assert items_of(encode(given, protocol)) == [encode(each, protocol) for each in given]
+    sent = encode(given, protocol)
+    for reply in (sent, *Frames(1 << 20).feed(sent)):
+        assert list(items_of(reply)) == [encode(each, protocol) for each in given]
 
 
 @given(asked=st.lists(keys, min_size=1, max_size=30))

@@ -231,6 +231,19 @@ def test_a_client_that_goes_away_or_does_not_read_does_no_harm(behind: Behind) -
     assert len(replies_in_number(deaf, 200)) == 200
 
 
+def test_an_mget_alone_is_answered_in_either_protocol_whatever_its_keys_hold(behind: Behind) -> None:
+    keys = [b"hash:one", b"missing", behind.of(0)[0], behind.of(1)[0], behind.of(0)[0], b"{same}a", b"{same}b"]
+    found = [None, None, MANY[keys[2]], MANY[keys[3]], MANY[keys[4]], None, None]
+    with behind.proxy.connect() as connection:
+        for greeting, nil in ((b"2", b"$-1\r\n"), (b"3", b"_\r\n")):
+            connection.call("HELLO", greeting)
+            for name in ("MGET", "mget", "MgEt"):
+                items = [nil if each is None else b"$%d\r\n%b\r\n" % (len(each), each) for each in found]
+                assert connection.call(name, *keys).raw == b"*7\r\n" + b"".join(items)
+            assert connection.call("MGET", "missing").raw == b"*1\r\n" + nil
+            assert connection.call("MGET").is_error
+
+
 def replies_in_number(connection: Connection, count: int) -> list[bytes]:
     return [connection.read().raw for _ in range(count)]
 
