@@ -1,7 +1,7 @@
 // Scenarios for ioredis; `port` and `given` come from the test.
 import Redis from "ioredis";
 
-import { base64, errorOf, given, pause, port, run } from "./scenarios.mjs";
+import { base64, changed, errorOf, given, pause, port, run } from "./scenarios.mjs";
 
 const connect = (options = {}) => {
   const client = new Redis({ port, host: "127.0.0.1", ...options });
@@ -32,6 +32,26 @@ await run({
       exists: await client.exists("plain", "missing"),
       dbsize: await client.dbsize(),
     };
+  },
+
+  // By hand, as applications do with RESP2: a second connection is told. `given` is a key.
+  async caching() {
+    const [client, told] = [connect({ protocol: 2 }), connect({ protocol: 2 })];
+    const cache = new Map();
+    told.on("message", (channel, key) => (key ? cache.delete(key) : cache.clear()));
+    await told.subscribe("__redis__:invalidate");
+    const id = (await client.client("LIST")).split("\n").find((line) => / flags=P /.test(line)).match(/^id=(\d+)/)[1];
+    await client.client("TRACKING", "ON", "REDIRECT", id);
+    let hits = 0;
+    const get = async (key) => {
+      if (cache.has(key)) hits += 1;
+      else cache.set(key, await client.get(key));
+      return cache.get(key);
+    };
+    const before = [await get(given[0]), await get(given[0])];
+    const read = hits;
+    await pause();
+    return { before, hits: read, after: await changed(() => get(given[0]), before[0]) };
   },
 
   async resp2() {

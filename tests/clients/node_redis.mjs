@@ -1,7 +1,7 @@
 // Scenarios for node-redis; `port` and `given` come from the test.
-import { createClient, RESP_TYPES } from "redis";
+import { BasicClientSideCache, createClient, RESP_TYPES } from "redis";
 
-import { base64, errorOf, given, pause, port, run } from "./scenarios.mjs";
+import { base64, changed, errorOf, given, pause, port, run } from "./scenarios.mjs";
 
 const connect = async (options = {}) => {
   const client = createClient({ socket: { port, host: "127.0.0.1" }, ...options });
@@ -34,6 +34,16 @@ await run({
       exists: await client.exists(["plain", "missing"]),
       dbsize: await client.dbSize(),
     };
+  },
+
+  // Its own cache; `given` is a key.
+  async caching() {
+    const cache = new BasicClientSideCache();
+    const client = await connect({ RESP: 3, clientSideCache: cache });
+    const before = [await client.get(given[0]), await client.get(given[0])];
+    const hits = cache.stats().hitCount;
+    await pause();
+    return { before, hits, after: await changed(() => client.get(given[0]), before[0]) };
   },
 
   async resp2() {

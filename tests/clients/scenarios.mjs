@@ -18,6 +18,16 @@ export const pause = async () => {
   lines.close();
 };
 
+// Read again and again until something else than before is read, and return that.
+export const changed = async (read, before) => {
+  let found = await read();
+  while (found === before) {
+    await new Promise((resolve) => setTimeout(resolve, 20));
+    found = await read();
+  }
+  return found;
+};
+
 export const run = async (scenarios) => {
   const result = await scenarios[process.argv[2]]();
   process.stdout.write(JSON.stringify(result), () => process.exit(0));
