@@ -2,7 +2,7 @@
 
     __keyspace@0__:<key>      <event>      for each event of a key, first this one ...
     __keyevent@0__:<event>    <key>        ... then that one, as the classes say that are asked for
-    __sparkis__:epoch:<job>   {"job": ..., "generation": ..., "term": ..., "epoch": ..., "clock_ms": ...}
+    __sparkis__:epoch:<job>   {"job": "<job>", "term": 1, "epoch": 7}
 
 Appliers keep what happened to each key while somebody wants it (`state_backend.key_events`). It is read from the view
 that clients are answered from, so that nobody is told of an epoch before it can be read; in portions, and with pauses
@@ -232,17 +232,11 @@ class Notifications:
             reached = (applied.term, applied.epoch)
             if self._epochs.get(name) != reached and applied.epoch >= 0:
                 self._epochs[name] = reached
-                self.tell_epoch(name, applied.generation, reached, applied.clock_ms)
+                self.tell_epoch(name, reached)
 
-    def tell_epoch(self, job: str, generation: str, reached: tuple[int, int], clock_ms: int) -> None:
-        """Say that an epoch of a job can be read from now on."""
-        told = {
-            "job": job,
-            "generation": generation,
-            "term": reached[0],
-            "epoch": reached[1],
-            "clock_ms": clock_ms,
-        }
+    def tell_epoch(self, job: str, reached: tuple[int, int]) -> None:
+        """Say that an epoch of a job, by its term and number, can be read from now on."""
+        told = {"job": job, "term": reached[0], "epoch": reached[1]}
         self._instance.publishing.post(Way.CHANNEL, EPOCH + job.encode(), json.dumps(told).encode())
 
     # -- keys ---------------------------------------------------------------------------------------------------------

@@ -34,9 +34,9 @@ POST = "post a message"
 class Publishing:
     """Publishing at one process."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, hub: PubSub | None = None) -> None:
         self._instance = instance
-        self.hub = PubSub()
+        self.hub = PubSub() if hub is None else hub
         # Tells the other nodes of a cluster; filled in where there are some.
         self.forward: Callable[[Way, bytes, bytes], None] = lambda way, channel, text: None
         self._waiting: deque[tuple[int, dict[str, str], Callable[[list[Any]], None]]] = deque()
@@ -57,6 +57,12 @@ class Publishing:
         if is_forwarded:
             self.forward(way, channel, text)
         return self._with_others(way, channel, text, lambda others: self._answer(call, mail.count + others, own))
+
+    def subscribed(self, call: Call, frames: bytes) -> Reply:
+        """Answer a SUBSCRIBE or its like. That is sent as messages are: also to clients that want no replies."""
+        if call.session.is_silent:
+            self._instance.push(call.session.id, frames)
+        return Frames(frames)
 
     def post(self, way: Way, channel: bytes, text: bytes) -> int:
         """Send a message to those who are subscribed at this process; return how many got it."""

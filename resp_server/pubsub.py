@@ -137,6 +137,11 @@ class PubSub:
             return list(self._patterns[name].sessions) if name in self._patterns else []
         return list(self._named[way].get(name, ()))
 
+    def matches(self, channel: bytes) -> int:
+        """Return how many names and patterns that somebody is subscribed to a channel has."""
+        names = channel in self._named[Way.CHANNEL]
+        return names + sum(bool(pattern.matches(channel)) for pattern in self._patterns.values())
+
     @property
     def is_empty(self) -> bool:
         """Tell whether nobody is subscribed to channels or patterns."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 
 from resp_server.access.users import Users
+from resp_server.cluster.peers import Peers
 from resp_server.cluster.standing import Standing
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
@@ -51,6 +52,8 @@ class Server:
         self.instance.cut = self._cut
         self.instance.line_of = lambda session: client_line(self.instance, session, self.instance.clock())
         self.instance.push = self._push
+        self._peers = Peers(self.instance)
+        self.instance.publishing.forward = self._peers.forward
         self.instance.resume = self._resume
         self.dispatcher = dispatcher(self.instance)
         self._connect = connection
@@ -110,6 +113,7 @@ class Server:
 
     async def stop(self) -> None:
         """Stop listening, send what was answered, close all connections; takes at most `stop_ms_max`."""
+        self._peers.stop()
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()

@@ -12,7 +12,8 @@ from resp_server.commands.spec import OneOrMore, command, question
 from resp_server.errors import PlainError
 from resp_server.glob import matcher
 from resp_server.instance import Call, Instance
-from resp_server.protocol.replies import Frames, Reply
+from resp_server.notifications import ClassesError, classes_of
+from resp_server.protocol.replies import OK, Reply
 from resp_server.protocol.subscriptions import Way
 from resp_server.publishing import POST, post_of
 
@@ -59,18 +60,13 @@ def sunsubscribe(call: Call, *channels: bytes) -> Reply:
 
 
 def _subscribe(call: Call, way: Way, names: Sequence[bytes]) -> Reply:
-    return _pushed(call, call.instance.publishing.hub.subscribe(call.session, way, names))
+    publishing = call.instance.publishing
+    return publishing.subscribed(call, publishing.hub.subscribe(call.session, way, names))
 
 
 def _unsubscribe(call: Call, way: Way, names: Sequence[bytes]) -> Reply:
-    return _pushed(call, call.instance.publishing.hub.unsubscribe(call.session, way, names))
-
-
-def _pushed(call: Call, frames: bytes) -> Reply:
-    """Return answers that are sent as messages are: also to clients that want no replies."""
-    if call.session.is_silent:
-        call.instance.push(call.session.id, frames)
-    return Frames(frames)
+    publishing = call.instance.publishing
+    return publishing.subscribed(call, publishing.hub.unsubscribe(call.session, way, names))
 
 
 @command("publish")
@@ -113,6 +109,26 @@ def state_publish(call: Call, way: bytes, name: bytes, message: bytes) -> Reply:
     if way.upper() not in ways:
         raise PlainError("STATE PUBLISH is for CHANNEL or SHARD")
     return call.instance.publishing.publish(call, ways[way.upper()], name, message, is_forwarded=False)
+
+
+@command(
+    "state|notify",
+    own=Facts(
+        "0.1.0",
+        "server",
+        complexity="O(1)",
+        flags=("pubsub", "loading", "stale", "fast", "no_multi"),
+        acl_categories=("@pubsub", "@fast"),
+        arguments=[{"name": "classes", "type": "string", "display_text": "classes"}],
+    ),
+)
+def state_notify(call: Call, letters: bytes) -> Reply:
+    """Notifies this connection of events of these classes, whatever notify-keyspace-events says."""
+    try:
+        call.instance.notifications.ask(call.session, classes_of(letters.decode("latin-1")))
+    except ClassesError as error:
+        raise PlainError(str(error)) from None
+    return OK
 
 
 @question(POST)

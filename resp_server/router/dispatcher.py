@@ -6,6 +6,7 @@ the same client waits for it, which bounds what one client can have waiting.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, cast
@@ -57,7 +58,7 @@ ROUNDS_MAX = 8
 LOCATE = "state|locate"
 TRANSACTIONS = "transactions"
 # What proxies ask of servers; who asks a proxy needs none of it.
-OF_SERVERS_ALONE = ("state|at", "state|expect", "state|within")
+OF_SERVERS_ALONE = ("state|at", "state|expect", "state|within", "state|publish", "state|notify")
 # What changes how the rest of a transaction is answered.
 NOT_WITHIN = ("select", "hello", "client|reply")
 
@@ -495,10 +496,28 @@ class ProxyDispatcher(Dispatcher):
                 return reply
             reply = _whole(reply, call.session.protocol)
         elif isinstance(reply, Pending):
-            reply = super().pending_reply(call, reply)  # its own answer alone: there are no other processes
+            self._await(call, reply, batch, batch.expect(call.session.is_silent))
+            return None
         assert isinstance(reply, bytes)
         batch.add(b"" if call.session.is_silent else reply)
         return None
+
+
+    def _await(self, call: Call, pending: Pending, batch: Batch, index: int) -> None:
+        """Take what is waited for into a batch when it is there, or its time is up."""
+
+        def answered() -> None:
+            late.cancel()
+            pending.when_resolved(None)
+            batch.put(index, super(ProxyDispatcher, self).pending_reply(call, pending))
+
+        loop = asyncio.get_running_loop()
+        late: asyncio.Handle = loop.call_later(pending.seconds_max, answered)
+        if pending.is_resolved:
+            late.cancel()
+            late = loop.call_soon(answered)
+        else:
+            pending.when_resolved(answered)
 
 
 def _fits(rule: Rule, request: Request) -> bool:

@@ -25,6 +25,7 @@ from resp_server.programs import Program
 from resp_server.router.applications import Applications
 from resp_server.router.connection import ProxyConnection
 from resp_server.router.dispatcher import ProxyDispatcher
+from resp_server.router.feeds import feed_clients
 from resp_server.router.routes import APPLICATIONS_MAX
 from resp_server.router.sources import FileSource, LogSource, RegistrySource, Source
 from resp_server.router.upstream import TIMEOUT_S, Upstreams
@@ -157,6 +158,7 @@ async def _serve(options: argparse.Namespace) -> None:
     )
     load_users(server.users)
     server.instance.upstreams = applications.facts
+    feeds = feed_clients(applications, server.instance)
     applications.start()
     following: list[asyncio.Task[None]] = []
     try:
@@ -172,6 +174,7 @@ async def _serve(options: argparse.Namespace) -> None:
         for task in following:
             task.cancel()
         await server.stop()
+        feeds.stop()
         applications.stop()
         logger.info("ended")
 

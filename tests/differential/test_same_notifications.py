@@ -266,7 +266,7 @@ def test_a_jobs_channel_tells_each_epoch_once_it_can_be_read(job: Job) -> None:
             job.publish([put("text", "counter", str(number))])
             told = listener.read().plain
             assert told[:2] == [b"message", b"__sparkis__:epoch:job"]
-            pattern = rb'\{"job": "job", "generation": "[^"]+", "term": 1, "epoch": (\d+), "clock_ms": \d+\}'
+            pattern = rb'\{"job": "job", "term": 1, "epoch": \d+\}'
             assert re.fullmatch(pattern, told[2])
             assert int(reader.call("GET", "job:counter").value) >= number
         refused = reader.call("PUBLISH", "__sparkis__:epoch:job", "x")

@@ -1,0 +1,446 @@
+"""What a proxy's clients are subscribed to, it is subscribed to at the servers; what comes from there it passes on.
+
+    channels, patterns        at one server, the proxy's home: a cluster's nodes tell each other what is published
+    notifications of keys     at whoever answers each shard, of all applications: each tells of its own slots. Patterns
+                              that may match both are at all; what is no notification counts from the home alone
+    shard channels            at whoever answers the slot
+    __sparkis__:...           at none: the proxy itself says when all shards show an epoch
+
+With several applications messages of clients go over the first one. Which events are told is said by the proxy's own
+settings (STATE NOTIFY), whatever the servers' are. Where a connection is lost, the clients that could have missed
+something are cut, as they would be by the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import hiredis
+
+from resp_server.errors import ClusterDownError, PlainError
+from resp_server.instance import Call, Instance
+from resp_server.notifications import KEYEVENT, KEYSPACE, may_be_of_keys
+from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told
+from resp_server.protocol.replies import Frames, Pending, Reply
+from resp_server.protocol.requests import Request
+from resp_server.protocol.session import Session
+from resp_server.protocol.subscriptions import Way, message
+from resp_server.publishing import Publishing
+from resp_server.pubsub import OWN_CHANNELS, Mail
+from resp_server.router.applications import Applications
+from resp_server.router.asks import Ask, TakesReplies
+from resp_server.router.frames import pack
+from resp_server.router.lane import LaneKey
+from resp_server.router.upstream import Upstreams
+from resp_server.tls import why
+from state_backend.slots import slot_of
+
+logger = logging.getLogger("sparkis.proxy")
+
+# How long an epoch that all servers show, or a change of who answers, goes unseen (guess).
+LOOK_S = 0.05
+# A server that cannot be reached is tried again after this.
+PAUSE_S = 0.5
+NAMES_PER_REQUEST = 1_000
+# How long a proxy reads nothing more of a server's messages while its clients do not take them.
+PATIENCE_S = 1.0
+PATIENCE_STEP_S = 0.01
+VERBS = {Way.CHANNEL: b"SUBSCRIBE", Way.PATTERN: b"PSUBSCRIBE", Way.SHARD: b"SSUBSCRIBE"}
+
+Name = tuple[Way, bytes]
+
+
+class Feed(asyncio.Protocol):
+    """A connection to a server over which messages come."""
+
+    def __init__(self, feeds: Feeds, upstreams: Upstreams, address: str) -> None:
+        self.address = address
+        self.upstreams = upstreams
+        self.wanted: set[Name] = set()
+        self.pings = 0  # sent, or to be sent when there is a connection
+        self.pongs = 0
+        self._feeds = feeds
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._has: set[Name] = set()
+        self._letters: str | None = None
+        self._reader = hiredis.Reader()
+        self._connecting: asyncio.Task[None] | None = None
+        self._not_before_s = 0.0
+        self._paused_steps = 0
+
+    def settle(self, letters: str) -> None:
+        """Ask the server for what is wanted and not there yet, and for no more."""
+        if self._transport is None:
+            self.pings = max(self.pings, self.pongs + 1)
+            if self._connecting is None and self._loop.time() >= self._not_before_s:
+                self._connecting = self._loop.create_task(self._connect())
+            return
+        words: list[Request] = []
+        if letters != self._letters:
+            self._letters = letters
+            words.append((b"STATE", b"NOTIFY", letters.encode()))
+        for way, verb in VERBS.items():
+            words += _in_parts(verb, _names(self.wanted - self._has, way))
+            words += _in_parts(verb.replace(b"SUB", b"UNSUB"), _names(self._has - self.wanted, way))
+        if words:
+            self._has = set(self.wanted)
+            self.pings += 1
+            self._transport.write(b"".join(map(pack, [*words, (b"PING",)])))
+
+    async def _connect(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        certificates, password = self.upstreams.certificates, self.upstreams.password
+        try:
+            async with asyncio.timeout(self.upstreams.timeout_s):
+                context = None if certificates is None else certificates.for_server()
+                transport, _ = await self._loop.create_connection(lambda: self, host, int(port), ssl=context)
+        except (OSError, TimeoutError) as error:
+            logger.warning("no messages from %s: %s", self.address, why(error) or "it does not answer")
+            self._not_before_s = self._loop.time() + PAUSE_S
+            return
+        finally:
+            self._connecting = None
+        words: list[Request] = [] if password is None else [(b"AUTH", password.encode())]
+        words += [(b"HELLO", b"3"), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
+        transport.write(b"".join(map(pack, words)))
+        self._transport, self._has, self._letters = transport, set(), None
+        self.pings = self.pongs
+        self._feeds.settle()
+
+    @property
+    def is_behind(self) -> bool:
+        """Tell whether there is something to ask the server for, or no connection."""
+        return self._transport is None or self._has != self.wanted
+
+    def close(self) -> None:
+        """End it; nobody misses anything."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        mail = Mail()
+        try:
+            while (reply := self._reader.gets()) is not False:
+                if isinstance(reply, hiredis.PushNotification):
+                    self._heard(mail, reply)
+                elif isinstance(reply, hiredis.ReplyError):
+                    self._refused(str(reply))
+                elif reply == b"PONG":
+                    self.pongs += 1
+                    self._feeds.confirmed()
+        except hiredis.ProtocolError as error:
+            logger.warning("messages of %s are not understood: %s", self.address, error)
+            assert self._transport is not None
+            self._transport.abort()
+        told = mail.send(self._feeds.instance.push)
+        if told:
+            self._wait_for(told)
+
+    def _heard(self, mail: Mail, push: Sequence[Any]) -> None:
+        match push:
+            case [b"message", bytes(channel), bytes(text)]:
+                self._feeds.pass_on(mail, self, Way.CHANNEL, channel, channel, text)
+            case [b"pmessage", bytes(pattern), bytes(channel), bytes(text)]:
+                self._feeds.pass_on(mail, self, Way.PATTERN, pattern, channel, text)
+            case [b"smessage", bytes(channel), bytes(text)]:
+                self._feeds.pass_on(mail, self, Way.SHARD, channel, channel, text)
+            case [b"sunsubscribe", bytes(channel), _]:
+                self._has.discard((Way.SHARD, channel))  # its slot went; whoever has it now is asked soon
+
+    def _refused(self, reason: str) -> None:
+        """Try what was refused again at the next look: a slot moved, most likely."""
+        logger.warning("%s refuses: %s", self.address, reason)
+        self._has = {name for name in self._has if name[0] is not Way.SHARD}
+        if reason.startswith("MOVED"):
+            self.upstreams.refresh(self.address)
+
+    def _wait_for(self, told: list[Session]) -> None:
+        """Read nothing more while clients do not take what they are sent, for a while."""
+        if self._transport is None:
+            return
+        if self._feeds.slow(told) and self._paused_steps * PATIENCE_STEP_S < PATIENCE_S:
+            if not self._paused_steps:
+                self._transport.pause_reading()
+            self._paused_steps += 1
+            self._loop.call_later(PATIENCE_STEP_S, self._wait_for, told)
+        elif self._paused_steps:
+            self._feeds.leave_behind(told)
+            self._paused_steps = 0
+            self._transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._transport is None:
+            return
+        self._transport, self._reader = None, hiredis.Reader()
+        self._not_before_s = self._loop.time()
+        self._feeds.lost(self)
+
+
+def _names(names: Iterable[Name], way: Way) -> list[bytes]:
+    return [name for its_way, name in names if its_way is way]
+
+
+def _in_parts(verb: bytes, names: Iterable[bytes]) -> Iterator[Request]:
+    left = iter(names)
+    while some := list(islice(left, NAMES_PER_REQUEST)):
+        yield (verb, *some)
+
+
+class Feeds:
+    """All of a proxy's feeds."""
+
+    def __init__(self, applications: Applications, instance: Instance) -> None:
+        self.instance = instance
+        self._applications = applications
+        self._hub = instance.publishing.hub
+        self._feeds: dict[tuple[int, str], Feed] = {}
+        self._home: str | None = None
+        self._waiting: list[tuple[dict[Feed, int], Callable[[], None]]] = []
+        self._epochs: dict[tuple[int, str], tuple[int, int]] = {}
+        self._looking: asyncio.TimerHandle | None = None
+        self._not_waited_for: set[Session] = set()
+        self._is_stopped = False
+        self._is_due = False  # `settle` comes with the next turn
+        self._asking: list[Callable[[], None]] = []  # want to know when what is wanted by then was taken in
+        self._standing: object = None
+        self._also_on_change = self._hub.on_change
+        self._hub.on_change = self._changed
+
+    def stop(self) -> None:
+        """Close all connections."""
+        self._is_stopped = True
+        if self._looking is not None:
+            self._looking.cancel()
+        for feed in self._feeds.values():
+            feed.close()
+
+    @property
+    def home(self) -> str | None:
+        """The server over which messages between clients go; None while none is known."""
+        answering = self._answering(0)
+        if self._home not in answering:
+            self._home = answering[0] if answering else None
+        return self._home
+
+    def _answering(self, number: int) -> list[str]:
+        upstreams = self._applications.each[number]
+        return list(dict.fromkeys(upstreams.answering(master) for master in upstreams.slots.counts))
+
+    def _changed(self) -> None:
+        self._also_on_change()
+        self.settle_soon()
+
+    def settle_soon(self) -> None:
+        """Have `settle` called with the next turn of the event loop, for all that comes until then."""
+        if not self._is_due and not self._is_stopped:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self.settle)
+
+    def settle(self) -> None:
+        """Be subscribed to what clients are subscribed to."""
+        self._is_due = False
+        self._standing = self._who_answers()
+        wanted = self._wanted()
+        for key in [key for key in self._feeds if key not in wanted]:
+            self._feeds.pop(key).close()
+        letters = self.instance.config.notify_events
+        for (number, address), names in wanted.items():
+            feed = self._feeds.get((number, address))
+            if feed is None:
+                feed = Feed(self, self._applications.each[number], address)
+                self._feeds[number, address] = feed
+            feed.wanted = names
+            feed.settle(letters)
+        if self._looking is None and not self._is_stopped and not self._is_empty:
+            self._epochs = dict(self._reached())
+            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        asking, self._asking = self._asking, []
+        for then in asking:
+            self._wait(then)
+
+    def _who_answers(self) -> object:
+        """Return what `_wanted` and the requests to servers depend on, beside what clients want."""
+        letters = self.instance.config.notify_events
+        return letters, [(each.slots.version, self._answering(at)) for at, each in enumerate(self._applications.each)]
+
+    @property
+    def _is_empty(self) -> bool:
+        return self._hub.is_empty and not self._hub.names(Way.SHARD)
+
+    def _wanted(self) -> dict[tuple[int, str], set[Name]]:
+        """Return what is wanted of each server, by application and address."""
+        found: dict[tuple[int, str], set[Name]] = {}
+        home, first = self.home, self._applications.each[0]
+        for way in (Way.CHANNEL, Way.PATTERN):
+            for name in self._hub.names(way):
+                if name.startswith(OWN_CHANNELS):
+                    continue
+                if may_be_of_keys(way, name):
+                    for number in range(len(self._applications.each)):
+                        for address in self._answering(number):
+                            found.setdefault((number, address), set()).add((way, name))
+                elif home is not None:
+                    found.setdefault((0, home), set()).add((way, name))
+        for name in self._hub.names(Way.SHARD):
+            owner = first.slots.owners[slot_of(name)]
+            if owner is not None:
+                found.setdefault((0, first.answering(owner)), set()).add((Way.SHARD, name))
+        return found
+
+    def _look(self) -> None:
+        """Look whether all servers show another epoch, or others answer now."""
+        self._looking = None
+        if self._is_stopped or self._is_empty:
+            return
+        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        if self._standing != self._who_answers() or any(feed.is_behind for feed in self._feeds.values()):
+            self.settle()
+        for (number, job), reached in self._reached():
+            if self._epochs.get((number, job)) != reached:
+                self._epochs[number, job] = reached
+                self.instance.notifications.tell_epoch(job, reached)
+
+    def _reached(self) -> Iterator[tuple[tuple[int, str], tuple[int, int]]]:
+        """Iterate over the epochs of jobs that all shards show."""
+        for number, upstreams in enumerate(self._applications.each):
+            lanes = [upstreams.lanes.get(LaneKey(each, 2, False)) for each in self._answering(number)]
+            told = [lane.told for lane in lanes if lane is not None and lane.is_connected]
+            if told and len(told) == len(lanes):
+                for job in set(told[0]).intersection(*told[1:]):
+                    yield (number, job), min(each[job] for each in told)
+
+    # -- what feeds tell ----------------------------------------------------------------------------------------------
+
+    def pass_on(self, mail: Mail, feed: Feed, way: Way, name: bytes, channel: bytes, text: bytes) -> None:
+        """Give a message to those who are subscribed to what it came for."""
+        is_of_keys = way is not Way.SHARD and channel.startswith((KEYSPACE, KEYEVENT))
+        is_from_home = feed.address == self._home and feed.upstreams is self._applications.each[0]
+        if channel.startswith(OWN_CHANNELS) or not (is_of_keys or is_from_home or way is Way.SHARD):
+            return
+        key = text if channel.startswith(KEYEVENT) else channel.removeprefix(KEYSPACE)
+        frames: dict[int, bytes] = {}
+        for session in self._hub.sessions(way, name):
+            if is_of_keys and not (session.user.is_unrestricted or session.user.can_read(key)):
+                continue
+            if session.protocol not in frames:
+                frames[session.protocol] = message(way, name, channel, text, session.protocol)
+            mail.add(session, frames[session.protocol])
+
+    def slow(self, told: Sequence[Session]) -> set[Session]:
+        """Return those who have more waiting than that at which their requests are not read, if waited for."""
+        pause_bytes = self.instance.config.output_pause_bytes
+        full = {each for each in told if self.instance.output_bytes(each.id) > pause_bytes}
+        self._not_waited_for -= set(told) - full
+        return full - self._not_waited_for
+
+    def leave_behind(self, told: Sequence[Session]) -> None:
+        """Wait no more for those who still have too much waiting, until they have not."""
+        self._not_waited_for |= self.slow(told)
+
+    def settled(self, then: Callable[[], None]) -> None:
+        """Call back once servers have taken in what is wanted by now."""
+        self._asking.append(then)
+        self.settle_soon()
+
+    def _wait(self, then: Callable[[], None]) -> None:
+        missing = {feed: feed.pings for feed in self._feeds.values() if feed.pings > feed.pongs}
+        if missing:
+            self._waiting.append((missing, then))
+        else:
+            then()
+
+    def confirmed(self) -> None:
+        """Look who waited for what a server has taken in."""
+        waiting, self._waiting = self._waiting, []
+        for missing, then in waiting:
+            if any(feed.pongs < pings for feed, pings in missing.items()):
+                self._waiting.append((missing, then))
+            else:
+                then()
+
+    def lost(self, feed: Feed) -> None:
+        """Cut those who may have missed something."""
+        for way, name in feed.wanted:
+            for session in self._hub.sessions(way, name):
+                if session.id in self.instance.sessions:
+                    self.instance.cut(session.id, f"{feed.address}, which its messages come from, is gone")
+
+    def matches(self, way: Way, channel: bytes) -> int:
+        """Return how many subscriptions of this proxy's own a message at its home finds."""
+        if way is Way.SHARD:
+            return int(channel in self._hub.names(way))
+        return self._hub.matches(channel)
+
+
+class _Counted(TakesReplies):
+    """Takes a server's answer to a PUBLISH."""
+
+    def __init__(self, pending: Pending, count: Callable[[int], int]) -> None:
+        self._pending = pending
+        self._count = count
+
+    def seen_by(self, index: int) -> Epochs:
+        return NOTHING
+
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+        """Answer with how many clients there were, or with the error as it is."""
+        if reply[:1] == b":":
+            self._pending.resolve(lambda: self._count(int(reply[1:])))
+        else:
+            self._pending.resolve(lambda: Frames(reply))
+
+
+class ProxyPublishing(Publishing):
+    """Publishing at a proxy: at its home, from where it comes back to the proxy's own clients as well."""
+
+    def __init__(self, instance: Instance, applications: Applications, feeds: Feeds) -> None:
+        super().__init__(instance, instance.publishing.hub)
+        self.applications = applications
+        self.feeds = feeds
+
+    def publish(self, call: Call, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True) -> Reply:
+        if channel.startswith(OWN_CHANNELS):
+            raise PlainError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
+        upstreams = self.applications.each[0]
+        home = self.feeds.home
+        if home is None:
+            raise ClusterDownError
+        local = Mail()
+        if way is Way.SHARD:
+            self.hub.post_in_shard(local, channel, text)
+        else:
+            self.hub.post(local, channel, text)
+        own = self.feeds.matches(way, channel)
+        pending = Pending(2 * upstreams.timeout_s, _too_late)
+        packed = pack((b"SPUBLISH" if way is Way.SHARD else b"PUBLISH", channel, text))
+        counted = _Counted(pending, lambda count: max(count - own, 0) + local.count)
+        address = None if way is Way.SHARD else home
+        upstreams.send(Ask(packed, slot_of(channel), 2, upstreams.deadline_s(), counted, 0, address))
+        return pending
+
+    def subscribed(self, call: Call, frames: bytes) -> Reply:
+        answered = partial(super().subscribed, call, frames)
+        pending = Pending(self.applications.each[0].timeout_s, answered)
+        self.feeds.settled(lambda: pending.resolve(answered))
+        return pending
+
+
+def feed_clients(applications: Applications, instance: Instance) -> Feeds:
+    """Connect the publishing and the subscriptions of a proxy's clients with the servers."""
+    feeds = Feeds(applications, instance)
+    instance.publishing = ProxyPublishing(instance, applications, feeds)
+    return feeds
+
+
+def _too_late() -> Reply:
+    raise PlainError("no server took the message in time")

@@ -1,0 +1,247 @@
+"""Messages and notifications find their subscribers: between workers, the nodes of a cluster, and proxies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
+from compat.conformance.wire import Connection, Reply
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+from state_backend.slots import slot_of
+
+STATES = [StateDescriptor("v", key="k", value="v")]
+KEYS = [b"j:v:%d" % each for each in range(20)]
+HALF = 8192
+
+
+class Job:
+    """A job that is published to without Spark."""
+
+    def __init__(self, log: Path) -> None:
+        self.writer = LogWriter(log, "j", STATES)
+        self.epoch = -1
+        self.publish([], b"0")
+
+    def publish(self, servers: list[Running], value: bytes) -> None:
+        self.epoch = self.writer.publish([Change("v", Op.PUT, key, value=value) for key in KEYS])
+        for server in servers:
+            with Connection(server.control_port) as connection:
+                connection.call("AUTH", CONTROL_TOKEN)
+                connection.call("NOTICE", "j", self.epoch)
+
+
+def subscriber(port: int, *words: str) -> Connection:
+    connection = Connection(port)
+    connection.call("HELLO", 3)
+    assert connection.call(*words).mark == ">"
+    return connection
+
+
+def message(connection: Connection) -> list[Any]:
+    reply: Reply = connection.read()
+    assert reply.mark == ">", reply
+    return [each.value for each in reply.value]
+
+
+# -- workers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Job]]:
+    log = tmp_path_factory.mktemp("log")
+    job = Job(log)
+    options = ("--workers", "2")
+    with sparkis_server(tmp_path_factory.mktemp("store"), log, *options) as server:
+        wait_for_keys(server, len(KEYS))
+        yield server, job
+
+
+def test_a_message_reaches_the_clients_of_all_workers_and_they_are_counted(workers: tuple[Running, Job]) -> None:
+    server, _ = workers
+    listeners = [subscriber(server.port, "SUBSCRIBE", "x") for _ in range(4)]  # spread evenly over two workers
+    with Connection(server.port) as publisher:
+        assert publisher.call("PUBLISH", "x", b"\xff\x00binary").value == 4
+        assert publisher.call("PUBSUB", "NUMSUB", "x", "y").plain == [b"x", 4, b"y", 0]
+        assert publisher.call("PUBSUB", "CHANNELS").plain == [b"x"]
+        info = publisher.call("INFO", "clients").value
+        assert b"pubsub_clients:4\r\n" in info
+    for each in listeners:
+        assert message(each) == [b"message", b"x", b"\xff\x00binary"]
+        each.__exit__()
+
+
+def test_who_publishes_to_itself_gets_the_answer_first(workers: tuple[Running, Job]) -> None:
+    server, _ = workers
+    with subscriber(server.port, "SUBSCRIBE", "self") as connection:
+        assert connection.call("PUBLISH", "self", "hello").value == 1
+        assert message(connection) == [b"message", b"self", b"hello"]
+
+
+def test_a_message_that_is_too_long_for_the_way_between_workers_is_refused(workers: tuple[Running, Job]) -> None:
+    server, _ = workers
+    with Connection(server.port) as connection:
+        reply = connection.call("PUBLISH", "x", "y" * (1 << 20))
+        assert reply.value == b"ERR a message may have 1048576 bytes where several workers serve a port"
+
+
+def test_notifications_that_one_client_asks_for_reach_the_clients_of_all_workers(workers: tuple[Running, Job]) -> None:
+    server, job = workers
+    listeners = [subscriber(server.port, "PSUBSCRIBE", "__keyspace@0__:*") for _ in range(2)]
+    with Connection(server.port) as connection:
+        assert connection.call("CONFIG", "SET", "notify-keyspace-events", "K$").value == b"OK"
+    with Connection(server.port) as connection:
+        assert connection.call("CONFIG", "GET", "notify-keyspace-events").plain[1] == b"$K"
+    for each in listeners:
+        each._socket.settimeout(0.3)
+        for number in range(1, 50):  # appliers begin to keep events in their own time
+            job.publish([server], b"%d" % number)
+            try:
+                found = message(each)
+            except TimeoutError:
+                continue
+            assert found[0] == b"pmessage"
+            assert found[2].removeprefix(b"__keyspace@0__:") in KEYS
+            assert found[3] == b"set"
+            break
+        else:
+            pytest.fail("nobody was notified")
+        each.__exit__()
+
+
+# -- a cluster and proxies ------------------------------------------------------------------------------------------
+
+
+class Cluster:
+    """Two nodes of a topology file, and two proxies in front of them."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        (folder / "log").mkdir()
+        self.job = Job(folder / "log")
+        ports = [free_port(), free_port()]
+        file = folder / "cluster.json"
+        slots = (f"0-{HALF - 1}", f"{HALF}-16383")
+        nodes = [{"host": "127.0.0.1", "port": port, "slots": some} for port, some in zip(ports, slots, strict=True)]
+        file.write_text(json.dumps({"version": 1, "nodes": nodes}))
+        self.nodes = []
+        for number, port in enumerate(ports):
+            options = ("--cluster", str(file), "--cluster-node", f"127.0.0.1:{port}")
+            options += ("--notify-keyspace-events", "KEA")
+            made = sparkis_server(folder / f"store{number}", folder / "log", *options, port=port)
+            self.nodes.append(stack.enter_context(made))
+        options = ("--notify-keyspace-events", "K$")
+        self.proxies = [stack.enter_context(sparkis_proxy(file, *options)) for _ in range(2)]
+        for proxy in self.proxies:
+            wait_for_keys(proxy, len(KEYS))
+
+    def owner(self, channel: bytes) -> Running:
+        return self.nodes[slot_of(channel) >= HALF]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield Cluster(tmp_path_factory.mktemp("cluster"), stack)
+
+
+def test_a_message_reaches_subscribers_at_all_nodes_and_proxies_once(cluster: Cluster) -> None:
+    everywhere = [*cluster.nodes, *cluster.proxies]
+    listeners = [subscriber(each.port, "SUBSCRIBE", "news") for each in everywhere]
+    patterns = [subscriber(each.port, "PSUBSCRIBE", "n?ws") for each in everywhere]
+    for number, each in enumerate(everywhere):
+        with Connection(each.port) as publisher:
+            assert publisher.call("PUBLISH", "news", number).value >= 2
+        for listener in listeners:
+            assert message(listener) == [b"message", b"news", b"%d" % number]
+        for listener in patterns:
+            assert message(listener) == [b"pmessage", b"n?ws", b"news", b"%d" % number]
+    for each in (*listeners, *patterns):
+        each.__exit__()
+
+
+def test_a_proxy_counts_its_own_clients_and_not_itself(cluster: Cluster) -> None:
+    proxy = cluster.proxies[0]
+    with Connection(proxy.port) as publisher:
+        assert publisher.call("PUBLISH", "alone", "x").value == 0
+        listeners = [subscriber(proxy.port, "SUBSCRIBE", "alone") for _ in range(3)]
+        assert publisher.call("PUBLISH", "alone", "x").value == 3
+        for each in listeners:
+            assert message(each) == [b"message", b"alone", b"x"]
+            each.__exit__()
+        assert publisher.call("PUBLISH", "__sparkis__:epoch:j", "x").is_error
+
+
+def test_a_shard_channel_is_at_its_slots_node_and_behind_every_proxy(cluster: Cluster) -> None:
+    owner = cluster.owner(b"shard")
+    other = next(each for each in cluster.nodes if each is not owner)
+    with Connection(other.port) as connection:
+        assert connection.call("SSUBSCRIBE", "shard").value.startswith(b"MOVED ")
+        assert connection.call("SPUBLISH", "shard", "x").value.startswith(b"MOVED ")
+    listeners = [subscriber(each.port, "SSUBSCRIBE", "shard") for each in (owner, *cluster.proxies)]
+    for each in (owner, *cluster.proxies):
+        with Connection(each.port) as publisher:
+            assert publisher.call("SPUBLISH", "shard", each.port).value >= 1
+        for listener in listeners:
+            assert message(listener) == [b"smessage", b"shard", b"%d" % each.port]
+    for listener in listeners:
+        listener.__exit__()
+
+
+def test_a_node_notifies_of_its_own_slots_and_a_proxy_of_all(cluster: Cluster) -> None:
+    listeners = {each.port: subscriber(each.port, "PSUBSCRIBE", "__keyspace@0__:j:v:*") for each in cluster.nodes}
+    behind = subscriber(cluster.proxies[0].port, "PSUBSCRIBE", "__key*")
+    cluster.job.publish(cluster.nodes, b"told")
+    for node in cluster.nodes:
+        own = {key for key in KEYS if cluster.owner(key) is node}
+        told = [message(listeners[node.port])[2:] for _ in own]
+        assert {channel.removeprefix(b"__keyspace@0__:") for channel, _ in told} == own
+        assert {event for _, event in told} == {b"set"}
+    told = [message(behind)[2:] for _ in KEYS]
+    assert {channel.removeprefix(b"__keyspace@0__:") for channel, _ in told} == set(KEYS)  # and no keyevent: K$
+    for each in (*listeners.values(), behind):
+        each.__exit__()
+
+
+def test_a_proxy_tells_an_epoch_when_all_its_servers_show_it(cluster: Cluster) -> None:
+    proxy = cluster.proxies[1]
+    listener = subscriber(proxy.port, "SUBSCRIBE", "__sparkis__:epoch:j")
+    pattern = subscriber(proxy.port, "PSUBSCRIBE", "__sparkis__:*")  # what each node says of itself is not passed on
+    with Connection(proxy.port) as reader:
+        for number in range(3):
+            cluster.job.publish(cluster.nodes, b"epoch %d" % number)
+            for each in (listener, pattern):
+                told = {"epoch": -1}
+                while told["epoch"] < cluster.job.epoch:  # one of before may have come to be shown only just now
+                    told = json.loads(message(each)[-1])
+                assert told == {"job": "j", "term": 1, "epoch": cluster.job.epoch}
+            for key in KEYS:
+                assert reader.call("GET", key).value == b"epoch %d" % number
+    listener.__exit__()
+    pattern.__exit__()
+
+
+def test_proxys_settings_say_what_its_clients_are_notified_of(cluster: Cluster) -> None:
+    proxy = cluster.proxies[1]
+    with Connection(proxy.port) as connection:
+        connection.call("CONFIG", "SET", "notify-keyspace-events", "E$")
+    listener = subscriber(proxy.port, "PSUBSCRIBE", "__key*__:*")
+    cluster.job.publish(cluster.nodes, b"once more")
+    told = [message(listener)[2:] for _ in KEYS]
+    assert {channel for channel, _ in told} == {b"__keyevent@0__:set"}
+    assert {key for _, key in told} == set(KEYS)
+    listener.__exit__()
+
+
+def test_clients_are_cut_when_the_server_that_their_messages_come_from_is_gone(cluster: Cluster) -> None:
+    behind = subscriber(cluster.proxies[0].port, "PSUBSCRIBE", "__keyspace@0__:*")
+    cluster.nodes[1].process.kill()  # the last that is asked of this cluster
+    assert behind.read_to_end() == b""
+    with Connection(cluster.proxies[0].port) as connection:
+        assert connection.call("PING").value == b"PONG"
