@@ -278,6 +278,11 @@ class ProxyDispatcher(Dispatcher):
             error = ExecAbortError(NoPermError(LATE_DENIAL.format(LATE_REASONS[denied.reason])))
             batch.add(b"" if session.is_silent else self.error_reply(error))
             return
+        for each in requests:
+            command = self.command(each)
+            if way_of(command) is Way.KEYS:
+                self._show(session, command, each)
+        self._show(session, self.command((b"exec",)), (b"exec",))
         watched, session.last_command = session.watched, "exec"
         session.end_transaction()
         self._stats.tally("exec").calls += 1
@@ -297,6 +302,7 @@ class ProxyDispatcher(Dispatcher):
     def _watch(self, call: Call, request: Request, batch: Batch) -> None:
         session = call.session
         session.last_command = "watch"
+        self._show(session, self.command(request), request)
         new = [key for key in dict.fromkeys(request[1:]) if (0, key) not in session.watched]
         try:
             check_room(call, new)
@@ -350,7 +356,8 @@ class ProxyDispatcher(Dispatcher):
         # The other databases are empty everywhere, so here as well.
         if way is Way.HERE or session.db != 0 or not session.is_authenticated:
             return False
-        if session.user.denial(command, request) is not None:
+        is_refused = session.is_monitor and "readonly" in command.facts.flags
+        if is_refused or session.user.denial(command, request) is not None:
             return False  # the error is made here
         try:
             is_asked = self._ask_of(command, way, request, session, batch)
@@ -360,7 +367,14 @@ class ProxyDispatcher(Dispatcher):
         if is_asked:
             session.last_command = command.name
             self._stats.tally(command.name).calls += 1
+            if command.name != "info":  # a part of it was answered here, and shown
+                self._show(session, command, request)
         return is_asked
+
+    def _show(self, session: Session, command: Command, request: Request) -> None:
+        """Show a request that servers are asked for to those who sent MONITOR."""
+        if session.is_observed:
+            self._instance.monitors.show(session, command, request)
 
     def _ask_of(self, command: Command, way: Way, request: Request, session: Session, batch: Batch) -> bool:
         protocol, is_silent = session.protocol, session.is_silent
