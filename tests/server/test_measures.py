@@ -94,10 +94,7 @@ def test_statistics_begin_anew_at_all_workers(pair: list[Connection]) -> None:
 
 
 def test_the_number_of_clients_may_be_changed_for_all_workers(workers: Running, pair: list[Connection]) -> None:
-    clients = int(
-        next(line for line in pair[0].call("INFO", "clients").value.splitlines() if b"connected" in line)[18:]
-    )
-    pair[0].call("CONFIG", "SET", "maxclients", str(clients))
+    pair[0].call("CONFIG", "SET", "maxclients", "2")  # there are these already
     try:
         with Connection(workers.port) as refused:
             assert refused.read().raw == b"-ERR max number of clients reached\r\n"
@@ -127,10 +124,9 @@ def test_a_monitor_sees_what_a_proxy_asks_its_servers(proxy: Running) -> None:
             other.call(*line.split())
         other.call("ECHO", "the end")
         lines = shown(monitor, b"the end")
-        assert sorted(lines) == sorted(
-            [b'"GET" "plain"', b'"MGET" "plain" "number"', b'"DBSIZE"', b'"INFO"', b'"MULTI"', b'"GET" "plain"']
-            + [b'"exec"', b'"WATCH" "plain"', b'"ECHO" "the end"']
-        )
+        gets = [b'"GET" "plain"', b'"GET" "plain"', b'"MGET" "plain" "number"']
+        others = [b'"DBSIZE"', b'"INFO"', b'"MULTI"', b'"exec"', b'"WATCH" "plain"', b'"ECHO" "the end"']
+        assert sorted(lines) == sorted([*gets, *others])
         assert monitor.call("GET", "plain").raw == b"-ERR Replica can't interact with the keyspace\r\n"
     with proxy.connect() as other:
         assert other.call("GET", "plain").raw.startswith(b"$")
