@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import cast
 
 from resp_server.access.rules import Selector, Use, User, alternatives
@@ -38,12 +39,12 @@ class CheckedWay:
         if data.count(b"*") == 1:
             return self._way.take(session, data) if allowed.is_allowed(data[1:]) else (b"", data)
         text = data if len(data) <= BYTES_MAX else data[:BYTES_MAX]
-        first, *wholes = text.split(b"*")
-        size = 0
-        for whole in () if first else wholes:
-            if not allowed.is_allowed(whole):
-                break
-            size += len(whole) + 1
+        wholes = text.split(b"*")
+        if wholes.pop(0):
+            return b"", data  # an inline command
+        if text is data and allowed.are_of_two_words(wholes):
+            return self._way.take(session, data)
+        size = sum(len(whole) + 1 for whole in takewhile(allowed.is_allowed, wholes))
         if not size:
             return b"", data
         reply, rest = self._way.take(session, data[:size])
@@ -58,6 +59,10 @@ class QuickCheck:
         patterns = [pattern for each in self._selectors for pattern in each.of_two_words]
         # Requests of a name and a key are told by one look.
         self._of_two_words = re.compile(b"|".join(patterns) or b"(?!)", re.DOTALL).fullmatch
+
+    def are_of_two_words(self, wholes: Sequence[bytes]) -> bool:
+        """Tell whether requests are all of a name and a key, and may be answered."""
+        return all(map(self._of_two_words, wholes))
 
     def is_allowed(self, whole: bytes) -> object:
         """Tell whether a request, as it was sent, may be answered."""
