@@ -14,17 +14,27 @@ SMALL_MAP_FIELDS_MAX = 128
 
 @dataclass(frozen=True)
 class Dataset:
-    """Keys as a client sees them. `expire_at_ms` names those that expire; the rest never do."""
+    """Keys as a client sees them. `expire_at_ms` names those that expire; the rest never do.
+
+    Sorted sets are members and scores, as ZADD takes them.
+    """
 
     strings: Mapping[bytes, bytes]
     hashes: Mapping[bytes, Mapping[bytes, bytes]]
     lists: Mapping[bytes, Sequence[bytes]]
+    sets: Mapping[bytes, Sequence[bytes]]
+    sorted_sets: Mapping[bytes, Mapping[bytes, bytes]]
     expire_at_ms: Mapping[bytes, int] = field(default_factory=dict)
 
     @property
     def keys(self) -> list[bytes]:
         """All keys."""
-        return [*self.strings, *self.hashes, *self.lists]
+        return [*self.strings, *self.hashes, *self.lists, *self.sets, *self.sorted_sets]
+
+    @property
+    def items(self) -> dict[bytes, Mapping[bytes, bytes | None]]:
+        """What is chosen from at random, by key: a hash's fields and values, a set's members, a sorted set's scores."""
+        return {**self.hashes, **{key: dict.fromkeys(each) for key, each in self.sets.items()}, **self.sorted_sets}
 
     def part(self, keys: Container[bytes]) -> Dataset:
         """Return the data set of some keys alone."""
@@ -57,6 +67,8 @@ def standard() -> Dataset:
         b"big": bytes(range(256)) * 256,
         b"soon": b"expires",
         b"later": b"expires",
+        b"long text": b"the quick brown fox jumps over the lazy dog " * 4,
+        b"other text": b"a quick dog jumps over the brown lazy ox, " * 5,
     }
     strings |= {b"many:%03d" % number: b"%d" % number for number in range(300)}
     hashes: dict[bytes, dict[bytes, bytes]] = {
@@ -77,10 +89,36 @@ def standard() -> Dataset:
         b"list:long": [b"%d" % (number % 7) for number in range(1500)],
         b"list:later": [b"a", b"b"],
     }
+    sets: dict[bytes, list[bytes]] = {
+        b"set:one": [b"only"],
+        b"set:small": [b"a", b"b", b"c", b"d", b"f0"],
+        b"set:numbers": [b"%d" % number for number in (3, -1, 0, 70000, 9223372036854775807)],
+        b"set:odd": [b"", b"\xff\x00", b"\r\n", b"$1\r\na", b"a*", b"x" * 500],
+        b"set:edge": [b"f%03d" % number for number in range(SMALL_MAP_FIELDS_MAX)],
+        b"set:large": [b"member:%05d" % number for number in range(1500)],
+        b"{tag}set": [b"a", b"b", b"n", b"x"],
+        b"{tag}set2": [b"b", b"n", b"y"],
+        b"set:later": [b"a", b"b"],
+    }
+    sorted_sets: dict[bytes, dict[bytes, bytes]] = {
+        b"zset:one": {b"only": b"1"},
+        b"zset:small": {b"a": b"1", b"b": b"2", b"c": b"2", b"d": b"3.1", b"e": b"-0.5", b"f": b"inf", b"f0": b"-inf"},
+        b"zset:same": dict.fromkeys([b"", b"a", b"aa", b"b", b"ba", b"c", b"d", b"\xff"], b"0"),
+        b"zset:odd": {b"\xff\x00": b"1e300", b"\r\n": b"1e-7", b"3": b"1234567.891", b"a*": b"0.1", b"z": b"100000000"},
+        b"zset:wide": {b"x" * 500: b"5", b"a": b"5", b"b": b"5"},
+        b"zset:edge": {b"f%03d" % number: b"%d" % (number // 2) for number in range(SMALL_MAP_FIELDS_MAX)},
+        b"zset:large": {b"member:%05d" % number: b"%r" % (number * 37 % 1000 / 8) for number in range(1500)},
+        b"zset:texts": {b"text:%05d" % (number * 7): b"2" for number in range(1500)},
+        b"{tag}zset": {b"a": b"1", b"b": b"2.5", b"n": b"-3", b"x": b"inf"},
+        b"{tag}zset2": {b"b": b"0.1", b"n": b"0.2", b"x": b"-inf", b"y": b"7"},
+        b"zset:later": {b"a": b"1"},
+    }
     expiries = {
         b"soon": LATER_MS - 1_000_000_000_001,
         b"later": LATER_MS,
         b"hash:later": LATER_MS - 499,
         b"list:later": LATER_MS - 500,
+        b"set:later": LATER_MS - 1,
+        b"zset:later": LATER_MS - 2,
     }
-    return Dataset(strings, hashes, lists, expiries)
+    return Dataset(strings, hashes, lists, sets, sorted_sets, expiries)

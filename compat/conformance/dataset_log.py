@@ -17,7 +17,11 @@ STATES = (
     StateDescriptor(TEXT, key="key", value="value"),
     StateDescriptor("map", key="key", value="value", field="field"),
     StateDescriptor("list", key="key", value="value", kind="list"),
+    StateDescriptor("set", key="key", member="member"),
+    StateDescriptor("ranks", key="key", member="member", score="score"),
 )
+# A member of every set for an epoch.
+PASSING = b"member:00000.5"
 
 
 def dataset_writer(root: Path) -> LogWriter:
@@ -31,7 +35,7 @@ def publish(dataset: Dataset, writer: LogWriter) -> None:
     writer.publish([Change(TEXT, Op.PUT, key, value=b"overwritten") for key in list(dataset.strings)[::2]])
     writer.publish([*_values(dataset), *_maps(dataset), Change(TEXT, Op.DELETE, b"gone")])
     for half in (0, 1):
-        writer.publish(_elements(dataset, half))
+        writer.publish([*_elements(dataset, half), *_members(dataset, half)])
 
 
 def _values(dataset: Dataset) -> Iterator[Change]:
@@ -56,3 +60,20 @@ def _elements(dataset: Dataset, half: int) -> Iterator[Change]:
         middle = len(elements) // 2
         for element in elements[middle:] if half else elements[:middle]:
             yield Change("list", Op.APPEND, key, value=element, expire_at_ms=dataset.expire_at_ms.get(key))
+
+
+def _members(dataset: Dataset, half: int) -> Iterator[Change]:
+    """Return half of each set's members, and others that the second half takes out again. They expire as lists do."""
+    kinds = {
+        "set": {key: dict.fromkeys(members, b"") for key, members in dataset.sets.items()},
+        "ranks": dataset.sorted_sets,
+    }
+    for state, kind in kinds.items():
+        for key, members in kind.items():
+            middle, expire_at_ms = len(members) // 2, dataset.expire_at_ms.get(key)
+            for member, score in list(members.items())[middle:] if half else list(members.items())[:middle]:
+                yield Change(state, Op.PUT, key, member, score, expire_at_ms)
+            if not half:
+                yield Change(state, Op.PUT, key, PASSING, b"" if state == "set" else b"9", expire_at_ms)
+            else:
+                yield Change(state, Op.DELETE, key, PASSING)

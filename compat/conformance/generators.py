@@ -39,6 +39,23 @@ some_bytes = st.binary(max_size=6)
 keys = st.one_of(st.sampled_from(sorted(DATASET.keys, key=len)[:40]), st.sampled_from(DATASET.keys), some_bytes)
 hash_keys = st.one_of(st.sampled_from(list(DATASET.hashes)), st.sampled_from(list(DATASET.hashes)), keys)
 list_keys = st.one_of(st.sampled_from(list(DATASET.lists)), st.sampled_from(list(DATASET.lists)), keys)
+set_keys = st.one_of(st.sampled_from(list(DATASET.sets)), st.sampled_from(list(DATASET.sets)), keys)
+sorted_keys = st.one_of(st.sampled_from(list(DATASET.sorted_sets)), st.sampled_from(list(DATASET.sorted_sets)), keys)
+# Few of the keys that are of another kind, and would make all of them an error.
+any_set_keys = st.one_of(
+    st.sampled_from([*DATASET.sets, *DATASET.sorted_sets]),
+    st.sampled_from([b"{tag}set", b"{tag}set2", b"{tag}zset", b"{tag}zset2", b"missing"]),
+    st.sampled_from([b"{tag}set", b"{tag}set2", b"set:small", b"zset:small", b"missing", b"plain"]),
+)
+only_set_keys = st.one_of(
+    st.sampled_from(list(DATASET.sets)),
+    st.sampled_from([b"{tag}set", b"{tag}set2", b"set:small", b"set:edge", b"set:large", b"missing"]),
+    any_set_keys,
+)
+members = st.one_of(
+    st.sampled_from([b"a", b"b", b"n", b"only", b"", b"f0", b"f001", b"member:00007", b"text:00707", b"3", b"\r\n"]),
+    some_bytes,
+)
 elements = st.one_of(st.sampled_from([b"a", b"b", b"", b"3", b"6", b"only", b"\r\n", b"nope"]), some_bytes)
 fields = st.one_of(
     st.sampled_from([b"field", b"f0", b"f001", b"field:00007", b"short", b"long", b"", b"\xff\x00", b"{f}", b"n"]),
@@ -51,6 +68,30 @@ numbers = st.one_of(
     st.sampled_from(NUMBERS.split()),
     st.sampled_from([b"", b" 1", b"1 ", b"1\n", b"\x00", b"1\x00", b"\xd9\xa3", b"- 1", b"+ 1"]),
     st.integers(-40, 40).map(lambda number: b"%d" % number),
+)
+# Where a count below zero is of items that may repeat, a real server goes on for ever with a large one.
+repeats = st.one_of(
+    st.integers(-40, 1600).map(lambda number: b"%d" % number),
+    st.sampled_from(
+        b"0 -1 1 -1000 2147483648 9223372036854775807 9223372036854775808 -9223372036854775808 x 1.0".split()
+    ),
+)
+floats = st.one_of(
+    st.sampled_from(
+        b"0 1 -1 2 2.5 3.1 -0.5 0.1 inf -inf +inf Infinity 1e300 1e-7 1e400 1e-400 nan 0x10 0x1p3 .5 5.".split()
+    ),
+    st.sampled_from([b"", b" 1", b"1 ", b"-", b"+", b"1e", b"1_0", b"\x00", b"1\x002", b"iNf", b"nan(1)", b"0x"]),
+    st.floats(-20, 130).map(lambda number: b"%r" % number),
+    numbers,
+)
+score_ends = st.one_of(floats, floats.map(lambda number: b"(" + number))
+text_ends = st.one_of(
+    st.sampled_from(
+        [b"-", b"+", b"[", b"(", b"[a", b"(a", b"[b", b"(c", b"[text:00707", b"(text:09", b"[f001", b"-a", b"+\x00x"]
+    ),
+    members.map(lambda member: b"[" + member),
+    members.map(lambda member: b"(" + member),
+    some_bytes,
 )
 counts = st.one_of(st.sampled_from([b"1", b"10", b"1000", b"5000"]), numbers)
 cursors = st.one_of(st.just(b"0"), st.just(b"0"), numbers)
@@ -82,7 +123,7 @@ patterns = st.one_of(
     ),
     st.lists(st.sampled_from(PATTERN_PARTS), max_size=7).map(b"".join),
 )
-type_names = st.sampled_from([b"string", b"hash", b"list", b"HASH", b"sTring", b"nope", b"", b"zset", b"\xff"])
+type_names = st.sampled_from([b"string", b"hash", b"list", b"HASH", b"sTring", b"nope", b"", b"zset", b"set", b"\xff"])
 names = st.one_of(
     st.sampled_from([b"name", b"", b"with space", b"new\nline", b"\x7f", b"~", b"!", b"\xc3\xbc"]), some_bytes
 )
@@ -137,6 +178,98 @@ lpos_options = st.lists(
     ),
     max_size=3,
 ).map(lambda options: [word for option in options for word in option])
+bitmap_keys = st.one_of(st.sampled_from([b"big", b"empty", b"number", b"utf8:schl\xc3\xbcssel", b"missing"]), keys)
+units = cased(b"byte", b"bit", b"nope")
+offsets = st.one_of(numbers, numbers.map(lambda number: b"#" + number))
+bitfield_types = st.one_of(
+    st.tuples(st.sampled_from([b"i", b"u"]), st.integers(0, 66)).map(lambda parts: b"%b%d" % parts),
+    st.sampled_from([b"i", b"u8x", b"x8", b"I8", b"u+8", b""]),
+)
+bitfield_options = st.lists(
+    st.one_of(
+        words_of(cased(b"get"), bitfield_types, offsets),
+        words_of(cased(b"get"), st.sampled_from([b"u8", b"i5", b"u63", b"i64"]), offsets),
+        words_of(cased(b"set", b"incrby"), bitfield_types, offsets, numbers),
+        words_of(cased(b"overflow"), cased(b"wrap", b"sat", b"fail", b"nope")),
+    ),
+    max_size=3,
+).map(lambda options: [word for option in options for word in option])
+sort_patterns = st.one_of(
+    st.sampled_from(
+        [b"#", b"nosort", b"many:00*", b"many:*", b"*", b"hash:*->n", b"{tag}*->n", b"hash:*->", b"user:*:name"]
+    ),
+    patterns,
+)
+sort_options = st.lists(
+    st.one_of(
+        words_of(cased(b"asc", b"desc", b"alpha")),
+        words_of(cased(b"alpha")),
+        words_of(cased(b"limit"), numbers, numbers),
+        words_of(cased(b"limit"), st.sampled_from([b"0", b"1", b"5"]), st.sampled_from([b"-1", b"0", b"3", b"100"])),
+        words_of(cased(b"by", b"get"), sort_patterns),
+        words_of(cased(b"by", b"get", b"limit", b"store", b"nope"), some_bytes),
+    ),
+    max_size=4,
+).map(lambda options: [word for option in options for word in option])
+lcs_options = st.lists(
+    st.one_of(
+        words_of(cased(b"idx", b"len", b"withmatchlen", b"minmatchlen", b"nope")),
+        words_of(cased(b"minmatchlen"), numbers),
+    ),
+    max_size=3,
+).map(lambda options: [word for option in options for word in option])
+lcs_keys = st.one_of(
+    st.sampled_from([b"Plain", b"plain", b"an empty key", b"later", b"soon", b"utf8:schl\xc3\xbcssel", b"missing"]),
+    st.sampled_from([b"long text", b"other text"]),
+    keys.filter(lambda key: key != b"big"),
+)
+range_options = st.lists(
+    st.one_of(
+        words_of(cased(b"withscores")),
+        words_of(
+            cased(b"limit"), st.sampled_from([b"0", b"1", b"5", b"-1"]), st.sampled_from([b"-1", b"0", b"3", b"100"])
+        ),
+        words_of(cased(b"limit"), numbers, numbers),
+        words_of(cased(b"limit", b"nope", b"byscore", b"rev")),
+    ),
+    max_size=2,
+).map(lambda options: [word for option in options for word in option])
+ranks = st.one_of(numbers, st.integers(-1600, 1600).map(lambda number: b"%d" % number))
+zrange_arguments = st.one_of(
+    joined(words_of(sorted_keys, ranks, ranks), several(cased(b"rev"), 1), range_options),
+    joined(words_of(sorted_keys, score_ends, score_ends, cased(b"byscore")), several(cased(b"rev"), 1), range_options),
+    joined(words_of(sorted_keys, text_ends, text_ends, cased(b"bylex")), several(cased(b"rev"), 1), range_options),
+)
+
+
+def _counted(key: Word) -> SearchStrategy[list[bytes]]:
+    """Make a number of keys and the keys, mostly as many."""
+    right = several(key, 4).map(lambda found: [b"%d" % len(found), *found])
+    return st.one_of(right, right, right, joined(words_of(numbers), several(key, 4)))
+
+
+def _limited(key: Word) -> SearchStrategy[list[bytes]]:
+    limit = words_of(cased(b"limit"), st.one_of(numbers, st.sampled_from([b"0", b"1", b"2", b"100"])))
+    return joined(_counted(key), st.one_of(words_of(), words_of(), limit, several(cased(b"limit", b"nope"), 2)))
+
+
+@st.composite
+def weighed(draw: st.DrawFn) -> list[bytes]:
+    """Make the arguments of ZUNION and ZINTER."""
+    words = draw(_counted(any_set_keys))
+    for _ in range(draw(st.integers(0, 3))):
+        count = len(words) - 1 if draw(st.integers(0, 5)) else draw(st.integers(0, 3))
+        weights = st.lists(st.one_of(floats, st.sampled_from([b"1", b"2", b"-1.5"])), min_size=count, max_size=count)
+        options = st.one_of(
+            joined(words_of(cased(b"weights")), weights),
+            words_of(cased(b"aggregate"), cased(b"sum", b"min", b"max", b"nope")),
+            words_of(cased(b"withscores")),
+            words_of(cased(b"withscores", b"limit", b"weights", b"aggregate", b"nope")),
+        )
+        words += draw(options)
+    return words
+
+
 # One AUTH: of several, 7.0 checks each and 7.2 the last.
 hello_options = joined(
     st.one_of(words_of(), words_of(cased(b"auth"), st.sampled_from([b"default", b"nobody", b""]), names)),
@@ -240,6 +373,23 @@ ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
     "strlen": words_of(keys),
     "getrange": words_of(keys, numbers, numbers),
     "substr": words_of(keys, numbers, numbers),
+    "getbit": words_of(bitmap_keys, numbers),
+    "bitcount": joined(
+        words_of(bitmap_keys),
+        st.one_of(words_of(), words_of(numbers, numbers), words_of(numbers, numbers, units), several(numbers)),
+    ),
+    "bitpos": joined(
+        words_of(bitmap_keys, st.one_of(st.sampled_from([b"0", b"1"]), numbers)),
+        st.one_of(words_of(), words_of(numbers), words_of(numbers, numbers), words_of(numbers, numbers, units)),
+    ),
+    "bitfield_ro": joined(words_of(bitmap_keys), bitfield_options),
+    "lcs": joined(words_of(lcs_keys, lcs_keys), lcs_options),
+    "sort_ro": joined(words_of(st.one_of(list_keys, list_keys, any_set_keys)), sort_options),
+    "dump": words_of(keys),
+    "object|encoding": words_of(keys),
+    "object|freq": words_of(keys),
+    "object|idletime": words_of(keys),
+    "object|refcount": words_of(keys),
     "hget": words_of(hash_keys, fields),
     "hmget": joined(words_of(hash_keys), several(fields)),
     "hgetall": words_of(hash_keys),
@@ -253,19 +403,41 @@ ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
     "lindex": words_of(list_keys, numbers),
     "lrange": words_of(list_keys, numbers, numbers),
     "lpos": joined(words_of(list_keys, elements), lpos_options),
-    "scard": words_of(keys),
-    "smembers": words_of(keys),
-    "sismember": words_of(keys, fields),
-    "smismember": joined(words_of(keys), several(fields)),
-    "srandmember": joined(words_of(keys), several(numbers, 2)),
-    "sscan": joined(words_of(keys, cursors), scan_options),
-    "sinter": several(keys),
-    "sunion": several(keys),
-    "sdiff": several(keys),
-    "zcard": words_of(keys),
-    "zscore": words_of(keys, fields),
-    "zmscore": joined(words_of(keys), several(fields)),
-    "zscan": joined(words_of(keys, cursors), scan_options),
+    "hrandfield": joined(
+        words_of(hash_keys), st.one_of(words_of(), words_of(repeats), words_of(repeats, cased(b"withvalues", b"nope")))
+    ),
+    "scard": words_of(set_keys),
+    "smembers": words_of(set_keys),
+    "sismember": words_of(set_keys, members),
+    "smismember": joined(words_of(set_keys), several(members)),
+    "srandmember": joined(words_of(set_keys), several(repeats, 2)),
+    "sscan": joined(words_of(set_keys, cursors), scan_options),
+    "sinter": several(only_set_keys, 4),
+    "sunion": several(only_set_keys, 4),
+    "sdiff": several(only_set_keys, 4),
+    "sintercard": _limited(only_set_keys),
+    "zcard": words_of(sorted_keys),
+    "zscore": words_of(sorted_keys, members),
+    "zmscore": joined(words_of(sorted_keys), several(members)),
+    "zrank": words_of(sorted_keys, members),
+    "zrevrank": words_of(sorted_keys, members),
+    "zcount": words_of(sorted_keys, score_ends, score_ends),
+    "zlexcount": words_of(sorted_keys, text_ends, text_ends),
+    "zrange": zrange_arguments,
+    "zrevrange": joined(words_of(sorted_keys, ranks, ranks), range_options),
+    "zrangebyscore": joined(words_of(sorted_keys, score_ends, score_ends), range_options),
+    "zrevrangebyscore": joined(words_of(sorted_keys, score_ends, score_ends), range_options),
+    "zrangebylex": joined(words_of(sorted_keys, text_ends, text_ends), range_options),
+    "zrevrangebylex": joined(words_of(sorted_keys, text_ends, text_ends), range_options),
+    "zrandmember": joined(
+        words_of(sorted_keys),
+        st.one_of(words_of(), words_of(repeats), words_of(repeats, cased(b"withscores", b"nope"))),
+    ),
+    "zscan": joined(words_of(sorted_keys, cursors), scan_options),
+    "zunion": weighed(),
+    "zinter": weighed(),
+    "zdiff": joined(_counted(any_set_keys), several(cased(b"withscores", b"nope"), 1)),
+    "zintercard": _limited(any_set_keys),
     "xlen": words_of(keys),
     "module|list": words_of(),
     "script|exists": several(names),
@@ -280,7 +452,9 @@ def requests(draw: st.DrawFn, name: str | None = None) -> list[bytes]:
     """Make one request, of a named command or of any; now and then spoil its arguments."""
     chosen = name or draw(st.sampled_from(SHORT_ANSWERS))
     # Where COMMAND GETKEYS expects a number of keys, Redis reads words that are none as C's atoi does.
-    spoilers = keys if chosen == "command|getkeys" else st.one_of(numbers, keys, names)
+    # Where items are given with repetition, a large number would keep it busy for ever.
+    is_number_harmful = chosen in ("command|getkeys", "srandmember", "hrandfield", "zrandmember")
+    spoilers = keys if is_number_harmful else st.one_of(numbers, keys, names)
     words = draw(joined(words_of(*(cased(part.encode()) for part in chosen.split("|"))), ARGUMENTS[chosen]))
     match draw(st.integers(0, 9)):
         case 0 if len(words) > 1:

@@ -3,7 +3,10 @@
 Left open by Redis, and compared as what they are:
   order          HGETALL, HKEYS, HVALS, KEYS, CONFIG GET, COMMAND LIST and set reads promise none
   the clock      TTL, PTTL and TIME are asked a moment apart
-  chance         RANDOMKEY
+  chance         RANDOMKEY, SRANDMEMBER, HRANDFIELD, ZRANDMEMBER: any items, as many of them
+  doubles        7.0 writes 17 digits, 7.2 and later the shortest text that reads back the same
+  ranges         of texts, in a large sorted set whose scores differ
+  its own        DUMP's form, which a test restores; OBJECT IDLETIME, which nobody keeps here
   cursors        a step of SCAN or HSCAN; whole iterations are compared by a test of their own
   identity       connection ids, addresses, process ids, versions
 
@@ -30,8 +33,16 @@ CLOCK_MS_MAX = 5_000
 # Fields of CLIENT LIST that are each connection's own, or the clock's.
 CLIENT_IDENTITY = ("id", "addr", "laddr", "age", "idle")
 
+SCORED = (
+    *("zscore", "zmscore", "zrange", "zrevrange", "zrangebyscore", "zrevrangebyscore", "zrangebylex", "zrevrangebylex"),
+    *("zlexcount", "zunion", "zinter", "zdiff"),
+)
+# A sorted set of more members is one that Redis searches by levels that chance made.
+SMALL_SORTED_SET_MAX = 128
 UNORDERED = ("hgetall", "hkeys", "hvals", "keys", "smembers", "sinter", "sunion", "sdiff")
-CONTAINERS = ("client", "command", "config")
+# Of a number that is not whole, or has an exponent.
+LONG_DIGITS = re.compile(rb"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
+CONTAINERS = ("client", "command", "config", "memory", "object")
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,6 +129,8 @@ class Judge:
     config_names: Collection[bytes] = ()
     commands_alike: Collection[bytes] = ()
     keys: Collection[bytes] = ()
+    # What the keys have that something is chosen from: names, with values or scores.
+    items: Mapping[bytes, Mapping[bytes, bytes | None]] = field(default_factory=dict)
     _rules: Mapping[str, Callable[[Words, Reply, Reply], bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -127,7 +140,13 @@ class Judge:
             "pttl": self._is_same_time(CLOCK_MS_MAX),
             "scan": self._is_same_step,
             "hscan": self._is_same_step,
+            "sscan": self._is_same_step,
+            "zscan": self._is_same_step,
+            **dict.fromkeys(SCORED, self._is_same_but_for_digits),
+            **dict.fromkeys(("srandmember", "hrandfield", "zrandmember"), self._is_as_many),
             "randomkey": self._is_a_key,
+            "dump": self._is_same_mark,
+            "object|idletime": self._is_same_mark,
             "time": self._is_clock,
             "hello": self._is_same_greeting,
             "client|id": self._is_number,
@@ -183,12 +202,41 @@ class Judge:
         (their_cursor, their_items), (our_cursor, our_items) = theirs.value, ours.value
         if [their_cursor.mark, their_items.mark] != [our_cursor.mark, our_items.mark] or not our_cursor.value.isdigit():
             return False
-        is_hash = command_of(request) == "hscan"
-        is_whole = {request[1 + is_hash], their_cursor.value, our_cursor.value} == {b"0"}
-        return not is_whole or _items_of(their_items, 1 + is_hash) == _items_of(our_items, 1 + is_hash)
+        command = command_of(request)
+        is_whole = {request[1 if command == "scan" else 2], their_cursor.value, our_cursor.value} == {b"0"}
+        size = 2 if command in ("hscan", "zscan") else 1
+        return not is_whole or _items_of(their_items, size) == _items_of(our_items, size)
 
     def _is_a_key(self, request: Words, theirs: Reply, ours: Reply) -> bool:
         return theirs.value in self.keys and ours.value in self.keys
+
+    @staticmethod
+    def _is_same_mark(request: Words, theirs: Reply, ours: Reply) -> bool:
+        return (theirs.value is None) == (ours.value is None)
+
+    def _is_same_but_for_digits(self, request: Words, theirs: Reply, ours: Reply) -> bool:
+        items = self.items.get(request[1], {})
+        is_by_text = any(word.upper() == b"BYLEX" for word in request) or b"LEX" in request[0].upper()
+        if is_by_text and len(items) > SMALL_SORTED_SET_MAX and len(set(items.values())) > 1:
+            return True
+        return _with_short_digits(theirs) == _with_short_digits(ours)
+
+    def _is_as_many(self, request: Words, theirs: Reply, ours: Reply) -> bool:
+        """As many as the other gives, of those that there are, and none twice unless the number is below zero."""
+        items = self.items[request[1]]
+        if not isinstance(theirs.value, list):
+            return theirs.value in items and ours.value in items
+        with_values = len(request) > 3
+        flat = [part for item in ours.value for part in (item.value if isinstance(item.value, list) else [item])]
+        names = [part.value for part in (flat[::2] if with_values else flat)]
+        values = [part.value for part in flat[1::2]] if with_values else [items.get(name) for name in names]
+        return (
+            len(theirs.value) == len(ours.value)
+            and {item.mark for item in theirs.value} == {item.mark for item in ours.value}
+            and all(name in items for name in names)
+            and all(_is_value(items[name], value) for name, value in zip(names, values, strict=True))
+            and (request[2][:1] == b"-" or len(set(names)) == len(names))
+        )
 
     @staticmethod
     def _is_clock(request: Words, theirs: Reply, ours: Reply) -> bool:
@@ -287,8 +335,21 @@ def _sorted_items(request: Words, reply: Reply) -> list[bytes]:
 
 def _items_of(reply: Reply, size: int) -> list[bytes]:
     """Return an array's items, so many together, in an order that does not depend on its own."""
-    raw = [item.raw for item in reply.value]
+    raw = [repr(_with_short_digits(item)).encode() for item in reply.value]
     return sorted(b"".join(raw[at : at + size]) for at in range(0, len(raw), size))
+
+
+def _with_short_digits(reply: Reply) -> Any:
+    """Return a reply as values, in which texts of one number are the same."""
+    if isinstance(reply.value, list):
+        return reply.mark, [_with_short_digits(each) for each in reply.value]
+    if reply.mark in "$," and reply.value is not None and LONG_DIGITS.fullmatch(reply.value):
+        return reply.mark, float(reply.value)
+    return reply.raw
+
+
+def _is_value(expected: bytes | None, found: bytes | None) -> bool:
+    return expected == found or (None not in (expected, found) and float(expected or b"") == float(found or b""))
 
 
 def _shown(reply: Reply) -> str:

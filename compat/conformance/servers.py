@@ -167,6 +167,9 @@ def fill(server: Running, dataset: Dataset) -> None:
     for key, fields in dataset.hashes.items():
         writes.append((b"HSET", key, *(part for pair in fields.items() for part in pair)))
     writes += [(b"RPUSH", key, *elements) for key, elements in dataset.lists.items()]
+    writes += [(b"SADD", key, *members) for key, members in dataset.sets.items()]
+    for key, scores in dataset.sorted_sets.items():
+        writes.append((b"ZADD", key, *(part for member, score in scores.items() for part in (score, member))))
     writes += [(b"PEXPIREAT", key, b"%d" % at) for key, at in dataset.expire_at_ms.items()]
     with server.connect() as connection:
         connection.send(requests(writes))

@@ -64,7 +64,7 @@ Cursor = Annotated[int, cursor]
 
 @dataclass
 class ScanOptions:
-    """What SCAN and HSCAN may be given behind the cursor."""
+    """What SCAN, HSCAN, SSCAN and ZSCAN may be given behind the cursor."""
 
     count: int = SCAN_COUNT_DEFAULT
     matches: Matches | None = None
@@ -72,19 +72,19 @@ class ScanOptions:
     has_values: bool = True
 
     @classmethod
-    def parse(cls, words: Sequence[bytes], is_hash: bool) -> ScanOptions:
-        """Read the options in Redis' order of checks; TYPE is SCAN's alone, NOVALUES HSCAN's."""
+    def parse(cls, words: Sequence[bytes], name: str) -> ScanOptions:
+        """Read the options of a command in Redis' order of checks; TYPE is SCAN's alone, NOVALUES HSCAN's."""
         options = cls()
         at = 0
         while at < len(words):
             option, has_value = words[at].upper(), at + 1 < len(words)
             if option == b"NOVALUES":
-                if not is_hash:
+                if name != "hscan":
                     raise PlainError("NOVALUES option can only be used in HSCAN")
                 options.has_values = False
                 at += 1
                 continue
-            if not has_value or option not in (b"COUNT", b"MATCH", b"TYPE") or (option == b"TYPE" and is_hash):
+            if not has_value or option not in (b"COUNT", b"MATCH", b"TYPE") or (option == b"TYPE" and name != "scan"):
                 raise syntax_error()
             options._take(option, words[at + 1])
             at += 2
@@ -181,7 +181,9 @@ def items_reply(
         if len(items) >= SLICE_ENTRIES or size > BYTES_AT_ONCE_MAX:
             return sliced(call, lambda view: in_steps(read(view)), shape, count)
         items.append(item if item is None else whole(item))
-    return dict(zip(items[::2], items[1::2], strict=True)) if shape is dict else items
+    if shape is dict:
+        return dict(zip(items[::2], items[1::2], strict=True))
+    return items if shape is list else shape(items)
 
 
 def in_steps(items: Iterator[Text | None]) -> Iterator[Sequence[Reply]]:
@@ -268,7 +270,7 @@ def _random_key(sight: Sight) -> Iterator[Sequence[Reply]]:
 @command("scan")
 def scan(call: Call, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over the key names in the database."""
-    options = ScanOptions.parse(words, is_hash=False)
+    options = ScanOptions.parse(words, "scan")
     next_cursor, entries = call.sight.scan(cursor, options.count)
     return [b"%d" % next_cursor, [entry.key for entry in entries if options.takes(entry)]]
 

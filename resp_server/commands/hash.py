@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import itemgetter
 
@@ -18,14 +18,15 @@ from resp_server.commands.generic import (
     sliced,
     text_reply,
 )
+from resp_server.commands.random_items import Source, count_and_option, one_of, random_item, random_items
 from resp_server.commands.spec import OneOrMore, command
 from resp_server.errors import PlainError, WrongTypeError
 from resp_server.instance import Call
-from resp_server.protocol.replies import PackedPairs, Reply, WithLong
+from resp_server.protocol.replies import PackedPairs, Pairs, Reply, WithLong
 from state_backend import packed_map
 from state_backend.descriptor import Kind
 from state_backend.keyspace import KeyspaceView
-from state_backend.store import LongText, Text, whole
+from state_backend.store import LongText, Snapshot, Text, whole
 
 Pair = tuple[bytes, Text]
 
@@ -179,6 +180,32 @@ def _steps(view: KeyspaceView, key: bytes, of_pair: Callable[[Pair], Sequence[Te
         cursor, pairs = view.at(key).scan_map(key, cursor, SLICE_ENTRIES)
 
 
+@command("hrandfield")
+def hrandfield(call: Call, key: bytes, *words: bytes) -> Reply:
+    """Returns one or more random fields from a hash."""
+    count, has_values = count_and_option(words, b"WITHVALUES") if words else (None, False)
+    call.counted(next(call.at(key).map_sizes(key), None) or None)
+
+    def taken(pairs: Iterable[Pair]) -> Iterator[bytes | Pair]:
+        return iter(pairs) if has_values else (field for field, _ in pairs)
+
+    def scan(snapshot: Snapshot) -> Callable[[bytes, int, int], tuple[int, list[bytes | Pair]]]:
+        def step(key: bytes, cursor: int, count: int) -> tuple[int, list[bytes | Pair]]:
+            next_cursor, pairs = snapshot.scan_map(key, cursor, count)
+            return next_cursor, list(taken(pairs))
+
+        return step
+
+    source = Source(
+        lambda view: view.at(key).map_size(key),
+        lambda view: taken(view.at(key).map_texts(key)),
+        lambda view: one_of(scan(view.at(key)), key),
+    )
+    if count is None:
+        return random_item(call, source)
+    return random_items(call, source, count, Pairs if has_values else list)
+
+
 @command("hscan")
 def hscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over fields and values of a hash."""
@@ -187,7 +214,7 @@ def hscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
         return [b"0", []]
     if entry.kind is not Kind.MAP:
         raise WrongTypeError
-    options = ScanOptions.parse(words, is_hash=True)
+    options = ScanOptions.parse(words, "hscan")
     found = _scanned(call.view, key, cursor, options)
     if sum(map(size_of, found)) <= BYTES_AT_ONCE_MAX:
         return [found[0], list(map(whole, found[1:]))]

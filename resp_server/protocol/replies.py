@@ -8,7 +8,8 @@ What a body may return, and what becomes of it:
     list, tuple   array                        dict     map; RESP2: flat array
     ReplySet      set; RESP2: array            Push     push; RESP2: array
     Verbatim      verbatim text; RESP2: bulk   PackedPairs   a map that is bytes already
-    PackedItems   an array that is bytes already
+    Pairs         array of arrays of two; RESP2: flat array
+    NO_ARRAY      nil; RESP2: an array of -1   PackedItems   an array or a set that is bytes already
     Frames        whole replies and pushes, as they are sent
     ReplyError    error                        Sliced     made in steps; what is in it may be LongBulk
 """
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
 
+from resp_server.doubles import double_text
 from resp_server.errors import ReplyError
 
 # What a body may return; nested to any depth.
@@ -65,10 +67,22 @@ class PackedPairs:
 
 @dataclass(frozen=True)
 class PackedItems:
-    """An array whose items lie there as length-prefixed texts, one after another."""
+    """An array, or a set, whose items lie there as length-prefixed texts, one after another."""
 
     count: int
     body: bytes
+    shape: type = list
+
+
+class Pairs(list[tuple[Reply, Reply]]):
+    """Texts, each with what belongs to it, such as a member and its score; in order."""
+
+
+class _NoArray:
+    """What stands for an array where there is none."""
+
+
+NO_ARRAY = _NoArray()
 
 
 class LongBulk(NamedTuple):
@@ -82,6 +96,10 @@ class WithLong(list[Reply]):
     """An array, or a part of a sliced reply, that holds a LongBulk, or another of its kind that does."""
 
 
+class LongPair(WithLong):
+    """One of `Pairs` that holds a LongBulk; only within `WithLong`."""
+
+
 class FirstOf:
     """The shape of a sliced reply that is the first item that any part has, or nil."""
 
@@ -91,10 +109,10 @@ class Sliced:
     """A reply made in steps, so that it neither holds the event loop nor has to be in memory at once.
 
     Each part is a step, well below a millisecond; one that is WithLong becomes several. shape list, dict and ReplySet:
-    the parts hold the items (for dict, flat: key, value, key, ...); int: they hold numbers to be added up; FirstOf:
-    only the first item counts. With `count` (items or pairs; or an iterator, each of whose steps brings a number to be
-    added up to it) the reply is sent as it is made; without, when it is complete. release: called once at the end, also
-    if it comes too soon.
+    the parts hold the items (for dict, flat: key, value, key, ...); Pairs: they are Pairs, or WithLong of LongPairs;
+    int: they hold numbers to be added up; FirstOf: only the first item counts. With `count` (items or pairs; or an
+    iterator, each of whose steps brings a number to be added up to it) the reply is sent as it is made; without, when
+    it is complete. release: called once at the end, also if it comes too soon.
     """
 
     parts: Iterator[Sequence[Reply]]
@@ -142,16 +160,18 @@ def encode(reply: Reply, protocol: int) -> bytes:
 
 
 def encode_header(shape: type, count: int, protocol: int) -> bytes:
-    """Return the first line of an array, a map or a set."""
+    """Return the first line of an array, a map, a set or pairs."""
     if shape is dict:
         return b"%%%d\r\n" % count if protocol >= 3 else b"*%d\r\n" % (2 * count)
+    if shape is Pairs:
+        return b"*%d\r\n" % (count if protocol >= 3 else 2 * count)
     return b"~%d\r\n" % count if shape is ReplySet and protocol >= 3 else b"*%d\r\n" % count
 
 
 def encode_items(items: Sequence[Reply], protocol: int) -> bytes:
     """Return the items of an array without its first line."""
     out: list[bytes] = []
-    _write_items(items, protocol >= 3, out)
+    (_write_pairs if type(items) is Pairs else _write_items)(items, protocol >= 3, out)
     return b"".join(out)
 
 
@@ -172,6 +192,9 @@ def _write(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
         out.append(encode_header(dict, len(reply), 2 + is_resp3))
         for pair in reply.items():
             _write_items(pair, is_resp3, out)
+    elif kind is float:
+        text = double_text(reply)
+        out.append(b",%b\r\n" % text if is_resp3 else b"$%d\r\n%b\r\n" % (len(text), text))
     else:
         _write_rare(reply, is_resp3, out)
 
@@ -184,6 +207,13 @@ def _write_items(items: Sequence[Reply], is_resp3: bool, out: list[bytes]) -> No
             _write(item, is_resp3, out)
 
 
+def _write_pairs(pairs: Sequence[Reply], is_resp3: bool, out: list[bytes]) -> None:
+    for pair in pairs:
+        if is_resp3:
+            out.append(b"*2\r\n")
+        _write_items(pair, is_resp3, out)
+
+
 def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
     protocol = 2 + is_resp3
     match reply:
@@ -191,13 +221,15 @@ def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
             out.append(frames)
         case PackedPairs(count, body):
             out += (encode_header(dict, count, protocol), body)
-        case PackedItems(count, body):
-            out += (encode_header(list, count, protocol), body)
+        case PackedItems(count, body, shape):
+            out += (encode_header(shape, count, protocol), body)
+        case Pairs():
+            out.append(encode_header(Pairs, len(reply), protocol))
+            _write_pairs(reply, is_resp3, out)
+        case _NoArray():
+            out.append(b"_\r\n" if is_resp3 else b"*-1\r\n")
         case bool():
             out.append((b"#t\r\n" if reply else b"#f\r\n") if is_resp3 else b":%d\r\n" % reply)
-        case float():
-            text = number_text(reply)
-            out.append(b",%b\r\n" % text if is_resp3 else b"$%d\r\n%b\r\n" % (len(text), text))
         case Verbatim(text):
             head = b"=%d\r\ntxt:" % (len(text) + 4) if is_resp3 else b"$%d\r\n" % len(text)
             out += (head, text, b"\r\n")
@@ -262,6 +294,8 @@ class SlicedEncoder:
         if self._sliced.shape is FirstOf:
             return self._only(part[0]) if part else b""
         self._items += len(part)
+        if not part:
+            return b""
         if type(part) is WithLong:
             self._waiting.extend(part)
             return self._begin() + self._send_waiting()
@@ -308,6 +342,9 @@ class SlicedEncoder:
             elif type(item) is WithLong:
                 out.append(encode_header(list, len(item), self._protocol))
                 self._waiting.extendleft(reversed(item))
+            elif type(item) is LongPair:
+                out.append(b"*2\r\n" if self._protocol >= 3 else b"")
+                self._waiting.extendleft(reversed(item))
             else:
                 out.append(encode(item, self._protocol))
                 size += len(out[-1])
@@ -342,8 +379,3 @@ class SlicedEncoder:
         elif self._items != cast(int, self._count) * per_count:
             raise RuntimeError(f"a sliced reply promised {self._count} items and made {self._items}")
         return self._begin()
-
-
-def number_text(number: float) -> bytes:
-    """Return the shortest text that reads back the same, as Redis writes doubles: `3`, `1.5`, `inf`, `nan`."""
-    return repr(number).removesuffix(".0").encode()

@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 
 from resp_server.access.rules import LATE_DENIAL, LATE_REASONS
 from resp_server.commands.generic import cursor
+from resp_server.commands.sort import check_request
 from resp_server.commands.table import Command
 from resp_server.commands.transactions import check_room
 from resp_server.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read
@@ -252,6 +253,8 @@ class ProxyDispatcher(Dispatcher):
             raise PlainError(f"command '{command.name}' cannot be in a transaction through a proxy")
         if way is Way.KEYS:
             split(command.facts, request, self.place_of)
+        if command.name == "sort_ro":
+            check_request(call.user, request)
 
     def _transact(self, call: Call, request: Request, batch: Batch) -> bool:
         """Take a request within a transaction, or about one; tell whether the next one has to wait for its answer."""
@@ -404,6 +407,8 @@ class ProxyDispatcher(Dispatcher):
         parts, merge = found
         if command.name == LOCATE:
             merge = partial(self._with_address, key=request[2])
+        if command.name == "sort_ro":
+            check_request(session.user, request)
         index = batch.expect(is_silent)
         again = partial(self._ask_parts, command, parts, merge, session, batch, index, tracked)
         batch.again(index, again)

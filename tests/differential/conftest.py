@@ -67,7 +67,7 @@ def judge(
         for name, row in live_table.items()
         if all(row.get(field) == expected_table[name].get(field) for field in (*ROW_FIELDS, "subcommands"))
     ]
-    return Judge(deviations, frozenset(settings), frozenset(alike), frozenset(dataset.keys))
+    return Judge(deviations, frozenset(settings), frozenset(alike), frozenset(dataset.keys), dataset.items)
 
 
 @pytest.fixture(scope="session")

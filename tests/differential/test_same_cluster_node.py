@@ -128,6 +128,10 @@ def _fill(server: Running, dataset: Dataset, slots: tuple[int, int]) -> None:
             connection.call("HSET", key, *(part for pair in fields.items() for part in pair))
         for key, elements in dataset.lists.items():
             connection.call("RPUSH", key, *elements)
+        for key, members in dataset.sets.items():
+            connection.call("SADD", key, *members)
+        for key, scores in dataset.sorted_sets.items():
+            connection.call("ZADD", key, *(part for member, score in scores.items() for part in (score, member)))
         for key, at_ms in dataset.expire_at_ms.items():
             connection.call("PEXPIREAT", key, str(at_ms))
 

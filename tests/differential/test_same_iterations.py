@@ -1,4 +1,4 @@
-"""Whole iterations with SCAN and HSCAN, whose steps every server may cut as it likes."""
+"""Whole iterations with SCAN, HSCAN, SSCAN and ZSCAN, whose steps every server may cut as it likes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def iterate(server: Running, command: list[bytes], options: list[bytes]) -> Coun
                 return found
 
 
-@given(pattern=generators.patterns, type_name=st.sampled_from([None, b"string", b"HASH", b"list"]), count=steps)
+@given(
+    pattern=generators.patterns,
+    type_name=st.sampled_from([None, b"string", b"HASH", b"list", b"set", b"ZSET"]),
+    count=steps,
+)
 @checked(40)
 def test_a_scan_finds_the_same_keys(pair: Pair, pattern: bytes, type_name: bytes | None, count: bytes) -> None:
     options = [b"MATCH", pattern, b"COUNT", count, *([] if type_name is None else [b"TYPE", type_name])]
@@ -47,6 +51,28 @@ def test_a_scan_of_a_hash_finds_the_same_fields_and_values(
 ) -> None:
     theirs, ours = (
         iterate(server, [b"HSCAN", key], [b"MATCH", pattern, b"COUNT", count]) for server in (pair.redis, pair.sparkis)
+    )
+    assert ours.keys() == theirs.keys()
+
+
+@pytest.mark.parametrize("key", [b"set:large", b"set:edge", b"set:odd", b"set:numbers", b"set:later"])
+@given(pattern=generators.patterns, count=steps)
+@checked(10)
+def test_a_scan_of_a_set_finds_the_same_members(pair: Pair, key: bytes, pattern: bytes, count: bytes) -> None:
+    theirs, ours = (
+        iterate(server, [b"SSCAN", key], [b"MATCH", pattern, b"COUNT", count]) for server in (pair.redis, pair.sparkis)
+    )
+    assert ours.keys() == theirs.keys()
+
+
+@pytest.mark.parametrize("key", [b"zset:large", b"zset:edge", b"zset:same", b"zset:texts", b"zset:later"])
+@given(pattern=generators.patterns, count=steps)
+@checked(10)
+def test_a_scan_of_a_sorted_set_finds_the_same_members_and_scores(
+    pair: Pair, key: bytes, pattern: bytes, count: bytes
+) -> None:
+    theirs, ours = (
+        iterate(server, [b"ZSCAN", key], [b"MATCH", pattern, b"COUNT", count]) for server in (pair.redis, pair.sparkis)
     )
     assert ours.keys() == theirs.keys()
 

@@ -31,6 +31,7 @@ COMPARED_ELSEWHERE = {
     "command|getkeysandflags",
     "command|help",
     "config|help",
+    "object|help",
     *MEASURES,
     *TRANSACTIONS,
 }

@@ -21,7 +21,19 @@ from compat.conformance.wire import Words
 
 SLOTS = ("0-5460", "5461-6000,12001-16383", "6001-12000")
 # Of several slots they are refused, as by a cluster: there is nothing that could split them.
-NOT_SPLIT = {"sdiff", "sinter", "sunion"}
+NOT_SPLIT = {"lcs", "sdiff", "sinter", "sintercard", "sort_ro", "sunion", "zdiff", "zinter", "zintercard", "zunion"}
+TOGETHER = [
+    "SINTER {tag}set {tag}set2",
+    "SUNION {tag}set {tag}set2 {tag}missing",
+    "SDIFF {tag}set {tag}set2",
+    "SINTERCARD 2 {tag}set {tag}set2 LIMIT 1",
+    "ZUNION 3 {tag}zset {tag}zset2 {tag}set WEIGHTS 1 2 3 WITHSCORES",
+    "ZINTER 2 {tag}zset {tag}zset2",
+    "ZDIFF 2 {tag}zset {tag}set2 WITHSCORES",
+    "ZINTERCARD 2 {tag}zset {tag}zset2",
+    "LCS {tag}a {tag}b",
+    "SORT_RO {tag}set ALPHA DESC LIMIT 1 2",
+]
 NAMES = [name for name in generators.SHORT_ANSWERS if name not in NOT_SPLIT]
 
 
@@ -48,6 +60,30 @@ def through(
 def test_a_command_is_answered_as_redis_answers_it(through: Pair, name: str, data: st.DataObject) -> None:
     greeting = data.draw(st.sampled_from([[], [[b"HELLO", b"3"]]]))
     through.check([*greeting, *data.draw(st.lists(generators.requests(name), min_size=1, max_size=6))])
+
+
+@pytest.mark.parametrize("line", TOGETHER)
+def test_keys_of_one_slot_are_answered_together(through: Pair, line: str) -> None:
+    through.check_line(line)
+
+
+@pytest.mark.parametrize("line", ["SINTER set:one set:small", "ZUNION 2 zset:one zset:small", "LCS plain number"])
+def test_keys_of_several_slots_are_not(through: Pair, line: str) -> None:
+    (reply,) = through.ask([line.encode().split()])[1]
+    assert reply.raw == b"-CROSSSLOT Keys in request don't hash to the same slot\r\n"
+
+
+@pytest.mark.parametrize("option", ["BY", "GET"])
+def test_patterns_of_keys_that_may_be_elsewhere_are_refused(through: Pair, option: str) -> None:
+    (reply,) = through.ask([f"SORT_RO {{tag}}set ALPHA {option} hash:*".encode().split()])[1]
+    assert (
+        reply.raw
+        == (
+            f"-ERR {option} option of SORT denied in Cluster mode when keys formed by the pattern may be in different "
+            "slots.\r\n"
+        ).encode()
+    )
+    through.check_line(f"SORT_RO {{tag}}set ALPHA {option} {{tag}}*")
 
 
 @given(pipeline=generators.pipelines)

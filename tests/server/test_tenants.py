@@ -51,6 +51,7 @@ PROBES: Sequence[Sequence[bytes]] = [
     (b"0", b"10000"),
     (b"GET", b"rival:text:sent"),
     (b"rival", b"1", b"1", b"0"),
+    (b"mine:list:1", b"BY", b"nosort", b"GET", b"rival:te*t:sent"),  # the list holds an x
 ]
 
 

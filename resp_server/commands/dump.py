@@ -1,0 +1,146 @@
+"""DUMP: a key's value, for RESTORE in a real Redis. A large one is sent in steps, and never held as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+
+from resp_server import rdb
+from resp_server.commands.generic import sliced
+from resp_server.commands.spec import command
+from resp_server.commands.steps import in_slices
+from resp_server.instance import Call
+from resp_server.protocol.replies import FirstOf, LongBulk, Reply, WithLong
+from state_backend.descriptor import Kind
+from state_backend.keyspace import KeyspaceView
+from state_backend.store import LongText, Snapshot, Text
+
+# Bytes of one part: half a millisecond of checksum; and how many make a reply that is made at once.
+PART_BYTES = 8 << 10
+AT_ONCE_BYTES_MAX = 32 << 10
+AT_ONCE_ITEMS_MAX = 256
+
+Parts = Iterator[bytes]
+
+
+def _text(value: Text) -> Parts:
+    """Return a text; of a long one, what comes before it and its pieces."""
+    if isinstance(value, LongText):
+        return chain((rdb.length(value.length),), value.parts(0, value.length))
+    return iter((rdb.text(value),))
+
+
+def _start(kind: int, count: int) -> Parts:
+    return iter((bytes((kind,)) + rdb.length(count),))
+
+
+def _string(snapshot: Snapshot, key: bytes) -> Parts:
+    value = snapshot.text(key)
+    return chain((bytes((rdb.STRING,)),), _text(b"" if value is None else value))
+
+
+def _list(snapshot: Snapshot, key: bytes) -> Parts:
+    size = snapshot.list_size(key)
+    return chain(_start(rdb.LIST, size), map(rdb.text, snapshot.list_elements(key, 0, size)))
+
+
+def _set(snapshot: Snapshot, key: bytes) -> Parts:
+    return chain(_start(rdb.SET, snapshot.set_size(key)), map(rdb.text, snapshot.members(key)))
+
+
+def _sorted_set(snapshot: Snapshot, key: bytes) -> Parts:
+    size = snapshot.sorted_size(key)
+    pairs = snapshot.sorted_members(key, 0, size)
+    return chain(_start(rdb.ZSET, size), (rdb.text(member) + rdb.SCORE.pack(score) for member, score in pairs))
+
+
+def _hash(snapshot: Snapshot, key: bytes) -> Parts:
+    texts = (part for pair in snapshot.map_texts(key) for text in pair for part in _text(text))
+    return chain(_start(rdb.HASH, snapshot.map_size(key)), texts)
+
+
+def _expiring_hash(snapshot: Snapshot, key: bytes, earliest: int) -> Parts:
+    yield bytes((rdb.HASH_EX,)) + earliest.to_bytes(8, "little") + rdb.length(snapshot.map_size(key))
+    for some in in_slices(snapshot.map_texts(key)):
+        times = snapshot.field_expiries(key, [field for field, _ in some])
+        for (field, value), at_ms in zip(some, times, strict=True):
+            yield rdb.length(at_ms - earliest + 1 if at_ms else 0) + rdb.text(field)
+            yield from _text(value)
+
+
+def _earliest(snapshot: Snapshot, key: bytes) -> Iterator[int | None]:
+    """Iterate over steps, each with the time at which the first field of a slice of a hash expires."""
+    if snapshot.packed_map(key) is None:
+        for some in in_slices(field for field, _ in snapshot.map_texts(key)):
+            yield min((at_ms for at_ms in snapshot.field_expiries(key, some) if at_ms), default=None)
+
+
+FORMS = {
+    Kind.VALUE: _string,
+    Kind.LIST: _list,
+    Kind.SET: _set,
+    Kind.SORTED_SET: _sorted_set,
+    Kind.MAP: _hash,
+}
+
+
+@command("dump")
+def dump(call: Call, key: bytes) -> Reply:
+    """Returns a serialized representation of the value stored at a key."""
+    entry = call.entry(key)
+    if entry is None:
+        return None
+    if _size(call.at(key), key, entry.kind) <= AT_ONCE_ITEMS_MAX:
+        (bulk,) = [each for part in _steps(call.view, key) for each in part]
+        if bulk.length <= AT_ONCE_BYTES_MAX:
+            return b"".join(bulk.parts)
+    return sliced(call, lambda view: _steps(view, key), FirstOf)
+
+
+def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:
+    match kind:
+        case Kind.MAP:
+            return next(snapshot.map_sizes(key), 0)
+        case Kind.LIST:
+            return snapshot.list_size(key)
+        case Kind.SET:
+            return snapshot.set_size(key)
+        case Kind.SORTED_SET:
+            return snapshot.sorted_size(key)
+    return 1
+
+
+def _steps(view: KeyspaceView, key: bytes) -> Iterator[Sequence[LongBulk]]:
+    """Find out how long it is, and then yield what it is; nothing if the key is gone by now."""
+    snapshot = view.at(key)
+    entry = snapshot.entry(key)
+    if entry is None:
+        return
+    form, version = partial(FORMS[entry.kind], snapshot, key), rdb.VERSION
+    if entry.kind is Kind.MAP:
+        earliest: int | None = None
+        for at_ms in _earliest(snapshot, key):
+            earliest = min(filter(None, (earliest, at_ms)), default=None)
+            yield []
+        if earliest is not None:
+            form, version = partial(_expiring_hash, snapshot, key, earliest), rdb.VERSION_EX
+    length = rdb.FOOTER_BYTES
+    for some in in_slices(form()):
+        length += sum(map(len, some))
+        yield []
+    yield WithLong([LongBulk(length, rdb.sealed(_cut(form()), version))])
+
+
+def _cut(parts: Parts) -> Parts:
+    """Join short parts, and cut long ones."""
+    held: list[bytes] = []
+    size = 0
+    for part in parts:
+        held.append(part)
+        size += len(part)
+        if size >= PART_BYTES:
+            joined = b"".join(held)
+            yield from (joined[at : at + PART_BYTES] for at in range(0, size, PART_BYTES))
+            held, size = [], 0
+    yield b"".join(held)

@@ -1,0 +1,176 @@
+"""LCS: the longest common subsequence of two strings.
+
+Redis makes a table with a row for each byte of the first string; a cell says how long the longest common subsequence of
+both beginnings is. Neighbours differ by one at most, so a row is a number here: bit j is 0 where the row grows from
+column j to j + 1. A row follows from the one before it by five operations on such numbers, whatever their length
+(H. Hyyrö, "Bit-parallel LCS-length computation revisited", 2004), and the way back through the table asks for single
+bits alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from resp_server.commands.generic import size_of
+from resp_server.commands.spec import command, integer
+from resp_server.errors import PlainError, syntax_error
+from resp_server.instance import Call
+from resp_server.protocol.replies import FirstOf, Reply, Sliced, WithLong
+from state_backend.errors import WrongKindError
+from state_backend.store import Text, whole
+
+# What Redis' own table may take, at four bytes a cell: as much as a string.
+TABLE_BYTES_MAX = 512 << 20
+# A row of more bits takes too long.
+STRING_BYTES_MAX = 1 << 20
+# What one step takes: cells, and rows or places, each of which costs something of its own (guess: half a millisecond).
+STEP_CELLS = 1 << 21
+STEP_ROWS = 512
+
+# Characters of 0 and 1, by whether a byte is the one that is wanted.
+OTHER, WANTED = b"0", b"1"
+
+
+@dataclass
+class Asked:
+    """What LCS may be given behind the keys."""
+
+    has_length: bool = False
+    has_matches: bool = False
+    has_match_lengths: bool = False
+    length_min: int = 0
+
+    @classmethod
+    def parse(cls, words: Sequence[bytes]) -> Asked:
+        """Read the options in Redis' order of checks."""
+        asked = cls()
+        at = 0
+        while at < len(words):
+            match words[at].upper():
+                case b"IDX":
+                    asked.has_matches = True
+                case b"LEN":
+                    asked.has_length = True
+                case b"WITHMATCHLEN":
+                    asked.has_match_lengths = True
+                case b"MINMATCHLEN" if at + 1 < len(words):
+                    at += 1
+                    asked.length_min = max(0, integer(words[at]))
+                case _:
+                    raise syntax_error()
+            at += 1
+        if asked.has_matches and asked.has_length:
+            raise PlainError("If you want both the length and indexes, please just use IDX.")
+        return asked
+
+
+@command("lcs")
+def lcs(call: Call, key: bytes, other: bytes, *words: bytes) -> Reply:
+    """Finds the longest common substring."""
+    texts = [_text(call, each) for each in (key, other)]
+    asked = Asked.parse(words)
+    sizes = [size_of(text) for text in texts]
+    if max(sizes) > STRING_BYTES_MAX:
+        raise PlainError("String too long for LCS")
+    if 4 * (sizes[0] + 1) * (sizes[1] + 1) > TABLE_BYTES_MAX:
+        raise PlainError("Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
+    first, second = (b"" if text is None else whole(text) for text in texts)
+    steps = _steps(first, second, asked)
+    if sizes[0] <= STEP_ROWS and sizes[0] * sizes[1] <= STEP_CELLS:
+        return next(reply for reply in steps if reply is not None)
+    if asked.has_matches:
+        return Sliced(map(_parts, steps), lambda: None, dict, 2)
+    return Sliced(([] if reply is None else [reply] for reply in steps), lambda: None, FirstOf)
+
+
+def _text(call: Call, key: bytes) -> Text | None:
+    try:
+        return call.counted(call.at(key).text(key))
+    except WrongKindError:
+        raise PlainError("The specified keys must contain string values") from None
+
+
+def _parts(reply: dict[bytes, Any] | None) -> Sequence[Reply]:
+    """Return the two pairs of IDX's reply, so that the first of them is sent in steps."""
+    return [] if reply is None else WithLong([b"matches", WithLong(reply[b"matches"]), b"len", reply[b"len"]])
+
+
+def _steps(first: bytes, second: bytes, asked: Asked) -> Iterator[Any]:
+    """Iterate over None for each step, and then the reply."""
+    rows: list[bytes] = []
+    length = 0
+    for last in _rows(first, second):
+        if last is None:
+            yield None
+            continue
+        row, length = last
+        if not asked.has_length:
+            rows.append(row)
+    if asked.has_length:
+        yield length
+        return
+    found = Found(first, second, asked)
+    for count, _ in enumerate(found.walk(rows), 1):
+        if count % STEP_ROWS == 0:
+            yield None
+    yield {b"matches": found.matches, b"len": length} if asked.has_matches else bytes(reversed(found.common))
+
+
+def _rows(first: bytes, second: bytes) -> Iterator[tuple[bytes, int] | None]:
+    """Iterate over the rows, each with the length of the longest common subsequence so far; None ends a step."""
+    size = len(second)
+    row = full = (1 << size) - 1
+    masks: dict[int, int] = {}
+    done = 0
+    for byte in first:
+        if byte not in masks:
+            table = bytearray(OTHER * 256)
+            table[byte] = WANTED[0]
+            masks[byte] = int(second.translate(table)[::-1] or b"0", 2)
+            yield None
+        common = row & masks[byte]
+        row = ((row + common) | (row - common)) & full
+        yield row.to_bytes(size // 8 + 1, "little"), size - row.bit_count()
+        done += 1
+        if done * size >= STEP_CELLS or done >= STEP_ROWS:
+            done = 0
+            yield None
+
+
+class Found:
+    """The way back through the table, and what is found on it: from the end of both strings to their beginning."""
+
+    def __init__(self, first: bytes, second: bytes, asked: Asked) -> None:
+        self._first = first
+        self._second = second
+        self._asked = asked
+        self.common = bytearray()
+        self.matches: list[Reply] = []
+
+    def walk(self, rows: Sequence[bytes]) -> Iterator[None]:
+        """Go the way that Redis goes, and stop after each place."""
+        first, second = self._first, self._second
+        at, to = len(first), len(second)
+        run = 0  # bytes that match, up to here
+        while at and to:
+            if first[at - 1] == second[to - 1]:
+                self.common.append(first[at - 1])
+                run += 1
+                at, to = at - 1, to - 1
+            else:
+                self._end(at, to, run)
+                run = 0
+                if rows[at - 1][(to - 1) >> 3] >> ((to - 1) & 7) & 1:
+                    to -= 1
+                else:
+                    at -= 1
+            yield
+        self._end(at, to, run)
+
+    def _end(self, at: int, to: int, run: int) -> None:
+        """Take down a run of bytes that match."""
+        if run and run >= self._asked.length_min:
+            lengths = [run] if self._asked.has_match_lengths else []
+            self.matches.append([[at, at + run - 1], [to, to + run - 1], *lengths])

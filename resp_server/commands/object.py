@@ -1,0 +1,111 @@
+"""What is known of a key as an object: OBJECT, MEMORY USAGE.
+
+Encodings are those that a Redis 7.4 with its usual settings would choose for what the key holds: clients and tools look
+at them to tell what is small. In the store things lie otherwise (see `state_backend.lmdb_layout`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from resp_server.commands.generic import size_of
+from resp_server.commands.spec import command
+from resp_server.errors import PlainError
+from resp_server.instance import Call
+from resp_server.protocol.replies import Reply
+from state_backend.descriptor import Kind
+from state_backend.store import Snapshot
+
+# Redis' own sizes: the longest string that lies in its object; what a compact encoding takes, in items, fields of a
+# hash, bytes of an item (or of a list, of all items), and numbers of a set.
+EMBEDDED_BYTES_MAX = 44
+COMPACT_ITEMS_MAX = 128
+COMPACT_FIELDS_MAX = 512
+COMPACT_ITEM_BYTES_MAX = 64
+COMPACT_LIST_BYTES_MAX = 8192
+NUMBERS_MAX = 512
+
+# A number that reads back as it is written.
+NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
+
+
+def _is_number(text: bytes) -> bool:
+    return NUMBER.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
+
+
+@command("object|encoding")
+def object_encoding(call: Call, key: bytes) -> Reply:
+    """Returns the internal encoding of a Redis object."""
+    entry = call.entry(key)
+    return None if entry is None else _encoding(call.at(key), key, entry.kind)
+
+
+def _encoding(snapshot: Snapshot, key: bytes, kind: Kind) -> bytes:
+    match kind:
+        case Kind.VALUE:
+            text = snapshot.text(key)
+            if isinstance(text, bytes) and _is_number(text):
+                return b"int"
+            return b"embstr" if size_of(text) <= EMBEDDED_BYTES_MAX else b"raw"
+        case Kind.MAP:
+            return _map_encoding(snapshot, key)
+        case Kind.LIST:
+            size = snapshot.list_size(key)
+            is_compact = size <= COMPACT_LIST_BYTES_MAX // 2 and (
+                sum(len(element) + 2 for element in snapshot.list_elements(key, 0, size)) < COMPACT_LIST_BYTES_MAX
+            )
+            return b"listpack" if is_compact else b"quicklist"
+        case Kind.SET:
+            size = snapshot.set_size(key)
+            members = list(snapshot.members(key)) if size <= NUMBERS_MAX else []
+            if members and all(map(_is_number, members)):
+                return b"intset"
+            return b"listpack" if 0 < len(members) <= COMPACT_ITEMS_MAX and _are_short(members) else b"hashtable"
+        case Kind.SORTED_SET:
+            size = snapshot.sorted_size(key)
+            is_compact = size <= COMPACT_ITEMS_MAX and _are_short(
+                member for member, _ in snapshot.sorted_members(key, 0, size)
+            )
+            return b"listpack" if is_compact else b"skiplist"
+
+
+def _map_encoding(snapshot: Snapshot, key: bytes) -> bytes:
+    if next(snapshot.map_sizes(key), 0) > COMPACT_FIELDS_MAX:
+        return b"hashtable"
+    pairs = list(snapshot.map_texts(key))
+    if not all(size_of(text) <= COMPACT_ITEM_BYTES_MAX for pair in pairs for text in pair):
+        return b"hashtable"
+    return b"listpackex" if any(snapshot.field_expiries(key, [field for field, _ in pairs])) else b"listpack"
+
+
+def _are_short(texts: Iterable[bytes]) -> bool:
+    return all(len(text) <= COMPACT_ITEM_BYTES_MAX for text in texts)
+
+
+@command("object|refcount")
+def object_refcount(call: Call, key: bytes) -> int | None:
+    """Returns the reference count of a value of a key."""
+    return None if call.entry(key) is None else 1  # nothing is shared
+
+
+@command("object|idletime")
+def object_idletime(call: Call, key: bytes) -> int | None:
+    """Returns the time since the last access to a Redis object."""
+    return None if call.entry(key) is None else 0  # when a key was read is not kept, as nothing is evicted for that
+
+
+@command("object|freq")
+def object_freq(call: Call, key: bytes) -> None:
+    """Returns the logarithmic access frequency counter of a Redis object."""
+    if call.entry(key) is not None:
+        raise PlainError(
+            "An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching "
+            "between policies at runtime LRU and LFU data will take some time to adjust."
+        )
+
+
+@command("object|help")
+def object_help(call: Call) -> Reply:
+    """Returns helpful text about the different subcommands."""
+    return call.instance.table.help("object")

@@ -1,0 +1,145 @@
+"""Some of a key's items at random: SRANDMEMBER, HRANDFIELD, ZRANDMEMBER."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from random import choice, choices, random, randrange, sample
+from typing import Any
+
+from resp_server.commands.generic import SLICE_ENTRIES, sliced
+from resp_server.commands.spec import INTEGER_MAX, integer
+from resp_server.commands.steps import answered, in_slices
+from resp_server.errors import PlainError, syntax_error
+from resp_server.instance import Call
+from resp_server.protocol.replies import FirstOf, Reply
+from state_backend.keyspace import KeyspaceView
+from state_backend.store import FIELD_POSITIONS
+
+# Items from a place at random on, of which one is chosen: the gaps between them differ, so the first one would not do.
+CHOSEN_OF = 12
+# Draws of one step (guess: half a millisecond).
+STEP_DRAWS = 32
+# Beyond one of so many items, looking at all of them is quicker than drawing (guess).
+DRAWN_OF = 32
+# What may be asked for with repetition: Redis goes on until its memory is used up.
+REPEATED_MAX = 10_000_000
+
+Scan = Callable[[bytes, int, int], tuple[int, list[Any]]]
+
+
+def count_of(word: bytes) -> int:
+    """Read how many items are asked for, negative if one may come more than once."""
+    number = integer(word)
+    if number < -INTEGER_MAX:  # it could not be made positive
+        raise PlainError(f"value is out of range, value must between {-INTEGER_MAX} and {INTEGER_MAX}")
+    return number
+
+
+def count_and_option(words: Sequence[bytes], option: bytes) -> tuple[int, bool]:
+    """Read `count [WITHVALUES]`, or the like, in Redis' order of checks."""
+    count = count_of(words[0])
+    if len(words) > 2 or (len(words) == 2 and words[1].upper() != option):
+        raise syntax_error()
+    if len(words) == 2 and not -(INTEGER_MAX // 2) <= count <= INTEGER_MAX // 2:
+        raise PlainError("value is out of range")
+    return count, len(words) == 2
+
+
+def one_of(scan: Scan, key: bytes) -> Iterator[Any | None]:
+    """Iterate over a scan's steps, from a place at random on and then from the beginning: an item of each, or None."""
+    cursor = randrange(FIELD_POSITIONS)
+    for _ in range(2):
+        is_end = False
+        while not is_end:
+            cursor, found = scan(key, cursor, CHOSEN_OF)
+            yield choice(found) if found else None
+            is_end = not cursor
+
+
+class Source:
+    """What items are chosen from, for a view: how many there are, all of them in some order, and steps towards one."""
+
+    def __init__(
+        self,
+        size: Callable[[KeyspaceView], int],
+        items: Callable[[KeyspaceView], Iterator[Any]],
+        one: Callable[[KeyspaceView], Iterator[Any | None]],
+    ) -> None:
+        self.size = size
+        self.items = items
+        self.one = one
+
+
+def random_item(call: Call, source: Source) -> Reply:
+    """Answer one item; nil if there is none."""
+    if not source.size(call.view):
+        return None
+    for item in islice(source.one(call.view), 2):
+        if item is not None:
+            return item
+    # Much has expired: it may take long.
+    return sliced(call, lambda view: ([] if item is None else [item] for item in source.one(view)), FirstOf)
+
+
+def random_items(call: Call, source: Source, count: int, shape: type = list) -> Reply:
+    """Answer so many items, each once; if the number is negative, each as often as chance has it."""
+    size = source.size(call.view)
+    if count < -REPEATED_MAX and size:
+        raise PlainError(f"value is out of range, at most {REPEATED_MAX} items are given with repetition")
+    wanted = min(count, size) if count >= 0 else -count
+    if not wanted or not size:
+        return shape()
+
+    def exact(view: KeyspaceView) -> int:  # the view's epoch may be a newer one
+        return min(count, source.size(view)) if count >= 0 else -count if source.size(view) else 0
+
+    make = _each_once if count > 0 else _repeated
+    is_little = wanted <= (SLICE_ENTRIES if size <= SLICE_ENTRIES else STEP_DRAWS)
+    return answered(call, lambda view: make(source, view, abs(count)), is_little, shape, exact)
+
+
+def _repeated(source: Source, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
+    size = source.size(view)
+    items = list(source.items(view)) if size <= SLICE_ENTRIES else []
+    step = SLICE_ENTRIES if items else STEP_DRAWS
+    for done in range(0, count if size else 0, step):
+        some = min(step, count - done)
+        yield choices(items, k=some) if items else [item for _ in range(some) for item in _one(source, view)]
+
+
+def _one(source: Source, view: KeyspaceView) -> Iterator[Any]:
+    return islice((item for item in source.one(view) if item is not None), 1)
+
+
+def _each_once(source: Source, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
+    size = source.size(view)
+    count = min(count, size)
+    if size <= SLICE_ENTRIES:
+        yield sample(list(source.items(view)), count)
+    elif count * DRAWN_OF < size:
+        yield from _drawn(source, view, count)
+    else:
+        yield from _passed_by(source.items(view), size, count)
+
+
+def _drawn(source: Source, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
+    """Draw until there are enough different ones, which are few of all."""
+    seen: set[Any] = set()
+    while len(seen) < count:
+        found = {item for _ in range(STEP_DRAWS) for item in _one(source, view)} - seen
+        new = list(found)[: count - len(seen)]
+        seen.update(new)
+        yield new
+
+
+def _passed_by(items: Iterator[Any], left: int, wanted: int) -> Iterator[Sequence[Any]]:
+    """Look at all items once, and take each with the likelihood that makes it as many as are wanted."""
+    for some in in_slices(items):
+        taken = []
+        for item in some:
+            if random() * left < wanted:
+                taken.append(item)
+                wanted -= 1
+            left -= 1
+        yield taken

@@ -1,0 +1,214 @@
+"""Set states as Redis sets. What is joined of several, or long, is made in steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, items_reply
+from resp_server.commands.random_items import Source, count_of, one_of, random_item, random_items
+from resp_server.commands.spec import OneOrMore, command, integer
+from resp_server.commands.steps import Held, answered, in_slices
+from resp_server.errors import PlainError, ReplyError, WrongTypeError, syntax_error
+from resp_server.instance import Call
+from resp_server.protocol.replies import PackedItems, Reply, ReplySet
+from state_backend import packed_list
+from state_backend.descriptor import Kind
+from state_backend.keyspace import KeyspaceView
+
+# Look-ups of one step, in one set (guess: half a millisecond).
+STEP_LOOKUPS = 256
+
+
+@command("scard")
+def scard(call: Call, key: bytes) -> int:
+    """Returns the number of members in a set."""
+    return call.counted(call.at(key).set_size(key) or None) or 0
+
+
+@command("smembers")
+def smembers(call: Call, key: bytes) -> Reply:
+    """Returns all members of a set."""
+    packed = call.at(key).packed_set(key)
+    if packed is not None:
+        call.instance.stats.hits += 1
+        count = packed_list.count(packed)
+        return PackedItems(count, packed_list.part(packed, 0, count), ReplySet)
+    call.counted(call.at(key).set_size(key) or None)
+    return items_reply(call, lambda view: view.at(key).members(key), lambda view: view.at(key).set_size(key), ReplySet)
+
+
+@command("sismember")
+def sismember(call: Call, key: bytes, member: bytes) -> int:
+    """Determines whether a member belongs to a set."""
+    call.counted(call.at(key).set_size(key) or None)
+    return int(call.at(key).are_members(key, (member,))[0])
+
+
+@command("smismember")
+def smismember(call: Call, key: bytes, *members: OneOrMore) -> Reply:
+    """Determines whether multiple members belong to a set."""
+    call.counted(call.at(key).set_size(key) or None)
+
+    def steps(view: KeyspaceView) -> Iterator[Sequence[int]]:
+        for some in in_slices(members):
+            yield list(map(int, view.at(key).are_members(key, some)))
+
+    return answered(call, steps, len(members) <= SLICE_ENTRIES)
+
+
+@command("srandmember")
+def srandmember(call: Call, key: bytes, *words: bytes) -> Reply:
+    """Get one or multiple random members from a set"""
+    if len(words) > 1:
+        raise syntax_error()
+    count = count_of(words[0]) if words else None
+    call.counted(call.at(key).set_size(key) or None)
+    source = Source(
+        lambda view: view.at(key).set_size(key),
+        lambda view: view.at(key).members(key),
+        lambda view: one_of(view.at(key).scan_set, key),
+    )
+    return random_item(call, source) if count is None else random_items(call, source, count)
+
+
+@command("sscan")
+def sscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
+    """Iterates over members of a set."""
+    entry = call.entry(key)
+    if entry is None:
+        return [b"0", []]
+    if entry.kind is not Kind.SET:
+        raise WrongTypeError
+    options = ScanOptions.parse(words, "sscan")
+    next_cursor, members = call.at(key).scan_set(key, cursor, options.count)
+    return [b"%d" % next_cursor, [each for each in members if options.matches is None or options.matches(each)]]
+
+
+@command("sinter")
+def sinter(call: Call, *keys: OneOrMore) -> Reply:
+    """Returns the intersect of multiple sets."""
+    return _joined(call, keys, _common, ReplySet)
+
+
+@command("sunion")
+def sunion(call: Call, *keys: OneOrMore) -> Reply:
+    """Returns the union of multiple sets."""
+    return _joined(call, keys, _all, ReplySet)
+
+
+@command("sdiff")
+def sdiff(call: Call, *keys: OneOrMore) -> Reply:
+    """Returns the difference of multiple sets."""
+    return _joined(call, keys, _difference, ReplySet)
+
+
+@command("sintercard")
+def sintercard(call: Call, number: bytes, *words: OneOrMore) -> Reply:
+    """Returns the number of members of the intersect of multiple sets."""
+    keys, rest = numbered_keys(number, words)
+    limit = limit_of(rest)
+
+    def counts(view: KeyspaceView, sets: Sets) -> Iterator[Sequence[int]]:
+        left = limit
+        for some in _common(view, sets):
+            yield [len(some) if not limit else min(left, len(some))]
+            left -= len(some)
+            if limit and left <= 0:
+                return
+
+    return _joined(call, keys, counts, int)
+
+
+def numbered_keys(number: bytes, words: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Read `numkeys key ...` as SINTERCARD does; return the keys and what is behind them."""
+    count = _at_least(number, 1, "numkeys should be greater than 0")
+    if count > len(words):
+        raise PlainError("Number of keys can't be greater than number of args")
+    return words[:count], words[count:]
+
+
+def limit_of(words: Sequence[bytes]) -> int:
+    """Read `[LIMIT number]`, the last one of several; 0 is none."""
+    limit = 0
+    for at in range(0, len(words), 2):
+        if words[at].upper() != b"LIMIT" or at + 1 == len(words):
+            raise syntax_error()
+        limit = _at_least(words[at + 1], 0, "LIMIT can't be negative")
+    return limit
+
+
+def _at_least(word: bytes, least: int, otherwise: str) -> int:
+    """Read a number; what is none is answered as one that is too small."""
+    try:
+        number = integer(word)
+    except ReplyError:
+        number = least - 1
+    if number < least:
+        raise PlainError(otherwise)
+    return number
+
+
+class Sets(NamedTuple):
+    """Several sets as a view has them; one that is missing has no members."""
+
+    keys: Sequence[bytes]
+    sizes: Sequence[int]
+
+
+Join = Callable[[KeyspaceView, Sets], Iterator[Sequence[Reply]]]
+
+
+def _joined(call: Call, keys: Sequence[bytes], join: Join, shape: type) -> Reply:
+    """Answer what several sets make together. A key of another kind is an error, whatever the others are."""
+    total = SLICE_ENTRIES + 1
+    if len(keys) <= SLICE_ENTRIES:
+        total = sum(call.counted(call.at(key).set_size(key) or None) or 0 for key in keys)
+
+    def steps(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
+        sizes: list[int] = []
+        for some in in_slices(keys):
+            sizes += [view.at(key).set_size(key) for key in some]
+            yield []
+        yield from join(view, Sets(keys, sizes))
+
+    return answered(call, steps, total <= SLICE_ENTRIES, shape)
+
+
+def _all(view: KeyspaceView, sets: Sets) -> Iterator[Sequence[bytes]]:
+    seen: set[bytes] = set()
+    held = Held()
+    for key in dict.fromkeys(sets.keys):
+        for some in in_slices(view.at(key).members(key)):
+            new = [member for member in some if member not in seen]
+            held.add(new)
+            seen.update(new)
+            yield new
+
+
+def _common(view: KeyspaceView, sets: Sets) -> Iterator[Sequence[bytes]]:
+    """Look which members of the smallest set are in all others, smaller ones first."""
+    if 0 in sets.sizes:
+        return
+    keys = [key for _, key in sorted(zip(sets.sizes, sets.keys, strict=True), key=itemgetter(0))]
+    yield from _passed(view, keys[0], dict.fromkeys(keys[1:]), is_wanted=True)
+
+
+def _difference(view: KeyspaceView, sets: Sets) -> Iterator[Sequence[bytes]]:
+    """Look which members of the first set are in none of the others."""
+    others = {key: None for key, size in zip(sets.keys[1:], sets.sizes[1:], strict=True) if size}
+    yield from _passed(view, sets.keys[0], others, is_wanted=False)
+
+
+def _passed(view: KeyspaceView, key: bytes, others: Iterable[bytes], *, is_wanted: bool) -> Iterator[Sequence[bytes]]:
+    """Iterate over the members of a set that are in each of the others, or in none. A step asks one of them."""
+    for some in in_slices(view.at(key).members(key), STEP_LOOKUPS):
+        left = some
+        for other in others:
+            if not left:
+                break
+            found = view.at(other).are_members(other, left)
+            left = [member for member, is_in in zip(left, found, strict=True) if is_in is is_wanted]
+            yield []
+        yield left

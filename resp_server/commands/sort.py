@@ -1,0 +1,243 @@
+"""SORT_RO: what a list or a set holds, sorted by itself or by what other keys hold, and seen through other keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from resp_server.commands.generic import SLICE_ENTRIES
+from resp_server.commands.spec import command, integer
+from resp_server.commands.steps import Held, answered, in_order, in_slices
+from resp_server.doubles import read_double
+from resp_server.errors import PlainError, WrongTypeError, syntax_error
+from resp_server.instance import Call
+from resp_server.protocol.replies import Reply
+from resp_server.protocol.session import Account
+from state_backend.descriptor import Kind
+from state_backend.errors import WrongKindError
+from state_backend.keyspace import KeyspaceView
+from state_backend.slots import slot_of
+from state_backend.store import LongText, Snapshot, Text, whole
+
+# Any of these means that a pattern stands for keys of several slots, unless it comes behind a hash tag.
+WILD = frozenset(b"*?[\\")
+
+SORTED_KINDS = (Kind.LIST, Kind.SET, Kind.SORTED_SET)
+
+# Look-ups of one step (guess: a millisecond).
+STEP_LOOKUPS = 256
+
+
+@dataclass
+class Asked:
+    """What SORT_RO may be given behind the key.
+
+    count: of items, negative for all. by: None: the items themselves. is_as_it_lies: nothing is sorted, which any BY
+    asks for that is no pattern.
+    """
+
+    start: int = 0
+    count: int = -1
+    is_descending: bool = False
+    is_alpha: bool = False
+    by: bytes | None = None
+    is_as_it_lies: bool = False
+    gets: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def parse(cls, words: Sequence[bytes], check: Callable[[str, bytes], None]) -> Asked:
+        """Read the options in Redis' order of checks; `check` refuses patterns of keys that may not be looked up."""
+        asked = cls()
+        at = 0
+        while at < len(words):
+            option, left = words[at].upper(), len(words) - at - 1
+            if option in (b"ASC", b"DESC"):
+                asked.is_descending = option == b"DESC"
+            elif option == b"ALPHA":
+                asked.is_alpha = True
+            elif option == b"LIMIT" and left >= 2:
+                asked.start, asked.count = integer(words[at + 1]), integer(words[at + 2])
+                at += 2
+            elif option == b"BY" and left >= 1:
+                at += 1
+                asked.by = words[at]
+                if b"*" in _c_text(words[at]):
+                    check("BY", words[at])
+                else:
+                    asked.is_as_it_lies = True
+            elif option == b"GET" and left >= 1:
+                at += 1
+                check("GET", words[at])
+                asked.gets.append(words[at])
+            else:
+                raise syntax_error()
+            at += 1
+        return asked
+
+    def span(self, size: int) -> tuple[int, int]:
+        """Return the first item that is wanted, and the one behind the last."""
+        start = min(max(self.start, 0), size)
+        return start, size if self.count < 0 else min(start + self.count, size)
+
+
+@command("sort_ro")
+def sort_ro(call: Call, key: bytes, *words: bytes) -> Reply:
+    """Returns the sorted elements of a list, a set, or a sorted set."""
+    asked = Asked.parse(words, lambda option, pattern: _check(call, key, option, pattern))
+    entry = call.entry(key)
+    if entry is None:
+        return []
+    if entry.kind not in SORTED_KINDS:
+        raise WrongTypeError
+    is_little = _size(call.at(key), key, entry.kind) * (1 + len(asked.gets)) <= SLICE_ENTRIES
+    return answered(call, lambda view: _steps(view, key, asked), is_little, list, lambda view: _count(view, key, asked))
+
+
+def _count(view: KeyspaceView, key: bytes, asked: Asked) -> int:
+    """Return how many items the reply has."""
+    entry = view.at(key).entry(key)
+    if entry is None or entry.kind not in SORTED_KINDS:
+        return 0
+    start, stop = asked.span(_size(view.at(key), key, entry.kind))
+    return max(0, stop - start) * max(1, len(asked.gets))
+
+
+def _check(call: Call, key: bytes, option: str, pattern: bytes) -> None:
+    """Refuse a pattern whose keys another node may have, or the user may not read."""
+    if call.instance.cluster is not None and pattern != b"#" and _slot_of(pattern) != slot_of(key):
+        raise PlainError(
+            f"{option} option of SORT denied in Cluster mode when keys formed by the pattern may be in different slots."
+        )
+    check_user(call.user, option)
+
+
+def check_user(user: Account, option: str) -> None:
+    """Refuse any pattern to who may not read all keys."""
+    if not user.reads_all_keys:
+        raise PlainError(f"{option} option of SORT denied due to insufficient ACL permissions.")
+
+
+def check_request(user: Account, request: Sequence[bytes]) -> None:
+    """Refuse a request with patterns to who may not read all keys, for servers that do not know the user."""
+    Asked.parse(request[2:], lambda option, pattern: check_user(user, option))
+
+
+def _slot_of(pattern: bytes) -> int | None:
+    """Return the slot of all keys that a pattern stands for; None if they may be in several."""
+    for at, byte in enumerate(pattern):
+        if byte in WILD:
+            return None
+        if byte == ord("{"):
+            end = pattern.find(b"}", at)
+            if end > at + 1 and not WILD.intersection(pattern[at:end]):
+                return slot_of(pattern[at : end + 1])
+            return slot_of(pattern) if not WILD.intersection(pattern) else None
+    return slot_of(pattern)
+
+
+def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:
+    if kind is Kind.LIST:
+        return snapshot.list_size(key)
+    return snapshot.set_size(key) if kind is Kind.SET else snapshot.sorted_size(key)
+
+
+def _steps(view: KeyspaceView, key: bytes, asked: Asked) -> Iterator[Sequence[Text | None]]:
+    """Iterate over parts of the reply."""
+    snapshot = view.at(key)
+    entry = snapshot.entry(key)
+    if entry is None or entry.kind not in SORTED_KINDS:
+        return
+    start, stop = asked.span(_size(snapshot, key, entry.kind))
+    if asked.is_as_it_lies:
+        items = _as_they_lie(snapshot, key, entry.kind, asked.is_descending, start, stop)
+    else:
+        items = _sorted(view, _all(snapshot, key, entry.kind), asked, start, stop)
+    for some in items:
+        if not asked.gets:
+            yield some
+        for few in in_slices(some, max(1, STEP_LOOKUPS // len(asked.gets))) if asked.gets else ():
+            yield [_looked_up(view, pattern, item) for item in few for pattern in asked.gets]
+        yield []
+
+
+def _all(snapshot: Snapshot, key: bytes, kind: Kind) -> Iterator[bytes]:
+    if kind is Kind.LIST:
+        return snapshot.list_elements(key, 0, snapshot.list_size(key))
+    if kind is Kind.SET:
+        return snapshot.members(key)
+    return (member for member, _ in snapshot.sorted_members(key, 0, snapshot.sorted_size(key)))
+
+
+def _as_they_lie(
+    snapshot: Snapshot, key: bytes, kind: Kind, is_descending: bool, start: int, stop: int
+) -> Iterator[list[bytes]]:
+    """Iterate over items `start` to before `stop` in the order of a list or a sorted set; a set's is its own."""
+    size = _size(snapshot, key, kind)
+    for first in range(start, stop, SLICE_ENTRIES):
+        last = min(stop, first + SLICE_ENTRIES)
+        ends = (size - last, size - first) if is_descending else (first, last)
+        if kind is Kind.LIST:
+            yield list(snapshot.list_elements(key, *ends))[:: -1 if is_descending else 1]
+        elif kind is Kind.SORTED_SET:
+            yield [member for member, _ in snapshot.sorted_members(key, *ends, is_descending)]
+    if kind is Kind.SET:
+        for at, some in enumerate(in_slices(snapshot.members(key))):
+            yield some[max(0, start - at * SLICE_ENTRIES) : max(0, stop - at * SLICE_ENTRIES)]
+
+
+def _sorted(view: KeyspaceView, items: Iterator[bytes], asked: Asked, start: int, stop: int) -> Iterator[list[bytes]]:
+    """Sort items in steps. What has the same number is sorted by its bytes; what has the same text stays as it lies."""
+    weighed = _weighed(view, items, asked, Held())
+    for some in in_order(weighed, start, stop, asked.is_descending, not asked.is_alpha):
+        yield [item for _, item in some]
+
+
+def _weighed(view: KeyspaceView, items: Iterator[bytes], asked: Asked, held: Held) -> Iterator[list[tuple[Any, bytes]]]:
+    """Iterate over items, each with what it is sorted by; that one cannot be is said when all were looked at."""
+    is_number = True
+    for some in in_slices(items, STEP_LOOKUPS):
+        held.add(some)
+        weights: list[Text | None] = list(some)
+        if asked.by is not None:
+            weights = [_looked_up(view, asked.by, item) for item in some]
+        if asked.is_alpha:
+            texts = [(False, b"") if each is None else (True, _c_text(whole(each))) for each in weights]
+            held.add(text for _, text in texts)
+            yield list(zip(texts, some, strict=True))
+        else:
+            numbers = [_number(each) for each in weights]
+            is_number = is_number and None not in numbers
+            yield [] if None in numbers else list(zip(numbers, some, strict=True))
+    if not is_number:
+        raise PlainError("One or more scores can't be converted into double")
+
+
+def _c_text(text: bytes) -> bytes:
+    """Return a text as C compares it: up to a zero byte."""
+    return text.partition(b"\0")[0]
+
+
+def _number(text: Text | None) -> float | None:
+    """Return what a text is sorted by: 0 where there is none, None where it is no number. A very long one is none."""
+    if text is None:
+        return 0.0
+    found = None if isinstance(text, LongText) else read_double(text)
+    return None if found is None or found.is_off else found.value
+
+
+def _looked_up(view: KeyspaceView, pattern: bytes, item: bytes) -> Text | None:
+    """Return what stands at the key, or in its field, that a pattern makes with an item in place of its first `*`."""
+    if pattern == b"#":
+        return item
+    before, star, after = pattern.partition(b"*")
+    if not star or b"\0" in before:
+        return None
+    name, arrow, of_field = after.partition(b"->")
+    if b"\0" in name or not arrow or of_field[:1] in (b"", b"\0"):
+        name, arrow = after, b""
+    key = before + item + name
+    try:
+        return view.at(key).field_texts(key, (of_field,))[0] if arrow else view.at(key).text(key)
+    except WrongKindError:
+        return None

@@ -1,0 +1,348 @@
+"""Sorted-set states as Redis sorted sets: members, scores, ranks and ranges. Several together: `sorted_sets`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import randrange
+from typing import Protocol
+
+from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, Cursor, ScanOptions, sliced
+from resp_server.commands.random_items import Source, count_and_option, random_item, random_items
+from resp_server.commands.spec import OneOrMore, command, integer
+from resp_server.commands.steps import answered, in_slices
+from resp_server.doubles import double_text, read_double
+from resp_server.errors import PlainError, WrongTypeError, syntax_error, wrong_arity
+from resp_server.instance import Call
+from resp_server.protocol.replies import NO_ARRAY, Pairs, Reply
+from state_backend.descriptor import Kind
+from state_backend.keyspace import KeyspaceView
+from state_backend.packed_sorted import MEMBERS_MAX
+from state_backend.store import Snapshot
+
+
+@command("zcard")
+def zcard(call: Call, key: bytes) -> int:
+    """Returns the number of members in a sorted set."""
+    return call.counted(call.at(key).sorted_size(key) or None) or 0
+
+
+@command("zscore")
+def zscore(call: Call, key: bytes, member: bytes) -> float | None:
+    """Returns the score of a member in a sorted set."""
+    return call.counted(call.at(key).scores(key, (member,))[0])
+
+
+@command("zmscore")
+def zmscore(call: Call, key: bytes, *members: OneOrMore) -> Reply:
+    """Returns the score of one or more members in a sorted set."""
+    call.counted(call.at(key).sorted_size(key) or None)
+
+    def steps(view: KeyspaceView) -> Iterator[Sequence[float | None]]:
+        return (view.at(key).scores(key, some) for some in in_slices(members))
+
+    return answered(call, steps, len(members) <= SLICE_ENTRIES)
+
+
+@command("zrank")
+def zrank(call: Call, key: bytes, member: bytes, *words: bytes) -> Reply:
+    """Returns the index of a member in a sorted set ordered by ascending scores."""
+    return _rank(call, "zrank", key, member, words)
+
+
+@command("zrevrank")
+def zrevrank(call: Call, key: bytes, member: bytes, *words: bytes) -> Reply:
+    """Returns the index of a member in a sorted set ordered by descending scores."""
+    return _rank(call, "zrevrank", key, member, words)
+
+
+def _rank(call: Call, name: str, key: bytes, member: bytes, words: Sequence[bytes]) -> Reply:
+    if len(words) > 1:
+        raise wrong_arity(name)
+    if words and words[0].upper() != b"WITHSCORE":
+        raise syntax_error()
+    snapshot = call.at(key)
+    rank = call.counted(snapshot.rank(key, member))
+    if rank is None:
+        return NO_ARRAY if words else None
+    if name == "zrevrank":
+        rank = snapshot.sorted_size(key) - 1 - rank
+    return [rank, snapshot.scores(key, (member,))[0]] if words else rank
+
+
+class Range(Protocol):
+    """What members are asked for."""
+
+    def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
+        """Return the first rank and the one behind the last, counted from the lowest, of a set of so many members."""
+
+
+@dataclass(frozen=True)
+class RankRange:
+    """Members by their place, the last one included; negative places count from the end."""
+
+    start: int
+    stop: int
+    is_reversed: bool = False
+
+    def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
+        first = max(0, self.start + size) if self.start < 0 else self.start
+        end = min(size, (self.stop + size if self.stop < 0 else self.stop) + 1)
+        if first >= end:
+            return 0, 0
+        return (size - end, size - first) if self.is_reversed else (first, end)
+
+
+@dataclass(frozen=True)
+class ScoreRange:
+    """Members by their scores; either end may be left out."""
+
+    low: float
+    high: float
+    is_low_out: bool
+    is_high_out: bool
+
+    @classmethod
+    def parse(cls, low: bytes, high: bytes) -> ScoreRange:
+        """Read both ends: `1.5`, `(1.5`, `-inf`."""
+        ends = [read_double(word[1:] if word[:1] == b"(" else word) for word in (low, high)]
+        if ends[0] is None or ends[1] is None:
+            raise PlainError("min or max is not a float")
+        return cls(ends[0].value, ends[1].value, low[:1] == b"(", high[:1] == b"(")
+
+    def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
+        first = snapshot.rank_of_score(key, self.low, self.is_low_out)
+        return first, max(first, snapshot.rank_of_score(key, self.high, not self.is_high_out))
+
+
+@dataclass(frozen=True)
+class TextRange:
+    """Members by their bytes, where all have one score; either end may be left out.
+
+    None: lower, or higher, than all. is_reversed: looked for from the highest, which is another range where scores
+    differ.
+    """
+
+    low: bytes | None
+    high: bytes | None
+    is_low_out: bool = False
+    is_high_out: bool = False
+    is_none: bool = False
+    is_reversed: bool = False
+
+    @classmethod
+    def parse(cls, low: bytes, high: bytes, is_reversed: bool = False) -> TextRange:
+        """Read both ends: `[a`, `(a`, `-`, `+`."""
+        for word in (low, high):
+            if word[:1] not in (b"[", b"(") and word.partition(b"\0")[0] not in (b"-", b"+"):
+                raise PlainError("min or max not valid string range item")
+        is_none = low[:1] == b"+" or high[:1] == b"-"
+        texts = [None if word[:1] in (b"-", b"+") else word[1:] for word in (low, high)]
+        return cls(texts[0], texts[1], low[:1] == b"(", high[:1] == b"(", is_none, is_reversed)
+
+    def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
+        if self.is_none:
+            return 0, 0
+        if size <= MEMBERS_MAX:
+            return self._ranks_of([member for member, _ in snapshot.sorted_members(key, 0, size)])
+        first = 0 if self.low is None else snapshot.rank_of_member(key, self.low, self.is_low_out)
+        end = size if self.high is None else snapshot.rank_of_member(key, self.high, not self.is_high_out)
+        return first, max(first, end)
+
+    def _ranks_of(self, members: Sequence[bytes]) -> tuple[int, int]:
+        """Look at members one after another, as Redis does with few: what it finds where scores differ, this finds."""
+        if not members or not self._is_behind(members[-1]) or not self._is_before(members[0]):
+            return 0, 0
+        if self.is_reversed:
+            end = next(at for at in range(len(members), 0, -1) if self._is_before(members[at - 1]))
+            return next((at for at in range(end, 0, -1) if not self._is_behind(members[at - 1])), 0), end
+        first = next(at for at, member in enumerate(members) if self._is_behind(member))
+        return first, next((at for at in range(first, len(members)) if not self._is_before(members[at])), len(members))
+
+    def _is_behind(self, member: bytes) -> bool:
+        return self.low is None or (member > self.low if self.is_low_out else member >= self.low)
+
+    def _is_before(self, member: bytes) -> bool:
+        return self.high is None or (member < self.high if self.is_high_out else member <= self.high)
+
+
+@dataclass
+class Asked:
+    """A range, and how much of it is wanted, from which end, with or without scores. count: negative for all."""
+
+    of: Range
+    is_reversed: bool
+    has_scores: bool
+    offset: int = 0
+    count: int = -1
+
+    @classmethod
+    def parse(
+        cls,
+        low: bytes,
+        high: bytes,
+        words: Sequence[bytes],
+        kind: type[RankRange] | type[ScoreRange] | type[TextRange] | None,
+        is_reversed: bool | None,
+    ) -> Asked:
+        """Read the arguments behind the key in Redis' order of checks. None: the options say it."""
+        made_of, has_scores, offset, count = kind, False, 0, -1
+        at = 0
+        while at < len(words):
+            option, left = words[at].upper(), len(words) - at - 1
+            if option == b"WITHSCORES":
+                has_scores = True
+            elif option == b"LIMIT" and left >= 2:
+                offset, count = integer(words[at + 1]), integer(words[at + 2])
+                at += 2
+            elif option == b"REV" and is_reversed is None:
+                is_reversed = True
+            elif option in (b"BYLEX", b"BYSCORE") and made_of is None:
+                made_of = TextRange if option == b"BYLEX" else ScoreRange
+            else:
+                raise syntax_error()
+            at += 1
+        if count != -1 and made_of in (None, RankRange):
+            raise PlainError("syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX")
+        if has_scores and made_of is TextRange:
+            raise PlainError("syntax error, WITHSCORES not supported in combination with BYLEX")
+        if is_reversed and made_of in (ScoreRange, TextRange):
+            low, high = high, low
+        found: Range
+        if made_of is ScoreRange:
+            found = ScoreRange.parse(low, high)
+        elif made_of is TextRange:
+            found = TextRange.parse(low, high, bool(is_reversed))
+        else:
+            found = RankRange(integer(low), integer(high), bool(is_reversed))
+            offset = 0  # a LIMIT of all changes nothing
+        return cls(found, bool(is_reversed), has_scores, offset, count)
+
+    def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
+        """Return the first rank that is wanted and the one behind the last, counted from the lowest."""
+        first, end = self.of.ranks(snapshot, key, size)
+        if self.offset < 0:
+            return 0, 0
+        left = max(0, end - first - self.offset)
+        wanted = left if self.count < 0 else min(left, self.count)
+        if self.is_reversed:
+            return end - self.offset - wanted, end - self.offset
+        return first + self.offset, first + self.offset + wanted
+
+
+def _range(call: Call, key: bytes, asked: Asked) -> Reply:
+    snapshot = call.at(key)
+    size = call.counted(snapshot.sorted_size(key) or None)
+    if size is None:
+        return []
+    first, end = asked.ranks(snapshot, key, size)
+    if end - first <= SLICE_ENTRIES:
+        pairs = list(snapshot.sorted_members(key, first, end, asked.is_reversed))
+        if sum(len(member) for member, _ in pairs) <= BYTES_AT_ONCE_MAX:
+            return Pairs(pairs) if asked.has_scores else [member for member, _ in pairs]
+
+    def ranks(view: KeyspaceView) -> tuple[int, int]:  # the view's epoch may be a newer one
+        return asked.ranks(view.at(key), key, view.at(key).sorted_size(key))
+
+    def steps(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
+        found = view.at(key).sorted_members(key, *ranks(view), asked.is_reversed)
+        return (Pairs(some) if asked.has_scores else [member for member, _ in some] for some in in_slices(found))
+
+    def count(view: KeyspaceView) -> int:
+        first, end = ranks(view)
+        return end - first
+
+    return sliced(call, steps, Pairs if asked.has_scores else list, count)
+
+
+@command("zrange")
+def zrange(call: Call, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
+    """Returns members in a sorted set within a range of indexes."""
+    return _range(call, key, Asked.parse(start, stop, words, None, None))
+
+
+@command("zrevrange")
+def zrevrange(call: Call, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
+    """Returns members in a sorted set within a range of indexes in reverse order."""
+    return _range(call, key, Asked.parse(start, stop, words, RankRange, True))
+
+
+@command("zrangebyscore")
+def zrangebyscore(call: Call, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
+    """Returns members in a sorted set within a range of scores."""
+    return _range(call, key, Asked.parse(low, high, words, ScoreRange, False))
+
+
+@command("zrevrangebyscore")
+def zrevrangebyscore(call: Call, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
+    """Returns members in a sorted set within a range of scores in reverse order."""
+    return _range(call, key, Asked.parse(high, low, words, ScoreRange, True))
+
+
+@command("zrangebylex")
+def zrangebylex(call: Call, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
+    """Returns members in a sorted set within a lexicographical range."""
+    return _range(call, key, Asked.parse(low, high, words, TextRange, False))
+
+
+@command("zrevrangebylex")
+def zrevrangebylex(call: Call, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
+    """Returns members in a sorted set within a lexicographical range in reverse order."""
+    return _range(call, key, Asked.parse(high, low, words, TextRange, True))
+
+
+@command("zcount")
+def zcount(call: Call, key: bytes, low: bytes, high: bytes) -> int:
+    """Returns the count of members in a sorted set that have scores within a range."""
+    return _count(call, key, ScoreRange.parse(low, high))
+
+
+@command("zlexcount")
+def zlexcount(call: Call, key: bytes, low: bytes, high: bytes) -> int:
+    """Returns the number of members in a sorted set within a lexicographical range."""
+    return _count(call, key, TextRange.parse(low, high))
+
+
+def _count(call: Call, key: bytes, of: Range) -> int:
+    size = call.counted(call.at(key).sorted_size(key) or None)
+    if size is None:
+        return 0
+    first, end = of.ranks(call.at(key), key, size)
+    return end - first
+
+
+@command("zrandmember")
+def zrandmember(call: Call, key: bytes, *words: bytes) -> Reply:
+    """Returns one or more random members from a sorted set."""
+    count, has_scores = count_and_option(words, b"WITHSCORES") if words else (None, False)
+    call.counted(call.at(key).sorted_size(key) or None)
+
+    def members(view: KeyspaceView, start: int, stop: int) -> Iterator[bytes | tuple[bytes, float]]:
+        found = view.at(key).sorted_members(key, start, stop)
+        return found if has_scores else (member for member, _ in found)
+
+    def one(view: KeyspaceView) -> Iterator[bytes | tuple[bytes, float]]:
+        rank = randrange(size(view))
+        return members(view, rank, rank + 1)
+
+    def size(view: KeyspaceView) -> int:
+        return view.at(key).sorted_size(key)
+
+    source = Source(size, lambda view: members(view, 0, size(view)), one)
+    if count is None:
+        return random_item(call, source)
+    return random_items(call, source, count, Pairs if has_scores else list)
+
+
+@command("zscan")
+def zscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
+    """Iterates over members and scores of a sorted set."""
+    entry = call.entry(key)
+    if entry is None:
+        return [b"0", []]
+    if entry.kind is not Kind.SORTED_SET:
+        raise WrongTypeError
+    options = ScanOptions.parse(words, "zscan")
+    next_cursor, members = call.at(key).scan_sorted(key, cursor, options.count)
+    found = [pair for pair in members if options.matches is None or options.matches(pair[0])]
+    return [b"%d" % next_cursor, [text for member, score in found for text in (member, double_text(score))]]

@@ -1,0 +1,137 @@
+"""Replies that take work before they can be sent: in steps where there is much of it, with a bound on what is held.
+
+Steps are an iterator of parts, as a `Sliced` has them, but for values of any length, which may stand in them as they
+are. A part without items is a step that only worked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import islice
+from operator import itemgetter
+from typing import Any, TypeVar
+
+from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, in_steps, sent, size_of, sliced
+from resp_server.errors import PlainError
+from resp_server.instance import Call
+from resp_server.protocol.replies import FirstOf, LongPair, Pairs, Reply, WithLong
+from state_backend.keyspace import KeyspaceView
+from state_backend.store import LongText, whole
+
+Item = TypeVar("Item")
+Steps = Callable[[KeyspaceView], Iterator[Sequence[Any]]]
+
+# What one command may hold of what it works on, by its bytes and what Python adds to each text (guess).
+HELD_BYTES_MAX = 256 << 20
+TEXT_OVERHEAD_BYTES = 100
+
+# Items that are sorted at once: half a millisecond (guess).
+RUN_ITEMS = 1024
+
+
+def answered(
+    call: Call, steps: Steps, is_little: bool, shape: type = list, count: Callable[[KeyspaceView], int] | None = None
+) -> Reply:
+    """Answer what steps make: at once where there is little of it, else one by one, from a view of their own.
+
+    count: how many items they make, for a view; with it they are sent as they are made, and long values in pieces.
+    """
+    if is_little:
+        items: list[Any] = []
+        size = 0
+        for part in steps(call.view):
+            items += part
+            size += sum(map(_size_of, part))
+            if size > BYTES_AT_ONCE_MAX:
+                break
+        else:
+            return _joined(list(map(_whole, items)), shape)
+    if count is None:
+        return sliced(call, lambda view: _paced(steps(view), shape), shape)
+    return sliced(call, lambda view: _paced_with_long(steps(view), shape), shape, count)
+
+
+def _size_of(item: Any) -> int:
+    if isinstance(item, bytes | LongText):
+        return size_of(item)
+    return sum(map(_size_of, item)) if isinstance(item, tuple | list) else 0
+
+
+def _joined(items: list[Any], shape: type) -> Reply:
+    if shape is int:
+        return sum(items)
+    if shape is FirstOf:
+        return items[0] if items else None
+    return items if shape is list else shape(items)
+
+
+def _whole(item: Any) -> Any:
+    """Return an item with its long values as they are sent at once."""
+    if type(item) is LongText:
+        return whole(item)
+    return tuple(map(_whole, item)) if type(item) is tuple else item
+
+
+def _paced(steps: Iterator[Sequence[Any]], shape: type) -> Iterator[Sequence[Reply]]:
+    for part in steps:
+        items = map(_whole, part)
+        yield Pairs(items) if shape is Pairs else list(items)
+
+
+def _paced_with_long(steps: Iterator[Sequence[Any]], shape: type) -> Iterator[Sequence[Reply]]:
+    """Have long values be sent piece by piece."""
+    for part in steps:
+        if shape is not Pairs:
+            yield from in_steps(iter(part))
+        elif any(type(text) is LongText for pair in part for text in pair):
+            yield WithLong(LongPair(map(sent, pair)) for pair in part)
+        else:
+            yield Pairs(part)
+        if not part:
+            yield []
+
+
+class Held:
+    """Counts what a command holds, and refuses what is too much."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def add(self, texts: Iterable[bytes]) -> None:
+        """Count texts; PlainError once they are too many."""
+        self._bytes += sum(len(each) + TEXT_OVERHEAD_BYTES for each in texts)
+        if self._bytes > HELD_BYTES_MAX:
+            raise PlainError(f"the command would have to hold more than {HELD_BYTES_MAX} bytes; ask for smaller keys")
+
+
+def in_slices(items: Iterable[Item], count: int = SLICE_ENTRIES) -> Iterator[list[Item]]:
+    """Cut items into lists of so many."""
+    rest = iter(items)
+    while some := list(islice(rest, count)):
+        yield some
+
+
+def in_order(
+    parts: Iterable[Sequence[tuple[Any, ...]]], start: int, stop: int, is_reversed: bool = False, is_whole: bool = True
+) -> Iterator[list[tuple[Any, ...]]]:
+    """Sort tuples in steps and return those from `start` to before `stop`; empty lists are steps that only worked.
+
+    By the whole tuple, or by its first part alone; then what is equal stays in its order, also if it is reversed.
+    """
+    by = None if is_whole else itemgetter(0)
+    runs: list[list[tuple[Any, ...]]] = []
+    run: list[tuple[Any, ...]] = []
+    for part in parts:
+        run += part
+        if len(run) >= RUN_ITEMS:
+            runs.append(sorted(run, key=by, reverse=is_reversed))
+            run = []
+        yield []
+    runs.append(sorted(run, key=by, reverse=is_reversed))
+    at = 0
+    for some in in_slices(merge(*runs, key=by, reverse=is_reversed)):
+        yield some[max(0, start - at) : max(0, stop - at)]
+        at += len(some)
+        if at >= stop:
+            return
