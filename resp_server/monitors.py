@@ -11,7 +11,7 @@ they take is bounded: then those who would have missed lines are cut.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resp_server.slow_log import redacted, shortened
@@ -92,10 +92,10 @@ class Monitors:
             self._are_elsewhere = are_elsewhere
             self._instance.look_closely()
 
-    def announce(self) -> None:
+    def announce(self, then: Callable[[], None] = lambda: None) -> None:
         """Tell the other processes that somebody here sees requests: also those that were started just now."""
         if self._own and self._instance.ask_others is not None:
-            self._instance.ask_others(ANNOUNCE, None, lambda answers: None)
+            self._instance.ask_others(ANNOUNCE, None, lambda answers: then())
 
     def show(self, session: Session, command: Command, request: Sequence[bytes]) -> None:
         """Show a request that was answered."""

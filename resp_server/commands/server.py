@@ -11,9 +11,9 @@ from resp_server.commands.spec import OneOrMore, command, question
 from resp_server.config import REDIS_VERSION
 from resp_server.errors import PlainError
 from resp_server.execution import QueuedCall
-from resp_server.instance import Call, Instance
+from resp_server.instance import GATHER_S_MAX, Call, Instance
 from resp_server.monitors import ANNOUNCE, CUT, SHOW, Shown
-from resp_server.protocol.replies import OK, Reply, Verbatim
+from resp_server.protocol.replies import OK, Pending, Reply, Verbatim
 
 ART = """\
    .  *   .      .   *
@@ -78,8 +78,11 @@ def monitor(call: Call) -> Reply:
     if isinstance(call, QueuedCall):
         raise PlainError("MONITOR isn't allowed for DENY BLOCKING client")
     call.instance.monitors.add(call.session)
-    call.instance.monitors.announce()
-    return OK
+    if call.instance.ask_others is None:
+        return OK
+    told = Pending(GATHER_S_MAX, lambda: OK)
+    call.instance.monitors.announce(lambda: told.resolve(lambda: OK))
+    return told
 
 
 @question(ANNOUNCE)
