@@ -18,7 +18,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin
        PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-slow test-large test-cluster bench soak chaos demo example commands lock clean
+.PHONY: help setup setup-test jdk fmt check test test-slow test-large test-cluster bench soak chaos conformance fuzz demo example commands lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,12 @@ soak: setup-test ## half an hour of random epochs and dying readers, all of it c
 chaos: setup-test ## kill, pause, move and cut the parts of a cluster on Spark under readers that judge, about ten minutes
 	@$(RUN) python -m benchmarks.chaos $(ARGS)
 
+conformance: setup-test ## real clients and random commands at a real redis-server and at sparkis; writes the tables of docs/clients.md
+	@$(RUN) python -m compat.conformance --page docs/clients.md $(ARGS)
+
+fuzz: setup ## any bytes in any chunks, guided by coverage; ARGS="--seconds 600"
+	@$(RUN) python -m compat.fuzz $(ARGS)
+
 demo: setup ## a streaming job over flights and its state on a Redis port; ARGS go to sparkis demo
 	@$(RUN) sparkis demo $(ARGS)
 
@@ -74,7 +80,7 @@ lock: $(PYTHON) ## write requirements.lock anew from pyproject.toml
 	mv requirements.lock.new requirements.lock
 
 clean: ## remove what the other targets made here
-	rm -rf $(VENV) tests/clients/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) .clients tests/clients/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
 	       .hypothesis .import_linter_cache requirements.lock.new
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

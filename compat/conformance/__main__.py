@@ -93,7 +93,8 @@ def _run_clients(options: argparse.Namespace, targets: Targets, versions: dict[s
             continue
         with Script(client) as script:
             versions[client.name] = script.version
-            yield from cells_of(script, options.feature or script.features, targets)
+            wanted = [each for each in script.features if each in (options.feature or script.features)]
+            yield from cells_of(script, wanted, targets)
 
 
 def _tell(is_right: bool | None, what: str, told: str) -> None:

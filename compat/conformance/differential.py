@@ -71,20 +71,24 @@ def differences(left: Address, right: Address, examples: int) -> Iterator[tuple[
     """Ask for each command so many times; give its name, how many requests were sent, and what was not the same."""
     judge = judge_of(left, right)
     for name in generators.SHORT_ANSWERS:
-        found: list[str] = []
-        sent = 0
+        yield name, *_differences_in(name, judge, (left, right), examples)
 
-        @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-        @given(data=st.data())
-        def compare(data: st.DataObject, name: str = name, found: list[str] = found) -> None:
-            nonlocal sent
-            if len(found) >= DIFFERENCES_MAX:
-                return
-            greeting: list[Words] = data.draw(st.sampled_from([[], [[b"HELLO", b"3"]]]))
-            pipeline = [*greeting, *data.draw(st.lists(generators.requests(name), min_size=1, max_size=6))]
-            replies = [ask(each.port, pipeline, each.host) for each in (left, right)]
-            sent += len(pipeline)
-            found += judge.differences(pipeline, *replies)
 
-        compare()
-        yield name, sent, found
+def _differences_in(name: str, judge: Judge, both: tuple[Address, Address], examples: int) -> tuple[int, list[str]]:
+    found: list[str] = []
+    sent = 0
+
+    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def compare(data: st.DataObject) -> None:
+        nonlocal sent
+        if len(found) >= DIFFERENCES_MAX:
+            return
+        greeting: list[Words] = data.draw(st.sampled_from([[], [[b"HELLO", b"3"]]]))
+        pipeline = [*greeting, *data.draw(st.lists(generators.requests(name), min_size=1, max_size=6))]
+        replies = [ask(each.port, pipeline, each.host) for each in both]
+        sent += len(pipeline)
+        found.extend(judge.differences(pipeline, *replies))
+
+    compare()
+    return sent, found

@@ -182,6 +182,20 @@ def pipe(at: At) -> Any:
     return sorted(cli(at, "--pipe", given=requests(sent)).splitlines())
 
 
+def subscribe(at: At) -> Any:
+    """Messages are shown as they come, until the program is ended."""
+    command = [*options(at), "--csv", "psubscribe", "n?ws"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        assert process.stdout is not None
+        found = [process.stdout.readline()]
+        while "n?ws" not in found[-1]:  # a line before says how to leave
+            found.append(process.stdout.readline())
+        found.append(cli(at, "publish", "news", "hello"))
+        found.append(process.stdout.readline())
+        process.terminate()
+    return found
+
+
 def tls(at: At) -> Any:
     found = cli(at, "--tls", "--cacert", at.ca, "get", "plain", port=at.tls_port)
     return [found, "Error" in cli(at, "--tls", "get", "plain", port=at.tls_port) or "not refused"]
@@ -215,6 +229,7 @@ FEATURES = {
     "--stat": stat,
     "--latency": latency,
     "--pipe": pipe,
+    "psubscribe": subscribe,
     "--tls": tls,
     "--user": acl,
     "-c, --cluster check": cluster,

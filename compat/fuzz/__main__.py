@@ -1,0 +1,151 @@
+"""What `make fuzz` runs: coverage-guided inputs for some time, then what they reached, and what grew."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from compat.conformance.environments import prepared
+from compat.conformance.wire import request
+from compat.fuzz import corpus
+from compat.fuzz.lines import ROOT, Line, Tracer, all_lines
+from compat.fuzz.subject import INPUTS_PER_SERVER, FoundError, Subject
+from resp_server.commands import command_table
+
+INPUT_BYTES_MAX = 2048
+# An input is answered in a millisecond; ten seconds are a hang.
+HANG_SECONDS = 10
+RSS_MIB_MAX = 1024
+# Of what libFuzzer said before it stopped at something: the exception, and the input.
+SAID_CHARS_MAX = 6000
+# How much the process may grow once it has seen the corpus, whatever it is sent: caches fill, the allocator keeps some.
+GROWTH_MIB_MAX = 96
+# libFuzzer's way to say how many inputs it ran, and how large the process was meanwhile.
+PROGRESS = re.compile(r"^#(\d+)\s+(\w+).*rss: (\d+)Mb", re.MULTILINE)
+DONE = re.compile(r"stat::number_of_executed_units:\s*(\d+)")
+# What clients' bytes are made of, beside the names of commands.
+PIECES = (b"\r\n", b"*1\r\n$", b"*2\r\n$3\r\n", b"$-1\r\n", b"*-1\r\n", b"\r\n$0\r\n\r\n")
+WORDS = b"""
+j:v:1 j:m:l j:l:s j: MATCH COUNT TYPE NOVALUES RANK MAXLEN AUTH SETNAME WITHVALUES WITHSCORES BYSCORE BYLEX REV LIMIT
+REDIRECT BCAST PREFIX OPTIN OPTOUT NOLOOP ON OFF SKIP YES NO ID ADDR SKIPME default secret notify-keyspace-events KEA
+maxmemory ~* +@all -@all allkeys nopass >pw FILTERBY ACLCAT PATTERN CH IDX LEN MINMATCHLEN BIT BYTE STORE GET ASC DESC
+ALPHA BY # nosort
+""".split()
+
+
+@dataclass
+class Run:
+    """What libFuzzer told of a run."""
+
+    inputs: int
+    growth_mib: int
+    rss_mib: int
+    exit_code: int
+    said: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fuzz; 1 if something was found."""
+    parser = argparse.ArgumentParser("python -m compat.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=int, default=60, help="for how long (60)")
+    parser.add_argument("--keep", action="store_true", help="keep the inputs that reach more than those that are kept")
+    options = parser.parse_args(arguments)
+    kept = corpus.kept()
+    with TemporaryDirectory(prefix="sparkis-fuzz-") as name:
+        folder = Path(name)
+        seeds = folder / "seeds"
+        seeds.mkdir()
+        for number, data in enumerate([*kept, *_first_inputs()]):
+            (seeds / f"{number:05d}").write_bytes(data)
+        run = _run(folder, seeds, options.seconds)
+        inputs = sorted((path.read_bytes() for path in seeds.iterdir()), key=lambda each: (len(each), each))
+        # What raised something was written down by the process itself; what it did not survive is here.
+        for path in folder.iterdir():
+            if path.name.startswith(("timeout-", "oom-")):
+                print(f"found: {corpus.write_down([path.read_bytes()])}")
+    chosen, reached = choose(inputs)
+    everything = all_lines()
+    print(f"{run.inputs} inputs in {options.seconds} s; the process grew by {run.growth_mib} MiB to {run.rss_mib} MiB")
+    print(f"{len(reached & everything)} of {len(everything)} lines reached, by {len(chosen)} inputs")
+    if options.keep and run.exit_code == 0:
+        corpus.keep(chosen)
+    has_grown = run.growth_mib > GROWTH_MIB_MAX
+    if has_grown:
+        print(f"that is more than the {GROWTH_MIB_MAX} MiB that it may grow by")
+    if run.exit_code:
+        print(run.said[-SAID_CHARS_MAX:])
+    return int(has_grown or run.exit_code != 0)
+
+
+def _run(folder: Path, seeds: Path, seconds: int) -> Run:
+    words = folder / "words"
+    words.write_text("".join(f'"{_escaped(word)}"\n' for word in (*_command_words(), *WORDS, *PIECES)), "ascii")
+    command = [sys.executable, "-m", "compat.fuzz.atheris_run", str(seeds), f"-dict={words}"]
+    command += [f"-max_len={INPUT_BYTES_MAX}", f"-timeout={HANG_SECONDS}", f"-rss_limit_mb={RSS_MIB_MAX}"]
+    command += [f"-artifact_prefix={folder}/", f"-max_total_time={seconds}", "-print_final_stats=1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(prepared("fuzz")), str(ROOT)])}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+    said = (done.stderr + done.stdout).decode("utf-8", "replace")
+    sizes = {event: int(rss) for _, event, rss in PROGRESS.findall(said)}
+    ended = list(sizes.values())[-1] if sizes else 0
+    counted = DONE.search(said)
+    return Run(int(counted.group(1)) if counted else 0, ended - sizes.get("INITED", 0), ended, done.returncode, said)
+
+
+def choose(inputs: Iterable[bytes]) -> tuple[list[bytes], set[Line]]:
+    """Return inputs that together reach all lines that any of them reaches, and these; the first ones are preferred."""
+    subject, tracer = Subject(INPUTS_PER_SERVER), Tracer()
+    chosen: list[bytes] = []
+    reached: set[Line] = set()
+    for data in inputs:
+        try:
+            lines = tracer.run(partial(subject.run, data))
+        except FoundError:
+            lines = tracer.reached
+        if lines - reached:
+            chosen.append(data)
+            reached |= lines
+    subject.close()
+    return chosen, reached
+
+
+def _names() -> list[str]:
+    """Return the full names of all commands."""
+    found = []
+    waiting = list(command_table())
+    while waiting:
+        command = waiting.pop()
+        found.append(command.name)
+        waiting += command.subcommands.values()
+    return found
+
+
+def _command_words() -> list[bytes]:
+    return [part.encode() for name in _names() for part in name.split("|")]
+
+
+def _first_inputs() -> list[bytes]:
+    """Return requests of each command to begin with: in line, where any change is a request too."""
+    found = []
+    for name in _names():
+        words = name.encode().replace(b"|", b" ")
+        lines = [words + given for given in (b"", b" j:v:1", b" j:m:l f1", b" j:l:s 0 -1")]
+        found.append(b"\0\0" + b"\r\n".join([*lines, b"HELLO 3", *lines]) + b"\r\n")
+        found.append(b"\0\0" + request(*lines[2].split()))
+    return found
+
+
+def _escaped(word: bytes) -> str:
+    return "".join(chr(code) if 32 < code < 127 and code not in b'"\\' else f"\\x{code:02X}" for code in word)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Inputs that are kept: one a line, as Python writes bytes; and those that once broke something, a file each."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+HERE = Path(__file__).parent
+KEPT = HERE / "corpus.txt"
+FOUND = HERE / "found"
+
+
+def kept() -> list[bytes]:
+    """Return the inputs that together reach what is reached."""
+    return _read(KEPT) if KEPT.exists() else []
+
+
+def keep(inputs: Iterable[bytes]) -> None:
+    """Write the inputs that are kept from now on."""
+    _write(KEPT, sorted(inputs, key=lambda each: (len(each), each)))
+
+
+def found() -> list[list[bytes]]:
+    """Return what broke something once: inputs that one server is sent one after another, mostly a single one."""
+    return [_read(path) for path in sorted(FOUND.glob("*.txt"))]
+
+
+def write_down(inputs: Sequence[bytes]) -> Path:
+    """Keep inputs of which the last one breaks something, for the tests."""
+    FOUND.mkdir(exist_ok=True)
+    path = FOUND / f"{sha256(b''.join(inputs)).hexdigest()[:12]}.txt"
+    _write(path, inputs)
+    return path
+
+
+def _read(path: Path) -> list[bytes]:
+    return [ast.literal_eval(line) for line in path.read_text(encoding="ascii").splitlines()]
+
+
+def _write(path: Path, inputs: Iterable[bytes]) -> None:
+    path.write_text("".join(f"{each!r}\n" for each in inputs), encoding="ascii")

@@ -1,0 +1,79 @@
+"""Which lines of the code that is fuzzed an input reaches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+# What is between a client's bytes and the store, without sockets, other processes and the proxy.
+FUZZED = (
+    "resp_server/connection.py",
+    "resp_server/dispatcher.py",
+    "resp_server/execution.py",
+    "resp_server/short_way.py",
+    "resp_server/short_cuts.py",
+    "resp_server/glob.py",
+    "resp_server/numbers.py",
+    *("resp_server/protocol", "resp_server/commands", "resp_server/access"),
+)
+
+Line = tuple[str, int]
+
+
+def files() -> list[Path]:
+    """Return the files that are fuzzed."""
+    found = [ROOT / name for name in FUZZED]
+    return [
+        path for each in found for path in (sorted(each.glob("*.py")) if each.is_dir() else [each]) if path.exists()
+    ]
+
+
+def all_lines() -> set[Line]:
+    """Return the lines of functions: what runs while modules are imported is not reached by inputs."""
+    return {(str(path), line) for path in files() for line in _lines_in(path)}
+
+
+def _lines_in(path: Path) -> Iterable[int]:
+    codes = [compile(path.read_text(encoding="utf-8"), str(path), "exec")]
+    while codes:
+        code = codes.pop()
+        inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+        codes += inner
+        is_function = bool(code.co_flags & 0x02)  # CO_NEWLOCALS without a class body: those lack CO_OPTIMIZED
+        if is_function and code.co_flags & 0x01:
+            yield from {line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno}
+
+
+class Tracer:
+    """Follows the lines of the files that are fuzzed while something runs."""
+
+    def __init__(self) -> None:
+        self._names = {str(path) for path in files()}
+        self._is_fuzzed: dict[CodeType, bool] = {}
+        self.reached: set[Line] = set()
+
+    def run(self, what: Callable[[], Any]) -> set[Line]:
+        """Run something; return what it reached."""
+        self.reached = set()
+        sys.settrace(self._on_call)
+        try:
+            what()
+        finally:
+            sys.settrace(None)
+        return self.reached
+
+    def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        known = self._is_fuzzed.get(code)
+        if known is None:
+            known = self._is_fuzzed[code] = code.co_filename in self._names
+        return self._on_line if known else None
+
+    def _on_line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.reached.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._on_line

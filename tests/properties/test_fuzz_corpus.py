@@ -1,0 +1,68 @@
+"""Inputs that a fuzzer made: each is answered with whole replies, a protocol error or nothing, in whatever chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from compat.fuzz import corpus
+from compat.fuzz.subject import EPOCHS, NODE, PASSWORD, TWO, FoundError, Subject, chunks_of
+from resp_server.commands.table import Command
+from resp_server.dispatcher import Dispatcher
+
+
+@pytest.fixture(scope="module")
+def subject() -> Iterator[Subject]:
+    made = Subject()
+    yield made
+    made.close()
+
+
+def test_what_once_broke_something_does_not_any_more() -> None:
+    for inputs in corpus.found():
+        subject = Subject(inputs_per_server=len(inputs))
+        for data in inputs:
+            subject.run(data)
+        subject.close()
+
+
+def test_what_reaches_the_most_lines_breaks_nothing(subject: Subject) -> None:
+    inputs = corpus.kept()
+    assert len(inputs) > 100
+    for data in inputs:
+        subject.run(data)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 200])
+def test_the_answer_to_a_conversation_does_not_depend_on_its_chunks(subject: Subject, chunk_bytes: int) -> None:
+    body = b"PING\r\n*2\r\n$3\r\nGET\r\n$5\r\nj:v:1\r\n*2\r\n$7\r\nHGETALL\r\n$5\r\nj:m:l\r\n"
+    body += b"LRANGE j:l:l 0 -1\r\nnope\r\n*1\r\n+x\r\n"
+    whole = subject.run(b"\0\0" + body)
+    assert b"+PONG" in whole and whole.endswith(b"-ERR Protocol error: expected '$', got '+'\r\n")
+    assert subject.run(bytes([0, chunk_bytes]) + body) == whole
+
+
+@pytest.mark.parametrize("options", [0, PASSWORD, NODE, TWO, EPOCHS, TWO | EPOCHS])
+def test_each_kind_of_server_answers(subject: Subject, options: int) -> None:
+    assert subject.run(bytes([options, 5]) + b"AUTH secret\r\nPING\r\n")
+
+
+def test_chunks_are_the_whole_input_in_order() -> None:
+    data = bytes(range(256)) * 3
+    for how in range(256):
+        chunks = list(chunks_of(data, how))
+        assert b"".join(chunks) == data
+        assert all(chunks)
+
+
+def test_an_internal_error_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Command, "execute", lambda *ignored: 1 / 0)
+    with pytest.raises(FoundError, match="internal error"):
+        subject.run(b"\0\0PING\r\n")
+
+
+def test_half_a_reply_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Dispatcher, "error_reply", lambda *ignored: b"$10\r\nhalf")
+    with pytest.raises(FoundError, match="whole replies"):
+        subject.run(b"\0\0nope\r\n")
