@@ -441,7 +441,7 @@ class Connection(asyncio.Protocol):
     def check_limits(self, now_ms: int, limits: RequestLimits) -> None:
         """Take what may be asked at once from now on; cut a client for which too much has waited for too long."""
         self._parser.limits = limits
-        config, is_subscriber = self._instance.config, self.session.subscriptions is not None
+        config, is_subscriber = self._instance.config, self.session.is_subscriber
         soft_bytes = config.subscriber_output_soft_bytes if is_subscriber else config.output_soft_bytes
         soft_seconds = config.subscriber_output_soft_seconds if is_subscriber else config.output_soft_seconds
         if not soft_bytes or self.output_bytes <= soft_bytes:
@@ -455,7 +455,7 @@ class Connection(asyncio.Protocol):
     def _check_output(self) -> None:
         """Cut a client for which more waits to be sent than may."""
         config = self._instance.config
-        is_subscriber = self.session.subscriptions is not None
+        is_subscriber = self.session.is_subscriber
         if self.output_bytes > (config.subscriber_output_bytes_max if is_subscriber else config.output_bytes_max):
             self._instance.stats.closed_for_output += 1
             self.abort("more output is waiting than a client may have")

@@ -245,7 +245,7 @@ class Server:
         for connection in list(self._connections.values()):
             connection.check_age(now)
             connection.check_limits(now, limits)
-            if connection.session.subscriptions is not None:
+            if connection.session.is_subscriber:
                 continue  # it may well have nothing to say
             if idle_ms_max and now - connection.session.active_ms > idle_ms_max:
                 connection.close()

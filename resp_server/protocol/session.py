@@ -186,6 +186,11 @@ class Session:
             self.reply(ReplyMode.ON)
 
     @property
+    def is_subscriber(self) -> bool:
+        """Tell whether it is sent what others do, so that the limits of subscribers hold; after MONITOR as well."""
+        return self.subscriptions is not None or self.is_monitor
+
+    @property
     def is_silent(self) -> bool:
         """Tell whether the reply of the command in hand is to be kept back."""
         return self.reply_mode is not ReplyMode.ON

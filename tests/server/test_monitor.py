@@ -82,7 +82,7 @@ def test_a_monitor_that_goes_leaves_all_others_on_the_short_way(serve: Callable[
 
 
 def test_a_monitor_that_reads_nothing_is_cut_and_nobody_else_waits(serve: Callable[..., Any]) -> None:
-    running = serve(output_bytes_max=1 << 20)
+    running = serve(subscriber_output_bytes_max=1 << 20)
     seeing, other = running.connect(), running.connect()
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
     text = b"x" * 10_000
