@@ -69,6 +69,22 @@ await run({
     return { all: ids.every((id) => listed.includes(id)), killed, other: await clients[2].get("plain") };
   },
 
+  // `given`: a channel of notifications, and one of epochs.
+  async messages() {
+    const [told, client] = [connect(), connect()];
+    const heard = (event, name) =>
+      new Promise((resolve) => told.on(event, (...words) => words.at(-2) === name && resolve(words.slice(-2))));
+    const message = heard("message", "news");
+    const notification = heard("pmessage", given[0]);
+    const epoch = heard("message", given[1]);
+    await told.subscribe("news", given[1]);
+    await told.psubscribe("__keyspace@0__:*");
+    const received = await client.publish("news", "hello");
+    await message;
+    await pause();
+    return { received, message: await message, notification: await notification, epoch: await epoch };
+  },
+
   async streams() {
     const client = connect();
     const pairs = await collect(client.hscanStream("hash:large", { count: 100 }));

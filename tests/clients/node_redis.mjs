@@ -62,6 +62,23 @@ await run({
     return { all: ids.every((id) => listed.includes(id)), killed, other: await clients[2].get("plain") };
   },
 
+  // `given`: a channel of notifications, and one of epochs.
+  async messages() {
+    const [told, client] = [await connect(), await connect()];
+    const heard = (subscribe, name) =>
+      new Promise((resolve) => {
+        told[subscribe](name, (text, channel) => resolve([channel, text]));
+      });
+    const message = heard("subscribe", "news");
+    const notification = heard("pSubscribe", "__keyspace@0__:*");
+    const epoch = heard("subscribe", given[1]);
+    await told.subscribe("last", () => {});
+    const received = await client.publish("news", "hello");
+    await message;
+    await pause();
+    return { received, message: await message, notification: await notification, epoch: await epoch };
+  },
+
   async streams() {
     const client = await connect();
     const pairs = await collect(client.hScanIterator("hash:large", { COUNT: 100 }));

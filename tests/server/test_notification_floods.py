@@ -1,0 +1,134 @@
+"""Many changes at once, told in portions: reads go on meanwhile, and nothing that waits grows without a limit."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from state_backend.descriptor import StateDescriptor
+from state_backend.key_events import KEPT_BYTES_MAX, What, pack, unpack
+from state_backend.lmdb_store import LmdbStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+STATES = [StateDescriptor("v", key="k", value="v")]
+KEYS = 8_000
+PAUSE_BYTES = 32 << 10
+PSUBSCRIBE = b"*2\r\n$10\r\nPSUBSCRIBE\r\n$16\r\n__keyspace@0__:*\r\n"
+SUBSCRIBED = b"*3\r\n$10\r\npsubscribe\r\n$16\r\n__keyspace@0__:*\r\n:1\r\n"
+GET = b"*2\r\n$3\r\nGET\r\n$9\r\njob:v:000\r\n"
+
+
+def message(key: bytes, event: bytes = b"set") -> bytes:
+    channel = b"__keyspace@0__:" + key
+    parts = b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(channel), channel, len(event), event)
+    return b"*4\r\n$8\r\npmessage\r\n$16\r\n__keyspace@0__:*\r\n" + parts
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LmdbStore]:
+    made = LmdbStore(tmp_path / "store", "g1")
+    made.tells_events = True
+    made.events_portion_bytes = 1 << 10
+    yield made
+
+
+@pytest.fixture
+def running(store: LmdbStore, serve: Callable[..., Any]) -> Any:
+    return serve(
+        store=store,
+        states=STATES,
+        notify_events="K$",
+        output_pause_bytes=PAUSE_BYTES,
+        subscriber_output_bytes_max=1 << 20,
+    )
+
+
+def publish(store: LmdbStore, epoch: int, count: int) -> None:
+    changes = [Change("v", Op.PUT, b"job:v:%03d" % each, value=b"%d" % epoch) for each in range(count)]
+    store.apply(EpochChanges(epoch, 1, epoch + 1, list(runs_of(changes, ["v"]))), STATES)
+
+
+def test_reads_are_answered_between_the_portions_of_a_flood_and_all_of_it_comes(running: Any, store: LmdbStore) -> None:
+    publish(store, 0, 1)
+    listener, reader = running.connect(), running.connect()
+    listener.answers(PSUBSCRIBE, SUBSCRIBED)
+    running.call(lambda: publish(store, 1, KEYS))
+    told, answered, most_waiting = b"", 0, 0
+    size = sum(len(message(b"job:v:%03d" % each)) for each in range(KEYS))
+    while len(told) < size:
+        told += listener.read(min(64 << 10, size - len(told)))
+        most_waiting = max(most_waiting, running.call(lambda: running.server.instance.output_bytes(1)))
+        reader.answers(GET, b"$1\r\n1\r\n")
+        answered += 1
+    assert answered > 5
+    assert most_waiting < PAUSE_BYTES + (256 << 10)  # a slice of messages may come on top of what makes it pause
+    assert sorted(told.split(b"*4\r\n$8\r\npmessage")[1:]) == sorted(
+        message(b"job:v:%03d" % each).removeprefix(b"*4\r\n$8\r\npmessage") for each in range(KEYS)
+    )
+
+
+def test_who_takes_nothing_is_cut_at_its_limit_and_the_others_get_everything(running: Any, store: LmdbStore) -> None:
+    publish(store, 0, 1)
+    stuck, listener = running.connect(), running.connect()
+    stuck.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    for each in (stuck, listener):
+        each.answers(PSUBSCRIBE, SUBSCRIBED)
+    waiting = running.server.instance.output_bytes
+    size = sum(len(message(b"job:v:%03d" % each)) for each in range(KEYS))
+    epoch = 0
+    while 1 in running.server.instance.sessions:  # the system takes some megabytes for it first
+        epoch += 1
+        assert epoch < 50
+        running.call(partial(publish, store, epoch, KEYS))
+        assert len(listener.read(size)) == size
+        assert running.call(lambda: waiting(1)) <= (1 << 20) + (256 << 10)
+    assert 2 in running.server.instance.sessions
+
+
+def test_who_is_too_late_for_what_the_store_keeps_is_cut(running: Any, store: LmdbStore) -> None:
+    store.events_bytes_max = 8 << 10
+    publish(store, 0, 1)
+    listener, other = running.connect(), running.connect()
+    listener.answers(PSUBSCRIBE, SUBSCRIBED)
+    other.answers(b"*2\r\n$9\r\nSUBSCRIBE\r\n$1\r\nx\r\n", b"*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n")
+    running.call(lambda: publish(store, 1, KEYS))  # in one transaction, of which the store keeps the end
+    assert listener.is_closed
+    other.answers(b"*1\r\n$4\r\nPING\r\n", b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+
+
+def test_what_is_kept_is_bounded_in_bytes_and_goes_when_nobody_asks_any_more(store: LmdbStore) -> None:
+    store.events_bytes_max = 16 << 10
+    for epoch in range(5):
+        publish(store, epoch, 1_000)
+        with store.snapshot(0) as snapshot:
+            kept = snapshot.events_kept()
+            assert kept is not None
+            portions = [snapshot.events(serial) for serial in range(kept.first, kept.next)]
+            assert None not in portions
+            assert kept.first == 0 or snapshot.events(kept.first - 1) is None
+            assert kept.bytes <= 16 << 10
+            assert portions[-1].epoch == epoch  # type: ignore[union-attr]
+    store.tells_events = False
+    publish(store, 5, 10)
+    steps = 0
+    while not store.forget_events(3):
+        steps += 1
+    assert steps > 2
+    with store.snapshot(0) as snapshot:
+        assert snapshot.events_kept() is None
+        assert snapshot.events(kept.next - 1) is None
+
+
+def test_a_portion_reads_back_as_it_was_packed() -> None:
+    events = [(b"", bytes((What.NEW, What.SET))), (b"a" * 300, bytes((What.DELETED,))), (b"\x00\xff", b"")]
+    keys, whats = zip(*events, strict=True)
+    portion = unpack(pack(7, 2, keys, whats))
+    assert (portion.epoch, portion.term, portion.events) == (7, 2, events)
+    assert unpack(pack(0, 0, [], [])).events == []
+    assert KEPT_BYTES_MAX > 1 << 20
