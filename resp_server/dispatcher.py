@@ -181,9 +181,7 @@ class Dispatcher:
         for request in run:
             session.begin_command()
             reply = self.reply_to(call, request)
-            if session.tracked is not None:
-                out.append(self._instance.invalid_for(session, is_within=not isinstance(reply, bytes)))
-                end_caching(session, request)
+            end_caching(session, request)
             if isinstance(reply, (Pending, Execution)):
                 return reply
             if session.is_silent:
@@ -241,16 +239,23 @@ class Dispatcher:
             return self._rejected(call, command, request, error)
         tally = self._stats.tally(command.name)
         tally.calls += 1
+        if call.session.tracked is not None and command.name == "exec":
+            self._instance.look()  # so that its view is as new as what is told before it, and hardly ever newer
         reply = self._run(call, command, tally, request)
         self._time(call, command, tally, request, reply, perf_counter_ns() - started)
         if call.session.tracked is not None:
-            self._remember(call.session.tracked, call.session, command, request, reply)
+            self._track(call.session, call.session.tracked, command, request, reply)
         return reply
 
-    def _remember(
-        self, tracked: Tracked, session: Session, command: Command, request: Request, reply: bytes | Later
+    def _track(
+        self, session: Session, tracked: Tracked, command: Command, request: Request, reply: bytes | Later
     ) -> None:
-        """Note which keys a client that tracks has read; those of a transaction when it begins."""
+        """Tell a client what is invalid before it gets a reply, then note what it has read, or will within EXEC.
+
+        In this order: what has to make room is told behind the reply.
+        """
+        if tracked.is_owed and not tracked.redirect:
+            self._instance.push(session.id, self._instance.invalid_for(session))
         if not isinstance(reply, Execution):
             if tracked.remembers:
                 self._instance.tracking.remember(tracked, keys_read(command, request))

@@ -107,3 +107,109 @@ def test_who_asks_nothing_is_told_too(client: Any, epochs: Epochs) -> None:
     client.answers(b"", invalid("job:temp:missing"))
     epochs.publish("a", "missing")
     client.answers(b"", invalid("job:temp:a"))
+
+
+def test_a_transaction_is_told_around(client: Any, epochs: Epochs) -> None:
+    client.answers(lines("CLIENT TRACKING ON", "GET job:temp:a", "GET job:temp:b"), OK + bulk(b"0") * 2)
+    epochs.publish("a")
+    client.answers(
+        lines("MULTI", "GET job:temp:a", "GET job:temp:b", "EXEC"),
+        OK + QUEUED * 2 + invalid("job:temp:a") + b"*2\r\n" + bulk(b"1") + bulk(b"0"),
+    )
+    epochs.publish("b")
+    client.answers(b"", invalid("job:temp:b"))
+
+
+def test_a_reply_in_steps_is_told_before_and_behind_never_within(
+    client: Any, epochs: Epochs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resp_server.connection.TURN_NS_MAX", 0)
+    client.answers(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
+    epochs.publish("a")
+    client.send(lines("HGETALL job:map:m"))
+    client.answers(b"", invalid("job:temp:a") + b"%%%d\r\n" % FIELDS)
+    epochs.publish("b", size=FIELDS)
+    pairs = client.read(sum(len(bulk(b"f%d" % each)) + len(bulk(b"0")) for each in range(FIELDS)))
+    assert pairs.count(b"\r\n$1\r\n0\r\n") == FIELDS
+    assert b"invalidate" not in pairs
+    client.answers(b"", invalid("job:map:m"))
+
+
+@pytest.mark.parametrize("happens", ["a job comes", "an epoch is too large", "many epochs"])
+def test_everything_is_invalid_when_nobody_knows_what_changed(
+    happens: str, server: Any, client: Any, epochs: Epochs, tmp_path: Path
+) -> None:
+    client.answers(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
+    other = None
+    if happens == "a job comes":
+        other = Epochs(server, tmp_path / "other", "other")
+    else:
+
+        def publish() -> None:
+            for _ in range(1 if happens == "an epoch is too large" else 10):
+                epochs.publish(*(f"{each}" for each in range(6_000 if happens == "an epoch is too large" else 1)))
+
+        server.call(publish)  # between two looks
+    client.answers(b"", invalid())
+    client.answers(lines("GET job:temp:a"), bulk(b"0"))
+    epochs.publish("a")
+    client.answers(b"", invalid("job:temp:a"))
+    if other is not None:
+        server.call(lambda: server.server.instance.keyspace.remove("other"))
+        client.answers(b"", invalid())
+        other.store.close()
+
+
+def test_a_table_that_is_full_lets_the_oldest_go_and_says_so(client: Any, epochs: Epochs) -> None:
+    client.answers(lines("CONFIG SET tracking-table-max-keys 2", "CLIENT TRACKING ON"), OK * 2)
+    client.answers(
+        lines("GET job:temp:a", "GET job:temp:b", "GET job:temp:c", "PING"),
+        bulk(b"0") * 3 + invalid("job:temp:a") + PONG,
+    )
+    client.answers(
+        lines("MGET job:temp:a job:temp:b job:temp:c", "PING"),
+        b"*3\r\n" + bulk(b"0") * 3 + invalid("job:temp:b") + PONG,
+    )
+    client.answers(
+        lines("CONFIG GET tracking-table-max-keys"), b"%1\r\n" + bulk(b"tracking-table-max-keys") + bulk(b"2")
+    )
+    epochs.publish("a", "b")
+    client.answers(b"", invalid("job:temp:a"))
+
+
+def test_a_map_that_loses_a_field_is_told(server: Any, client: Any, epochs: Epochs) -> None:
+    epochs.publish("soon", expire_at_ms=1)
+    client.answers(lines("CLIENT TRACKING ON", "EXISTS job:temp:soon"), OK + b":0\r\n")
+    server.call(lambda: epochs.store.remove_expired(2, 100))
+    client.answers(b"", invalid("job:temp:soon"))
+
+
+def test_what_is_remembered_is_counted_and_forgotten_with_the_client(server: Any, client: Any, epochs: Epochs) -> None:
+    tracking = server.server.instance.tracking
+    client.answers(lines("CLIENT TRACKING ON", "MGET job:temp:a job:temp:b"), OK + b"*2\r\n" + bulk(b"0") * 2)
+    other = connect(server)
+    other.answers(lines("CLIENT TRACKING ON BCAST PREFIX x PREFIX y", "INFO clients"), OK)
+    assert (len(tracking.clients), tracking.keys, tracking.items, tracking.prefixes) == (2, 2, 2, 2)
+    client.answers(lines("RESET"), b"+RESET\r\n")
+    other.socket.close()
+    while server.call(lambda: tracking.clients):
+        pass
+    assert (tracking.keys, tracking.items, tracking.prefixes, tracking.is_idle) == (0, 0, 0, True)
+
+
+def test_clients_that_do_not_listen_and_epochs_of_any_size_hold_nobody_up(server: Any, epochs: Epochs) -> None:
+    """All that is owed is bounded, also for clients that do not listen; others are answered between."""
+    deaf = [connect(server) for _ in range(40)]
+    for each in deaf:
+        each.send(lines("CLIENT TRACKING ON", "MGET " + " ".join(f"job:temp:{key}" for key in range(300))))
+    reader = server.connect()
+    for turn in range(12):
+        epochs.publish(*map(str, range(300 if turn % 3 else 6_000)))
+        reader.answers(lines("GET job:temp:a"), b"$1\r\n0\r\n")
+    tracking = server.server.instance.tracking
+    owed = server.call(
+        lambda: [sum(each.bytes for each in (*client.owed, *client.again)) for client in tracking.clients]
+    )
+    assert len(owed) == len(deaf)
+    assert max(owed) <= 2 << 20
+    assert tracking.keys <= 300
