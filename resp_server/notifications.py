@@ -21,6 +21,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
+from resp_server.access.sight import hears_of
 from resp_server.protocol.session import Session
 from resp_server.protocol.subscriptions import Way
 from resp_server.pubsub import OWN_CHANNELS, Mail
@@ -237,7 +238,9 @@ class Notifications:
     def tell_epoch(self, job: str, reached: tuple[int, int]) -> None:
         """Say that an epoch of a job, by its term and number, can be read from now on."""
         told = {"job": job, "term": reached[0], "epoch": reached[1]}
-        self._instance.publishing.post(Way.CHANNEL, EPOCH + job.encode(), json.dumps(told).encode())
+        self._instance.publishing.post(
+            Way.CHANNEL, EPOCH + job.encode(), json.dumps(told).encode(), lambda session: hears_of(session.user, job)
+        )
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from resp_server.errors import PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply, encode
 from resp_server.protocol.subscriptions import Way
-from resp_server.pubsub import OWN_CHANNELS, Mail, PubSub
+from resp_server.pubsub import OWN_CHANNELS, Mail, PubSub, Wants
 from state_backend.key_groups import KeyGroups
 from state_backend.slots import slot_of
 
@@ -64,9 +64,9 @@ class Publishing:
             self._instance.push(call.session.id, frames)
         return Frames(frames)
 
-    def post(self, way: Way, channel: bytes, text: bytes) -> int:
-        """Send a message to those who are subscribed at this process; return how many got it."""
-        mail = self._mail(way, channel, text)
+    def post(self, way: Way, channel: bytes, text: bytes, wants: Wants | None = None) -> int:
+        """Send a message to those who are subscribed at this process, and may have it; return how many got it."""
+        mail = self._mail(way, channel, text, wants)
         mail.send(self._instance.push)
         return mail.count
 
@@ -77,12 +77,12 @@ class Publishing:
             for session in hub.sessions(Way.SHARD, channel):
                 self._instance.push(session.id, hub.unsubscribe(session, Way.SHARD, [channel]))
 
-    def _mail(self, way: Way, channel: bytes, text: bytes) -> Mail:
+    def _mail(self, way: Way, channel: bytes, text: bytes, wants: Wants | None = None) -> Mail:
         mail = Mail()
         if way is Way.SHARD:
             self.hub.post_in_shard(mail, channel, text)
         else:
-            self.hub.post(mail, channel, text)
+            self.hub.post(mail, channel, text, wants)
         return mail
 
     def _answer(self, call: Call, count: int, own: bytes) -> Reply:

@@ -55,6 +55,16 @@ def reach_of(patterns: Sequence[bytes], key_format: KeyFormat) -> Reach:
     return found
 
 
+def hears_of(user: Account, job: str) -> bool:
+    """Tell whether a user is told of a job's epochs, by who may know no more of it than its name.
+
+    Jobs whose keys do not begin with their names are told of to those alone who may read all keys.
+    """
+    return (
+        user.reads_all_keys or reach_of(user.read_patterns, KeyFormat((f"{job}:", ""), ("key",))) is not Reach.NOTHING
+    )
+
+
 class Seen(NamedTuple):
     """A job as a user sees it: the states that it may read of, and how many keys these have; None: that is not known.
 

@@ -23,7 +23,7 @@ MINE, OTHERS = "mine", "rival"
 # What of the other job is never sent, so that nothing but the state itself can have told it.
 VALUE, HIDDEN, STATE, COUNT = b"s3cr3t", b"hidden", b"vault", 777
 OTHERS_KEYS = 4 + COUNT
-KEYS = 6 + OTHERS_KEYS
+KEYS = 7 + OTHERS_KEYS
 # In texts, or how many keys there are, where that is said: other numbers may be the same.
 MARK = re.compile(
     rb"%b|%b|%b|\n:(%d|%d|%d)\r|keys=(%d|%d)" % (VALUE, HIDDEN, STATE, COUNT, OTHERS_KEYS, KEYS, OTHERS_KEYS, KEYS)
@@ -55,19 +55,23 @@ PROBES: Sequence[Sequence[bytes]] = [
 ]
 
 
-def states() -> list[StateDescriptor]:
-    return [
-        StateDescriptor("text", key="k", value="v"),
-        StateDescriptor("map", key="k", value="v", field="f"),
-        StateDescriptor("list", key="k", value="v", kind="list"),
-    ]
+ALIKE = [
+    StateDescriptor("text", key="k", value="v"),
+    StateDescriptor("map", key="k", value="v", field="f"),
+    StateDescriptor("list", key="k", value="v", kind="list"),
+]
+STATES = {
+    MINE: [*ALIKE, StateDescriptor("part", value="v", key_format="part:<k>")],
+    OTHERS: [*ALIKE, StateDescriptor(STATE.decode(), key="k", value="v")],
+}
 
 
 def publish(log: Path) -> None:
-    with LogWriter(log, MINE, [*states(), StateDescriptor("part", value="v", key_format="part:<k>")], "a") as job:
+    with LogWriter(log, MINE, STATES[MINE], MINE) as job:
         job.publish(
             [
                 Change("text", Op.PUT, b"mine:text:1", value=b"x"),
+                Change("text", Op.PUT, b"mine:text:again", value=b"x"),
                 Change("map", Op.PUT, b"mine:map:1", value=packed_map.pack([(b"field", b"x")])),
                 Change("list", Op.APPEND, b"mine:list:1", value=b"x"),
                 Change("part", Op.PUT, b"part:a:1", value=b"x"),
@@ -76,8 +80,7 @@ def publish(log: Path) -> None:
             ],
             0,
         )
-    vault = StateDescriptor(STATE.decode(), key="k", value="v")
-    with LogWriter(log, OTHERS, [*states(), vault], "b") as job:
+    with LogWriter(log, OTHERS, STATES[OTHERS], OTHERS) as job:
         job.publish(
             [
                 Change("text", Op.PUT, b"rival:text:sent", value=VALUE),
@@ -163,7 +166,7 @@ def test_the_same_commands_tell_who_may_read_all_of_it(endpoint: Running) -> Non
 
 
 def test_a_tenant_sees_all_of_its_own(tenant: Connection) -> None:
-    mine = {b"mine:text:1", b"mine:map:1", b"mine:list:1", b"part:a:1", b"part:a:2"}
+    mine = {b"mine:text:1", b"mine:text:again", b"mine:map:1", b"mine:list:1", b"part:a:1", b"part:a:2"}
     assert set(tenant.call("KEYS", "*").plain) == mine
     assert tenant.call("DBSIZE").value == len(mine)
     cursor, scanned = b"0", set()
@@ -187,7 +190,7 @@ def test_a_tenant_is_told_of_its_job_alone_and_counts_only_what_it_may_read(tena
     assert fields[b"name"] == b"mine"
     assert fields[b"keys"] is None  # of one of its states it may read some keys
     assert [each[1::2] for each in tenant.call("STATE", "LIST", "mine").plain] == [
-        [b"text", b"value", 1], [b"map", b"map", 1], [b"list", b"list", 1], [b"part", b"value", None]
+        [b"text", b"value", 2], [b"map", b"map", 1], [b"list", b"list", 1], [b"part", b"value", None]
     ]  # fmt: skip
     assert tenant.call("STATE", "LIST", "rival").value == b"ERR no such job 'rival'; jobs: mine"
     info = tenant.call("INFO").plain
@@ -220,3 +223,31 @@ def test_a_tenants_transactions_are_checked_when_they_are_queued_and_when_they_a
         connection.call(*SETUSER)
     assert b"ACLs rules changed between" in answer.raw
     assert b"$1\r\nx" not in answer.raw
+
+
+def test_a_tenant_hears_of_its_own_changes_alone(endpoint: Running, log: Path) -> None:
+    with endpoint.connect() as admin, Connection(endpoint.port) as notified, Connection(endpoint.port) as tracking:
+        admin.call("CONFIG", "SET", "notify-keyspace-events", "KEA")
+        for connection in (notified, tracking):
+            assert connection.call("HELLO", "3", "AUTH", "tenant", "").mark == "%"
+        notified.send(request("PSUBSCRIBE", "*"))
+        assert notified.call("PING").plain in (b"PONG", [b"psubscribe", b"*", 1])
+        assert tracking.call("CLIENT", "TRACKING", "ON", "BCAST").value == b"OK"
+        for name, key in ((OTHERS, b"rival:text:" + HIDDEN), (MINE, b"mine:text:again")):
+            value = b"%d" % endpoint.port
+            with LogWriter(log, name, STATES[name], name) as job:
+                job.publish([Change("text", Op.PUT, key, value=value)])
+            while admin.call("GET", key).value != value:
+                pass
+        heard = {connection: heard_until(connection, b"mine:text:again") for connection in (notified, tracking)}
+        admin.call("CONFIG", "SET", "notify-keyspace-events", "")
+    for told_to in heard.values():
+        assert b"rival" not in told_to
+
+
+def heard_until(connection: Connection, end: bytes) -> bytes:
+    """Return all frames that a connection is sent, up to one that has a text in it."""
+    heard = b""
+    while end not in heard:
+        heard += connection.read().raw
+    return heard
