@@ -14,7 +14,6 @@ are applied together, each node that they concern is written once, and split or 
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -57,11 +56,21 @@ def node_name(set_id: bytes, number: int) -> bytes:
     return set_id + number.to_bytes(8, "big")
 
 
-def _numbers(node: bytes) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the children of an inner node: their numbers, and how many members are in them and in those before."""
+def _numbers(node: bytes) -> Sequence[int]:
+    """Return the numbers of an inner node's children."""
     n = packed_sorted.count(node)
-    found = struct.unpack_from(f"<{2 * n}Q", node, len(node) - 1 - 16 * n)
-    return found[:n], found[n:]
+    return packed_sorted.numbers(n, "Q").unpack_from(node, len(node) - 1 - 16 * n)
+
+
+def _child_number(node: bytes, index: int) -> int:
+    at = len(node) - 1 - 16 * packed_sorted.count(node) + 8 * index
+    return int.from_bytes(node[at : at + 8], "little")
+
+
+def _ends(node: bytes) -> Sequence[int]:
+    """Return how many members are in each of an inner node's children and in those before it."""
+    n = packed_sorted.count(node)
+    return packed_sorted.numbers(n, "Q").unpack_from(node, len(node) - 1 - 8 * n)
 
 
 class Ranks:
@@ -81,14 +90,12 @@ class Ranks:
         """Return how many members are before a place in the order."""
         rank, node = 0, self._node(ROOT)
         while node[-1]:
-            n = packed_sorted.count(node)
             # Of a child that begins at the place itself nothing is before it.
             child = max(packed_sorted.before(node, place) - 1, 0)
-            ends_at = len(node) - 1 - 8 * n + 8 * child
             if child:
-                rank += int.from_bytes(node[ends_at - 8 : ends_at], "little")
-            number_at = ends_at - 8 * n
-            node = self._node(int.from_bytes(node[number_at : number_at + 8], "little"))
+                end_at = len(node) - 1 - 8 * packed_sorted.count(node) + 8 * child
+                rank += int.from_bytes(node[end_at - 8 : end_at], "little")
+            node = self._node(_child_number(node, child))
         return rank + packed_sorted.before(node, place)
 
     def runs(self, start: int, stop: int, is_reversed: bool, number: int = ROOT) -> Iterator[list[tuple[bytes, float]]]:
@@ -96,16 +103,20 @@ class Ranks:
         if start >= stop:
             return
         node = self._node(number)
-        if not node[-1]:
-            found = packed_sorted.members(node, start, stop)
-            yield found[::-1] if is_reversed else found
-            return
-        numbers, ends = _numbers(node)
-        children = range(bisect_right(ends, start), bisect_left(ends, stop) + 1)
-        for child in reversed(children) if is_reversed else children:
+        while node[-1]:
+            ends = _ends(node)
+            child, last = bisect_right(ends, start), bisect_left(ends, stop)
+            if child != last:
+                for each in range(last, child - 1, -1) if is_reversed else range(child, last + 1):
+                    first = ends[each - 1] if each else 0
+                    until = min(stop, ends[each]) - first
+                    yield from self.runs(max(start - first, 0), until, is_reversed, _child_number(node, each))
+                return
             first = ends[child - 1] if child else 0
-            until = min(stop, ends[child]) - first
-            yield from self.runs(max(start - first, 0), until, is_reversed, numbers[child])
+            start, stop = start - first, stop - first
+            node = self._node(_child_number(node, child))
+        found = packed_sorted.members(node, start, stop)
+        yield found[::-1] if is_reversed else found
 
 
 @dataclass(slots=True)
@@ -152,7 +163,7 @@ class RankTree(Ranks):
             level += 1
             children = self._write_inner(ROOT, level, LOWEST, children)
         while children and level and children[0].width == 1:
-            ((only,), _) = _numbers(self._node(ROOT))
+            (only,) = _numbers(self._node(ROOT))
             node = self._node(only)
             self._put(ROOT, node)
             self._delete(only)
@@ -228,8 +239,8 @@ class RankTree(Ranks):
             some = children[start:stop]
             ends = list(accumulate(child.size for child in some))
             n = len(some)
-            numbers = struct.pack(f"<{2 * n}QB", *(child.number for child in some), *ends, level)
-            node = packed_sorted.pack([child.low for child in some]) + numbers
+            children_of = packed_sorted.numbers(2 * n, "Q").pack(*(child.number for child in some), *ends)
+            node = packed_sorted.pack([child.low for child in some]) + children_of + bytes((level,))
             self._put(number, node)
             written.append(_Child(some[0].low, number, ends[-1], n, len(node)))
         return written
@@ -264,7 +275,7 @@ class RankTree(Ranks):
 
 def _children(node: bytes, low: Pair) -> list[_Child]:
     """Return the children of an inner node; the first begins where the node does."""
-    numbers, ends = _numbers(node)
+    numbers, ends = _numbers(node), _ends(node)
     children = [
         _Child(place, number, end - start)
         for place, number, start, end in zip(packed_sorted.pairs(node), numbers, (0, *ends), ends, strict=False)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from state_backend.descriptor import Kind
@@ -29,6 +30,18 @@ EMPTY = bytes(4)
 
 # What members are ordered by.
 Pair = tuple[float, bytes]
+
+
+@lru_cache(maxsize=1024)
+def numbers(n: int, kind: str) -> struct.Struct:
+    """Return the layout of so many numbers: `struct` itself remembers too few for blocks of all sizes."""
+    return struct.Struct(f"<{n}{kind}")
+
+
+@lru_cache(maxsize=256)
+def _head(n: int) -> struct.Struct:
+    """Return the layout of what stands before so many members."""
+    return struct.Struct(f"<I{n}d{n}I")
 
 
 def score_of(text: bytes) -> float:
@@ -71,7 +84,7 @@ def pack(pairs: Sequence[Pair]) -> bytes:
     n = len(pairs)
     texts = [member for _, member in pairs]
     scores = [score for score, _ in pairs]
-    return struct.pack(f"<I{n}d{n}I", n, *scores, *map(len, texts)) + b"".join(texts)
+    return _head(n).pack(n, *scores, *map(len, texts)) + b"".join(texts)
 
 
 def packed(members: Iterable[tuple[bytes, float]]) -> bytes:
@@ -109,11 +122,11 @@ def members(run: bytes, start: int, stop: int) -> list[tuple[bytes, float]]:
 
 
 def _scores(run: bytes, start: int, stop: int) -> tuple[float, ...]:
-    return struct.unpack_from(f"<{stop - start}d", run, 4 + 8 * start)
+    return numbers(stop - start, "d").unpack_from(run, 4 + 8 * start)
 
 
 def _lengths(run: bytes, n: int) -> tuple[int, ...]:
-    return struct.unpack_from(f"<{n}I", run, 4 + 8 * n)
+    return numbers(n, "I").unpack_from(run, 4 + 8 * n)
 
 
 def _members(run: bytes, n: int, start: int, stop: int) -> list[bytes]:
@@ -126,7 +139,7 @@ def before(run: bytes, pair: Pair) -> int:
     """Return how many members are before a place in the order."""
     n = count(run)
     score, member = pair
-    scores = struct.unpack_from(f"<{n}d", run, 4)
+    scores = _scores(run, 0, n)
     start = bisect_left(scores, score)
     if not member or start == n or scores[start] != score:
         return start
@@ -183,4 +196,4 @@ def edited(run: bytes, steps: Iterable[tuple[Pair, bool]]) -> bytes:
             del scores[index], lengths[index]
         else:
             raise KeyError(member)
-    return struct.pack(f"<I{len(scores)}d{len(scores)}I", len(scores), *scores, *lengths) + texts
+    return _head(len(scores)).pack(len(scores), *scores, *lengths) + texts

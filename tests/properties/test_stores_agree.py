@@ -505,7 +505,7 @@ def assert_trees_fit(
         assert ranking == sorted((SCORE.unpack(score)[0], member) for member, score in members.items())
         assert max(map(len, runs)) <= lmdb_ranks.WIDTH_MAX
         inner = [node for node in nodes.values() if node[-1]]
-        children = [number for node in inner for number in _numbers(node)[0]]
+        children = [number for node in inner for number in _numbers(node)]
         assert sorted([ROOT, *children]) == sorted(int.from_bytes(name[8:], "big") for name in nodes)
         assert max(children, default=0) < large.next_node
         root = nodes[node_name(large.prefix, ROOT)]
