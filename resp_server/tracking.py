@@ -28,7 +28,7 @@ HOLDERS_MAX = 64
 ROOM_KEYS_MAX = 1024
 # What one change may bring to all clients together; beyond, each is told that everything is invalid. To owe so much
 # takes some 10 ms, to send it much longer, which is done client by client.
-TOLD_AT_ONCE_MAX = 100_000
+TOLD_AT_ONCE_MAX = 50_000
 TOLD_BYTES_AT_ONCE_MAX = 64 << 20
 # Entries that are let go at a time (see `ReplyCache`).
 FREED_AT_ONCE = 1024

@@ -177,7 +177,7 @@ def test_a_table_that_is_full_lets_the_oldest_go_and_says_so(client: Any, epochs
     client.answers(b"", invalid("job:temp:a"))
 
 
-def test_a_map_that_loses_a_field_is_told(server: Any, client: Any, epochs: Epochs) -> None:
+def test_a_key_that_expires_is_told_once_it_is_removed(server: Any, client: Any, epochs: Epochs) -> None:
     epochs.publish("soon", expire_at_ms=1)
     client.answers(lines("CLIENT TRACKING ON", "EXISTS job:temp:soon"), OK + b":0\r\n")
     server.call(lambda: epochs.store.remove_expired(2, 100))
@@ -213,3 +213,15 @@ def test_clients_that_do_not_listen_and_epochs_of_any_size_hold_nobody_up(server
     assert len(owed) == len(deaf)
     assert max(owed) <= 2 << 20
     assert tracking.keys <= 300
+
+
+def test_a_user_is_told_of_keys_that_it_may_read(server: Any, client: Any, epochs: Epochs) -> None:
+    client.answers(lines("ACL SETUSER tenant on nopass ~job:temp:a* +@all", "CLIENT TRACKING ON BCAST"), OK * 2)
+    tenant = connect(server)
+    tenant.answers(lines("AUTH tenant x", "CLIENT TRACKING ON BCAST PREFIX job:"), OK * 2)
+    epochs.publish("a", "ab", "b")
+    client.answers(b"", invalid("job:temp:a", "job:temp:ab", "job:temp:b"))
+    tenant.answers(b"", invalid("job:temp:a", "job:temp:ab"))
+    epochs.publish("b")
+    client.answers(b"", invalid("job:temp:b"))
+    tenant.answers(lines("PING"), PONG)
