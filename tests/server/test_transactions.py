@@ -21,6 +21,8 @@ STATES = [
     StateDescriptor("temp", key="k", value="v"),
     StateDescriptor("many", key="k", value="v"),
     StateDescriptor("map", key="k", value="v", field="f"),
+    StateDescriptor("seen", key="k", member="m"),
+    StateDescriptor("top", key="k", member="m", score="s"),
 ]
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 KEYS = 2_000
@@ -256,6 +258,22 @@ def test_where_the_epochs_keys_are_not_known_a_small_value_is_compared_and_a_lar
     small.answers(TRY, RUN)
     changed.answers(TRY, NOT_RUN)
     big.answers(TRY, NOT_RUN)
+
+
+def test_a_watched_set_has_changed_if_its_members_or_their_scores_have(server: Any, epochs: Epochs) -> None:
+    members = [Change("seen", Op.PUT, b"job:seen:a", b"ann", b""), Change("top", Op.PUT, b"job:top:a", b"ann", b"1")]
+    others = [change._replace(key=change.key[:-1] + b"b") for change in members]
+    epochs.publish(members + others)
+    same, member, score = server.connect(), server.connect(), server.connect()
+    same.answers(lines("WATCH job:seen:b job:top:b"), OK)
+    member.answers(lines("WATCH job:seen:a"), OK)
+    score.answers(lines("WATCH job:top:a"), OK)
+    epochs.publish([Change("seen", Op.PUT, b"job:seen:a", b"bob", b""), members[1]._replace(value=b"2"), *others])
+    for _ in range(20):  # until it is not known any more which keys those epochs changed
+        epochs.publish()
+    same.answers(TRY, RUN)
+    member.answers(TRY, NOT_RUN)
+    score.answers(TRY, NOT_RUN)
 
 
 def test_a_watched_key_that_expires_ends_the_transaction(server: Any, epochs: Epochs) -> None:
