@@ -64,7 +64,8 @@ def judge_of(left: Address, right: Address) -> Judge:
     ]
     with Connection(right.port, right.host) as connection:
         names = connection.call("CONFIG", "GET", "*").plain[::2]
-    return Judge(Deviations.load(), frozenset(names), frozenset(alike), frozenset(standard().keys))
+    dataset = standard()
+    return Judge(Deviations.load(), frozenset(names), frozenset(alike), frozenset(dataset.keys), dataset.items)
 
 
 def differences(left: Address, right: Address, examples: int) -> Iterator[tuple[str, int, list[str]]]:

@@ -219,7 +219,7 @@ class Judge:
         is_by_text = any(word.upper() == b"BYLEX" for word in request) or b"LEX" in request[0].upper()
         if is_by_text and len(items) > SMALL_SORTED_SET_MAX and len(set(items.values())) > 1:
             return True
-        return _with_short_digits(theirs) == _with_short_digits(ours)
+        return bool(_with_short_digits(theirs) == _with_short_digits(ours))
 
     def _is_as_many(self, request: Words, theirs: Reply, ours: Reply) -> bool:
         """As many as the other gives, of those that there are, and none twice unless the number is below zero."""

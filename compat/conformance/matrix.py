@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from compat.conformance.environments import prepared
 from compat.conformance.targets import LIVE, Target, Targets
@@ -37,17 +38,24 @@ SHOWN_BYTES_MAX = 1500
 
 @dataclass(frozen=True)
 class Client:
-    """A client's script, and the packages that it runs with: an environment's or npm's name."""
+    """A client's script, its packages (an environment's or npm's name), and one that it is not to find."""
 
     name: str
     script: str
     packages: str = ""
+    without: str = ""
 
     def command(self) -> list[str]:
         """Return what to run."""
         if self.script.endswith(".mjs"):
             return ["node", str(HERE / self.script), str(MODULES), self.packages]
-        return [sys.executable, "-m", f"compat.conformance.clients.{self.script}"]
+        module = f"compat.conformance.clients.{self.script}"
+        if not self.without:
+            return [sys.executable, "-m", module]
+        lines = (
+            f"import runpy, sys; sys.modules[{self.without!r}] = None; runpy.run_module({module!r}, None, '__main__')"
+        )
+        return [sys.executable, "-c", lines]
 
     def environment(self) -> dict[str, str]:
         """Return what it runs with; packages that are missing are installed."""
@@ -57,7 +65,8 @@ class Client:
 
 CLIENTS = (
     Client("redis-py 8", "redis_py", "redis-py-8"),
-    Client("redis-py 5", "redis_py", "redis-py-5"),
+    # Its cache does not work with hiredis.
+    Client("redis-py 5", "redis_py", "redis-py-5", without="hiredis"),
     Client("ioredis 6", "ioredis.mjs", "ioredis"),
     Client("ioredis 5", "ioredis.mjs", "ioredis5"),
     Client("node-redis 6", "node_redis.mjs", "redis"),
@@ -89,6 +98,8 @@ class Script:
     expected: dict[str, dict[str, Any]] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
     _held: bytes = b""
+    # What clients warn of; shown if the process ends.
+    _errors: IO[bytes] = field(default_factory=TemporaryFile)
 
     def __enter__(self) -> Script:
         self._start()
@@ -96,12 +107,14 @@ class Script:
 
     def __exit__(self, *ignored: object) -> None:
         self._stop()
+        self._errors.close()
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
             self.client.command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._errors,
             cwd=ROOT,
             env=self.client.environment(),
         )
@@ -159,7 +172,8 @@ class Script:
                 raise TimeoutError(f"nothing was said for {FEATURE_S_MAX:.0f} s")
             some = os.read(pipe, 1 << 20)
             if not some:
-                raise EOFError("it ended")
+                self._errors.seek(0)
+                raise EOFError(self._errors.read()[-SHOWN_BYTES_MAX:])
             self._held += some
         line, _, self._held = self._held.partition(b"\n")
         return json.loads(line)

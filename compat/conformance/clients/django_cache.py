@@ -128,7 +128,7 @@ def reconnect(at: At) -> Any:
 
 FEATURES = {
     "connect": connect,
-    "read each kind": reads,
+    "strings, hashes, lists": reads,
     "scan": scans,
     "errors": errors,
     "write refused": refusals,

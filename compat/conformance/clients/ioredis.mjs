@@ -19,6 +19,9 @@ const connect = (at, { port = at.port, ...options } = {}) =>
       )
     : alone(at, { port, ...options });
 
+// Redis writes scores with all their digits up to 7.0, and with as many as are needed since 7.2.
+const score = (text) => (Number.isNaN(Number(text)) ? text : String(Number(text)));
+
 // Run with a client, and let go of it.
 const using = async (client, use) => {
   try {
@@ -39,7 +42,24 @@ await main({
       await using(connect(at), (client) => client.echo("x")),
     ]),
 
-  "read each kind": feature(async (client) => ({
+  "sets, sorted sets": feature(async (client) => ({
+    scard: await client.scard("set:large"),
+    sismember: await client.smismember("set:small", "a", "missing"),
+    smembers: sorted(await client.smembers("set:odd")),
+    sinter: sorted(await client.sinter("{tag}set", "{tag}set2")),
+    sscan: sorted(await collect(client.sscanStream("set:large"))),
+    zcard: await client.zcard("zset:large"),
+    zscore: [score(await client.zscore("zset:small", "d")), score(await client.zscore("zset:small", "f"))],
+    zrank: await client.zrank("zset:large", "member:00042"),
+    zrange: (await client.zrange("zset:small", 0, -1, "WITHSCORES")).map(score),
+    zrevrange: (await client.zrevrange("zset:large", 0, 9, "WITHSCORES")).map(score),
+    zrangebyscore: await client.zrangebyscore("zset:small", "-inf", "(3", "LIMIT", 1, 2),
+    zrangebylex: await client.zrangebylex("zset:same", "[a", "(c"),
+    zcount: await client.zcount("zset:large", 10, 20),
+    zscan: (await collect(client.zscanStream("zset:large"))).length,
+  })),
+
+  "strings, hashes, lists": feature(async (client) => ({
     get: await client.get("plain"),
     missing: await client.get("missing"),
     bytes: await client.getBuffer(Buffer.from("00ff0d0a80", "hex")),

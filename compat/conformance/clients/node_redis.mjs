@@ -50,7 +50,22 @@ await main({
       await using(connect(at), (client) => (at.is_cluster ? "x" : client.echo("x"))),
     ]),
 
-  "read each kind": feature(async (client) => ({
+  "sets, sorted sets": feature(async (client) => ({
+    scard: await client.sCard("set:large"),
+    sismember: await client.smIsMember("set:small", ["a", "missing"]),
+    smembers: sorted(await client.sMembers("set:odd")),
+    sinter: sorted(await client.sInter(["{tag}set", "{tag}set2"])),
+    zcard: await client.zCard("zset:large"),
+    zscore: [String(await client.zScore("zset:small", "d")), String(await client.zScore("zset:small", "f"))],
+    zrank: await client.zRank("zset:large", "member:00042"),
+    zrange: (await client.zRangeWithScores("zset:small", 0, -1)).map(({ value, score }) => [value, String(score)]),
+    zrevrange: await client.zRange("zset:large", 0, 9, { REV: true }),
+    zrangebyscore: await client.zRangeByScore("zset:small", "-inf", "(3", { LIMIT: { offset: 1, count: 2 } }),
+    zrangebylex: await client.zRangeByLex("zset:same", "[a", "(c"),
+    zcount: await client.zCount("zset:large", 10, 20),
+  })),
+
+  "strings, hashes, lists": feature(async (client) => ({
     get: await client.get("plain"),
     missing: await client.get("missing"),
     bytes: await client.withTypeMapping({ [RESP_TYPES.BLOB_STRING]: Buffer }).get(Buffer.from("00ff0d0a80", "hex")),

@@ -129,6 +129,30 @@ async def reads(kit: Kit, client: Any) -> Any:
     return found
 
 
+async def sets(kit: Kit, client: Any) -> Any:
+    calls: dict[str, Callable[[], Any]] = {
+        "scard": lambda: client.scard("set:large"),
+        "sismember": lambda: client.sismember("set:small", "a"),
+        "smismember": lambda: client.smismember("set:small", ["a", "missing"]),
+        "zcard": lambda: client.zcard("zset:large"),
+        "zscore": lambda: client.zscore("zset:small", "d"),
+        "zmscore": lambda: client.zmscore("zset:small", ["f", "missing"]),
+        "zrank": lambda: client.zrank("zset:large", "member:00042"),
+        "zrange": lambda: client.zrange("zset:small", 0, -1, withscores=True),
+        "zrevrange": lambda: client.zrevrange("zset:large", 0, 9, withscores=True),
+        "zrangebyscore": lambda: client.zrangebyscore("zset:small", "-inf", "(3", start=1, num=2),
+        "zrangebylex": lambda: client.zrangebylex("zset:same", "[a", "(c"),
+        "zcount": lambda: client.zcount("zset:large", 10, 20),
+        "type": lambda: client.type("zset:one"),
+    }
+    found = {name: await settle(call()) for name, call in calls.items()}
+    found["smembers"] = in_order(await settle(client.smembers("set:odd")))
+    found["sinter"] = in_order(await settle(client.sinter("{tag}set", "{tag}set2")))
+    found["sscan"] = in_order(await collected(client.sscan_iter("set:large")))
+    found["zscan"] = in_order(await collected(client.zscan_iter("zset:small")))
+    return found
+
+
 async def pipelines(kit: Kit, client: Any) -> Any:
     pipeline = client.pipeline() if kit.at.is_cluster else client.pipeline(transaction=False)
     for key in MANY:
@@ -376,7 +400,8 @@ async def redirects(kit: Kit, client: Any) -> Any:
 
 FEATURES: dict[str, Feature] = {
     "connect": connect,
-    "read each kind": reads,
+    "strings, hashes, lists": reads,
+    "sets, sorted sets": sets,
     "pipelines": pipelines,
     "transactions": transactions,
     "scan": scans,
