@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -25,12 +26,15 @@ from resp_server.access.sight import hears_of
 from resp_server.protocol.session import Session
 from resp_server.protocol.subscriptions import Way
 from resp_server.pubsub import OWN_CHANNELS, Mail
+from state_backend.errors import StoreError
 from state_backend.key_events import Portion, What
 from state_backend.slots import slot_of
 from state_backend.store import Snapshot
 
 if TYPE_CHECKING:
     from resp_server.instance import Instance
+
+logger = logging.getLogger("sparkis.server")
 
 KEYSPACE, KEYEVENT = b"__keyspace@0__:", b"__keyevent@0__:"
 EPOCH = OWN_CHANNELS + b"epoch:"
@@ -204,17 +208,24 @@ class Notifications:
         try:
             while not self._hub.is_empty:
                 self._woken.clear()
-                self._look_for_listeners()
-                self._instance.look()
-                self._tell_epochs()
-                for name in [name for name, _ in self._snapshots()]:
-                    await self._tell_events(name)
+                try:
+                    await self._tell()
+                except StoreError as error:  # who reads is told as well; the next look may find it mended
+                    logger.warning("nobody is notified of a job for now: %s", error)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), LOOK_S)
         finally:
             self._task = None
             self._at.clear()
             self._epochs.clear()
+
+    async def _tell(self) -> None:
+        """Tell everything that is new."""
+        self._look_for_listeners()
+        self._instance.look()
+        self._tell_epochs()
+        for name in [name for name, _ in self._snapshots()]:
+            await self._tell_events(name)
 
     def _look_for_listeners(self) -> None:
         if self._is_changed:
