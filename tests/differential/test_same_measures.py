@@ -23,7 +23,8 @@ client unpause|client unblock x|client unblock 99999999|client unblock 99999999 
 client unblock 99999999 timeout x
 config rewrite|config resetstat|config set|config set a|config set timeout 0 x|config set nope 1
 config set daemonize yes|config set timeout x|config set timeout -1|config set TimeOut 1.5|config set maxclients 0
-config set databases 3|config set slowlog-max-len -1|config set slowlog-log-slower-than -2|config set latency-monitor-threshold -1
+config set databases 3|config set slowlog-max-len -1|config set slowlog-log-slower-than -2
+config set latency-monitor-threshold -1
 config set timeout 1 timeout 2|config set daemonize yes nope 1|config set nope 1 daemonize yes
 config set nope 1 timeout x|config set save  appendonly no|config set timeout 0 maxmemory 0|config set appendonly maybe
 """
