@@ -254,7 +254,9 @@ class Dispatcher:
 
         In this order: what has to make room is told behind the reply.
         """
-        if tracked.is_owed and not tracked.redirect:
+        if tracked.redirect and tracked.is_owed:
+            self._instance.tell_owed(tracked)
+        elif tracked.is_owed:
             self._instance.push(session.id, self._instance.invalid_for(session))
         if not isinstance(reply, Execution):
             if tracked.remembers:

@@ -22,7 +22,7 @@ from resp_server.protocol.following import NO_TOPOLOGY, Following
 from resp_server.protocol.replies import Pending, Reply
 from resp_server.protocol.session import RESP2, Session
 from resp_server.protocol.subscriptions import Subscriptions, Way
-from resp_server.protocol.tracked import PUSH
+from resp_server.protocol.tracked import PUSH, Tracked
 from resp_server.protocol.transaction import ReadsAt
 from resp_server.publishing import Publishing
 from resp_server.reply_cache import ReplyCache
@@ -82,6 +82,8 @@ class Instance:
     resume: Callable[[], None] = lambda: None
     # Sends a session whole frames that it did not ask for (see `Connection.push`); filled in as well.
     push: Callable[[int, bytes], None] = lambda session_id, frames: None
+    # Tells the client that a client redirects to what is invalid (see `Telling`); filled in as well.
+    tell_owed: Callable[[Tracked], None] = lambda tracked: None
     # What is known of the servers behind a proxy, for INFO; None: this is none.
     upstreams: Callable[[], Mapping[str, object]] | None = None
     # Grows whenever an answer may be from another epoch, or of another topology, than those before.

@@ -65,6 +65,7 @@ class Server:
         self._telling: asyncio.TimerHandle | None = None
         self._invalid = Telling(self.instance, self._connections)
         self.instance.tracking.on_begin = self._keep_telling
+        self.instance.tell_owed = self._invalid.tell_client
 
     @property
     def users(self) -> Users:

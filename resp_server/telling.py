@@ -53,10 +53,11 @@ class Telling:
     def _step(self, clients: deque[Tracked]) -> None:
         ends_ns = perf_counter_ns() + STEP_NS_MAX
         while clients and perf_counter_ns() < ends_ns:
-            self._tell(clients.popleft())
+            self.tell_client(clients.popleft())
         self._next = asyncio.get_running_loop().call_soon(self._step, clients) if clients else None
 
-    def _tell(self, client: Tracked) -> None:
+    def tell_client(self, client: Tracked) -> None:
+        """Tell one client, or the one that it redirects to, what it is owed, if that may be now."""
         own = self._connections.get(client.session_id)
         if own is None or not client.is_owed:
             return

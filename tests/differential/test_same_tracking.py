@@ -9,8 +9,9 @@ from time import time
 import pytest
 
 from compat.conformance.pair import Pair
-from compat.conformance.servers import Running, redis_server, sparkis_server, wait_for_keys
+from compat.conformance.servers import CONTROL_TOKEN, Running, redis_server, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, Reply
+from resp_server.client import Client
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
@@ -62,6 +63,7 @@ class Both:
 
     def __init__(self, redis: Running, ours: Running, writer: LogWriter) -> None:
         self._redis, self._ours, self._writer = redis, ours, writer
+        self._control = Client("127.0.0.1", ours.control_port, password=CONTROL_TOKEN)
         self._changes = 0
         self._marker = 0
         self._stack = ExitStack()
@@ -108,6 +110,7 @@ class Both:
         op = Op.DELETE if is_deleted else Op.PUT
         changes = [Change("s", op, key.encode(), value=value.encode(), expire_at_ms=expire_at_ms) for key in keys]
         self._writer.publish([*changes, Change("m", Op.PUT, b"job:m:~", value=value.encode())])
+        self._control.call("NOTICE", "job", value)
         with self._ours.connect() as connection:
             while connection.call("GET", "job:m:~").value != value.encode():
                 pass

@@ -107,7 +107,7 @@ def test_no_client_of_a_proxy_keeps_what_holds_no_more(cluster: Cluster, options
     publishing = Thread(target=publish)
     publishing.start()
     try:
-        for turn in range(150):
+        for turn in range(80):
             for client in clients:
                 values = client.read(KEYS, is_in_transaction=turn % 10 == 9)
                 assert max(values) <= cluster.epoch
