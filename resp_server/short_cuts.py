@@ -1,7 +1,8 @@
 """Short cuts: what the commands that are asked most answer, many at once, given what lies at their keys.
 
 A short cut answers what its command's body would answer. What it leaves out (None) is answered by that body. Tests hold
-both equal.
+both equal. Commands about sets and sorted sets have no faster answer than their body's; it is kept until the key
+changes all the same: a leaderboard's first ten are asked for again and again.
 """
 
 from __future__ import annotations
@@ -33,6 +34,31 @@ class ShortCut:
     words: int
     nothing: bytes
     replies: Callable[[Found, Iterable[Arguments]], list[bytes | None]]
+
+
+# Commands whose bodies are asked, by the numbers of words that their requests have most often. The reply depends on
+# nothing but the key, its second word being that.
+BODIES = {
+    "scard": (2,),
+    "smembers": (2,),
+    "sismember": (3,),
+    "zcard": (2,),
+    "zcount": (4,),
+    "zrange": (4, 5, 6),
+    "zrangebyscore": (4, 5, 7),
+    "zrank": (3,),
+    "zrevrange": (4, 5),
+    "zrevrangebyscore": (4, 5, 7),
+    "zrevrank": (3,),
+    "zscore": (3,),
+}
+# What a body answers where there is no key, but not only there: the general way knows which it is, and counts it so.
+AMBIGUOUS = (b"$-1\r\n", b"_\r\n", b"*0\r\n", b"~0\r\n", b":0\r\n")
+
+
+def bodies() -> list[tuple[str, int]]:
+    """Return the names of the commands whose bodies are asked, with numbers of words."""
+    return [(name, words) for name, counts in BODIES.items() for words in counts]
 
 
 def short_cuts(protocol: int) -> list[ShortCut]:

@@ -12,7 +12,10 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from resp_server.commands.generic import SLICE_ENTRIES
-from resp_server.instance import Instance
+from resp_server.commands.table import Command
+from resp_server.errors import ReplyError
+from resp_server.instance import Call, Found, Instance
+from resp_server.protocol.replies import Sliced, encode
 from resp_server.protocol.requests import RequestParser
 from resp_server.protocol.session import Session
 from resp_server.protocol.wholes import (
@@ -27,8 +30,9 @@ from resp_server.protocol.wholes import (
     pieces_of,
     second_of,
 )
-from resp_server.short_cuts import ShortCut, short_cuts
+from resp_server.short_cuts import AMBIGUOUS, ShortCut, bodies, short_cuts
 from resp_server.stats import Tally
+from state_backend.errors import StoreError
 from state_backend.slots import slot_of
 from state_backend.store import LongText
 
@@ -39,11 +43,29 @@ VALUE_BYTES_MAX = 4_096
 
 
 class _Way(NamedTuple):
-    """A short cut under a name as typed; `start` is what its requests begin with, the `*` and the head."""
+    """What is taken of a command under a name as typed, by its number of words.
 
-    cut: ShortCut
+    start: what its requests begin with, the `*` and the head. nothing: as in `ShortCut`; empty: there is none.
+    """
+
+    name: str
+    nothing: bytes
     start: bytes
     tally: Tally
+
+
+class _Body(NamedTuple):
+    """A command whose body is asked, and how many words are behind its name."""
+
+    command: Command
+    arguments: int
+
+
+class _Uncounted(Call):
+    """Who calls a body: what is looked up is counted with all that is answered together."""
+
+    def counted(self, found: Found) -> Found:
+        return found
 
 
 class _ManyFound(NamedTuple):
@@ -65,6 +87,15 @@ class ShortWay:
         self._cuts = {
             head(cut.words, name.encode()): cut for cut in short_cuts(protocol) for name in (cut.name, cut.name.upper())
         }
+        # Of commands whose bodies are asked: their names and how many words are behind these.
+        self._bodies = {
+            head(words, typed.encode()): _Body(command, words - 1)
+            for name, words in bodies()
+            for typed in (name, name.upper())
+            if (command := instance.table.get(name.encode())) is not None
+        }
+        self._call = _Uncounted(Session(0, "", "", instance.users.default, 0), instance)
+        self._protocol = protocol
         # Those taken so far, by their heads, and what they answer where nothing is found: all there is to count.
         self._ways: dict[bytes, _Way] = {}
         self._nothings: tuple[bytes, ...] = ()
@@ -125,7 +156,7 @@ class ShortWay:
             elapsed_ns = self._count_lone(session, many.name, tally, many.keys, many.misses, started_ns)
         elif reply:
             way = self._only or self._ways[head_of(whole)]
-            elapsed_ns = self._count_lone(session, way.cut.name, way.tally, 1, reply in self._nothings, started_ns)
+            elapsed_ns = self._count_lone(session, way.name, way.tally, 1, reply in self._nothings, started_ns)
         else:
             return b""
         if elapsed_ns >= self._instance.noted_ns:
@@ -174,7 +205,7 @@ class ShortWay:
         return self._look_up_many([(many, whole)]).get(whole) if many else None
 
     def _has_cut(self, its_head: bytes) -> bool:
-        return its_head in self._cuts or many_of(its_head) is not None
+        return its_head in self._cuts or its_head in self._bodies or many_of(its_head) is not None
 
     def _ready(self, wholes: Sequence[bytes]) -> list[bytes | None]:
         """Return ready replies, None for what is not ready; what an epoch changed leaves them before they are seen."""
@@ -188,6 +219,8 @@ class ShortWay:
         for its_head, some in by_head(_missing(wholes, replies)):
             if its_head in self._cuts:
                 _put(wholes, replies, some, self._look_up(its_head, some))
+            elif its_head in self._bodies:
+                _put(wholes, replies, some, self._ask_body(its_head, some))
             elif its_many := many_of(its_head):
                 asked += [(its_many, whole) for whole in some]
         if not asked:
@@ -212,6 +245,33 @@ class ShortWay:
             lasting = dict(zip(wholes, found, strict=False)) if self._cache.is_held else {}
         self._cache.add(its_head, lasting, len(keys))
         return found
+
+    def _ask_body(self, its_head: bytes, wholes: Sequence[bytes]) -> list[bytes | None]:
+        """Return what a command's body answers to requests, as far as they are whole; None for those left to others."""
+        command, arguments = self._bodies[its_head]
+        if its_head not in self._ways:
+            self._take_way(its_head, command.name, b"")
+        view = self._instance.view
+        found: list[bytes | None] = []
+        lasting: dict[bytes, bytes | None] = {}
+        for whole, words in zip(wholes, arguments_of(wholes, its_head, arguments), strict=False):
+            reply = self._reply_of_body(command, words)
+            found.append(reply)
+            if reply is not None and not view.at(words[0]).applied.expiring:
+                lasting[whole] = reply
+        self._cache.add(its_head, lasting if self._cache.is_held else {}, len(found))
+        return found
+
+    def _reply_of_body(self, command: Command, words: Sequence[bytes]) -> bytes | None:
+        try:
+            reply = command.execute(self._call, (b"", *words))
+        except (ReplyError, StoreError):
+            return None
+        if isinstance(reply, Sliced):
+            reply.release()
+            return None
+        data = encode(reply, self._protocol)
+        return None if data in AMBIGUOUS else data
 
     def _look_up_many(self, asked: Sequence[tuple[Many, bytes]]) -> dict[bytes, _ManyFound]:
         """Return the replies to MGETs, as far as they are whole: arrays of what GET answers, looked up together."""
@@ -248,10 +308,13 @@ class ShortWay:
         """Return a short cut, from now on among those to be counted."""
         cut = self._cuts[its_head]
         if its_head not in self._ways:
-            self._ways[its_head] = _Way(cut, b"*" + its_head, self._stats.tally(cut.name))
-            self._nothings = tuple({way.cut.nothing for way in self._ways.values()})
-            self._only = self._ways[its_head] if len(self._ways) == 1 else None
+            self._take_way(its_head, cut.name, cut.nothing)
         return cut
+
+    def _take_way(self, its_head: bytes, name: str, nothing: bytes) -> None:
+        self._ways[its_head] = _Way(name, nothing, b"*" + its_head, self._stats.tally(name))
+        self._nothings = tuple({way.nothing for way in self._ways.values() if way.nothing})
+        self._only = self._ways[its_head] if len(self._ways) == 1 else None
 
     def _count(
         self,
@@ -276,14 +339,14 @@ class ShortWay:
             misses += sum(each.misses for each in mgets)
         if self._only is not None and not many:
             self._only.tally.count(calls, elapsed_ns)
-            session.last_command = self._only.cut.name
+            session.last_command = self._only.name
         else:
             for way in self._ways.values():
                 count = text.count(way.start)
                 if count:
                     way.tally.count(count, elapsed_ns * count // calls)
             last = self._ways.get(head_of(wholes[-1]))
-            session.last_command = many[wholes[-1]].name if last is None else last.cut.name
+            session.last_command = many[wholes[-1]].name if last is None else last.name
         self._cache.looks += keys
         self._stats.hits += keys - misses
         self._stats.misses += misses

@@ -34,6 +34,8 @@ STATES = [
     StateDescriptor("v", key="k", value="v"),
     StateDescriptor("m", key="k", value="v", field="f"),
     StateDescriptor("l", key="k", value="v", kind="list"),
+    StateDescriptor("s", key="k", member="m"),
+    StateDescriptor("z", key="k", member="m", score="s"),
 ]
 # Texts that look like the protocol are the interesting ones.
 ODD_KEYS = [
@@ -46,7 +48,8 @@ ODD_KEYS = [
 ]
 VALUE_KEYS = [b"j:v:%d" % number for number in range(4)] + ODD_KEYS
 MAP_KEYS, LIST_KEYS = [b"j:m:small", b"j:m:large", b"j:m:ttl"], [b"j:l:short", b"j:l:long"]
-KEYS = [*VALUE_KEYS, *MAP_KEYS, *LIST_KEYS, b"j:v:gone", b"j:v:long", b"", b"nope"]
+SET_KEYS, RANK_KEYS = [b"j:s:small", b"j:s:ttl"], [b"j:z:small", b"j:z:large"]
+KEYS = [*VALUE_KEYS, *MAP_KEYS, *LIST_KEYS, *SET_KEYS, *RANK_KEYS, b"j:v:gone", b"j:v:long", b"", b"nope"]
 
 
 def changes(turn: int) -> list[Change]:
@@ -60,15 +63,26 @@ def changes(turn: int) -> list[Change]:
     put += [
         Change("l", Op.APPEND, key, value=b"%d" % turn) for key in LIST_KEYS for _ in range(2 if b"s" in key else 90)
     ]
+    put += [Change("s", Op.PUT, SET_KEYS[0], b"m%d" % (turn + each), b"") for each in range(3)]
+    put += [Change("s", Op.PUT, SET_KEYS[1], b"m0", b"", NOW_MS + 1000)]
+    put += [Change("z", Op.PUT, RANK_KEYS[0], b"m%d" % each, b"%d" % (each * turn)) for each in range(4)]
+    put += [Change("z", Op.PUT, RANK_KEYS[1], b"m%d" % each, b"%d" % (each + turn)) for each in range(300)]
     return put
 
 
 keys = st.one_of(st.sampled_from(VALUE_KEYS[:2]), st.sampled_from(KEYS))
+members = st.sampled_from([b"m0", b"m1", b"m299", b"nobody"])
 numbers = st.sampled_from([b"0", b"1", b"-1", b"99", b"x"])
 reads = st.one_of(
     st.tuples(st.sampled_from([b"GET", b"get", b"GeT", b"HGETALL", b"hgetall", b"TYPE"]), keys).map(list),
     st.tuples(st.sampled_from([b"GET", b"HGET"]), keys, st.sampled_from([b"f0", b"f7"])).map(list),
     st.tuples(st.sampled_from([b"LRANGE", b"lrange"]), keys, numbers, numbers).map(list),
+    st.tuples(st.sampled_from([b"SMEMBERS", b"SCARD", b"zcard", b"scard"]), keys).map(list),
+    st.tuples(st.sampled_from([b"SISMEMBER", b"ZSCORE", b"zrank", b"ZREVRANK"]), keys, members).map(list),
+    st.tuples(st.sampled_from([b"ZREVRANGE", b"ZRANGE", b"ZCOUNT", b"zrangebyscore"]), keys, numbers, numbers).map(
+        list
+    ),
+    st.tuples(st.sampled_from([b"zrevrange", b"ZRANGE"]), keys, numbers, numbers, st.just(b"WITHSCORES")).map(list),
     st.lists(keys, max_size=4).map(lambda some: [b"MGET", *some]),
     st.lists(st.sampled_from(VALUE_KEYS), max_size=4).map(lambda some: [b"mget", *some]),
     st.lists(keys, max_size=4).map(lambda some: [b"STATE", b"MGET", *some]),
