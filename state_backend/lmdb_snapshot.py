@@ -57,6 +57,7 @@ from state_backend.lmdb_layout import (
 )
 from state_backend.lmdb_lists import ListBlocks, LongList
 from state_backend.lmdb_ranks import Ranks, place_of_score
+from state_backend.lmdb_sizes import sizes
 from state_backend.records import Change, Op
 from state_backend.slots import HASH_BITS, PLACE, POSITION_BYTES, POSITIONS, place_of, places_of, slot_of
 from state_backend.store import FIELD_POSITIONS, Applied, Entry, LongText, Snapshot, Text, Values, whole
@@ -160,6 +161,12 @@ class LmdbSnapshot(Snapshot):
     def entry(self, key: bytes) -> Entry | None:
         record = self._live(key)
         return None if record is None else self._entry(record)
+
+    def stored_sizes(self, key: bytes, items_max: int) -> Iterator[int]:
+        at, record = find(self._txn.get, place_of(key), key)
+        if record is None or not self._is_live(record):
+            return iter(())
+        return sizes(self._txn, self._tables, at, record, items_max)
 
     def _entry(self, record: bytes) -> Entry:
         self._known()

@@ -311,6 +311,12 @@ class MemorySnapshot(Snapshot):
         held = self._live(key)
         return None if held is None else Entry(key, held.state, held.kind, held.expire_at_ms)
 
+    def stored_sizes(self, key: bytes, items_max: int) -> Iterator[int]:
+        held = self._live(key)
+        if held is not None:
+            yield len(key) + len(held.value) + sum(map(len, held.elements)) + sum(map(len, held.scores))
+            yield sum(len(name) + len(each.value) for name, each in held.fields.items())
+
     def text(self, key: bytes) -> Text | None:
         held = self._live(key)
         if held is None:

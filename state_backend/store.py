@@ -176,6 +176,14 @@ class Snapshot(ABC):
         """Describe what stands at a key."""
 
     @abstractmethod
+    def stored_sizes(self, key: bytes, items_max: int) -> Iterator[int]:
+        """Iterate over numbers that add up to the bytes that a key takes in the store; none for a missing key.
+
+        Each takes a bounded time. Of a large map, list or set about so many items are looked at, and the rest is taken
+        to be like them.
+        """
+
+    @abstractmethod
     def text(self, key: bytes) -> Text | None:
         """Return the value of a value state's key, of no matter what length. The hot path of GET."""
 

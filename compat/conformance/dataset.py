@@ -98,6 +98,7 @@ def standard() -> Dataset:
         b"set:large": [b"member:%05d" % number for number in range(1500)],
         b"{tag}set": [b"a", b"b", b"n", b"x"],
         b"{tag}set2": [b"b", b"n", b"y"],
+        b"{tag}ids": [b"1", b"2", b"30"],
         b"set:later": [b"a", b"b"],
     }
     sorted_sets: dict[bytes, dict[bytes, bytes]] = {

@@ -386,6 +386,10 @@ ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
     "lcs": joined(words_of(lcs_keys, lcs_keys), lcs_options),
     "sort_ro": joined(words_of(st.one_of(list_keys, list_keys, any_set_keys)), sort_options),
     "dump": words_of(keys),
+    "memory|usage": joined(
+        words_of(keys),
+        st.one_of(words_of(), words_of(cased(b"samples"), numbers), several(cased(b"samples", b"nope"), 2)),
+    ),
     "object|encoding": words_of(keys),
     "object|freq": words_of(keys),
     "object|idletime": words_of(keys),

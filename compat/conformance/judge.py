@@ -6,7 +6,8 @@ Left open by Redis, and compared as what they are:
   chance         RANDOMKEY, SRANDMEMBER, HRANDFIELD, ZRANDMEMBER: any items, as many of them
   doubles        7.0 writes 17 digits, 7.2 and later the shortest text that reads back the same
   ranges         of texts, in a large sorted set whose scores differ
-  its own        DUMP's form, which a test restores; OBJECT IDLETIME, which nobody keeps here
+  ties           of SORT_RO by texts, and the order of a set that it does not sort
+  its own        DUMP's form, which a test restores; OBJECT IDLETIME, which nobody keeps here; MEMORY USAGE
   cursors        a step of SCAN or HSCAN; whole iterations are compared by a test of their own
   identity       connection ids, addresses, process ids, versions
 
@@ -144,9 +145,11 @@ class Judge:
             "zscan": self._is_same_step,
             **dict.fromkeys(SCORED, self._is_same_but_for_digits),
             **dict.fromkeys(("srandmember", "hrandfield", "zrandmember"), self._is_as_many),
+            "sort_ro": self._is_same_sort,
             "randomkey": self._is_a_key,
             "dump": self._is_same_mark,
             "object|idletime": self._is_same_mark,
+            "memory|usage": self._is_same_mark,
             "time": self._is_clock,
             "hello": self._is_same_greeting,
             "client|id": self._is_number,
@@ -220,6 +223,12 @@ class Judge:
         if is_by_text and len(items) > SMALL_SORTED_SET_MAX and len(set(items.values())) > 1:
             return True
         return bool(_with_short_digits(theirs) == _with_short_digits(ours))
+
+    def _is_same_sort(self, request: Words, theirs: Reply, ours: Reply) -> bool:
+        """What is sorted by the same text, and a set that is not sorted at all, comes in any order."""
+        words = [word.upper() for word in request[2:]]
+        is_open = b"BY" in words and (b"ALPHA" in words or not any(self.items.get(request[1], {b"": b""}).values()))
+        return is_open and len(theirs.value) == len(ours.value)
 
     def _is_as_many(self, request: Words, theirs: Reply, ours: Reply) -> bool:
         """As many as the other gives, of those that there are, and none twice unless the number is below zero."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import islice
 
-from resp_server.commands.generic import size_of
-from resp_server.commands.spec import command
-from resp_server.errors import PlainError
+from resp_server.commands.generic import size_of, sliced
+from resp_server.commands.spec import INTEGER_MAX, command, integer
+from resp_server.errors import PlainError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.replies import Reply
 from state_backend.descriptor import Kind
@@ -25,6 +26,11 @@ COMPACT_FIELDS_MAX = 512
 COMPACT_ITEM_BYTES_MAX = 64
 COMPACT_LIST_BYTES_MAX = 8192
 NUMBERS_MAX = 512
+
+# Items that are looked at where it is not said how many: a step's (see `state_backend.lmdb_sizes`). More steps than
+# these few are not made at once.
+SAMPLES_DEFAULT = 256
+STEPS_AT_ONCE_MAX = 10
 
 # A number that reads back as it is written.
 NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
@@ -103,6 +109,23 @@ def object_freq(call: Call, key: bytes) -> None:
             "An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching "
             "between policies at runtime LRU and LFU data will take some time to adjust."
         )
+
+
+@command("memory|usage")
+def memory_usage(call: Call, key: bytes, *words: bytes) -> Reply:
+    """Estimates the memory usage of a key."""
+    items_max = SAMPLES_DEFAULT
+    for at in range(0, len(words), 2):
+        if words[at].upper() != b"SAMPLES" or at + 1 == len(words):
+            raise syntax_error()
+        items_max = integer(words[at + 1])
+        if items_max < 0:
+            raise syntax_error()
+        items_max = max(items_max, SAMPLES_DEFAULT) if items_max else INTEGER_MAX  # 0: all
+    numbers = list(islice(call.at(key).stored_sizes(key, items_max), STEPS_AT_ONCE_MAX))
+    if len(numbers) < STEPS_AT_ONCE_MAX:
+        return sum(numbers) if numbers else None
+    return sliced(call, lambda view: ([number] for number in view.at(key).stored_sizes(key, items_max)), int)
 
 
 @command("object|help")

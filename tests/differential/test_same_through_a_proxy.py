@@ -75,7 +75,7 @@ def test_keys_of_several_slots_are_not(through: Pair, line: str) -> None:
 
 @pytest.mark.parametrize("option", ["BY", "GET"])
 def test_patterns_of_keys_that_may_be_elsewhere_are_refused(through: Pair, option: str) -> None:
-    (reply,) = through.ask([f"SORT_RO {{tag}}set ALPHA {option} hash:*".encode().split()])[1]
+    (reply,) = through.ask([f"SORT_RO {{tag}}zset BY x {option} hash:*".encode().split()])[1]
     assert (
         reply.raw
         == (
@@ -83,7 +83,7 @@ def test_patterns_of_keys_that_may_be_elsewhere_are_refused(through: Pair, optio
             "slots.\r\n"
         ).encode()
     )
-    through.check_line(f"SORT_RO {{tag}}set ALPHA {option} {{tag}}*")
+    through.check_line(f"SORT_RO {{tag}}ids {option} {{tag}}*")
 
 
 @given(pipeline=generators.pipelines)
