@@ -50,7 +50,8 @@ def reach_of(patterns: Sequence[bytes], key_format: KeyFormat) -> Reach:
         rest = pattern[literal.end() if literal else 0 :]
         if rest and not rest.strip(b"*") and head.startswith(begins):
             return Reach.ALL
-        if head.startswith(begins) or (begins.startswith(head) and key_format.columns):
+        goes_on = begins == head if not key_format.columns else begins.startswith(head)
+        if goes_on or (rest and head.startswith(begins)):
             found = Reach.SOME
     return found
 
