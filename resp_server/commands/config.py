@@ -215,12 +215,13 @@ def config_get(call: Call, *patterns: OneOrMore) -> Reply:
     settings = settings_of(call.instance)
     found: dict[str, bytes] = {}  # by their names, as the client typed them first
     for pattern in patterns:
-        if not GLOB_MARKS.intersection(pattern):
+        glob = pattern.partition(b"\0")[0]  # to Redis a pattern ends there, a name does not
+        if not GLOB_MARKS.intersection(glob):
             name = pattern.decode("utf-8", "replace").lower()
             if name in settings:
                 found.setdefault(name, pattern)
             continue
-        matches = matcher(pattern, ignore_case=True)
+        matches = matcher(glob, ignore_case=True)
         for name in settings:
             if matches(name.encode()):
                 found.setdefault(name, name.encode())

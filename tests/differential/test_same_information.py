@@ -35,6 +35,12 @@ def lasting(names: set[str]) -> set[str]:
     return {name for name in names if not any(fnmatchcase(name, pattern) for pattern in COUNTED_BY_USE)}
 
 
+def test_a_pattern_of_settings_ends_at_a_zero_byte_and_a_name_does_not(pair: Pair) -> None:
+    pair.check(
+        [[b"CONFIG", b"GET", each] for each in (b"databases\0x", b"**\0[1^", b"max*-policy\0[", b"port\0*", b"\0")]
+    )
+
+
 def test_fields_of_info_that_are_missing_are_listed(pair: Pair, deviations: Deviations) -> None:
     theirs, ours = info(pair, b"everything")
     assert mismatches(deviations.info_missing, lasting(theirs.keys() - ours.keys())) == []
