@@ -9,9 +9,9 @@ from typing import Any
 from resp_server.commands.generic import SLICE_ENTRIES
 from resp_server.commands.spec import command, integer
 from resp_server.commands.steps import Held, answered, in_order, in_slices
-from resp_server.doubles import read_double
 from resp_server.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.instance import Call
+from resp_server.protocol.doubles import read_double
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.session import Account
 from state_backend.descriptor import Kind

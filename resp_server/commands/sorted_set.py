@@ -11,9 +11,9 @@ from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, Curso
 from resp_server.commands.random_items import Source, count_and_option, random_item, random_items
 from resp_server.commands.spec import OneOrMore, command, integer
 from resp_server.commands.steps import answered, in_slices
-from resp_server.doubles import double_text, read_double
 from resp_server.errors import PlainError, WrongTypeError, syntax_error, wrong_arity
 from resp_server.instance import Call
+from resp_server.protocol.doubles import double_text, read_double
 from resp_server.protocol.replies import NO_ARRAY, Pairs, Reply
 from state_backend.descriptor import Kind
 from state_backend.keyspace import KeyspaceView

@@ -11,9 +11,9 @@ from resp_server.commands.generic import SLICE_ENTRIES
 from resp_server.commands.set import STEP_LOOKUPS, limit_of
 from resp_server.commands.spec import OneOrMore, command, integer
 from resp_server.commands.steps import Held, answered, in_order, in_slices
-from resp_server.doubles import exact_double
 from resp_server.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.instance import Call
+from resp_server.protocol.doubles import exact_double
 from resp_server.protocol.replies import Pairs, Reply
 from state_backend.descriptor import Kind
 from state_backend.keyspace import KeyspaceView

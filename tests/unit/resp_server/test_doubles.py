@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from resp_server.doubles import Double, double_text, exact_double, read_double
+from resp_server.protocol.doubles import Double, double_text, exact_double, read_double
 
 TEXTS = [
     (0.0, b"0"),
