@@ -79,6 +79,25 @@ def redis_server(folder: Path, *options: str, password: str | None = None, port:
 
 
 @contextmanager
+def sparkis_program(program: Sequence[str], *options: str, password: str | None = None) -> Iterator[Running]:
+    """Run one of our programs as a child; it is ready when it has said where it listens."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
+    environment["SPARKIS_CONTROL_TOKEN"] = CONTROL_TOKEN
+    if password:
+        environment["SPARKIS_PASSWORD"] = password
+    command = [sys.executable, *program, "--child", "--loglevel", "error", *options]
+    # Its standard input stays open: a child ends with its parent.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    with _stopped_at_the_end(process):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{program[-1]} does not start: exit code {process.wait()}")
+        ports = json.loads(line)
+        yield Running(ports["port"], process, password, ports.get("control_port") or 0, ports.get("tls_port") or 0)
+
+
+@contextmanager
 def sparkis_server(
     folder: Path,
     log: Path,
@@ -88,48 +107,17 @@ def sparkis_server(
     program: Sequence[str] = ("-m", "resp_server.process"),
 ) -> Iterator[Running]:
     """Run a sparkis server on a log, with its stores in a folder of its own; it is ready when it can be read."""
-    command = [sys.executable, *program, "--child", "--port", str(port)]
-    command += ["--log", str(log), "--store", str(folder), "--loglevel", "error", *options]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
-    environment["SPARKIS_CONTROL_TOKEN"] = CONTROL_TOKEN
-    if password:
-        environment["SPARKIS_PASSWORD"] = password
-    # Its standard input stays open: a child ends with its parent.
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    with _stopped_at_the_end(process):
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"sparkis does not start: exit code {process.wait()}")
-        ports = json.loads(line)
-        yield Running(ports["port"], process, password, ports["control_port"], ports["tls_port"])
+    given = ("--port", str(port), "--log", str(log), "--store", str(folder), *options)
+    with sparkis_program(program, *given, password=password) as server:
+        yield server
 
 
 @contextmanager
 def sparkis_proxy(topology: Path, *options: str, password: str | None = None, port: int = 0) -> Iterator[Running]:
     """Run a proxy in front of the servers of a topology."""
-    command = [
-        sys.executable,
-        "-m",
-        "resp_server.router.process",
-        "--child",
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-    ]
-    command += ["--cluster", str(topology), "--loglevel", "error", *options]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
-    if password:
-        environment["SPARKIS_PASSWORD"] = password
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-    with _stopped_at_the_end(process):
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the proxy does not start: exit code {process.wait()}")
-        ports = json.loads(line)
-        yield Running(ports["port"], process, password, tls_port=ports["tls_port"])
+    given = ("--port", str(port), "--bind", "127.0.0.1", "--cluster", str(topology), *options)
+    with sparkis_program(("-m", "resp_server.router.process"), *given, password=password) as proxy:
+        yield proxy
 
 
 @contextmanager

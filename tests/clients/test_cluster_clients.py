@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -109,3 +110,47 @@ def test_redis_cli_follows_to_the_owner_and_finds_nothing_wrong(cluster: Any, da
     assert "[ERR] Not all 16384 slots are covered by nodes." in cli(
         cluster, "--cluster", "check", f"127.0.0.1:{cluster.port(0)}"
     )
+
+
+def assert_all_clients_go_on(cluster: Any, run_script: Any, change: Callable[[], None]) -> None:
+    """Have every client read all keys, change the cluster under them, and have them read all keys again."""
+    values = [value.decode() for value in MANY.values()]
+    found: dict[str, Any] = {}
+
+    def follow(name: str, meanwhile: Callable[[], None]) -> None:
+        found[name] = run_script("cluster.mjs", "follow", cluster.servers[0], name, meanwhile=meanwhile)
+
+    with client(cluster) as redis:
+        assert {key: redis.get(key) for key in MANY} == MANY
+        follow("ioredis", lambda: follow("node_redis", change))
+        assert {key: redis.get(key) for key in MANY} == MANY
+    for name in ("ioredis", "node_redis"):
+        assert (found[name]["before"], found[name]["after"]) == (values, values), name
+    key, value = next(iter(MANY.items()))
+    assert cli(cluster, "-c", "-p", str(cluster.port(0)), "get", key.decode()) == f"{value.decode()}\n"
+
+
+def assert_checked(cluster: Any, dataset: Dataset, masters: int) -> None:
+    checked = cli(cluster, "--cluster", "check", f"127.0.0.1:{cluster.port(0)}")
+    assert "[OK] All nodes agree about slots configuration." in checked
+    assert "[OK] All 16384 slots covered." in checked
+    assert f"[OK] {len(dataset.keys)} keys in {masters} masters." in checked
+
+
+@pytest.mark.slow
+def test_all_clients_follow_what_a_registry_moves_and_survive_a_loss_without_replicas(
+    assigned: Any, run_script: Any, dataset: Dataset
+) -> None:
+    cluster = assigned(0)
+    for slots in (("0-16383",), ("0-8191", "8192-16383")):
+        cluster.start()
+        cluster.wait_for(*slots)
+    assert_checked(cluster, dataset, 2)
+
+    def come_and_go() -> None:
+        cluster.start()
+        cluster.wait_for("0-5461", "10923-16383", "5462-10922")
+        cluster.kill(1)
+        cluster.wait_for("0-5461,10923-13652", "gone", "5462-10922,13653-16383")
+
+    assert_all_clients_go_on(cluster, run_script, come_and_go)
