@@ -521,7 +521,6 @@ class ProxyDispatcher(Dispatcher):
         batch.add(b"" if call.session.is_silent else reply)
         return None
 
-
     def _await(self, call: Call, pending: Pending, batch: Batch, index: int) -> None:
         """Take what is waited for into a batch when it is there, or its time is up."""
 
