@@ -9,7 +9,7 @@ from typing import NamedTuple
 from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, items_reply
 from resp_server.commands.random_items import Source, count_of, one_of, random_item, random_items
 from resp_server.commands.spec import OneOrMore, command, integer
-from resp_server.commands.steps import Held, answered, in_slices
+from resp_server.commands.steps import PARTS, Held, answered, in_slices
 from resp_server.errors import PlainError, ReplyError, WrongTypeError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.replies import PackedItems, Reply, ReplySet
@@ -177,14 +177,21 @@ def _joined(call: Call, keys: Sequence[bytes], join: Join, shape: type) -> Reply
 
 
 def _all(view: KeyspaceView, sets: Sets) -> Iterator[Sequence[bytes]]:
-    seen: set[bytes] = set()
+    seen: list[set[bytes]] = [set() for _ in range(PARTS)]
     held = Held()
     for key in dict.fromkeys(sets.keys):
         for some in in_slices(view.at(key).members(key)):
-            new = [member for member in some if member not in seen]
+            new = []
+            for member in some:
+                part = seen[hash(member) % PARTS]
+                if member not in part:
+                    part.add(member)
+                    new.append(member)
             held.add(new)
-            seen.update(new)
             yield new
+    while seen:
+        seen.pop()
+        yield []
 
 
 def _common(view: KeyspaceView, sets: Sets) -> Iterator[Sequence[bytes]]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from resp_server.commands.generic import SLICE_ENTRIES
 from resp_server.commands.set import STEP_LOOKUPS, limit_of
 from resp_server.commands.spec import OneOrMore, command, integer
-from resp_server.commands.steps import Held, answered, in_order, in_slices
+from resp_server.commands.steps import PARTS, Held, answered, in_order, in_slices
 from resp_server.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.doubles import exact_double
@@ -198,17 +198,22 @@ def zintercard(call: Call, number: bytes, *words: OneOrMore) -> Reply:
 
 def _union(view: KeyspaceView, sources: Sequence[Source], asked: Asked) -> Iterator[Sequence[Scored]]:
     """Add up scores, smaller sets first, as Redis does: sums of doubles depend on the order."""
-    scores: dict[bytes, float] = {}
+    parts: list[dict[bytes, float]] = [{} for _ in range(PARTS)]
     held = Held()
     for source in sorted(sources, key=lambda each: each.size):
         for some in source.members(view):
-            held.add(member for member, _ in some if member not in scores)
+            new = []
             for member, score in some:
-                weighed, before = source.weighed(score), scores.get(member)
-                scores[member] = weighed if before is None else asked.aggregate(before, weighed)
+                part, weighed = parts[hash(member) % PARTS], source.weighed(score)
+                before = part.get(member)
+                part[member] = weighed if before is None else asked.aggregate(before, weighed)
+                if before is None:
+                    new.append(member)
+            held.add(new)
             yield []
-    for some in in_slices(scores.items()):
-        yield [(score, member) for member, score in some]
+    while parts:
+        for pairs in in_slices(parts.pop().items()):
+            yield [(score, member) for member, score in pairs]
 
 
 def _common(view: KeyspaceView, sources: Sequence[Source], asked: Asked) -> Iterator[Sequence[Scored]]:
