@@ -197,10 +197,10 @@ def cells_of(script: Script, features: Sequence[str], targets: Targets) -> Itera
                 cell.is_right, cell.told = False, f"at {real.name}: {wanted.text}"
             elif not is_none(wanted):
                 found = _outcome(script, feature, ours)
-                cell.is_right = found == wanted
+                cell.is_right = None if is_none(found) else found == wanted
                 if isinstance(found, Failure):
                     cell.told = found.text
-                elif not cell.is_right:
+                elif cell.is_right is False:
                     cell.told = difference(wanted, found)
             yield cell
 
