@@ -256,7 +256,9 @@ def test_info_has_the_asked_sections(client: Any) -> None:
 
 
 def test_info_tells_of_each_job(client: Any) -> None:
-    expected = "job_job:epoch=4,committed_epoch=6,lag_epochs=2,lag_ms=1500,stale=0,incomplete=0,keys=27,store_bytes=0\r\n"
+    expected = (
+        "job_job:epoch=4,committed_epoch=6,lag_epochs=2,lag_ms=1500,stale=0,incomplete=0,keys=27,store_bytes=0\r\n"
+    )
     assert expected in client.ask("INFO sparkis").decode()
 
 
