@@ -36,7 +36,7 @@ class CheckedWay:
         allowed: QuickCheck | None = session.user.quick
         if allowed is None:
             allowed = session.user.quick = QuickCheck(cast("User", session.user), self._instance.table)
-        if data.count(b"*") == 1:
+        if data.count(b"*") == 1 and data.startswith(b"*"):
             return self._way.take(session, data) if allowed.is_allowed(data[1:]) else (b"", data)
         text = data if len(data) <= BYTES_MAX else data[:BYTES_MAX]
         wholes = text.split(b"*")

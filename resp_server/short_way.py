@@ -113,7 +113,7 @@ class ShortWay:
     def take(self, session: Session, data: bytes) -> tuple[bytes, bytes]:
         """Answer requests that the client may make; see `answer`."""
         started_ns = perf_counter_ns()
-        if data.count(b"*") == 1:
+        if data.count(b"*") == 1 and data.startswith(b"*"):
             reply = self._lone(session, data[1:], started_ns)
             if reply:
                 return reply, b""

@@ -99,7 +99,16 @@ requests_sent = st.lists(
     st.one_of(runs, reads.map(lambda read: [read]), others.map(lambda line: [line.split()])), max_size=8
 ).map(lambda groups: [request for group in groups for request in group])
 endings = st.sampled_from(
-    [b"", b"", b"*", b"*2\r\n$3\r\nGET\r\n$5\r\nj:v", b"GET j:v:0\r\n", b"*2\r\n$3\r\nGET\r\n$x\r\n", b"QUIT\r\n"]
+    [
+        b"",
+        b"",
+        b"*",
+        b"?2\r\n$3\r\nGET\r\n$1\r\n*\r\n",
+        b"*2\r\n$3\r\nGET\r\n$5\r\nj:v",
+        b"GET j:v:0\r\n",
+        b"*2\r\n$3\r\nGET\r\n$x\r\n",
+        b"QUIT\r\n",
+    ]
 )
 
 
