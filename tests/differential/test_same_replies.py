@@ -24,6 +24,16 @@ MEASURES = {
     *(f"slowlog|{name}" for name in ("get", "help", "len", "reset")),
     *("lastsave", "lolwut", "monitor"),
 }
+# In `test_same_pubsub.py`, `test_same_tracking.py` and `test_same_users.py`.
+PUBSUB = {
+    *("subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "publish", "spublish"),
+    *(f"pubsub|{name}" for name in ("channels", "help", "numpat", "numsub", "shardchannels", "shardnumsub")),
+}
+TRACKING = {f"client|{name}" for name in ("caching", "getredir", "tracking", "trackinginfo")}
+USERS = {
+    *(f"acl|{name}" for name in ("cat", "deluser", "dryrun", "genpass", "getuser", "help", "list", "load", "log")),
+    *(f"acl|{name}" for name in ("save", "setuser", "users", "whoami")),
+}
 COMPARED_ELSEWHERE = {
     "client|help",
     "client|reply",
@@ -33,6 +43,9 @@ COMPARED_ELSEWHERE = {
     "config|help",
     "object|help",
     *MEASURES,
+    *PUBSUB,
+    *TRACKING,
+    *USERS,
     *TRANSACTIONS,
 }
 # Redis 7.0, which is the judge, does not have them: see `test_newer_commands.py`.
