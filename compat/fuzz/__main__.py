@@ -34,10 +34,10 @@ DONE = re.compile(r"stat::number_of_executed_units:\s*(\d+)")
 # What clients' bytes are made of, beside the names of commands.
 PIECES = (b"\r\n", b"*1\r\n$", b"*2\r\n$3\r\n", b"$-1\r\n", b"*-1\r\n", b"\r\n$0\r\n\r\n")
 WORDS = b"""
-j:v:1 j:m:l j:l:s j: MATCH COUNT TYPE NOVALUES RANK MAXLEN AUTH SETNAME WITHVALUES WITHSCORES BYSCORE BYLEX REV LIMIT
-REDIRECT BCAST PREFIX OPTIN OPTOUT NOLOOP ON OFF SKIP YES NO ID ADDR SKIPME default secret notify-keyspace-events KEA
-maxmemory ~* +@all -@all allkeys nopass >pw FILTERBY ACLCAT PATTERN CH IDX LEN MINMATCHLEN BIT BYTE STORE GET ASC DESC
-ALPHA BY # nosort
+j:v:1 j:m:l j:l:s j:s:l j:z:l j: MATCH COUNT TYPE NOVALUES RANK MAXLEN AUTH SETNAME WITHVALUES WITHSCORES BYSCORE
+BYLEX REV LIMIT REDIRECT BCAST PREFIX OPTIN OPTOUT NOLOOP ON OFF SKIP YES NO ID ADDR SKIPME default secret
+notify-keyspace-events KEA maxmemory ~* +@all -@all allkeys nopass >pw FILTERBY ACLCAT PATTERN CH IDX LEN MINMATCHLEN
+BIT BYTE STORE GET ASC DESC ALPHA BY # nosort
 """.split()
 
 
@@ -137,7 +137,9 @@ def _first_inputs() -> list[bytes]:
     found = []
     for name in _names():
         words = name.encode().replace(b"|", b" ")
-        lines = [words + given for given in (b"", b" j:v:1", b" j:m:l f1", b" j:l:s 0 -1")]
+        lines = [
+            words + given for given in (b"", b" j:v:1", b" j:m:l f1", b" j:l:s 0 -1", b" j:s:l m1", b" j:z:l 0 -1")
+        ]
         found.append(b"\0\0" + b"\r\n".join([*lines, b"HELLO 3", *lines]) + b"\r\n")
         found.append(b"\0\0" + request(*lines[2].split()))
     return found

@@ -47,6 +47,8 @@ STATES = [
     StateDescriptor("v", key="k", value="v"),
     StateDescriptor("m", key="k", value="v", field="f"),
     StateDescriptor("l", key="k", value="v", kind="list"),
+    StateDescriptor("s", key="k", member="m"),
+    StateDescriptor("z", key="k", member="m", score="s"),
 ]
 TOPOLOGY = Topology.of_json(
     {
@@ -274,6 +276,8 @@ def _filled() -> MemoryStore:
     changes += [Change("m", Op.PUT, b"j:m:l", b"f%d" % number, b"x") for number in range(150)]
     changes += [Change("l", Op.APPEND, b"j:l:s", value=each) for each in (b"a", b"b", b"a")]
     changes += [Change("l", Op.APPEND, b"j:l:l", value=b"%d" % number) for number in range(300)]
+    changes += [Change("s", Op.PUT, b"j:s:l", b"m%d" % number, b"") for number in range(150)]
+    changes += [Change("z", Op.PUT, b"j:z:l", b"m%d" % number, b"%d" % (number // 2)) for number in range(150)]
     _put(store, changes)
     return store
 
