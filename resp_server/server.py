@@ -64,7 +64,7 @@ class Server:
         self._told: set[Connection] = set()
         self._telling: asyncio.TimerHandle | None = None
         self._invalid = Telling(self.instance, self._connections)
-        self.instance.tracking.on_begin = self._keep_telling
+        self.instance.tracking.on_begin = self._begin_telling
         self.instance.tell_owed = self._invalid.tell_client
 
     @property
@@ -191,6 +191,10 @@ class Server:
     def keep_told(self, connection: Connection) -> None:
         """Have a client told what is new for as long as it follows."""
         self._told.add(connection)
+        self._keep_telling()
+
+    def _begin_telling(self) -> None:
+        self.instance.look()  # what changes from now on is told, whether anybody has read it or not
         self._keep_telling()
 
     def _keep_telling(self) -> None:

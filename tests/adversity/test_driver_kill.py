@@ -44,6 +44,7 @@ def kill_the_driver(scene: Scene, driver: Process) -> str:
 by = pytest.mark.parametrize("reduces", [True, False] if ROUNDS > 2 else [True])
 
 
+@pytest.mark.slow
 @by
 def test_kills_at_random_moments(scene: Scene, reduces: bool):
     scene.reduces = reduces

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from fleet import Fleet, eventually
 
 
@@ -32,6 +33,7 @@ def test_it_takes_over_from_one_that_was_killed_and_steps_back_when_that_one_is_
     reader.stop()
 
 
+@pytest.mark.slow
 def test_it_stays_away_while_the_registry_answers(fleet: Fleet) -> None:
     fleet.registry()
     standing = fleet.registry("--standby")

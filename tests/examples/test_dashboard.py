@@ -11,6 +11,7 @@ from example import ROOT, TIMEOUT_S, command, environment
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.slow
 def test_five_sensors_by_redis_py_and_by_redis_cli_while_the_job_runs():
     job = subprocess.Popen(
         command("dashboard", "--rounds", "0"),

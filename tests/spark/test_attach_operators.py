@@ -312,7 +312,8 @@ def run(writer: DataStreamWriter) -> None:
 @pytest.mark.parametrize(
     ("of", "store"),
     [
-        pytest.param(name, store, marks=[pytest.mark.slow] if number else [])
+        # What processors declare is followed in the same way, and tested beside them.
+        pytest.param(name, store, marks=[pytest.mark.slow] if number or name == "transformWithState" else [])
         for name, each in OPERATORS.items()
         for number, store in enumerate(each.stores)
     ],

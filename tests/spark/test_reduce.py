@@ -81,7 +81,9 @@ def expected(table: DataFrame) -> dict[str, dict[str, object]]:
     return {row.page: row.asDict() for row in found.collect()}
 
 
-@pytest.mark.parametrize("is_mixed", [True, False], ids=["beside-other-states", "alone"])
+@pytest.mark.parametrize(
+    "is_mixed", [pytest.param(True, id="beside-other-states"), pytest.param(False, id="alone", marks=pytest.mark.slow)]
+)
 def test_every_reduction_of_every_type_is_what_spark_makes_of_all_rows(
     client: redis.Redis, batches: Make, tmp_path: Path, is_mixed: bool
 ):

@@ -166,6 +166,7 @@ def settle(owner: Applier) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("often")
 def test_disk_stays_bounded_over_ten_thousand_epochs_of_two_owners(tmp_path: Path) -> None:
     """The owners fall behind, move slots, and are away for some time; nothing is asserted of time."""
