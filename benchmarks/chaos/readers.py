@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from itertools import cycle
+from typing import Any
 
 import hiredis
 
@@ -113,13 +114,15 @@ class Readers:
             else:
                 other = (group + GROUPS // 2) % GROUPS
                 reply = await connection.transaction([[b"GET", key(each, "a")] for each in (group, other)])
-            if isinstance(reply, list):
-                with self._lock:
-                    self._judge.answered(group, reply, seen, time.monotonic())
-                await asyncio.sleep(PAUSE_S)
-            else:
-                self._failed(str(reply))
+            values: list[Any] = reply if isinstance(reply, list) else [reply]
+            error = next((each for each in values if isinstance(each, hiredis.ReplyError)), None)
+            if error is not None or values == [None]:
+                self._failed(str(error))
                 await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
+                continue
+            with self._lock:
+                self._judge.answered(group, values, seen, time.monotonic())
+            await asyncio.sleep(PAUSE_S)
 
     def _failed(self, reason: str) -> None:
         with self._lock:

@@ -39,6 +39,7 @@ class Assignment:
         self._replicas = replicas
         self._released = topology
         self._first: frozenset[str] = frozenset()
+        self._show_it: frozenset[str] = frozenset()
         self._wanted: dict[str, KeyGroups] = {}
         self._handovers: dict[tuple[str, str], Handover] = {}
         self._is_own = False  # the topology is one that was made here
@@ -58,7 +59,7 @@ class Assignment:
 
     def told(self, member_id: str) -> Told | None:
         """Return what a member is to be told now; None if it is in no topology yet that it may show."""
-        topology = self.topology if member_id in self._first else self._released
+        topology = self.topology if member_id in self._first | self._show_it else self._released
         if topology is None or all(node.id != member_id for node in topology.nodes):
             return None
         return Told(topology, self._wanted.get(member_id, NONE))
@@ -155,6 +156,8 @@ class Assignment:
         topology, released = self.topology, self._released
         if topology is None or topology is released:
             return
+        # Those who show it already are told nothing older.
+        self._show_it = frozenset(name for name, member in members.items() if member.shown == topology.version)
         had = {} if released is None else {node.id: node.slots for node in released.nodes}
         self._first = frozenset(
             node.id

@@ -357,13 +357,18 @@ class Upstreams:
 
     def _reconsider(self) -> None:
         """Choose who answers; ask them what waits for others, and let go of servers that have gone."""
-        self._stand_in(self._choose())
+        self._go_on_with(self._choose())
+
+    def _go_on_with(self, changed: Mapping[str, str]) -> None:
+        """Go on with whom was chosen; changed: who answered before, by the shards' masters, where it is another now."""
+        self._stand_in(changed)
         self._close_table()
+        left = set(changed.values())
         for key, lane in list(self.lanes.items()):
             if key.address not in self._known and lane.is_idle:
                 lane.close()
                 self.lanes.pop(key, None)
-            elif not lane.is_usable:
+            elif not lane.is_usable or key.address in left:
                 for ask in lane.take_back():
                     self.send(ask)
 
@@ -439,8 +444,7 @@ class Upstreams:
         self._long_replies.check(now_s)
         changed = self._choose()
         if changed:
-            self._stand_in(changed)
-            self._reconsider()
+            self._go_on_with(changed)
 
     def _replaceable(self) -> set[str]:
         """Return the servers for which another could answer: if they are silent, there is time to ask that one."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from unittest.mock import patch
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -739,7 +740,7 @@ SETTINGS = settings(max_examples=25, stateful_step_count=15, deadline=None, supp
 
 TestStoresAgree = StoresAgree.TestCase
 TestStoresAgree.settings = SETTINGS
-TestStoresAgreeWithSmallRuns = StoresAgreeWithSmallRuns.TestCase
+TestStoresAgreeWithSmallRuns = pytest.mark.slow(StoresAgreeWithSmallRuns.TestCase)
 TestStoresAgreeWithSmallRuns.settings = SETTINGS
 TestStoresAgreeWhenPositionsCollide = StoresAgreeWhenPositionsCollide.TestCase
 TestStoresAgreeWhenPositionsCollide.settings = SETTINGS
@@ -748,5 +749,5 @@ SETTINGS = settings(SETTINGS, max_examples=12, stateful_step_count=30)
 TestStoresAgreeOnSomeSlots.settings = SETTINGS
 TestStoresAgreeOnSomeSlotsWithSmallRuns = StoresAgreeOnSomeSlotsWithSmallRuns.TestCase
 TestStoresAgreeOnSomeSlotsWithSmallRuns.settings = SETTINGS
-TestStoresAgreeOnSomeOfThreeSlots = StoresAgreeOnSomeOfThreeSlots.TestCase
+TestStoresAgreeOnSomeOfThreeSlots = pytest.mark.slow(StoresAgreeOnSomeOfThreeSlots.TestCase)
 TestStoresAgreeOnSomeOfThreeSlots.settings = SETTINGS

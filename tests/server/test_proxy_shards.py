@@ -253,6 +253,21 @@ def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others
             until("it has it too", lambda: client.call("GET", older).plain == b"1")
 
 
+def test_who_has_seen_an_epoch_is_answered_by_a_replica_that_has_it(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, {"slots": "8192-16383"}, {"slots": "0-8191"}, {"replica_of": "the first"})
+        (applier,) = appliers_of(cluster.servers[0])
+        newer, older = (next(key for key in cluster.job.keys if slot_of(key) // 8192 == half) for half in (0, 1))
+        with cluster.proxy.connect() as client:
+            os.kill(applier, signal.SIGSTOP)
+            try:
+                cluster.publish(1, 2)
+                until("the second server has it", lambda: client.call("GET", newer).plain == b"1")
+                assert client.call("GET", older).plain == b"1"
+            finally:
+                os.kill(applier, signal.SIGCONT)
+
+
 def test_a_new_owner_is_asked_when_it_has_reached_what_the_old_one_answered(tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, *HALVES)

@@ -31,7 +31,7 @@ def eventually(find: Callable[[], Found], is_enough: Callable[[Found], bool]) ->
     return found
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_server_follows_a_renamed_job(tmp_path: Path, workers: str) -> None:
     log = tmp_path / "log"
     changes = [Change("temp", Op.PUT, b"old:temp:a", None, b"1"), Change("planes", Op.PUT, b"plane/7", None, b"B737")]

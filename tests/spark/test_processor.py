@@ -405,6 +405,7 @@ def test_a_variable_that_is_not_there_is_refused_by_what_there_is(batches: Make,
         )
 
 
+@pytest.mark.slow
 def test_state_whose_changes_are_not_written_down_is_refused_by_the_setting_and_goes_on_with_it(
     spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
 ):

@@ -219,6 +219,7 @@ def test_an_epoch_before_the_snapshot_cannot_be_read_any_more(tmp_path: Path) ->
         read_snapshot(tmp_path, "job", epoch=3)
 
 
+@pytest.mark.slow
 def test_disk_and_replay_stay_bounded_over_ten_thousand_epochs(tmp_path: Path) -> None:
     """The log is on a filesystem without fsync, for the sake of the clock; nothing is asserted of time."""
     unsynced = ArrowFilesystem(pyarrow.fs.LocalFileSystem(), str(tmp_path / "log"), "unsynced")
