@@ -1,10 +1,11 @@
 """`make chaos`: what happens to readers while parts of a cluster die, hang, move or come.
 
 A Spark job on executors of this machine writes the number of its micro-batch to each of its keys once a second. Its
-state is served by the servers beside the executors and by two that are started by hand; readers ask two proxies without
-a pause, in plain requests and in transactions. Then one thing after another happens, and each answer is judged: a key
-that is missing, two epochs in one answer, an epoch before the last one on that connection, or one that was not
-committed is a wrong answer. The table goes into docs/reliability.md. The exit code is 1 if anything was wrong or lost.
+state is served by the servers beside the executors and by two that are started by hand, and a registry stands by;
+readers ask two proxies without a pause, in plain requests and in transactions. Then one thing after another happens,
+and each answer is judged: a key that is missing, two epochs in one answer, an epoch before the last one on that
+connection, or one that was not committed is a wrong answer. The table goes into docs/reliability.md. The exit code is
+1 if anything was wrong or lost.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class Chaos:
         self._options.report("starting Spark, two servers and two proxies ...")
         fleet.start_driver()
         until(lambda: fleet.committed() >= 0, "the first epoch")
+        fleet.start_standby()
         fleet.start_server("standing")
         relayed = fleet.start_server("relayed", advertise=self._relay.port)
         self._relay.lead_to("127.0.0.1", relayed.port)

@@ -76,6 +76,7 @@ class Fleet:
     driver: Process | None = None
     servers: dict[str, Process] = field(default_factory=dict)
     proxies: list[Process] = field(default_factory=list)
+    standby: Process | None = None
 
     def __post_init__(self) -> None:
         self.log = self.folder / "log"
@@ -91,6 +92,12 @@ class Fleet:
         self.driver = self._start(
             "driver", ["-m", "benchmarks.chaos.job", *words, "--replicas", str(self.replicas)], has_port=False
         )
+
+    def start_standby(self) -> None:
+        """Start a registry that takes over when the driver's is gone."""
+        words = ["registry", "--standby", "--child", "--log", str(self.log), "--port", "0"]
+        words += ["--replicas", str(self.replicas), "--loglevel", "warning"]
+        self.standby = Process("stand-by", self._popen(["-m", "spark_hooks.cli", *words]))
 
     def start_server(self, name: str, *, advertise: int | None = None) -> Process:
         """Start a state server by hand. advertise: the port that others are told, of a relay."""
@@ -128,7 +135,7 @@ class Fleet:
 
     def stop(self) -> None:
         """End everything."""
-        started = [*self.proxies, *self.servers.values(), *([self.driver] if self.driver else [])]
+        started = [*self.proxies, *self.servers.values(), *(each for each in (self.driver, self.standby) if each)]
         for each in started:
             with suppress(OSError):
                 os.kill(each.pid, signal.SIGCONT)
@@ -137,10 +144,7 @@ class Fleet:
         self._errors.close()
 
     def _start(self, name: str, words: Sequence[str], *, has_port: bool = True) -> Process:
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            [sys.executable, *words], stdin=pipe, stdout=pipe, stderr=self._errors, text=True, env=self._environment
-        )
+        process = self._popen(words)
         assert process.stdout is not None
         line = _first_line_of_json(process.stdout)
         if not line:
@@ -148,6 +152,12 @@ class Fleet:
             process.wait()
             raise ChaosError(f"{name} did not start; see {self._errors.name}")
         return Process(name, process, json.loads(line)["port"] if has_port else 0)
+
+    def _popen(self, words: Sequence[str]) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            [sys.executable, *words], stdin=pipe, stdout=pipe, stderr=self._errors, text=True, env=self._environment
+        )
 
     def said(self, lines: int = 40) -> str:
         """Return the last lines that its processes wrote to their standard errors."""
