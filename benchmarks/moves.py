@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.options import Options
 from benchmarks.processes import below, cpu_s
-from benchmarks.results import Row, rounded
+from benchmarks.results import Row, alone
 from benchmarks.servers import VoidError, key, load_log, publish, runs_of_values, temporary_folder, until, value
 from resp_server import children
 from resp_server.client import Client, ClientError
@@ -61,11 +61,8 @@ def _row(name: str, keys: int, moved: int, *, replicas: int, options: Options) -
         finally:
             writer.close()
     seconds, used_s = [each for each, _ in times], median(each for _, each in times)
-    return Row(
-        name=name, part="moves", ours=rounded(median(seconds)), unit="s", better="less", rounds=len(times),
-        low=rounded(min(seconds)), high=rounded(max(seconds)),
-        note=f"{moved:,} keys in {used_s:.1f} s of the new server's processor time, of {keys:,}",
-    )  # fmt: skip
+    note = f"{moved:,} keys in {used_s:.1f} s of the new server's processor time, of {keys:,}"
+    return alone(name, "moves", seconds, unit="s", note=note)
 
 
 def _timed(log: Path, folder: Path, writer: LogWriter, keys: int, replicas: int) -> tuple[float, float]:
