@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import shutil
 import sys
 import time
@@ -30,6 +31,8 @@ LOOK_FOR_JOBS_S = 1.0
 RESTART_PAUSE_S = 0.1
 RESTART_PAUSE_S_MAX = 5.0
 STOP_TIMEOUT_S = 5.0
+# Room that there is again may be what was given up for want of it: it is not relied on before (guess).
+ROOM_AFTER_S = 30.0
 # A line of an applier holds the job's descriptors; asyncio's own limit of 64 KiB is too few for many states.
 EVENT_BYTES_MAX = 16 << 20
 
@@ -75,6 +78,7 @@ class JobFollower:
         self._folder = folder
         self._retention_ms = retention_ms
         self._process: asyncio.subprocess.Process | None = None
+        self._full_until_s = -math.inf
         self._is_shown = False
         self._readable = -1
         self.opened = asyncio.Event()
@@ -120,6 +124,11 @@ class JobFollower:
             return False
         finally:
             self._waiting.discard(waiting)
+
+    @property
+    def has_room(self) -> bool:
+        """Tell whether its store can be written, and could for a while."""
+        return asyncio.get_running_loop().time() >= self._full_until_s
 
     async def stop(self) -> None:
         """End the applier."""
@@ -194,6 +203,7 @@ class JobFollower:
                 "error": event["error"],
             }
             self._readers.tell(self.name, told)
+            self._see_room(event["is_full"])
             if event["error"]:
                 self.opened.set()
             if self._is_shown:
@@ -215,6 +225,12 @@ class JobFollower:
         generation = self.visible.generation if self.visible is not None else ""
         self.visible = Visible(event.get("generation", generation), event["term"], event["applied"])
         self._changed()
+
+    def _see_room(self, is_full: bool) -> None:
+        if is_full:
+            self._full_until_s = math.inf
+        elif self._full_until_s == math.inf:
+            self._full_until_s = asyncio.get_running_loop().time() + ROOM_AFTER_S
 
     def _reach(self, epoch: int) -> None:
         """Tell those who wait for it that an epoch can be read."""
@@ -292,6 +308,11 @@ class Followers:
     def visible(self) -> Mapping[str, Visible]:
         """What readers see, at least, of each job that is shown."""
         return self._visible
+
+    @property
+    def have_room(self) -> bool:
+        """Tell whether the stores can be written, and could for a while."""
+        return all(follower.has_room for follower in self._followers.values())
 
     def want(self, slots: KeyGroups) -> None:
         """Hold these slots and no others: lost ones are not held at once, gained ones are when they are loaded."""

@@ -8,8 +8,9 @@ means "look now"; its end means "end". It answers with one JSON object a line on
 
     {"event": "open", "path", "generation", "states", "is_incomplete", "renamed_from", "term", "applied", "slots", ...}
         readers open this store from now on; that of the job it was renamed from they need no more
-    {"event": "told", "committed", "committed_clock_ms", "term", "applied", "is_stale", "error", "slots", ...}
-        when one of them changed; `applied` is the last epoch that readers see, `term` its writer's
+    {"event": "told", "committed", "committed_clock_ms", "term", "applied", "is_stale", "error", "is_full", ...}
+        when one of them changed; `applied` is the last epoch that readers see, `term` its writer's; `is_full` tells
+        that the error is a store without room; `slots` and the like as in the other
 
 In both, `slots` are owned, `loading` are those wanted that are not owned yet, and `wants` is how many `slots` lines
 had been taken by then: so a line's sender knows what was said before the line, and what after.
@@ -51,6 +52,7 @@ from state_backend.errors import (
     LogUnavailableError,
     SparkisError,
     StoreError,
+    StoreFullError,
 )
 from state_backend.heap import give_back
 from state_backend.holding import Loading
@@ -150,13 +152,13 @@ class Applier:
     def step(self) -> bool:
         """Apply every committed epoch, load and remove a portion, and report; True if there is more to do at once."""
         error = ""
-        has_more = False
+        is_full = has_more = False
         try:
             self._give_up()
             self._follow()
             has_more = self._load()
         except (SparkisError, OSError) as failed:
-            error = str(failed)
+            error, is_full = str(failed), isinstance(failed, StoreFullError)
             if isinstance(failed, StoreError):
                 self.close()  # opened again at the next step: an environment may be of no use after an error
         is_stale = True
@@ -164,7 +166,7 @@ class Applier:
             is_stale = self._pulse.is_stale(self._log.alive())
         if error and error != self._told.get("error"):
             logger.error("job %s: %s", self._log.job, error)
-        self._tell(is_stale, error)
+        self._tell(is_stale, error, is_full)
         return self._tidy() or has_more
 
     def want(self, slots: KeyGroups) -> None:
@@ -192,7 +194,7 @@ class Applier:
         if self._store is not None:
             self._store.hold(self._wanted)
             if self._told:
-                self._tell(self._told["is_stale"], self._told["error"])
+                self._tell(*(self._told[name] for name in ("is_stale", "error", "is_full")))
 
     def _load(self) -> bool:
         """Load portions of what is to be gained, for a moment; True if there may be more."""
@@ -406,7 +408,7 @@ class Applier:
             if other != self._announced:
                 shutil.rmtree(other, ignore_errors=True)
 
-    def _tell(self, is_stale: bool, error: str) -> None:
+    def _tell(self, is_stale: bool, error: str, is_full: bool) -> None:
         """Report what readers see; of a store that is being built they see nothing yet."""
         if self._announced is None and not error and not self._told:
             return
@@ -420,6 +422,7 @@ class Applier:
             "committed_clock_ms": self._shown.clock_ms,
             "is_stale": is_stale,
             "error": error,
+            "is_full": is_full,
             **self._what_is_seen(),
         }
         if told != self._told:

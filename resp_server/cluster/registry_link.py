@@ -61,6 +61,10 @@ class Holds(Protocol):
     def visible(self) -> Mapping[str, Visible]:
         """What readers see of each job."""
 
+    @property
+    def have_room(self) -> bool:
+        """Tell whether the stores can be written, and could for a while."""
+
 
 class Shows(Protocol):
     """Whoever shows topologies."""
@@ -241,6 +245,7 @@ class RegistryLink:
             host,
             self._advertised.port,
             self._wants_nothing,
+            self._followers.have_room,
             -1 if self._shown is None else self._shown.version,
             self._followers.held,
             self._followers.visible,

@@ -21,13 +21,14 @@ class ReportError(SparkisError):
 class Report:
     """Where clients find a server, what it can answer, which topology it shows, and the epochs that it shows.
 
-    zone: servers of one may be lost together; empty: those of its host.
+    has_room: its store can be written. zone: servers of one may be lost together; empty: those of its host.
     """
 
     id: str
     host: str
     port: int
     wants_nothing: bool = False
+    has_room: bool = True
     shown: int = -1
     held: KeyGroups = NONE
     jobs: Mapping[str, Visible] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class Report:
                 "host": self.host,
                 "port": self.port,
                 "wants_nothing": self.wants_nothing,
+                "has_room": self.has_room,
                 "shown": self.shown,
                 "held": str(self.held),
                 "jobs": {name: seen._asdict() for name, seen in self.jobs.items()},
@@ -60,7 +62,8 @@ class Report:
             jobs = {str(name): _visible(seen) for name, seen in given["jobs"].items()}
             held = KeyGroups.parse(given["held"])
             shown, zone = int(given["shown"]), str(given.get("zone", ""))
-            return cls(member_id, host, port, bool(given["wants_nothing"]), shown, held, jobs, zone)
+            wants_nothing, has_room = bool(given["wants_nothing"]), bool(given.get("has_room", True))
+            return cls(member_id, host, port, wants_nothing, has_room, shown, held, jobs, zone)
         except (TopologyError, KeyGroupsError) as error:
             raise ReportError(f"a report that cannot be: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

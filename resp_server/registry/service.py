@@ -118,6 +118,7 @@ class Known:
             self.connection is not None,
             report.jobs,
             report.zone,
+            report.has_room,
         )
 
 

@@ -28,7 +28,8 @@ class Member:
 
     joined: a number; those who came first have lower ones. away_s: how long nothing was heard of it; 0 while it is
     there. held: what it can answer. shown: the version of the topology that it shows. is_connected: a server that is
-    silent may be. zone: servers of one may be lost together; empty: those of its host.
+    silent may be. zone: servers of one may be lost together; empty: those of its host. has_room: its store can be
+    written; where it cannot, readers get no newer epochs.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Member:
     is_connected: bool = True
     jobs: Mapping[str, Visible] = field(default_factory=dict)
     zone: str = ""
+    has_room: bool = True
 
     @property
     def address(self) -> str:
@@ -75,7 +77,7 @@ class Shard:
 
 def plan(shards: Sequence[Shard], members: Mapping[str, Member], replicas: int) -> tuple[Shard, ...]:
     """Return the shards that members are to make, from those that they make now, with `replicas` of each master."""
-    fit = [each.id for each in sorted(members.values(), key=lambda each: each.joined) if _is_fit(each, shards, members)]
+    fit = _fit(shards, members)
     if not fit:
         return tuple(shards)
     count = max(1, len(fit) // (replicas + 1))
@@ -100,13 +102,24 @@ def plan(shards: Sequence[Shard], members: Mapping[str, Member], replicas: int) 
     return tuple(replace(shard, slots=each) for shard, each in zip(kept, slots, strict=True))
 
 
-def _is_fit(member: Member, shards: Sequence[Shard], members: Mapping[str, Member]) -> bool:
-    """Tell whether a member counts: it is there, or may come back, and does not want to go."""
-    if member.wants_nothing:
-        return False
-    mates = chain.from_iterable(shard.members for shard in shards if member.id in shard.members)
-    are_others_here = any(members[name].is_here for name in mates if name in members)
-    return member.away_s < (RETURN_S if are_others_here else GRACE_S)
+def _fit(shards: Sequence[Shard], members: Mapping[str, Member]) -> list[str]:
+    """Return those who count, the first to join first: they are there, or may come back, and do not want to go.
+
+    One without room does not, unless others of its shard have the newer epochs. But where most have none the rest
+    would not have it for long: then room does not matter.
+    """
+    mates: dict[str, list[Member]] = {each.id: [] for each in members.values()}
+    for shard in shards:
+        here = [members[name] for name in shard.members if name in members and members[name].is_here]
+        for name in shard.members:
+            mates[name] = [mate for mate in here if mate.id != name]
+    fit = [
+        each
+        for each in sorted(members.values(), key=lambda each: each.joined)
+        if not each.wants_nothing and each.away_s < (RETURN_S if mates[each.id] else GRACE_S)
+    ]
+    roomy = [each for each in fit if each.has_room or any(mate.has_room for mate in mates[each.id])]
+    return [each.id for each in (roomy if 2 * len(roomy) >= len(fit) else fit)]
 
 
 def _without(shard: Shard, fit: Sequence[str], members: Mapping[str, Member]) -> Shard | None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 
 import pytest
 from fleet import KEYS, Fleet, eventually
 from redis import Redis
+from scene import children_of
 
 from resp_server.registry.process import FENCED_CODE
 
+# Less than any store needs for its next epoch.
+FULL_BYTES = 16 << 10
 THIRDS = {"_0": "0-5461", "_1": "10923-16383", "_2": "5462-10922"}
 
 
@@ -82,6 +86,23 @@ def test_others_load_what_a_killed_server_had(fleet: Fleet) -> None:
     fleet.wait_for_all_keys()
     eventually("it is not forgotten", lambda: list(fleet.nodes()) == [0])
     reader.stop()
+
+
+def test_others_take_over_what_a_server_has_whose_disk_is_full(fleet: Fleet) -> None:
+    fleet.registry()
+    fleet.server(0)
+    fleet.wait_for(_0="0-16383")
+    second = fleet.server(1)
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
+    reader = fleet.read()
+    (applier,) = children_of(second.popen.pid, "state_backend.applier")
+    _, hard = resource.prlimit(applier, resource.RLIMIT_FSIZE)
+    resource.prlimit(applier, resource.RLIMIT_FSIZE, (FULL_BYTES, hard))
+    fleet.wait_for(_0="0-16383", _1="")
+    fleet.wait_for_all_keys()
+    reader.stop()
+    assert not reader.failures
 
 
 @pytest.mark.slow

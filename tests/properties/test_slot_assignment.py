@@ -35,6 +35,7 @@ class Server:
     shown: Topology | None = None
     away_s: float = 0.0
     wants_nothing: bool = False
+    has_room: bool = True
     is_up: bool = True
     epoch: int = 0
     versions: list[int] = field(default_factory=list)
@@ -51,6 +52,7 @@ class Server:
             wants_nothing=self.wants_nothing,
             is_connected=not self.away_s,
             jobs=jobs,
+            has_room=self.has_room,
         )
 
 
@@ -105,7 +107,7 @@ class Play:
         self.check()
 
     def load(self, server: Server, part: KeyGroups = ALL) -> None:
-        if not server.away_s:
+        if server.has_room and not server.away_s:
             server.held |= server.wanted & part
 
     def do(self, kind: str, *given_: Any) -> None:
@@ -132,6 +134,8 @@ class Play:
             self.report(server)
         elif kind == "drain" and not server.away_s:
             server.wants_nothing = True
+        elif kind == "fill" and not server.away_s:
+            server.has_room = not server.has_room
         elif kind == "report" and not server.away_s:
             self.report(server)
         elif kind == "tell":
@@ -183,16 +187,22 @@ class Play:
         if all(each.wants_nothing for each in here):
             return
         assert topology is not None
-        serving = [each for each in here if not each.wants_nothing]
         assert sum(len(node.slots) for node in topology.masters) == SLOTS
+        shards = self.assignment.shards
+        mates = {name: [self.servers[mate] for mate in each.members] for each in shards for name in each.members}
+        may_serve = [each for each in here if not each.wants_nothing]
+        serving = [each for each in may_serve if any(mate.has_room for mate in mates.get(each.name, [each]))]
+        if 2 * len(serving) < len(may_serve) or not all(each.has_room for each in serving):
+            return  # who has no room cannot have what it is to have
+        assert {each.name for each in serving} == set(mates)
         owners = {node.id for node in topology.masters if node.slots}
         assert owners <= {each.name for each in serving}
         assert len(owners) == max(1, len(serving) // (self.replicas + 1))
         sizes = [len(topology.node(name).slots) for name in owners]
         assert max(sizes) - min(sizes) <= 1
-        shards = [1 + len(list(topology.replicas(topology.node(name)))) for name in owners]
-        assert sum(shards) == len(serving)
-        assert max(shards) - min(shards) <= 1
+        copies = [1 + len(list(topology.replicas(topology.node(name)))) for name in owners]
+        assert sum(copies) == len(serving)
+        assert max(copies) - min(copies) <= 1
         for each in serving:
             assert each.wanted == each.held == topology.master_of(topology.node(each.name)).slots
             assert topology.node(each.name).health is Health.ONLINE
@@ -202,6 +212,7 @@ WHICH = st.integers(0, SERVERS_MAX)
 QUIET_EVENTS = (
     st.just(("join",)),
     st.tuples(st.just("drain"), WHICH),
+    st.tuples(st.just("fill"), WHICH),
     st.tuples(st.just("report"), WHICH),
     st.tuples(st.just("tell"), WHICH),
     st.tuples(st.just("load"), WHICH, st.sampled_from(["0-4000", "8000-12000", "0-16383"])),
@@ -336,6 +347,21 @@ def test_who_is_away_keeps_its_slots_for_a_while_and_its_shard_for_longer() -> N
     pairs = (Shard("s1", ("s2",), halves[0]), Shard("s3", ("s4",), halves[1]))
     assert plan(pairs, _members(4, away_s=GRACE_S), 1) == (Shard("s2", ("s1",), halves[0]), pairs[1])
     assert len(plan(pairs, _members(4, away_s=RETURN_S), 1)) == 1
+
+
+def test_who_has_no_room_is_relieved_unless_its_mates_have_what_it_lacks_or_most_have_none() -> None:
+    halves = [KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")]
+    alone = (Shard("s1", (), halves[0]), Shard("s2", (), halves[1]))
+    assert plan(alone, _members(2, has_room=False), 0) == (Shard("s2", (), ALL),)
+    assert plan((Shard("s2", (), ALL),), _members(2, has_room=False), 0) == (Shard("s2", (), ALL),)
+    pairs = (Shard("s1", ("s2",), halves[0]), Shard("s3", ("s4",), halves[1]))
+    members = _members(4, has_room=False)
+    assert plan(pairs, members, 1) == pairs
+    members["s2"] = replace(members["s2"], has_room=False)
+    assert plan(pairs, members, 1) == (Shard("s3", ("s4",), ALL),)
+    members["s3"] = replace(members["s3"], has_room=False)
+    members["s4"] = replace(members["s4"], has_room=False)
+    assert plan(pairs, members, 1) == pairs
 
 
 def _shown(play: Play) -> list[tuple[str, str, str]]:

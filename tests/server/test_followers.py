@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from time import monotonic, sleep
 
 import pytest
 
+from resp_server import followers as followers_module
 from resp_server.followers import Followers, Visible
 from resp_server.shown import ShownJobs
 from state_backend.descriptor import StateDescriptor
@@ -194,6 +196,29 @@ async def test_slots_are_gained_once_they_are_there_and_lost_at_once(tmp_path: P
         await scene.until(lambda: scene.followers.visible["b"].epoch == 1)
         assert scene.read("b") == of(QUARTER, "b", b"1")
         assert [each for each, _ in groupby(scene.held)] == [NONE, LOW, ALL, QUARTER]
+
+
+def test_a_store_that_was_full_is_not_relied_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(followers_module, "ROOM_AFTER_S", 0.5)
+
+    async def body() -> None:
+        async with following(tmp_path, ALL, "a") as scene:
+            assert scene.followers.have_room
+            applier = applier_of("a")
+            _, hard = resource.prlimit(applier, resource.RLIMIT_FSIZE)
+            resource.prlimit(applier, resource.RLIMIT_FSIZE, (16 << 10, hard))
+            await scene.notice("a", b"1")
+            while scene.followers.have_room:
+                await asyncio.sleep(0.01)
+            assert scene.read("a") == of(ALL, "a", b"0")
+            resource.prlimit(applier, resource.RLIMIT_FSIZE, (hard, hard))
+            await scene.notice("a", b"2")
+            await scene.until(lambda: scene.followers.visible["a"].epoch == 2)
+            assert not scene.followers.have_room
+            while not scene.followers.have_room:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(body())
 
 
 @scenario

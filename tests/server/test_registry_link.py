@@ -40,6 +40,7 @@ class Appliers:
     def __init__(self) -> None:
         self.held = NONE
         self.visible = {"job": Visible("g", 1, 7)}
+        self.have_room = True
         self.noticed: list[str] = []
 
     def want(self, slots: KeyGroups) -> None:
@@ -155,6 +156,9 @@ def test_what_is_assigned_is_done_and_reported(tmp_path: Path) -> None:
         registry.assign(topology(5), "0-9000")
         await _until("it shows it", lambda: registry.reports[-1].shown == 5)
         assert str(registry.reports[-1].held) == "0-9000"
+        assert registry.reports[-1].has_room
+        scene.appliers.have_room = False
+        await _until("it says that there is no room", lambda: not registry.reports[-1].has_room)
         registry.push(b"notice", b"job", 8)
         await _until("it looks", lambda: scene.appliers.noticed == ["job"])
         assert list(map(str, scene.wanted)) == ["0-9000"]

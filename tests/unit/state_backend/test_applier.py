@@ -129,7 +129,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
     followed.step()
     told = [event for event in followed.events if event["event"] == "told"]
     seen = {"term", "applied", "slots", "loading", "wants"}
-    names = {"event", "version", "committed", "committed_clock_ms", "is_stale", "error"} | seen
+    names = {"event", "version", "committed", "committed_clock_ms", "is_stale", "error", "is_full"} | seen
     assert [set(event) for event in told] == [names, names]
     assert all(seen <= set(event) for event in followed.events)
     assert json.loads(json.dumps(followed.events)) == followed.events
@@ -448,10 +448,11 @@ def test_a_full_store_stops_at_a_whole_epoch_and_goes_on_with_more_room(followed
     for _ in range(3):
         known = followed.step()
         assert "make room" in known["error"]
+        assert known["is_full"] is True
         assert (known["applied"], known["committed"]) == (0, 1)
     followed.restart(map_bytes_max=1 << 26)
     known = followed.step()
-    assert (known["applied"], known["error"]) == (1, "")
+    assert (known["applied"], known["error"], known["is_full"]) == (1, "", False)
     assert len(followed.values()) == 2001
 
 
