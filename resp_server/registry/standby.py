@@ -14,10 +14,10 @@ from state_backend.filesystems import Filesystem
 
 logger = logging.getLogger("sparkis.registry")
 
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.25
 ANSWER_S_MAX = 1.0
 # A driver that starts its registry again has it back by then (measured: half a second, a loaded machine 1.5 s).
-AWAY_S = 3.0
+AWAY_S = 2.0
 
 # Connects to an address; ClientError. What is connected is closed by its user.
 Connect = Callable[[str, int], Client]
