@@ -92,7 +92,7 @@ class Batch(Pending, TakesReplies):
         self._silenced: set[int] = set()
         self._bytes = 0
         self._is_sealed = False
-        self._then: tuple[int, Callable[[], None]] | None = None
+        self._then: Callable[[], None] | None = None
         self.missing = 0
 
     def add(self, reply: bytes) -> None:
@@ -117,9 +117,9 @@ class Batch(Pending, TakesReplies):
             self._silenced.add(len(self._replies) - 1)
         return len(self._replies) - 1
 
-    def after(self, index: int, then: Callable[[], None]) -> None:
-        """Call back once all replies before one are there, of which some are missing."""
-        self._then = index, then
+    def before_last(self, then: Callable[[], None]) -> None:
+        """Call back once all replies before the last one are there, of which some are missing."""
+        self._then = then
 
     def again(self, index: int, ask: Callable[[], object]) -> None:
         """Say how one that is to come is asked for once more."""
@@ -139,8 +139,8 @@ class Batch(Pending, TakesReplies):
         self._replies[index] = b"" if index in self._silenced else reply
         self._told[index] = told
         self.missing -= 1
-        if self._then is not None and None not in self._replies[: self._then[0]] and not self._ask_behind():
-            then, self._then = self._then[1], None
+        if self._then is not None and self.missing == 1 and not self._ask_behind():
+            then, self._then = self._then, None
             then()
         if not self.missing and self._is_sealed and not self._ask_behind():
             self.resolve(self.joined)
@@ -224,9 +224,7 @@ class ProxyDispatcher(Dispatcher):
             if rule is not None and (session.transaction is not None or rule.command.facts.group == TRANSACTIONS):
                 is_to_wait = self._transact(call, request, batch)
                 end_caching(session, request)
-                if is_to_wait:
-                    break
-                if session.is_closing:
+                if is_to_wait or session.is_closing:
                     break
                 continue
             later = None if self._ask(call, request, batch) else self._answer_here(call, request, batch)
@@ -298,7 +296,7 @@ class ProxyDispatcher(Dispatcher):
             whose = Remembers(batch, self._tracking, session.tracked, keys, is_kept=False)
         run = TransactionRun(self, self._applications, call, requests, watched, whose, index)
         if before:
-            batch.after(index, run.start)  # no answer before this one is to be of a later epoch
+            batch.before_last(run.start)  # no answer before this one is to be of a later epoch
         else:
             run.start()
 
