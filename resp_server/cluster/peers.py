@@ -63,14 +63,11 @@ class Peer(asyncio.Protocol):
                 self._connecting = self._loop.create_task(self._connect())
 
     async def _connect(self) -> None:
-        name, _, port = self._address.rpartition(":")
-        host = name.strip("[]")
+        host, _, port = self._address.rpartition(":")
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
                 context = None if self._certificates is None else self._certificates.for_server()
-                transport, _ = await self._loop.create_connection(
-                    lambda: self, host.strip("[]"), int(port), ssl=context
-                )
+                transport, _ = await self._loop.create_connection(lambda: self, host, int(port), ssl=context)
         except (OSError, TimeoutError) as error:
             self._not_before_s = self._loop.time() + PAUSE_S
             logger.warning("messages of clients do not reach %s: %s", self._address, why(error) or "it does not answer")

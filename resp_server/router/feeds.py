@@ -25,7 +25,7 @@ import hiredis
 from resp_server.errors import ClusterDownError, PlainError
 from resp_server.instance import Call, Instance
 from resp_server.notifications import KEYEVENT, KEYSPACE, may_be_of_keys
-from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told
+from resp_server.protocol.following import NOT_TOLD, Told
 from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.requests import Request
 from resp_server.protocol.session import Session
@@ -388,9 +388,6 @@ class _Counted(TakesReplies):
     def __init__(self, pending: Pending, count: Callable[[int], int]) -> None:
         self._pending = pending
         self._count = count
-
-    def seen_by(self, index: int) -> Epochs:
-        return NOTHING
 
     def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Answer with how many clients there were, or with the error as it is."""

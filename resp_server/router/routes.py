@@ -97,15 +97,11 @@ def split(
     if SPLIT not in facts.tips:
         raise CrossSlotError
     parts = [Part(where, (request[0], *(keys[place] for place in some))) for where, some in places.items()]
-    return parts, sum_of if SUMMED in facts.tips else partial(_in_order, places=list(places.values()))
+    return parts, sum_of if SUMMED in facts.tips else partial(in_order, places=list(places.values()))
 
 
 def _only(replies: Sequence[bytes]) -> bytes:
     return replies[0]
-
-
-def _in_order(replies: Sequence[bytes], places: Sequence[Sequence[int]]) -> bytes:
-    return in_order(replies, places)
 
 
 def merge_all(name: str, replies: Sequence[bytes], weights: Sequence[int]) -> bytes:
