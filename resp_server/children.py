@@ -8,6 +8,8 @@ from pathlib import Path
 # Secrets go by these, never on a command line: between our own processes, and what clients must send.
 TOKEN_VARIABLE = "SPARKIS_CONTROL_TOKEN"
 PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
+# What proxies, and nodes of a cluster, give a server to be let in.
+UPSTREAM_PASSWORD_VARIABLE = "SPARKIS_UPSTREAM_PASSWORD"
 
 SOURCE = str(Path(__file__).resolve().parent.parent)
 

@@ -22,6 +22,7 @@ class ServerConfig:
     hosts           addresses to listen on; the loopback ones are left out where the machine does not have them
     port            0 takes a free one
     password        what AUTH asks for; None lets everybody in
+    upstream_password  what proxies and other nodes are let in with, whatever users may do; None: it is `password`
     acl_file        where users are read from, and written to; None: there is the user `default` alone at first
     limits          what users may ask
     protected_mode  without a password, answer clients of other machines with DENIED only
@@ -33,6 +34,7 @@ class ServerConfig:
     hosts: tuple[str, ...] = LOOPBACK
     port: int = 6379
     password: str | None = field(default=None, repr=False)
+    upstream_password: str | None = field(default=None, repr=False)
     acl_file: str | None = None
     limits: tuple[Limit, ...] = ()
     protected_mode: bool = True

@@ -95,7 +95,8 @@ class Instance:
 
     def __post_init__(self) -> None:
         self.started_ms = self.clock()
-        self.users = Users(self.table, self.config.password, self.config.acl_file, self.config.limits)
+        config = self.config
+        self.users = Users(self.table, config.password, config.acl_file, config.limits, config.upstream_password)
         self.replies = {protocol: ReplyCache(self.config.reply_cache_bytes) for protocol in (2, 3)}
         self.tracking = Tracking(self.config.tracked_keys_max)
         self.view = self._own_view(self.started_ms)
@@ -319,7 +320,7 @@ class Instance:
         Nor may anybody stay subscribed to what it may not be.
         """
         for session in list(self.sessions.values()):
-            is_gone = self.users.get(session.user.name) is not session.user
+            is_gone = not self.users.has(session.user)
             if is_gone and session.id != caller_id:
                 self.cut(session.id)
             elif is_gone:

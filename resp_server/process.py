@@ -24,7 +24,7 @@ import uvloop
 
 from resp_server.access.rates import Limit
 from resp_server.access.users import Users
-from resp_server.children import PASSWORD_VARIABLE as PASSWORD_VARIABLE
+from resp_server.children import PASSWORD_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
 from resp_server.cluster.membership import Membership, TopologyFile
 from resp_server.config import LOOPBACK, ServerConfig
 from resp_server.control import TOKEN_VARIABLE, ControlListener
@@ -186,6 +186,7 @@ def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> S
         hosts=tuple(options.bind),
         port=options.port,
         password=password,
+        upstream_password=os.environ.get(UPSTREAM_PASSWORD_VARIABLE) or None,
         acl_file=options.aclfile,
         limits=tuple(options.rate_limit),
         notify_events=options.notify_keyspace_events,

@@ -27,7 +27,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from resp_server import children
-from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE
+from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
 from resp_server.keeper import ENDED, FAILED, STORE, start_of
 from resp_server.listening import address_towards, is_wildcard
 from resp_server.tls import TlsFiles
@@ -56,6 +56,31 @@ class PlacementError(SparkisError):
 
 
 @dataclass(frozen=True)
+class ForClients:
+    """What is said of clients to all that answers them, checked; picklable.
+
+    acl_file       the file of users, on the host of each process
+    rate_limits    as `Limit.parse` reads them
+    notify_events  the letters of classes of events
+    """
+
+    acl_file: str | None = None
+    rate_limits: tuple[str, ...] = ()
+    notify_events: str = ""
+
+    @property
+    def has_users(self) -> bool:
+        """Tell whether our own processes must not be taken for clients: by rules, or by rates."""
+        return self.acl_file is not None or bool(self.rate_limits)
+
+    def arguments(self) -> list[str]:
+        """Return the options that say it to one of our processes."""
+        users = [] if self.acl_file is None else ["--aclfile", self.acl_file]
+        limits = [f"--rate-limit={each}" for each in self.rate_limits]
+        return [*users, *limits, *([f"--notify-keyspace-events={self.notify_events}"] if self.notify_events else [])]
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a state server has to know; picklable, travels in the closures of tasks, never on a command line.
 
@@ -63,6 +88,7 @@ class Plan:
     bind       the address it listens on; by default the one by which its machine reaches the driver
     advertise  the host that clients are told; `$NAME` in it is a variable of the executor's environment
     tls        where the certificates are on the executor's host; what is in the files does not travel
+    upstream_password  what the proxy and the other servers are let in with, where they are not simply clients
     """
 
     id: str
@@ -73,7 +99,9 @@ class Plan:
     advertise: str | None = None
     token: str = field(default="", repr=False)
     password: str | None = field(default=None, repr=False)
+    upstream_password: str | None = field(default=None, repr=False)
     tls: TlsFiles | None = None
+    for_clients: ForClients = field(default_factory=ForClients)
 
 
 _plans: dict[str, Plan] = {}
@@ -228,7 +256,8 @@ def _server(plan: Plan, folder: str) -> list[str]:
     command += ["--registry", joined(plan.registry), "--log", plan.log, "--store", f"{folder}/{STORE}"]
     command += ["--ports", plan.ports, "--bind", near, "--advertise", host]
     command += ["--zone", f"executors of {plan.id}"]  # which all go with their application
-    return [*command, "--compact", "--loglevel", "warning", *tls_arguments(plan.tls)]
+    command += ["--compact", "--loglevel", "warning"]
+    return [*command, *tls_arguments(plan.tls), *plan.for_clients.arguments()]
 
 
 def tls_arguments(tls: TlsFiles | None) -> list[str]:
@@ -246,10 +275,14 @@ def _environment(plan: Plan) -> dict[str, str]:
     """Return the environment of a server: this worker's, without what is Spark's own, and with the secrets."""
     environment = {name: value for name, value in children.environment().items() if name not in WORKERS_OWN}
     environment[TOKEN_VARIABLE] = plan.token
-    environment.pop(PASSWORD_VARIABLE, None)
-    if plan.password is not None:
-        environment[PASSWORD_VARIABLE] = plan.password
-    return environment
+    return with_passwords(environment, plan.password, plan.upstream_password)
+
+
+def with_passwords(environment: dict[str, str], password: str | None, upstream_password: str | None) -> dict[str, str]:
+    """Return the environment of one of our processes with these passwords, and with no others."""
+    given = {PASSWORD_VARIABLE: password, UPSTREAM_PASSWORD_VARIABLE: upstream_password}
+    kept = {name: value for name, value in environment.items() if name not in given}
+    return kept | {name: value for name, value in given.items() if value is not None}
 
 
 def _jvm() -> tuple[int, str]:

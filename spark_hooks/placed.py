@@ -24,14 +24,13 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from resp_server import children
-from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE
+from resp_server.children import TOKEN_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
 from resp_server.client import Client
 from resp_server.listening import is_wildcard
 from resp_server.registry.process import FENCED_CODE
-from resp_server.router.process import UPSTREAM_PASSWORD_VARIABLE
 from resp_server.tls import TlsFiles
 from spark_hooks import endpoints, executors
-from spark_hooks.executors import Plan
+from spark_hooks.executors import ForClients, Plan
 from spark_hooks.kept import KeptProcess
 from spark_hooks.sessions import is_stopped, parallelism_of
 from state_backend.errors import SparkisError
@@ -70,6 +69,7 @@ class Cluster:
     registry_port: int
     password: str | None = field(repr=False)
     tls: TlsFiles | None = None
+    for_clients: ForClients = field(default_factory=ForClients)
 
 
 class PlacedEndpoint(endpoints.ServedEndpoint):
@@ -81,15 +81,17 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         self._spark = spark
         # One that is given lets servers in that somebody starts by hand.
         self._token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(16)
-        # Servers that others than their own machine may ask have a password, given or not.
-        is_near = cluster.host in ("127.0.0.1", "::1", "localhost")
-        self.password = cluster.password or (None if is_near else secrets.token_hex(16))
+        # Servers that others than their own machine may ask have a password, given or not; users have their own.
+        is_open = cluster.host in ("127.0.0.1", "::1", "localhost") or cluster.for_clients.acl_file is not None
+        self.password = cluster.password or (None if is_open else secrets.token_hex(16))
+        upstream = os.environ.get(UPSTREAM_PASSWORD_VARIABLE) or secrets.token_hex(16)
+        upstream_password = upstream if cluster.for_clients.has_users else None
         self._reached_at = _own_address(cluster.bind)
         self._tls = cluster.tls
         self._registry = KeptProcess(
             "the sparkis registry",
             _registry(cluster, log),
-            self._environment(None),
+            self._environment(),
             last_words={FENCED_CODE: FENCED.format(log=log)},
         )
         self.registry = executors.joined((cluster.host, self._registry.port))
@@ -97,7 +99,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             self._proxy = KeptProcess(
                 "the sparkis proxy",
                 _proxy(cluster, executors.joined((self._reached_at, self._registry.port)), port, bind),
-                self._environment(cluster.password),
+                self._environment(cluster.password, upstream_password or self.password),
             )
         except SparkisError:
             self._registry.stop()
@@ -113,7 +115,9 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             advertise=cluster.server_host,
             token=self._token,
             password=self.password,
+            upstream_password=upstream_password,
             tls=cluster.tls,
+            for_clients=cluster.for_clients,
         )
         executors.know(self.plan)
         endpoints.add(log, self)
@@ -196,13 +200,9 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
     def _address(self) -> endpoints.ControlAddress:
         return endpoints.ControlAddress(self._registry.port, self._token, self._reached_at, self._tls)
 
-    def _environment(self, password: str | None) -> dict[str, str]:
+    def _environment(self, password: str | None = None, upstream_password: str | None = None) -> dict[str, str]:
         environment = children.environment() | {TOKEN_VARIABLE: self._token}
-        for name, value in ((PASSWORD_VARIABLE, password), (UPSTREAM_PASSWORD_VARIABLE, self.password)):
-            environment.pop(name, None)
-            if value is not None:
-                environment[name] = value
-        return environment
+        return executors.with_passwords(environment, password, upstream_password)
 
 
 def _registry(cluster: Cluster, log: str) -> list[str]:
@@ -215,7 +215,7 @@ def _registry(cluster: Cluster, log: str) -> list[str]:
 def _proxy(cluster: Cluster, registry: str, port: int, bind: list[str]) -> list[str]:
     command = [sys.executable, "-m", "resp_server.router.process", "--child", "--registry", registry]
     command += ["--port", str(port), "--bind", *bind, "--loglevel", "warning"]
-    return [*command, *executors.tls_arguments(cluster.tls)]
+    return [*command, *executors.tls_arguments(cluster.tls), *cluster.for_clients.arguments()]
 
 
 def _own_address(bound: str) -> str:

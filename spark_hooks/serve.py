@@ -23,13 +23,18 @@ from typing import Any, Literal, cast, get_args
 from pyspark.sql import SparkSession
 
 from resp_server import children
-from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE
+from resp_server.access.rates import Limit
+from resp_server.access.users import Users
+from resp_server.children import TOKEN_VARIABLE
 from resp_server.cluster.topology import PORT_MAX
+from resp_server.commands import command_table
+from resp_server.config import ServerConfig
+from resp_server.notifications import ClassesError, classes_of, letters_of
 from resp_server.process import WORKERS_MAX
 from resp_server.tls import TlsFiles, server_context
 from spark_hooks import endpoints
 from spark_hooks.endpoints import ServedEndpoint
-from spark_hooks.executors import tls_arguments
+from spark_hooks.executors import ForClients, tls_arguments, with_passwords
 from spark_hooks.kept import KeptProcess
 from spark_hooks.placed import Cluster, PlacedEndpoint
 from spark_hooks.sessions import is_connect
@@ -115,6 +120,9 @@ def serve(
     port: int = 0,
     bind: str | Sequence[str] = ("127.0.0.1",),
     password: str | None = None,
+    acl_file: str | Path | None = None,
+    rate_limits: str | Sequence[str] | None = None,
+    notify_keyspace_events: str | None = None,
     store: str | Path | None = None,
     role: str = "master",
     workers: int = 1,
@@ -137,6 +145,11 @@ def serve(
     password   what clients must send with AUTH
     placement  `driver`: one server beside this driver; `executors`: a state server beside each executor, a registry and
                a proxy beside this driver. Unless given, by the master: `driver` where it is local
+
+    Of clients, each also a setting of Spark's (docs/access.md, docs/push.md), and said to all that answers them:
+    acl_file                the file of users and what they may do, on the host of each process; instead of a password
+    rate_limits             what a user is answered a second, `USER=COMMANDS[,BYTES]`: one, or several
+    notify_keyspace_events  what subscribers are notified of, as in Redis: `KEA`
 
     With TLS, each also a setting of Spark's (docs/tls.md); paths of PEM files, on the host of each process:
     tls_cert_file, tls_key_file  what is shown; with them everything that listens speaks TLS, and nothing else
@@ -164,12 +177,13 @@ def serve(
     check_writable(root)
     hosts = [bind] if isinstance(bind, str) else list(bind)
     tls = _tls(spark, tls_cert_file, tls_key_file, tls_ca_cert_file, tls_auth_clients)
+    for_clients = _for_clients(spark, password, acl_file, rate_limits, notify_keyspace_events)
     endpoint: ServedEndpoint
     if _placement(spark, placement) == "executors":
         _refuse(
             "executors", store=store, role=role if role != "master" else None, workers=workers if workers > 1 else None
         )
-        given = _cluster(spark, password, tls, replicas, ports, server_bind, server_host, registry_port)
+        given = _cluster(spark, password, tls, for_clients, replicas, ports, server_bind, server_host, registry_port)
         for before in endpoints.of_log(root):
             if isinstance(before, PlacedEndpoint):  # a log has one registry
                 logger.warning("%r is stopped: this driver serves its log anew", before)
@@ -184,7 +198,7 @@ def serve(
             server_host=server_host,
             registry_port=registry_port,
         )
-        endpoint = _beside_the_driver(spark, root, port, hosts, password, tls, store, role, workers)
+        endpoint = _beside_the_driver(spark, root, port, hosts, password, tls, for_clients, store, role, workers)
     spark.conf.set(LOG_SETTING, root)
     return endpoint
 
@@ -202,6 +216,38 @@ def _placement(spark: SparkSession, given: str | None) -> Placement:
     return "driver" if re.fullmatch(r"local(\[.*\])?", str(spark.sparkContext.master)) else "executors"
 
 
+def _said(spark: SparkSession, argument: object, setting: str, otherwise: str | None = None) -> str | None:
+    """Return what an argument says, else a setting."""
+    return str(argument) if argument is not None else spark.conf.get(f"spark.sparkis.{setting}", otherwise)
+
+
+def _for_clients(
+    spark: SparkSession,
+    password: str | None,
+    acl_file: str | Path | None,
+    rate_limits: str | Sequence[str] | None,
+    notify_events: str | None,
+) -> ForClients:
+    """Return what is said of clients; ValueError, or AccessError for a file that cannot be used on this host."""
+    limits = rate_limits if rate_limits is None or isinstance(rate_limits, str) else " ".join(rate_limits)
+    texts = (_said(spark, limits, "rateLimits") or "").split()  # no user's name has spaces
+    ServerConfig(limits=tuple(map(Limit.parse, texts)))
+    letters = _said(spark, notify_events, "notifyKeyspaceEvents") or ""
+    try:
+        letters = letters_of(classes_of(letters))
+    except ClassesError as error:
+        raise ValueError(f"notify_keyspace_events={letters!r}: {error}") from None
+    file = _said(spark, acl_file, "aclFile")
+    if file is not None:
+        if password is not None:
+            raise ValueError(
+                f"password and acl_file={file!r} are both given; the file says which users there are, so give the "
+                "user 'default' its password there"
+            )
+        Users(command_table(), path=file).load()
+    return ForClients(file, tuple(texts), letters)
+
+
 def _tls(
     spark: SparkSession,
     cert: str | Path | None,
@@ -210,12 +256,11 @@ def _tls(
     auth_clients: str | None,
 ) -> TlsFiles | None:
     """Return the files, by arguments, else by settings; TlsError if they cannot be used on this host."""
-
-    def said(argument: str | Path | None, setting: str) -> str | None:
-        return str(argument) if argument is not None else spark.conf.get(f"spark.sparkis.tls.{setting}", None)
-
     files = TlsFiles(
-        said(cert, "certFile"), said(key, "keyFile"), said(ca, "caCertFile"), said(auth_clients, "authClients")
+        _said(spark, cert, "tls.certFile"),
+        _said(spark, key, "tls.keyFile"),
+        _said(spark, ca, "tls.caCertFile"),
+        _said(spark, auth_clients, "tls.authClients"),
     )
     if files == TlsFiles():
         return None
@@ -236,6 +281,7 @@ def _cluster(
     spark: SparkSession,
     password: str | None,
     tls: TlsFiles | None,
+    for_clients: ForClients,
     replicas: int | None,
     ports: str | None,
     server_bind: str | None,
@@ -243,12 +289,8 @@ def _cluster(
     registry_port: int | None,
 ) -> Cluster:
     """Return what is said of servers on executors: by an argument, else by a setting, else by itself."""
-
-    def said(argument: object, setting: str, otherwise: str | None) -> str | None:
-        return str(argument) if argument is not None else spark.conf.get(f"spark.sparkis.{setting}", otherwise)
-
-    copies = _number("replicas", said(replicas, "replicas", "0"), REPLICAS_MAX)
-    chosen = said(ports, "server.ports", PORTS) or PORTS
+    copies = _number("replicas", _said(spark, replicas, "replicas", "0"), REPLICAS_MAX)
+    chosen = _said(spark, ports, "server.ports", PORTS) or PORTS
     if not (found := re.fullmatch(r"(\d+)-(\d+)", chosen)) or not 1 <= int(found[1]) <= int(found[2]) <= PORT_MAX:
         raise ValueError(f"ports={chosen!r}: give the first and the last port of a range, like {PORTS}")
     host = spark.conf.get("spark.driver.host", None) or "127.0.0.1"
@@ -257,11 +299,12 @@ def _cluster(
         bind=(spark.conf.get("spark.driver.bindAddress", None) or host).strip("[]"),
         replicas=copies,
         ports=chosen,
-        server_bind=said(server_bind, "server.bindAddress", None),
-        server_host=said(server_host, "server.host", None),
-        registry_port=_number("registry_port", said(registry_port, "registry.port", "0"), PORT_MAX),
+        server_bind=_said(spark, server_bind, "server.bindAddress"),
+        server_host=_said(spark, server_host, "server.host"),
+        registry_port=_number("registry_port", _said(spark, registry_port, "registry.port", "0"), PORT_MAX),
         password=password,
         tls=tls,
+        for_clients=for_clients,
     )
 
 
@@ -278,6 +321,7 @@ def _beside_the_driver(
     hosts: list[str],
     password: str | None,
     tls: TlsFiles | None,
+    for_clients: ForClients,
     store: str | Path | None,
     role: str,
     workers: int,
@@ -285,11 +329,8 @@ def _beside_the_driver(
     temporary = _temporary_folder("store") if store is None else None
     command = [sys.executable, "-m", "resp_server.process", "--child", "--compact", "--log", root, "--port", str(port)]
     command += ["--bind", *hosts, "--role", role, "--loglevel", "warning", "--store", str(temporary or store)]
-    command += ["--workers", str(workers), *tls_arguments(tls)]
-    environment = children.environment() | {TOKEN_VARIABLE: secrets.token_hex(16)}
-    environment.pop(PASSWORD_VARIABLE, None)
-    if password is not None:
-        environment[PASSWORD_VARIABLE] = password
+    command += ["--workers", str(workers), *tls_arguments(tls), *for_clients.arguments()]
+    environment = with_passwords(children.environment() | {TOKEN_VARIABLE: secrets.token_hex(16)}, password, None)
     host = "127.0.0.1" if hosts[0] == "0.0.0.0" else hosts[0]
     endpoint = DriverEndpoint(
         command, environment, log=root, host=host, password=password, temporary=temporary, tls=tls

@@ -79,12 +79,16 @@ def redis_server(folder: Path, *options: str, password: str | None = None, port:
 
 
 @contextmanager
-def sparkis_program(program: Sequence[str], *options: str, password: str | None = None) -> Iterator[Running]:
+def sparkis_program(
+    program: Sequence[str], *options: str, password: str | None = None, upstream_password: str | None = None
+) -> Iterator[Running]:
     """Run one of our programs as a child; it is ready when it has said where it listens."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
     environment["SPARKIS_CONTROL_TOKEN"] = CONTROL_TOKEN
     if password:
         environment["SPARKIS_PASSWORD"] = password
+    if upstream_password:
+        environment["SPARKIS_UPSTREAM_PASSWORD"] = upstream_password
     command = [sys.executable, *program, "--child", "--loglevel", "error", *options]
     # Its standard input stays open: a child ends with its parent.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -103,20 +107,28 @@ def sparkis_server(
     log: Path,
     *options: str,
     password: str | None = None,
+    upstream_password: str | None = None,
     port: int = 0,
     program: Sequence[str] = ("-m", "resp_server.process"),
 ) -> Iterator[Running]:
     """Run a sparkis server on a log, with its stores in a folder of its own; it is ready when it can be read."""
     given = ("--port", str(port), "--log", str(log), "--store", str(folder), *options)
-    with sparkis_program(program, *given, password=password) as server:
+    with sparkis_program(program, *given, password=password, upstream_password=upstream_password) as server:
         yield server
 
 
 @contextmanager
-def sparkis_proxy(topology: Path, *options: str, password: str | None = None, port: int = 0) -> Iterator[Running]:
+def sparkis_proxy(
+    topology: Path,
+    *options: str,
+    password: str | None = None,
+    upstream_password: str | None = None,
+    port: int = 0,
+) -> Iterator[Running]:
     """Run a proxy in front of the servers of a topology."""
     given = ("--port", str(port), "--bind", "127.0.0.1", "--cluster", str(topology), *options)
-    with sparkis_program(("-m", "resp_server.router.process"), *given, password=password) as proxy:
+    program = ("-m", "resp_server.router.process")
+    with sparkis_program(program, *given, password=password, upstream_password=upstream_password) as proxy:
         yield proxy
 
 

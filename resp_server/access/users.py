@@ -19,6 +19,7 @@ from typing import Any, TypedDict
 from resp_server.access.denials import Denials
 from resp_server.access.rates import Limit, Rate
 from resp_server.access.rules import BLANK, DEFAULT_USER, Catalogue, RuleError, User, hashed, merge_selectors
+from resp_server.protocol.session import Account
 from state_backend.errors import SparkisError
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,8 @@ class Outcome:
 class Users:
     """The users of a server. `default` is always there, and always the same object, as are those that stay.
 
-    path: the ACL file; None: there is none. limits: what users of these names may ask.
+    path: the ACL file; None: there is none. limits: what users of these names may ask. upstream_password: who logs in
+    with it as `default` is one of the server's own proxies, or another node: it is in no list, and may do everything.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Users:
         password: str | None = None,
         path: str | None = None,
         limits: Sequence[Limit] = (),
+        upstream_password: str | None = None,
     ) -> None:
         self._catalogue = catalogue
         self.path = path
@@ -84,6 +87,10 @@ class Users:
         self._by_name = {DEFAULT_USER: self.default}
         if password is not None:
             self.set_password(password)
+        self._upstream: User | None = None
+        if upstream_password is not None:
+            self._upstream = User.default(catalogue)
+            _set_password(self._upstream, upstream_password)
 
     def __iter__(self) -> Any:
         return iter(self._by_name[name] for name in sorted(self._by_name))
@@ -95,8 +102,14 @@ class Users:
         """Return a user by its name."""
         return self._by_name.get(name)
 
+    def has(self, user: Account) -> bool:
+        """Tell whether somebody who logged in as a user still is one."""
+        return user is self._upstream or self._by_name.get(user.name) is user
+
     def log_in(self, name: bytes, password: bytes) -> User | None:
         """Return the user if that is its password."""
+        if self._upstream is not None and name == DEFAULT_USER and self._upstream.takes_password(password):
+            return self._upstream
         user = self._by_name.get(name)
         if user is None:
             hashed(password)  # so that it takes as long as for a user that is there
@@ -105,8 +118,7 @@ class Users:
 
     def set_password(self, password: str | None) -> None:
         """Give the user `default` this password and no other; None: it needs none."""
-        self.default.apply(b"resetpass")
-        self.default.apply(b"nopass" if password is None else b">" + password.encode("utf-8", "surrogateescape"))
+        _set_password(self.default, password)
 
     def _rated(self, user: User) -> User:
         user.rate = self._rates.get(user.name)
@@ -257,6 +269,11 @@ def _apply_line(user: User, words: Sequence[bytes], where: str) -> list[str]:
                 has_other = True
                 errors.append(f"{where}: {error}. ")
     return errors
+
+
+def _set_password(user: User, password: str | None) -> None:
+    user.apply(b"resetpass")
+    user.apply(b"nopass" if password is None else b">" + password.encode("utf-8", "surrogateescape"))
 
 
 def _parts(user: User) -> Parts:

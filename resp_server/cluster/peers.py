@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import hiredis
 
+from resp_server.access.rules import DEFAULT_USER
 from resp_server.protocol.subscriptions import Way
 from resp_server.tls import Certificates, certificates_of, why
 
@@ -74,7 +75,7 @@ class Peer(asyncio.Protocol):
         else:
             self._transport = transport
             words = [("CLIENT", "SETNAME", "sparkis-node")]
-            greeting = [("AUTH", self._password)] if self._password is not None else []
+            greeting = [("AUTH", DEFAULT_USER.decode(), self._password)] if self._password is not None else []
             transport.write(b"".join(map(_packed, [*greeting, *words])) + b"".join(self._held))
         finally:
             self._connecting = None
@@ -118,7 +119,9 @@ class Peers:
             if address not in self._peers:
                 if self._certificates is None:
                     self._certificates = certificates_of(self._instance.config.tls)
-                self._peers[address] = Peer(address, self._instance.config.password, self._certificates)
+                config = self._instance.config
+                password = config.upstream_password or config.password
+                self._peers[address] = Peer(address, password, self._certificates)
             self._peers[address].send(packed)
 
     def stop(self) -> None:

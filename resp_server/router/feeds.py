@@ -22,6 +22,7 @@ from typing import Any
 
 import hiredis
 
+from resp_server.access.rules import DEFAULT_USER
 from resp_server.errors import ClusterDownError, PlainError
 from resp_server.instance import Call, Instance
 from resp_server.notifications import KEYEVENT, KEYSPACE, may_be_of_keys
@@ -106,7 +107,7 @@ class Feed(asyncio.Protocol):
             return
         finally:
             self._connecting = None
-        words: list[Request] = [] if password is None else [(b"AUTH", password.encode())]
+        words: list[Request] = [] if password is None else [(b"AUTH", DEFAULT_USER, password.encode())]
         words += [(b"HELLO", b"3"), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         transport.write(b"".join(map(pack, words)))
         self._transport, self._has, self._letters = transport, set(), None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import hiredis
 
+from resp_server.access.rules import DEFAULT_USER
 from resp_server.errors import PlainError, TryAgainError
 from resp_server.protocol.following import GONE, NOT_TOLD, NOTHING, Epochs, Told
 from resp_server.protocol.requests import Request
@@ -381,7 +382,7 @@ class Link(asyncio.Protocol):
 
     async def greet(self, protocol: int, password: str | None, *, has_keys: bool) -> None:
         """Say who asks, and hear which epochs the server shows; HandshakeError if it refuses."""
-        words: list[Request] = [] if password is None else [(b"AUTH", password.encode())]
+        words: list[Request] = [] if password is None else [(b"AUTH", DEFAULT_USER, password.encode())]
         words += [(b"HELLO", b"%d" % protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         # What is shown is told behind STATE FOLLOW's reply, and so is there with the one to PING.
         words += [(b"READONLY",), following(has_keys=has_keys), (b"PING",)]

@@ -6,9 +6,9 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import uvloop
 
@@ -37,7 +37,6 @@ from state_backend.keyspace import Keyspace
 
 logger = logging.getLogger("sparkis.proxy")
 
-UPSTREAM_PASSWORD_VARIABLE = "SPARKIS_UPSTREAM_PASSWORD"
 MS_PER_S = 1000
 TIMEOUT_MS_MAX = 60_000
 PORT_MAX = 65_535
@@ -144,7 +143,7 @@ async def _serve(options: argparse.Namespace) -> None:
     config = config_of(options, takes_ca_alone=True)
     certificates = _upstream_certificates(options)
     make_room_for(config.clients_max)
-    password = os.environ.get(UPSTREAM_PASSWORD_VARIABLE) or config.password
+    password = config.upstream_password or config.password
     sources = _sources(options)
     for source in sources:
         source.upstreams = Upstreams(source.name, password, options.upstream_timeout / MS_PER_S)
@@ -152,7 +151,7 @@ async def _serve(options: argparse.Namespace) -> None:
     applications = Applications([source.upstreams for source in sources])
     server = Server(
         Keyspace(),
-        config,
+        replace(config, upstream_password=None),  # with which nobody comes here
         dispatcher=lambda instance: ProxyDispatcher(instance, applications),
         connection=ProxyConnection,
     )

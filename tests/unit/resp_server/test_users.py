@@ -114,3 +114,28 @@ def test_a_user_hears_of_jobs_that_its_patterns_may_be_about() -> None:
         user.apply(rule)
     assert [hears_of(user, job) for job in ("mine", "other", "min", "mined")] == [True, False, False, False]
     assert hears_of(User.default(), "any")
+
+
+def test_proxies_and_nodes_are_let_in_by_a_password_of_their_own_whatever_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "acl"
+    path.write_text("user default off >x\nuser a on >secret ~a:* +get\n")
+    made = Users(TABLE, path=str(path), upstream_password="secret")
+    made.load()
+    upstream = made.log_in(b"default", b"secret")
+    assert upstream is not None and upstream is not made.default
+    assert upstream.is_unrestricted and not upstream.is_open and made.has(upstream)
+    assert made.log_in(b"default", b"x") is None  # it is off
+    assert made.log_in(b"a", b"secret") is made.get(b"a")
+    assert [each.name for each in made] == [b"a", b"default"]
+    made.load()
+    assert made.has(upstream) and made.log_in(b"default", b"secret") is upstream
+    made.save()
+    assert b"~*" not in path.read_bytes()
+
+
+def test_without_such_a_password_nobody_is_let_in_by_none(tmp_path: Path) -> None:
+    made = users(tmp_path / "acl", "user default off\n")
+    made.load()
+    assert made.log_in(b"default", b"") is None
+    gone = made.log_in(b"a", b"")
+    assert gone is None and made.has(made.default)

@@ -1,0 +1,107 @@
+"""Nodes and proxies with a file of users: clients are who the file says, and the parts know each other all the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server
+from compat.conformance.wire import Connection
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+
+# `default`, who may do little and needs no password, is not who proxies and nodes are.
+USERS = """
+user default on nopass ~public:* +get
+user admin on >a ~* &* +@all
+user tenant on >t ~job:v:1* &job:* +@read +@connection +@pubsub
+"""
+KEYS = [b"job:v:%d" % number for number in range(20)]
+WAIT_S_MAX = 60.0
+BETWEEN_US = "a password of the cluster's parts"
+
+
+class Cluster:
+    """Two nodes and a proxy."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        (folder / "log").mkdir()
+        writer = LogWriter(folder / "log", "job", [StateDescriptor("v", key="k", value="v")])
+        writer.publish([Change("v", Op.PUT, key, value=b"1") for key in KEYS])
+        acl, file = folder / "acl", folder / "cluster.json"
+        acl.write_text(USERS)
+        ports = [free_port(), free_port()]
+        slots = ("0-8191", "8192-16383")
+        nodes = [{"host": "127.0.0.1", "port": port, "slots": some} for port, some in zip(ports, slots, strict=True)]
+        file.write_text(json.dumps({"version": 1, "nodes": nodes}))
+        # The rate of `default` is one of clients: a proxy is asked by all of them.
+        given = ("--aclfile", str(acl), "--rate-limit", "default=1")
+        self.nodes = []
+        for number, port in enumerate(ports):
+            options = (*given, "--cluster", str(file), "--cluster-node", f"127.0.0.1:{port}")
+            made = sparkis_server(
+                folder / f"store{number}", folder / "log", *options, port=port, upstream_password=BETWEEN_US
+            )
+            self.nodes.append(stack.enter_context(made))
+        self.proxy = stack.enter_context(sparkis_proxy(file, *given, upstream_password=BETWEEN_US))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        yield Cluster(tmp_path_factory.mktemp("cluster"), stack)
+
+
+def logged_in(at: Running, user: str, password: str) -> Connection:
+    connection = Connection(at.port)
+    assert connection.call("HELLO", 3, "AUTH", user, password).mark == "%"
+    return connection
+
+
+def test_a_proxy_reads_from_nodes_and_is_not_held_to_the_rules_and_rates_of_default(cluster: Cluster) -> None:
+    with logged_in(cluster.proxy, "admin", "a") as client:
+        ends = monotonic() + WAIT_S_MAX
+        while client.call("DBSIZE").value != len(KEYS) and monotonic() < ends:  # the nodes may just have been found
+            sleep(0.05)
+        for _ in range(3):
+            assert [client.call("GET", key).value for key in KEYS] == [b"1"] * len(KEYS)
+    with logged_in(cluster.proxy, "tenant", "t") as client:
+        assert client.call("GET", KEYS[1]).value == b"1"
+        assert client.call("GET", KEYS[2]).value.startswith(b"NOPERM ")
+        assert client.call("DBSIZE").value == 11
+
+
+def test_a_message_reaches_the_clients_of_the_other_node(cluster: Cluster) -> None:
+    here, there = cluster.nodes
+    with logged_in(there, "tenant", "t") as listener, logged_in(here, "admin", "a") as publisher:
+        assert listener.call("SUBSCRIBE", "job:news").mark == ">"
+        publisher.call("PUBLISH", "job:news", "told")
+        assert listener.read().plain == [b"message", b"job:news", b"told"]
+
+
+def test_the_parts_stay_connected_when_users_are_loaded_anew_and_are_in_no_list(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        with logged_in(node, "admin", "a") as client:
+            proxies = {
+                line.split()[0] for line in client.call("CLIENT", "LIST").value.split(b"\n") if b"-proxy" in line
+            }
+            assert proxies
+            assert client.call("ACL", "LOAD").value == b"OK"
+            assert client.call("ACL", "USERS").plain == [b"admin", b"default", b"tenant"]
+            now = {line.split()[0] for line in client.call("CLIENT", "LIST").value.split(b"\n") if b"-proxy" in line}
+            assert now >= proxies
+
+
+def test_nobody_is_a_part_at_a_proxy_or_with_another_password(cluster: Cluster) -> None:
+    with Connection(cluster.proxy.port) as client:  # as in Redis any password is right for a user that needs none
+        assert client.call("AUTH", "default", BETWEEN_US).value == b"OK"
+        assert client.call("GET", KEYS[0]).value.startswith(b"NOPERM ")
+    with Connection(cluster.nodes[0].port) as client:
+        assert client.call("AUTH", "default", "guessed").value == b"OK"
+        assert client.call("DBSIZE").value.startswith(b"NOPERM ")

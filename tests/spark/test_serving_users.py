@@ -1,0 +1,135 @@
+"""What a driver serves has users, rates and notifications as `serve` is told: wherever clients ask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from micro_batches import Batches, eventually, start
+from pyspark.sql import SparkSession
+
+import sparkis
+from spark_hooks.placed import PlacedEndpoint
+from state_backend.errors import SparkisError
+
+Make = Callable[[str], Batches]
+USERS = """\
+user default off
+user admin on >root ~* &* +@all
+user tenant on >secret ~job:s:a* &* +@all -@admin -@dangerous
+"""
+RATE = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def no_log_left_over(spark: SparkSession) -> Iterator[None]:
+    yield
+    spark.conf.unset("spark.sparkis.log")
+
+
+@pytest.fixture
+def acl_file(tmp_path: Path) -> Path:
+    path = tmp_path / "users.acl"
+    path.write_text(USERS)
+    return path
+
+
+def publish(batches: Make, checkpoint: Path) -> Batches:
+    rows = batches("k string, v int")
+    rows.add({"k": "a", "v": 1}, {"k": "b", "v": 2})
+    start(sparkis.queryable(rows.df, "s", key="k", value="v", mode="append"), "job", checkpoint)
+    return rows
+
+
+def as_user(address: str, name: str, password: str) -> redis.Redis:
+    return redis.Redis.from_url(f"redis://{name}:{password}@{address}", decode_responses=True)
+
+
+def answer(address: str, key: str) -> Any:
+    """Return what the tenant is answered, or the error."""
+    with as_user(address, "tenant", "secret") as client:
+        try:
+            return client.get(key)
+        except redis.RedisError as error:
+            return str(error)
+
+
+def look_at(address: str) -> None:
+    """See who is let in, and to what."""
+    with redis.Redis.from_url(f"redis://{address}") as anybody, pytest.raises(redis.AuthenticationError):
+        anybody.ping()
+    eventually(lambda: answer(address, "job:s:a"), lambda found: found == "1")
+    assert "No permissions to access a key" in answer(address, "job:s:b")
+    with as_user(address, "admin", "root") as admin:
+        assert admin.acl_users() == ["admin", "default", "tenant"]
+        assert admin.config_get("notify-keyspace-events") == {"notify-keyspace-events": "AK"}
+
+
+def options_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+def test_a_server_beside_the_driver_has_the_users_rates_and_events_that_serve_is_given(
+    spark: SparkSession, batches: Make, acl_file: Path, tmp_path: Path
+):
+    given: dict[str, Any] = {"acl_file": acl_file, "rate_limits": f"tenant={RATE}", "notify_keyspace_events": "KA"}
+    with sparkis.serve(spark, log=tmp_path / "log", workers=2, **given) as endpoint:
+        address = endpoint.url.removeprefix("redis://")
+        assert f"--rate-limit=tenant={RATE}" in options_of(endpoint.pid)  # type: ignore[attr-defined]
+        rows = publish(batches, tmp_path / "checkpoint")
+        look_at(address)
+        with as_user(address, "tenant", "secret") as client, client.pubsub() as listener:
+            listener.psubscribe("__keyspace@0__:*")
+            assert listener.get_message(timeout=60)["type"] == "psubscribe"
+            rows.add({"k": "b", "v": 3}, {"k": "a", "v": 4})
+            assert listener.get_message(timeout=60)["channel"] == "__keyspace@0__:job:s:a"  # none of b's
+
+
+def test_servers_on_executors_and_the_proxy_have_them_by_settings(
+    spark: SparkSession, batches: Make, acl_file: Path, tmp_path: Path
+):
+    settings = {
+        "spark.sparkis.aclFile": str(acl_file),
+        "spark.sparkis.rateLimits": f"tenant={RATE},{RATE} default=1",
+        "spark.sparkis.notifyKeyspaceEvents": "KA",
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        with sparkis.serve(spark, log=tmp_path / "log", placement="executors") as endpoint:
+            assert isinstance(endpoint, PlacedEndpoint)
+            assert endpoint.password is None  # who comes is one of the file's users
+            publish(batches, tmp_path / "checkpoint")
+            look_at(endpoint.url.removeprefix("redis://"))
+            (member,) = endpoint.members()
+            look_at(member["address"])
+            with as_user(member["address"], "admin", "root") as admin:
+                server = int(admin.info("server")["process_id"])
+            for pid in (endpoint.pids[1], server):
+                assert {f"--rate-limit=tenant={RATE},{RATE}", "--rate-limit=default=1"} <= {*options_of(pid)}
+                assert endpoint.plan.upstream_password not in options_of(pid)
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+
+
+@pytest.mark.parametrize("placement", ["driver", "executors"])
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"rate_limits": "tenant"}, "'tenant' is no limit: write USER=COMMANDS"),
+        ({"rate_limits": ["a=1", "a=,2"]}, "is given twice for one user"),
+        ({"notify_keyspace_events": "KAy"}, "notify_keyspace_events='KAy': Invalid event class character"),
+        ({"acl_file": "/nowhere"}, "opening file '/nowhere': No such file"),
+        ({"acl_file": "/nowhere", "password": "x"}, "password and acl_file='/nowhere' are both given"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_started(
+    spark: SparkSession, tmp_path: Path, placement: Any, given: dict[str, Any], told: str
+):
+    with pytest.raises((ValueError, SparkisError), match=re.escape(told)):
+        sparkis.serve(spark, log=tmp_path / "log", placement=placement, **given)
