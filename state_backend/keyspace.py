@@ -20,7 +20,7 @@ from state_backend.errors import DescriptorError, JobLoadingError, SlotLoadingEr
 from state_backend.key_groups import ALL, NONE, KeyGroups
 from state_backend.memory_store import MemoryStore
 from state_backend.slots import position_of, slot_of
-from state_backend.store import Applied, Entry, Snapshot, Store, Values
+from state_backend.store import Applied, Snapshot, Store, Values
 
 # Told which keys may read differently from now on; None: any.
 OnChange = Callable[[Sequence[bytes] | None], None]
@@ -331,23 +331,23 @@ class KeyspaceView:
         self.check_whole()
         return sum(snapshot.applied.key_count for _, snapshot in self.snapshots())
 
-    def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
+    def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
         """Scan all jobs at once in slot order; see `Snapshot.scan`.
 
         Every job is asked from the same position on. The step ends at the first position where one of them has
         more, so that none is ahead of the cursor.
         """
         self.check_whole()
-        steps = [snapshot.scan(cursor, count) for _, snapshot in self.snapshots()]
+        steps = [snapshot.scan(cursor, count, kinds) for _, snapshot in self.snapshots()]
         if len(steps) == 1:
             return steps[0]
         end = min((next_cursor for next_cursor, _ in steps if next_cursor), default=0)
-        found = [entry for _, entries in steps for entry in entries]
+        found = [key for _, keys in steps for key in keys]
         if end:
-            found = [entry for entry in found if position_of(entry.key) < end]
+            found = [key for key in found if position_of(key) < end]
         return end, found
 
-    def random_entries(self) -> Iterator[Entry | None]:
+    def random_keys(self) -> Iterator[bytes | None]:
         """Iterate over short steps towards some key of some job: the first that is not None.
 
         Jobs are tried in turn from a random one, weighted by their keys.
@@ -357,4 +357,4 @@ class KeyspaceView:
         while jobs:
             weights = [snapshot.applied.key_count for _, snapshot in jobs]
             chosen = choices(range(len(jobs)), weights)[0]
-            yield from jobs.pop(chosen)[1].random_entries()
+            yield from jobs.pop(chosen)[1].random_keys()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from binascii import crc_hqx
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from functools import partial
 from itertools import chain, islice
@@ -63,7 +63,7 @@ from state_backend.slots import HASH_BITS, PLACE, POSITION_BYTES, POSITIONS, pla
 from state_backend.store import FIELD_POSITIONS, Applied, Entry, LongText, Snapshot, Text, Values, whole
 
 # A step of a scan or a count ends after so many records, live or not, beyond those that it was asked for, or after so
-# many bytes of them: well below a millisecond or two (measured: 1 us a record, 0.1 us a KiB).
+# many bytes of them: well below a millisecond or two (measured: 0.4 us a record, 0.1 us a KiB).
 VISITS_MAX = 1024
 VISITED_BYTES_MAX = 2 << 20
 
@@ -506,28 +506,26 @@ class LmdbSnapshot(Snapshot):
         next_cursor, found = self._scan_fields(large.pack(), cursor, count)
         return next_cursor, [(name_of(each), SCORE.unpack(payload_of(each))[0]) for each in found]
 
-    def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
-        found: list[Entry] = []
+    def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
+        found: list[bytes] = []
         if cursor >= POSITIONS:
             return 0, found
-        last = b""
-        visited_bytes = 0
-        self._known()
-        states, now_ms = self._states, self._now_ms
+        last_at = b""
+        left, visits_max, visited_bytes = count, VISITS_MAX + count, 0
+        now_ms = self._now_ms
         with self._txn.cursor(db=self._tables.keys) as records:
             for visits, (at, record) in enumerate(self._records(records, cursor)):
-                position = at[:POSITION_BYTES]
-                is_enough = len(found) >= count or visits >= VISITS_MAX + count or visited_bytes >= VISITED_BYTES_MAX
-                if is_enough and position != last:
+                is_enough = left <= 0 or visits >= visits_max or visited_bytes >= VISITED_BYTES_MAX
+                if is_enough and (position := at[:POSITION_BYTES]) != last_at[:POSITION_BYTES]:
                     return int.from_bytes(position, "big"), found
                 visited_bytes += len(record)
-                last = position
-                length, expire_at_ms, number, form = read_header(record)
+                last_at = at
+                length, expire_at_ms, _, form = read_header(record)
                 if 0 < expire_at_ms <= now_ms or (form == LARGE and not self._is_live(record)):
                     continue
-                found.append(
-                    Entry(record[NAME_AT : NAME_AT + length], states[number], KINDS[form], expire_at_ms or None)
-                )
+                left -= 1
+                if kinds is None or KINDS[form] in kinds:
+                    found.append(record[NAME_AT : NAME_AT + length])
         return 0, found
 
     def _records(self, records: lmdb.Cursor[bytes], position: int = 0) -> Iterable[tuple[bytes, bytes]]:
@@ -570,7 +568,7 @@ class LmdbSnapshot(Snapshot):
         for each in self._live_field_records(record):
             yield Change(state, Op.PUT, key, name_of(each), whole(self._field_text(each)), expiry_of(each) or None)
 
-    def random_entries(self) -> Iterator[Entry | None]:
+    def random_keys(self) -> Iterator[bytes | None]:
         owned = self.key_groups
         if not owned:
             return

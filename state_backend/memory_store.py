@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from random import randrange
+from random import choice
 from secrets import token_hex
 from typing import NamedTuple
 
@@ -443,12 +443,12 @@ class MemorySnapshot(Snapshot):
         next_cursor, members = _member_step(scores, cursor, count)
         return next_cursor, [(member, scores[member]) for member in members]
 
-    def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
+    def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
         if not self._order:
             self._order = sorted((position_of(key), key) for key in self._held if self._live(key) is not None)
         start, end = _step(self._order, cursor, count)
-        found = [self.entry(key) for _, key in self._order[start:end]]
-        return (self._order[end][0] if end < len(self._order) else 0), [each for each in found if each is not None]
+        found = [key for _, key in self._order[start:end] if kinds is None or self._held[key].kind in kinds]
+        return (self._order[end][0] if end < len(self._order) else 0), found
 
     def changes(self) -> Iterator[Change]:
         for key in sorted(self._held, key=lambda key: (position_of(key), key)):
@@ -472,9 +472,9 @@ class MemorySnapshot(Snapshot):
             for name, each in held.fields.items():
                 yield Change(held.state, Op.PUT, key, name, each.value, each.expire_at_ms)
 
-    def random_entries(self) -> Iterator[Entry | None]:
+    def random_keys(self) -> Iterator[bytes | None]:
         live = [key for key in self._held if self._live(key) is not None]
-        return iter([self.entry(live[randrange(len(live))])] if live else [])
+        return iter([choice(live)] if live else [])
 
 
 def _member_step(members: Iterable[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:

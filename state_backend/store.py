@@ -7,7 +7,7 @@ answers from one epoch and one clock reading: what has expired by then does not 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -331,10 +331,10 @@ class Snapshot(ABC):
         """Return the next cursor (0 at the end) and about `count` (member, score), in any order; a small one whole."""
 
     @abstractmethod
-    def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
-        """Return the next cursor (0 at the end) and about `count` entries in slot order.
+    def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
+        """Return the next cursor (0 at the end) and those of about `count` keys, in slot order, that are of some kinds.
 
-        There may be fewer, even none, where much has expired or is large: a step's time is bounded.
+        There may be fewer, even none, where much has expired or is large: a step's time is bounded. kinds: None: all.
 
         A cursor is a position: the first one not yet visited. A step never ends inside one position, so that keys that
         stay over the whole scan are returned exactly once, on any server that holds them.
@@ -345,8 +345,8 @@ class Snapshot(ABC):
         """Iterate over changes that make this state out of nothing, in store order. What has expired is left out."""
 
     @abstractmethod
-    def random_entries(self) -> Iterator[Entry | None]:
-        """Iterate over steps of bounded time towards some entry, any with about the same likelihood: the first that is
+    def random_keys(self) -> Iterator[bytes | None]:
+        """Iterate over steps of bounded time towards some key, any with about the same likelihood: the first that is
         not None."""
 
 

@@ -11,20 +11,20 @@ only where that is asked for (DBSIZE).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from random import randrange
 from typing import NamedTuple
 
 from resp_server.cluster.view import PartView
 from resp_server.protocol.session import Account
-from state_backend.descriptor import KeyFormat, StateDescriptor
+from state_backend.descriptor import KeyFormat, Kind, StateDescriptor
 from state_backend.keyspace import Job, KeyspaceView
 from state_backend.slots import HASH_BITS, SLOTS
-from state_backend.store import Applied, Entry, Snapshot
+from state_backend.store import Applied, Snapshot
 
-# Entries of one step of a search or a count: well below a millisecond (guess).
-STEP_ENTRIES = 512
+# Keys of one step of a search or a count: well below a millisecond (guess).
+STEP_KEYS = 512
 # Random keys that are looked at before all are: a user that may read an eighth of them finds one nearly always.
 RANDOM_TRIES = 32
 
@@ -132,15 +132,10 @@ class Sight:
         """Tell whether a job is one of them."""
         return self.is_everything or job in self._reach
 
-    def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
+    def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
         """Take a step over the keys, as `KeyspaceView.scan` does."""
-        next_cursor, entries = self.view.scan(cursor, count)
-        return next_cursor, self._readable(entries)
-
-    def _readable(self, entries: list[Entry]) -> list[Entry]:
-        if self.is_everything:
-            return entries
-        return [entry for entry in entries if self._user.can_read(entry.key)]
+        next_cursor, keys = self.view.scan(cursor, count, kinds)
+        return next_cursor, keys if self.is_everything else list(filter(self._user.can_read, keys))
 
     def key_count(self) -> int | None:
         """Return how many keys there are, expired ones that are not yet removed too; None: they are to be counted."""
@@ -154,32 +149,32 @@ class Sight:
         """Iterate over numbers that add up to the number of keys, in steps."""
         cursor = 0
         while True:
-            cursor, entries = self.scan(cursor, STEP_ENTRIES)
-            yield len(entries)
+            cursor, keys = self.scan(cursor, STEP_KEYS)
+            yield len(keys)
             if not cursor:
                 return
 
-    def random_entries(self) -> Iterator[Entry | None]:
+    def random_keys(self) -> Iterator[bytes | None]:
         """Iterate over short steps towards some key: the first that is not None."""
         if self.is_everything:
-            yield from self.view.random_entries()
+            yield from self.view.random_keys()
             return
         for _ in range(RANDOM_TRIES):
             found = None
-            for found in self.view.random_entries():
+            for found in self.view.random_keys():
                 if found is not None:
                     break
                 yield None
             if found is None:
                 return  # there is none at all
-            if self._user.can_read(found.key):
+            if self._user.can_read(found):
                 yield found
                 return
         start = randrange(SLOTS << HASH_BITS)
         for first, last in ((start, SLOTS << HASH_BITS), (0, start)):
             cursor = first
             while cursor < last:
-                cursor, entries = self.scan(cursor, STEP_ENTRIES)
-                yield entries[0] if entries else None
+                cursor, keys = self.scan(cursor, STEP_KEYS)
+                yield keys[0] if keys else None
                 if not cursor:
                     break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from random import randrange
 
@@ -12,10 +12,10 @@ from state_backend.errors import StoreError
 from state_backend.key_groups import KeyGroups
 from state_backend.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.slots import HASH_BITS, SLOTS, slot_at, slot_of
-from state_backend.store import Entry, Snapshot, Values
+from state_backend.store import Snapshot, Values
 
-# Entries of one step of counting: well below a millisecond (guess).
-STEP_ENTRIES = 512
+# Keys of one step of counting: well below a millisecond (guess).
+STEP_KEYS = 512
 
 
 class PartView(KeyspaceView):
@@ -46,12 +46,12 @@ class PartView(KeyspaceView):
         placed = [next(found) if self._is_here[slot_of(key)] else None for key in keys]
         return Values(placed, expiring, left.union(key for key in keys if not self._is_here[slot_of(key)]))
 
-    def scan(self, cursor: int, count: int) -> tuple[int, list[Entry]]:
+    def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
         start = self._from(cursor)
         if start is None:
             return 0, []
-        next_cursor, found = super().scan(start, count)
-        found = [entry for entry in found if self._is_here[slot_of(entry.key)]]
+        next_cursor, found = super().scan(start, count, kinds)
+        found = [key for key in found if self._is_here[slot_of(key)]]
         return (self._from(next_cursor) or 0 if next_cursor else 0), found
 
     def _from(self, position: int) -> int | None:
@@ -63,8 +63,8 @@ class PartView(KeyspaceView):
         """Iterate over numbers that add up to the number of keys; a step for each few hundred of them."""
         cursor = 0
         while True:
-            cursor, entries = self.scan(cursor, STEP_ENTRIES)
-            yield len(entries)
+            cursor, keys = self.scan(cursor, STEP_KEYS)
+            yield len(keys)
             if not cursor:
                 return
 
@@ -76,7 +76,7 @@ class PartView(KeyspaceView):
     def key_count(self) -> int:
         return super().key_count() if self.is_counted else sum(self.key_counts())
 
-    def random_entries(self) -> Iterator[Entry | None]:
+    def random_keys(self) -> Iterator[bytes | None]:
         if not self._slots:
             return
         cursor = self._random_position()

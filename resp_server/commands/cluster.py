@@ -153,8 +153,8 @@ def _keys_in(sight: Sight, slot: int) -> Iterator[Sequence[bytes]]:
     """Iterate over the keys of a slot, in steps of bounded time: none of a slot that this server does not show."""
     cursor = slot << HASH_BITS
     while True:
-        cursor, entries = sight.scan(cursor, SLICE_ENTRIES)
-        yield [entry.key for entry in entries if slot_of(entry.key) == slot]
+        cursor, keys = sight.scan(cursor, SLICE_ENTRIES)
+        yield [key for key in keys if slot_of(key) == slot]
         if not cursor or slot_at(cursor) != slot:
             return
 

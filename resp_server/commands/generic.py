@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -17,7 +17,7 @@ from resp_server.instance import Call
 from resp_server.protocol.replies import FirstOf, LongBulk, Reply, Sliced, WithLong
 from state_backend.descriptor import Kind
 from state_backend.keyspace import KeyspaceView
-from state_backend.store import Entry, LongText, Text, whole
+from state_backend.store import LongText, Text, whole
 
 # In Redis' words.
 TYPE_NAMES = {
@@ -28,8 +28,8 @@ TYPE_NAMES = {
     Kind.SORTED_SET: "zset",
 }
 
-# One step's entries: COUNT is a hint, and a step of this many takes a few milliseconds (measured: 1.5 us each, and
-# three times that where many processes share a processor's cache).
+# One step's keys: COUNT is a hint, and a step of this many takes a few milliseconds (measured: 0.7 us each, and three
+# times that where many processes share a processor's cache).
 SCAN_COUNT_DEFAULT = 10
 SCAN_COUNT_MAX = 2048
 
@@ -68,7 +68,7 @@ class ScanOptions:
 
     count: int = SCAN_COUNT_DEFAULT
     matches: Matches | None = None
-    type_name: str | None = None
+    kinds: Collection[Kind] | None = None
     has_values: bool = True
 
     @classmethod
@@ -99,13 +99,8 @@ class ScanOptions:
         elif option == b"MATCH":
             self.matches = None if value == b"*" else matcher(value)
         else:
-            self.type_name = value.decode("utf-8", "replace").lower()
-
-    def takes(self, entry: Entry) -> bool:
-        """Tell whether MATCH and TYPE let an entry through."""
-        if self.type_name is not None and TYPE_NAMES[entry.kind] != self.type_name:
-            return False
-        return self.matches is None or bool(self.matches(entry.key))
+            type_name = value.decode("utf-8", "replace").lower()
+            self.kinds = [kind for kind, name in TYPE_NAMES.items() if name == type_name]
 
 
 @command("exists")
@@ -256,23 +251,23 @@ def _seconds(milliseconds: int) -> int:
 @command("randomkey")
 def randomkey(call: Call) -> Reply:
     """Returns a random key name from the database."""
-    for entry in islice(call.sight.random_entries(), 2):
-        if entry is not None:
-            return entry.key
+    for key in islice(call.sight.random_keys(), 2):
+        if key is not None:
+            return key
     # Much has expired: it may take long.
     return sliced(call, lambda view: _random_key(call.sight_of(view)), FirstOf)
 
 
 def _random_key(sight: Sight) -> Iterator[Sequence[Reply]]:
-    return ([] if entry is None else [entry.key] for entry in sight.random_entries())
+    return ([] if key is None else [key] for key in sight.random_keys())
 
 
 @command("scan")
 def scan(call: Call, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over the key names in the database."""
     options = ScanOptions.parse(words, "scan")
-    next_cursor, entries = call.sight.scan(cursor, options.count)
-    return [b"%d" % next_cursor, [entry.key for entry in entries if options.takes(entry)]]
+    next_cursor, found = call.sight.scan(cursor, options.count, options.kinds)
+    return [b"%d" % next_cursor, found if options.matches is None else list(filter(options.matches, found))]
 
 
 @command("keys")
@@ -285,7 +280,7 @@ def keys(call: Call, pattern: bytes) -> Reply:
 def _keys(sight: Sight, matches: Matches) -> Iterator[list[bytes]]:
     cursor = 0
     while True:
-        cursor, entries = sight.scan(cursor, SLICE_ENTRIES)
-        yield [entry.key for entry in entries if matches(entry.key)]
+        cursor, found = sight.scan(cursor, SLICE_ENTRIES)
+        yield list(filter(matches, found))
         if not cursor:
             return

@@ -412,9 +412,10 @@ def sampled_ttls(snapshot: Snapshot, now_ms: int) -> list[int]:
     found: list[int] = []
     for _ in range(SAMPLE_TRIES if owned else 0):
         slot = next(islice(owned, randrange(len(owned)), None))
-        cursor, entries = snapshot.scan(slot << HASH_BITS | randrange(1 << HASH_BITS), SAMPLE_KEYS)
+        cursor, keys = snapshot.scan(slot << HASH_BITS | randrange(1 << HASH_BITS), SAMPLE_KEYS)
         if not cursor:
-            entries += snapshot.scan(0, SAMPLE_KEYS - len(entries))[1]
+            keys += snapshot.scan(0, SAMPLE_KEYS - len(keys))[1]
+        entries = filter(None, map(snapshot.entry, keys))
         found += [each.expire_at_ms - now_ms for each in entries if each.expire_at_ms is not None]
         if len(found) >= SAMPLE_TTLS:
             break

@@ -58,13 +58,13 @@ def changes_of(epoch: int) -> list[Change]:
 def assert_whole(snapshot: Snapshot) -> int:
     """Check that a snapshot holds every epoch up to its own, and nothing else; return its epoch (-1: nothing yet)."""
     epoch = snapshot.applied.epoch
-    _, entries = snapshot.scan(0, 1 << 30)
+    _, keys = snapshot.scan(0, 1 << 30)
     if epoch < 0:
-        assert entries == []
+        assert keys == []
         return epoch
     last = {change.key: change.value for change in changes_of(epoch) if change.field is None}
     epochs = (b"epoch:%d" % each for each in range(epoch + 1))
-    assert {entry.key for entry in entries} == {*last, b"map", b"top", *epochs}
+    assert set(keys) == {*last, b"map", b"top", *epochs}
     for key, value in last.items():
         assert snapshot.value(key) == value
     for each in range(epoch + 1):

@@ -211,7 +211,7 @@ class SlotsMove(RuleBasedStateMachine):
                     assert mine.key_groups == holding.owned
                     stores.assert_equal_answers(theirs, mine)
             with applier.store.snapshot(0) as all_there:  # what has expired and is not yet removed is counted
-                found = Counter(entry.state for entry in all_there.scan(0, 1 << 30)[1])
+                found = Counter(all_there.entry(key).state for key in all_there.scan(0, 1 << 30)[1])
             assert dict(applied.keys) == found
 
 

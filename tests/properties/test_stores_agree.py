@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from state_backend import lmdb_ranks, packed_list, packed_map, packed_sorted, slots
-from state_backend.descriptor import StateDescriptor
+from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.epochs import rows_of_slots
 from state_backend.errors import KeyConflictError, WrongKindError
 from state_backend.holding import Loading
@@ -454,8 +454,11 @@ def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
     for count in (1, 3, 1000):
         for snapshot in (memory, lmdb):
             found = list(scanned(lambda at, s=snapshot, c=count: s.scan(at, c)))
-            assert sorted(found) == sorted(live)
-    assert (next(filter(None, lmdb.random_entries()), None) is None) == (not live)
+            assert sorted(found) == sorted(entry.key for entry in live)
+            for kind in Kind:
+                found = list(scanned(lambda at, s=snapshot, c=count, k=kind: s.scan(at, c, (k,))))
+                assert sorted(found) == sorted(entry.key for entry in live if entry.kind is kind)
+    assert any(key is not None for key in lmdb.random_keys()) == bool(live)
 
 
 def assert_tables_fit(store: LmdbStore) -> None:
@@ -721,7 +724,7 @@ class StoresAgreeOnSomeSlots(StoresAgree):
     @invariant()
     def counts_are_of_what_is_owned(self) -> None:
         with self.lmdb.snapshot(0) as snapshot:
-            found = list(scanned(lambda at: snapshot.scan(at, 3)))
+            found = [snapshot.entry(key) for key in scanned(lambda at: snapshot.scan(at, 3))]
         assert Counter(entry.state for entry in found) == dict(self.lmdb.applied.keys)
         assert sum(entry.expire_at_ms is not None for entry in found) == self.lmdb.applied.expiring
 

@@ -31,11 +31,11 @@ def test_others_are_served_between_the_steps_of_keys(
     order: list[str] = []
     scan = type(server.server.instance.view).scan
 
-    def noted(view: Any, cursor: int, count: int) -> Any:
+    def noted(view: Any, *step: Any) -> Any:
         order.append("step")
         if order.count("step") == 1:
             quick.send(PING)  # it is waiting from now on
-        return scan(view, cursor, count)
+        return scan(view, *step)
 
     monkeypatch.setattr(type(server.server.instance.view), "scan", noted)
     dispatcher = server.server.dispatcher

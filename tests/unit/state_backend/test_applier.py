@@ -70,7 +70,7 @@ class Followed:
         store = mine if mine is not None and is_mine else LmdbStore(path, "", is_reader=True)
         try:
             with store.snapshot(NOW_MS) as snapshot:
-                return {entry.key: snapshot.value(entry.key) for entry in snapshot.scan(0, 1 << 20)[1]}
+                return {key: snapshot.value(key) for key in snapshot.scan(0, 1 << 20)[1]}
         finally:
             if not is_mine:
                 store.close()

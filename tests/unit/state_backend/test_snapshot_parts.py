@@ -74,10 +74,10 @@ class Scene:
     def of_log(self) -> dict[bytes, Any]:
         with read_snapshot(self.root, "job") as shown:
             return {
-                entry.key: shown.value(entry.key)
-                if entry.state == "v"
-                else list(shown.list_elements(entry.key, 0, shown.list_size(entry.key)))
-                for entry in shown.scan(0, 1 << 30)[1]
+                key: shown.value(key)
+                if shown.entry(key).state == "v"
+                else list(shown.list_elements(key, 0, shown.list_size(key)))
+                for key in shown.scan(0, 1 << 30)[1]
             }
 
     def folder_of(self, epoch: int) -> Path:
@@ -158,7 +158,7 @@ def test_a_reader_of_some_slots_reads_the_files_of_any_part(scene: Scene, slots:
     applier.step()
     assert applier.store is not None
     with applier.store.snapshot(1) as shown:
-        keys = {entry.key for entry in shown.scan(0, 1 << 30)[1]}
+        keys = set(shown.scan(0, 1 << 30)[1])
         assert keys == {key for key in before if slot_of(key) in wanted}
         assert all(shown.list_size(key) == 5 for key in keys if key.startswith(b"l:"))
     applier.close()
