@@ -14,19 +14,6 @@ from resp_server.stats import Stats
 # Of the thread that calls, where the system tells: the event loop's.
 THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
-ADDED_UP = (
-    "held_back",
-    "started_bytes",
-    "own_bytes",
-    "output_bytes",
-    "ready_replies",
-    "ready_bytes",
-    "children_user_s",
-    "children_system_s",
-    "thread_user_s",
-    "thread_system_s",
-)
-
 
 @dataclass
 class Numbers:
@@ -89,24 +76,10 @@ class Numbers:
         """Add the numbers of several processes up."""
         whole = cls()
         for part in parts:
-            whole.clients += part.clients
-            whole.watching += part.watching
-            whole.watched_keys += part.watched_keys
-            whole.tracking += part.tracking
-            whole.tracked_keys += part.tracked_keys
-            whole.tracked_items += part.tracked_items
-            whole.tracked_prefixes += part.tracked_prefixes
-            whole.subscribed += part.subscribed
-            whole.channels += part.channels
-            whole.patterns += part.patterns
-            whole.shard_channels += part.shard_channels
-            whole.resident_bytes += part.resident_bytes
-            whole.resident_bytes_peak += part.resident_bytes_peak
-            whole.output_bytes_most = max(whole.output_bytes_most, part.output_bytes_most)
-            for name in ADDED_UP:
+            most = max(whole.output_bytes_most, part.output_bytes_most)
+            for name in vars(whole).keys() - {"stats"}:
                 setattr(whole, name, getattr(whole, name) + getattr(part, name))
-            whole.user_s += part.user_s
-            whole.system_s += part.system_s
+            whole.output_bytes_most = most
             whole.stats.add(part.stats)
         return whole
 

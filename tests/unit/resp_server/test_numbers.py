@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import fields
 
 from resp_server.numbers import Numbers
 from resp_server.stats import Stats, Tally
@@ -35,6 +36,14 @@ def test_numbers_are_added_up() -> None:
     assert stats.commands["only2"] == Tally(1)
     assert stats.calls == 10
     assert stats.errors == {"ERR": 7, "CODE1": 1, "CODE2": 1, "CODE4": 1}
+
+
+def test_each_number_is_added_up_but_the_most_that_waits_for_one_client() -> None:
+    names = [each.name for each in fields(Numbers) if each.name != "stats"]
+    parts = [Numbers(**{name: factor * at for at, name in enumerate(names, 1)}) for factor in (5, 2)]
+    expected = {name: 7 * at for at, name in enumerate(names, 1)}
+    expected["output_bytes_most"] = parts[0].output_bytes_most
+    assert Numbers.total(parts) == Numbers(**expected)
 
 
 def test_numbers_are_the_same_after_they_were_told() -> None:
