@@ -68,18 +68,20 @@ class Options:
         self._check_prefixes(now)
 
     def _check_prefixes(self, now: Tracked) -> None:
+        # First: each is compared with each, which is for some hundred of them, and not for as many as a request has.
+        if sum(len(each) + PREFIX_OVERHEAD_BYTES for each in now.prefixes.union(self.prefixes)) > PREFIX_BYTES_MAX:
+            raise PlainError(
+                f"the prefixes of one client may take {PREFIX_BYTES_MAX} bytes; use fewer, or shorter ones"
+            )
+        existing = sorted(now.prefixes)
         for at, prefix in enumerate(self.prefixes):
-            for others, which in ((sorted(now.prefixes), "an existing"), (self.prefixes[at + 1 :], "another provided")):
+            for others, which in ((existing, "an existing"), (self.prefixes[at + 1 :], "another provided")):
                 for other in others:
                     if prefix.startswith(other) or other.startswith(prefix):
                         raise PlainError(
                             f"Prefix '{typed(prefix)}' overlaps with {which} prefix '{typed(other)}'. "
                             "Prefixes for a single client must not overlap."
                         )
-        if sum(len(each) + PREFIX_OVERHEAD_BYTES for each in now.prefixes.union(self.prefixes)) > PREFIX_BYTES_MAX:
-            raise PlainError(
-                f"the prefixes of one client may take {PREFIX_BYTES_MAX} bytes; use fewer, or shorter ones"
-            )
 
     def apply(self, instance: Instance, client: Tracked) -> None:
         """Track in this way from now on."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from resp_server.protocol.replies import encode
+from resp_server.tracking import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
 from state_backend.keyspace import Keyspace
 from state_backend.slots import field_position_of
 
@@ -399,3 +400,12 @@ def test_command_docs_are_redis_own(client: Any) -> None:
     assert client.ask("COMMAND DOCS get nope") == encode(expected, 3)
     assert client.ask("COMMAND DOCS").startswith(b"%251\r\n")
     assert b"state|jobs" in client.ask("COMMAND DOCS state")
+
+
+def test_prefixes_that_are_too_many_are_refused_before_each_is_compared_with_each(client: Any) -> None:
+    prefixes = [b"%06d" % number for number in range(PREFIX_BYTES_MAX // PREFIX_OVERHEAD_BYTES)]
+    prefixes.append(prefixes[0] + b"x")  # which overlap
+    words = [word for prefix in prefixes for word in (b"PREFIX", prefix)]
+    refused = b"-ERR the prefixes of one client may take 65536 bytes; use fewer, or shorter ones\r\n"
+    assert client.send([b"CLIENT", b"TRACKING", b"ON", b"BCAST", *words]) == refused
+    assert client.session.tracked is None
