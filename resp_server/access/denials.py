@@ -9,7 +9,6 @@ from typing import Any
 from resp_server.access.rules import Reason
 
 # Standard: those of Redis.
-ENTRIES_MAX = 128
 ALIKE_MS_MAX = 60_000
 LOOKED_AT_MAX = 10
 # Of a key, a channel or a name that is kept (guess).
@@ -39,18 +38,16 @@ class Entry:
 
 
 class Denials:
-    """The newest denials, the newest one first, and how many there were of each reason."""
+    """The newest denials, the newest one first."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
-        self.counts = dict.fromkeys(REASONS, 0)
         self._next_id = 0
 
     def add(
         self, reason: Reason, *, is_queued: bool, of: bytes, user: bytes, client: str, now_ms: int, entries_max: int
     ) -> None:
         """Take in one. of: the command, key or channel; user: who, or as whom somebody tried to log in."""
-        self.counts[reason] += 1
         new = Entry(
             REASONS[reason],
             "multi" if is_queued else "toplevel",
@@ -72,7 +69,7 @@ class Denials:
         self.entries.insert(0, known)
 
     def reset(self) -> None:
-        """Forget them; what was counted stays."""
+        """Forget them."""
         self.entries.clear()
 
     def to_json(self) -> Sequence[dict[str, Any]]:
