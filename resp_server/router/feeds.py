@@ -7,8 +7,8 @@
     __sparkis__:...           at none: the proxy itself says when all shards show an epoch
 
 With several applications messages of clients go over the first one. Which events are told is said by the proxy's own
-settings (STATE NOTIFY), whatever the servers' are. Where a connection is lost, the clients that could have missed
-something are cut, as they would be by the server.
+settings (STATE NOTIFY), whatever the servers' are. Where a connection is lost, or brings nothing any more, the clients
+that could have missed something are cut, as they would be by the server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from resp_server.pubsub import OWN_CHANNELS, Mail
 from resp_server.router.applications import Applications
 from resp_server.router.asks import Ask, TakesReplies
 from resp_server.router.frames import pack
-from resp_server.router.lane import LaneKey
+from resp_server.router.lane import PING, LaneKey
 from resp_server.router.upstream import Upstreams
 from resp_server.tls import why
 from state_backend.slots import slot_of
@@ -47,6 +47,8 @@ logger = logging.getLogger("sparkis.proxy")
 LOOK_S = 0.05
 # A server that cannot be reached is tried again after this.
 PAUSE_S = 0.5
+# A server that says nothing for a timeout of the proxy's is asked to, and is as good as gone after so many (guess).
+SILENT_TIMEOUTS_MAX = 5
 NAMES_PER_REQUEST = 1_000
 # How long a proxy reads nothing more of a server's messages while its clients do not take them.
 PATIENCE_S = 1.0
@@ -73,6 +75,7 @@ class Feed(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._connecting: asyncio.Task[None] | None = None
         self._not_before_s = 0.0
+        self._heard_s = 0.0
         self._paused_steps = 0
 
     def settle(self, letters: str) -> None:
@@ -92,7 +95,7 @@ class Feed(asyncio.Protocol):
         if words:
             self._has = set(self.wanted)
             self.pings += 1
-            self._transport.write(b"".join(map(pack, [*words, (b"PING",)])))
+            self._transport.write(b"".join([*map(pack, words), PING]))
 
     async def _connect(self) -> None:
         host, _, port = self.address.rpartition(":")
@@ -111,6 +114,7 @@ class Feed(asyncio.Protocol):
         words += [(b"HELLO", b"3"), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         transport.write(b"".join(map(pack, words)))
         self._transport, self._has, self._letters = transport, set(), None
+        self._heard_s = self._loop.time()
         self.pings = self.pongs
         self._feeds.settle()
 
@@ -118,6 +122,19 @@ class Feed(asyncio.Protocol):
     def is_behind(self) -> bool:
         """Tell whether there is something to ask the server for, or no connection."""
         return self._transport is None or self._has != self.wanted
+
+    def check(self) -> None:
+        """Have a server that is silent say something; end the connection if it does not."""
+        timeout_s = self.upstreams.timeout_s
+        if self._transport is None or self._paused_steps:
+            return
+        silent_s = self._loop.time() - self._heard_s
+        if silent_s > SILENT_TIMEOUTS_MAX * timeout_s:
+            logger.warning("%s, which messages come from, says nothing any more", self.address)
+            self._transport.abort()
+        elif silent_s > timeout_s and self.pings == self.pongs:
+            self.pings += 1
+            self._transport.write(PING)
 
     def close(self) -> None:
         """End it; nobody misses anything."""
@@ -128,6 +145,7 @@ class Feed(asyncio.Protocol):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        self._heard_s = self._loop.time()
         self._reader.feed(data)
         mail = Mail()
         try:
@@ -177,6 +195,7 @@ class Feed(asyncio.Protocol):
         elif self._paused_steps:
             self._feeds.leave_behind(told)
             self._paused_steps = 0
+            self._heard_s = self._loop.time()
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -256,10 +275,9 @@ class Feeds:
             self._feeds.pop(key).close()
         letters = self.instance.config.notify_events
         for (number, address), names in wanted.items():
-            feed = self._feeds.get((number, address))
-            if feed is None:
-                feed = Feed(self, self._applications.each[number], address)
-                self._feeds[number, address] = feed
+            if (number, address) not in self._feeds:
+                self._feeds[number, address] = Feed(self, self._applications.each[number], address)
+            feed = self._feeds[number, address]
             feed.wanted = names
             feed.settle(letters)
         if self._looking is None and not self._is_stopped and not self._is_empty:
@@ -304,6 +322,8 @@ class Feeds:
         if self._is_stopped or self._is_empty:
             return
         self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        for feed in self._feeds.values():
+            feed.check()
         if self._standing != self._who_answers() or any(feed.is_behind for feed in self._feeds.values()):
             self.settle()
         for (number, job), reached in self._reached():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,7 @@ class Cluster:
         slots = (f"0-{HALF - 1}", f"{HALF}-16383")
         nodes = [{"host": "127.0.0.1", "port": port, "slots": some} for port, some in zip(ports, slots, strict=True)]
         file.write_text(json.dumps({"version": 1, "nodes": nodes}))
+        self.file = file
         self.nodes = []
         for number, port in enumerate(ports):
             options = ("--cluster", str(file), "--cluster-node", f"127.0.0.1:{port}")
@@ -237,6 +240,32 @@ def test_proxys_settings_say_what_its_clients_are_notified_of(cluster: Cluster) 
     assert {channel for channel, _ in told} == {b"__keyevent@0__:set"}
     assert {key for _, key in told} == set(KEYS)
     listener.__exit__()
+
+
+@contextmanager
+def stopped(server: Running) -> Iterator[None]:
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
+
+
+def channel_of(server: Running, cluster: Cluster) -> bytes:
+    return next(name for number in range(100) if cluster.owner(name := b"shard:%d" % number) is server)
+
+
+def test_clients_are_cut_when_the_server_that_their_messages_come_from_says_nothing_any_more(cluster: Cluster) -> None:
+    home, other = cluster.nodes
+    with sparkis_proxy(cluster.file, "--upstream-timeout", "300") as proxy:
+        wait_for_keys(proxy, len(KEYS))
+        of_other = subscriber(proxy.port, "SSUBSCRIBE", channel_of(other, cluster).decode())
+        of_home = subscriber(proxy.port, "SUBSCRIBE", "news")
+        with stopped(other):
+            assert of_other.read_to_end() == b""
+            with Connection(home.port) as publisher:
+                publisher.call("PUBLISH", "news", "x")
+            assert message(of_home) == [b"message", b"news", b"x"]
 
 
 def test_clients_are_cut_when_the_server_that_their_messages_come_from_is_gone(cluster: Cluster) -> None:
