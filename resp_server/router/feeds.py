@@ -115,7 +115,7 @@ class Feed(asyncio.Protocol):
         transport.write(b"".join(map(pack, words)))
         self._transport, self._has, self._letters = transport, set(), None
         self._heard_s = self._loop.time()
-        self.pings = self.pongs
+        self.pings = self.pongs = self.pings - 1  # the next one stands for those that went with the connection before
         self._feeds.settle()
 
     @property
@@ -271,8 +271,9 @@ class Feeds:
         self._is_due = False
         self._standing = self._who_answers()
         wanted = self._wanted()
-        for key in [key for key in self._feeds if key not in wanted]:
-            self._feeds.pop(key).close()
+        closed = {self._feeds.pop(key) for key in [key for key in self._feeds if key not in wanted]}
+        for feed in closed:
+            feed.close()
         letters = self.instance.config.notify_events
         for (number, address), names in wanted.items():
             if (number, address) not in self._feeds:
@@ -283,7 +284,10 @@ class Feeds:
         if self._looking is None and not self._is_stopped and not self._is_empty:
             self._epochs = dict(self._reached())
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
-        asking, self._asking = self._asking, []
+        # Who waits for a feed that is closed waits for those that took its place.
+        asking = self._asking + [then for missing, then in self._waiting if closed & missing.keys()]
+        self._waiting = [row for row in self._waiting if not closed & row[0].keys()]
+        self._asking = []
         for then in asking:
             self._wait(then)
 

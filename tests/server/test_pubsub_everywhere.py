@@ -255,6 +255,21 @@ def channel_of(server: Running, cluster: Cluster) -> bytes:
     return next(name for number in range(100) if cluster.owner(name := b"shard:%d" % number) is server)
 
 
+def test_nobody_waits_for_a_server_that_nobody_is_subscribed_at_any_more(cluster: Cluster) -> None:
+    other = cluster.nodes[1]
+    with sparkis_proxy(cluster.file, "--upstream-timeout", "60000") as proxy:
+        wait_for_keys(proxy, len(KEYS))
+        with stopped(other), Connection(proxy.port) as leaving, Connection(proxy.port) as waiting:
+            number = leaving.call("CLIENT", "ID").value
+            leaving.send(b"SSUBSCRIBE %b\r\n" % channel_of(other, cluster))
+            wait_for_client(proxy, "ssubscribe")
+            waiting.send(b"SUBSCRIBE news\r\n")
+            wait_for_client(proxy, "subscribe")
+            with Connection(proxy.port) as connection:
+                assert connection.call("CLIENT", "KILL", "ID", number).value == 1
+            assert [each.value for each in waiting.read().value] == [b"subscribe", b"news", 1]
+
+
 def test_clients_are_cut_when_the_server_that_their_messages_come_from_says_nothing_any_more(cluster: Cluster) -> None:
     home, other = cluster.nodes
     with sparkis_proxy(cluster.file, "--upstream-timeout", "300") as proxy:
@@ -266,6 +281,13 @@ def test_clients_are_cut_when_the_server_that_their_messages_come_from_says_noth
             with Connection(home.port) as publisher:
                 publisher.call("PUBLISH", "news", "x")
             assert message(of_home) == [b"message", b"news", b"x"]
+
+
+def wait_for_client(server: Running, command: str) -> None:
+    """Wait until the last thing that some client sent is this command."""
+    with Connection(server.port) as connection:
+        while b" cmd=%b " % command.encode() not in connection.call("CLIENT", "LIST").value:
+            pass
 
 
 def test_clients_are_cut_when_the_server_that_their_messages_come_from_is_gone(cluster: Cluster) -> None:
