@@ -55,7 +55,7 @@ SILENT_S = 1.0
 # Servers that come together are taken in together.
 GATHER_S = 0.5
 # Servers look for a new registry once a second: how long it waits for all that are known before it decides anything.
-SETTLE_S = 3.0
+SETTLE_S = 2.0
 # The same where nothing is known but that servers were in a cluster before, or where none but new ones have come.
 REBUILD_S = 1.5
 TICK_S = 0.05
