@@ -89,9 +89,10 @@ class Feed(asyncio.Protocol):
         if letters != self._letters:
             self._letters = letters
             words.append((b"STATE", b"NOTIFY", letters.encode()))
+        new, old = self.wanted - self._has, self._has - self.wanted
         for way, verb in VERBS.items():
-            words += _in_parts(verb, _names(self.wanted - self._has, way))
-            words += _in_parts(verb.replace(b"SUB", b"UNSUB"), _names(self._has - self.wanted, way))
+            words += _in_parts(verb, _names(new, way))
+            words += _in_parts(verb.replace(b"SUB", b"UNSUB"), _names(old, way))
         if words:
             self._has = set(self.wanted)
             self.pings += 1
@@ -326,10 +327,12 @@ class Feeds:
         if self._is_stopped or self._is_empty:
             return
         self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        if self._standing != self._who_answers():
+            self.settle()
         for feed in self._feeds.values():
             feed.check()
-        if self._standing != self._who_answers() or any(feed.is_behind for feed in self._feeds.values()):
-            self.settle()
+            if feed.is_behind:
+                feed.settle(self.instance.config.notify_events)
         for (number, job), reached in self._reached():
             if self._epochs.get((number, job)) != reached:
                 self._epochs[number, job] = reached
