@@ -52,7 +52,7 @@ BODIES = {
     "zrevrank": (3,),
     "zscore": (3,),
 }
-# What a body answers where there is no key, but not only there: the general way knows which it is, and counts it so.
+# What a body answers where nothing is found, but not only there: not kept, so that nobody takes one for the other.
 AMBIGUOUS = (b"$-1\r\n", b"_\r\n", b"*0\r\n", b"~0\r\n", b":0\r\n")
 
 

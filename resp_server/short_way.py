@@ -62,9 +62,12 @@ class _Body(NamedTuple):
 
 
 class _Uncounted(Call):
-    """Who calls a body: what is looked up is counted with all that is answered together."""
+    """Who calls a body: what is looked up is counted with all that is answered together. has_missed: nothing was."""
+
+    has_missed = False
 
     def counted(self, found: Found) -> Found:
+        self.has_missed = found is None
         return found
 
 
@@ -96,6 +99,8 @@ class ShortWay:
         }
         self._call = _Uncounted(Session(0, "", "", instance.users.default, 0), instance)
         self._protocol = protocol
+        # Of the buffer in hand, the replies of bodies that do not tell by themselves whether something was found.
+        self._ambiguous: list[tuple[bytes, bool]] = []
         # Those taken so far, by their heads, and what they answer where nothing is found: all there is to count.
         self._ways: dict[bytes, _Way] = {}
         self._nothings: tuple[bytes, ...] = ()
@@ -123,6 +128,7 @@ class ShortWay:
             return b"", data  # an inline command
         del wholes[0]
         many: dict[bytes, _ManyFound] = {}
+        self._ambiguous.clear()
         try:
             replies = self._ready(wholes)
             if not all(replies):
@@ -257,7 +263,9 @@ class ShortWay:
         for whole, words in zip(wholes, arguments_of(wholes, its_head, arguments), strict=False):
             reply = self._reply_of_body(command, words)
             found.append(reply)
-            if reply is not None and not view.at(words[0]).applied.expiring:
+            if reply in AMBIGUOUS:
+                self._ambiguous.append((reply, self._call.has_missed))
+            elif reply is not None and not view.at(words[0]).applied.expiring:
                 lasting[whole] = reply
         self._cache.add(its_head, lasting if self._cache.is_held else {}, len(found))
         return found
@@ -270,8 +278,7 @@ class ShortWay:
         if isinstance(reply, Sliced):
             reply.release()
             return None
-        data = encode(reply, self._protocol)
-        return None if data in AMBIGUOUS else data
+        return encode(reply, self._protocol)
 
     def _look_up_many(self, asked: Sequence[tuple[Many, bytes]]) -> dict[bytes, _ManyFound]:
         """Return the replies to MGETs, as far as they are whole: arrays of what GET answers, looked up together."""
@@ -330,6 +337,8 @@ class ShortWay:
         misses = 0
         for nothing in self._nothings:
             misses += replies.count(nothing)
+        for reply, is_miss in self._ambiguous:
+            misses += is_miss - (reply in self._nothings)
         if many:
             mgets = [many[whole] for whole in wholes if whole in many]
             for name in {each.name for each in mgets}:
