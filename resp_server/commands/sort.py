@@ -154,10 +154,10 @@ def _steps(view: KeyspaceView, key: bytes, asked: Asked) -> Iterator[Sequence[Te
     else:
         items = _sorted(view, _all(snapshot, key, entry.kind), asked, start, stop)
     for some in items:
-        if not asked.gets:
+        if asked.gets:
+            yield from in_slices((_looked_up(view, get, item) for item in some for get in asked.gets), STEP_LOOKUPS)
+        else:
             yield some
-        for few in in_slices(some, max(1, STEP_LOOKUPS // len(asked.gets))) if asked.gets else ():
-            yield [_looked_up(view, pattern, item) for item in few for pattern in asked.gets]
         yield []
 
 

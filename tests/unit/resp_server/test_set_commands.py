@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from compat.conformance.wire import Reply, reply_at
-from resp_server.commands import command_table, dump, generic, random_items, steps
+from resp_server.commands import command_table, dump, generic, random_items, sort, steps
 from resp_server.config import ServerConfig
 from resp_server.errors import ReplyError
 from resp_server.instance import Instance
@@ -201,3 +201,10 @@ def test_a_large_range_reaches_across_slices_in_resp2_as_pairs_laid_flat(ask: Ca
     pairs = ask("ZRANGE ranks:even 0 -1 WITHSCORES", 3).value
     assert flat == [part for pair in pairs for part in pair.plain]
     assert len(pairs) == LARGE
+
+
+def test_a_step_of_sort_looks_up_only_so_much_however_many_patterns_there_are(keyspace: Keyspace) -> None:
+    asked = sort.Asked(count=3, is_alpha=True, gets=[b"#", b"weight:*"] * 500)
+    parts = list(sort._steps(keyspace.view(NOW_MS), b"set:third", asked))
+    assert sum(map(len, parts)) == 3 * 1000
+    assert max(map(len, parts)) == sort.STEP_LOOKUPS
