@@ -13,7 +13,7 @@ from resp_server.access.rules import CATEGORIES, Denial, Selector, User, denial_
 from resp_server.access.users import Change, Outcome
 from resp_server.commands.spec import OneOrMore, command, integer, question
 from resp_server.commands.table import Command
-from resp_server.errors import PlainError, ReplyError, typed, wrong_arity
+from resp_server.errors import PlainError, ReplyError, typed
 from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import OK, Reply, ReplySet
 
@@ -135,9 +135,7 @@ def acl_dryrun(call: Call, name: bytes, *words: OneOrMore) -> Reply:
     if user is None:
         raise PlainError(f"User '{typed(name)}' not found")
     found = _command_of(call, words)
-    arity = found.facts.arity
-    if len(words) != arity if arity > 0 else len(words) < -arity:
-        raise wrong_arity(found.name)
+    found.check_arity(words)
     denied = user.denial(found, words)
     return OK if denied is None else _denial_text(user, found, words, denied)
 
