@@ -55,20 +55,30 @@ def info(call: Call, *names: bytes) -> Reply:
 @question("numbers")
 def numbers(instance: Instance, nothing: None) -> Mapping[str, Any]:
     """Return the numbers of this process."""
-    watched = [len(each.watched) for each in instance.sessions.values() if each.watched]
-    own = Numbers.of_this_process(instance.stats, len(instance.sessions), instance.memory_at_start)
-    waiting = [instance.output_bytes(each) for each in instance.sessions]
-    own = replace(own, output_bytes=sum(waiting), output_bytes_most=max(waiting, default=0))
-    own = replace(own, held_back=sum(each.is_held_back for each in instance.sessions.values()))
-    own = replace(own, ready_replies=sum(map(len, instance.replies.values())))
-    own = replace(own, ready_bytes=sum(cache.used_bytes for cache in instance.replies.values()))
-    own = replace(own, watching=len(watched), watched_keys=sum(watched))
+    sessions, caches, tracking = instance.sessions.values(), instance.replies.values(), instance.tracking
+    watched = [len(each.watched) for each in sessions if each.watched]
+    waiting = [instance.output_bytes(each.id) for each in sessions]
     channels, patterns, shard_channels = (len(instance.publishing.hub.names(way)) for way in Way)
-    tracking = instance.tracking
-    own = replace(own, tracking=len(tracking.clients), tracked_keys=tracking.keys)
-    own = replace(own, tracked_items=tracking.items, tracked_prefixes=tracking.prefixes)
-    own = replace(own, channels=channels, patterns=patterns, shard_channels=shard_channels)
-    return replace(own, subscribed=sum(each.subscriptions is not None for each in instance.sessions.values())).to_json()
+    own = Numbers.of_this_process(instance.stats, len(sessions), instance.memory_at_start)
+    own = replace(
+        own,
+        output_bytes=sum(waiting),
+        output_bytes_most=max(waiting, default=0),
+        held_back=sum(each.is_held_back for each in sessions),
+        ready_replies=sum(map(len, caches)),
+        ready_bytes=sum(each.used_bytes for each in caches),
+        watching=len(watched),
+        watched_keys=sum(watched),
+        tracking=len(tracking.clients),
+        tracked_keys=tracking.keys,
+        tracked_items=tracking.items,
+        tracked_prefixes=tracking.prefixes,
+        subscribed=sum(each.subscriptions is not None for each in sessions),
+        channels=channels,
+        patterns=patterns,
+        shard_channels=shard_channels,
+    )
+    return own.to_json()
 
 
 def _wanted(names: list[str]) -> set[str]:
