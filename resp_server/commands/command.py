@@ -8,7 +8,7 @@ from typing import Any
 from resp_server.commands.facts import Facts
 from resp_server.commands.keys import keys_of
 from resp_server.commands.spec import command
-from resp_server.commands.table import Command, CommandTable
+from resp_server.commands.table import Command
 from resp_server.errors import PlainError, ReplyError, syntax_error
 from resp_server.glob import matcher
 from resp_server.instance import Call
@@ -26,12 +26,13 @@ ARGUMENT_ORDER = (
 @command("command")
 def command_(call: Call) -> Reply:
     """Returns detailed information about all commands."""
-    return _all_rows(call.instance.table)
+    return _rows(list(call.instance.table))
 
 
-def _all_rows(table: CommandTable) -> Sliced:
-    """Return every command's row, in steps: all together they take some 10 ms."""
-    return Sliced(([info_row(each)] for each in table), lambda: None, count=len(table))
+def _rows(commands: Sequence[Command | None]) -> Sliced:
+    """Return commands' rows, nil for one that there is not, in steps: one takes up to half a millisecond."""
+    rows = ([None if each is None else info_row(each)] for each in commands)
+    return Sliced(rows, lambda: None, count=len(commands))
 
 
 @command("command|count")
@@ -43,10 +44,8 @@ def command_count(call: Call) -> int:
 @command("command|info")
 def command_info(call: Call, *names: bytes) -> Reply:
     """Returns information about one, multiple or all commands."""
-    if not names:
-        return _all_rows(call.instance.table)
-    found = [call.instance.table.get(name) for name in names]
-    return [None if each is None else info_row(each) for each in found]
+    table = call.instance.table
+    return _rows([table.get(name) for name in names] if names else list(table))
 
 
 @command("command|docs")

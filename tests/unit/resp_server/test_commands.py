@@ -409,3 +409,11 @@ def test_prefixes_that_are_too_many_are_refused_before_each_is_compared_with_eac
     refused = b"-ERR the prefixes of one client may take 65536 bytes; use fewer, or shorter ones\r\n"
     assert client.send([b"CLIENT", b"TRACKING", b"ON", b"BCAST", *words]) == refused
     assert client.session.tracked is None
+
+
+@pytest.mark.parametrize("words", [[], [b"INFO"], [b"INFO", *[b"client", b"nope"] * 100], [b"DOCS"]])
+def test_the_table_is_told_in_steps_of_a_row(client: Any, words: list[bytes]) -> None:
+    sliced = client.dispatcher.answer(client.call, iter([[b"COMMAND", *words]]), [])
+    rows = len(words) - 1 if len(words) > 1 else len(client.instance.table)
+    per_row = 2 if words == [b"DOCS"] else 1
+    assert [len(part) for part in sliced.parts] == [per_row] * rows
