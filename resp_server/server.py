@@ -203,7 +203,7 @@ class Server:
 
     def _tell(self) -> None:
         self._telling = None
-        if self._told or self.instance.tracking.clients:
+        if self._told or self.instance.tracking.clients or self.instance.tracking.is_freeing:
             self._keep_telling()
             self.instance.look()
             self._told = {each for each in self._told if each.tell()}

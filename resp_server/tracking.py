@@ -172,6 +172,11 @@ class Tracking:
         self._holders = {}
         self.items = self._bytes = 0
 
+    @property
+    def is_freeing(self) -> bool:
+        """Tell whether there is something to free."""
+        return bool(self._aside)
+
     def free(self) -> None:
         """Free a part of what was put aside."""
         if self._aside:

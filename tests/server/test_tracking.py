@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ STATES = [
     StateDescriptor("map", key="k", value="v", field="f"),
 ]
 FIELDS = 3_000
+WAIT_S_MAX = 60.0
 OK, PONG, QUEUED = b"+OK\r\n", b"+PONG\r\n", b"+QUEUED\r\n"
 
 
@@ -225,3 +227,15 @@ def test_a_user_is_told_of_keys_that_it_may_read(server: Any, client: Any, epoch
     epochs.publish("b")
     client.answers(b"", invalid("job:temp:b"))
     tenant.answers(lines("PING"), PONG)
+
+
+def test_what_the_last_client_read_is_let_go_of_when_it_has_gone(server: Any, epochs: Epochs) -> None:
+    tracking = server.server.instance.tracking
+    peer = connect(server)
+    peer.answers(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
+    assert server.call(lambda: tracking.keys) == 1
+    peer.socket.close()
+    ends = monotonic() + WAIT_S_MAX
+    while server.call(lambda: bool(tracking.clients) or tracking.is_freeing) and monotonic() < ends:
+        sleep(0.01)
+    assert server.call(lambda: (tracking.keys, tracking.is_freeing)) == (0, False)
