@@ -16,15 +16,13 @@ from enum import Enum
 from random import randrange
 from typing import NamedTuple
 
-from resp_server.cluster.view import PartView
+from resp_server.cluster.view import STEP_KEYS, PartView, counts_of
 from resp_server.protocol.session import Account
 from state_backend.descriptor import KeyFormat, Kind, StateDescriptor
 from state_backend.keyspace import Job, KeyspaceView
 from state_backend.slots import HASH_BITS, SLOTS
 from state_backend.store import Applied, Snapshot
 
-# Keys of one step of a search or a count: well below a millisecond (guess).
-STEP_KEYS = 512
 # Random keys that are looked at before all are: a user that may read an eighth of them finds one nearly always.
 RANDOM_TRIES = 32
 
@@ -147,12 +145,7 @@ class Sight:
 
     def key_counts(self) -> Iterator[int]:
         """Iterate over numbers that add up to the number of keys, in steps."""
-        cursor = 0
-        while True:
-            cursor, keys = self.scan(cursor, STEP_KEYS)
-            yield len(keys)
-            if not cursor:
-                return
+        return counts_of(self.scan)
 
     def random_keys(self) -> Iterator[bytes | None]:
         """Iterate over short steps towards some key: the first that is not None."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from random import randrange
 
@@ -14,8 +14,18 @@ from state_backend.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.slots import HASH_BITS, SLOTS, slot_at, slot_of
 from state_backend.store import Snapshot, Values
 
-# Keys of one step of counting: well below a millisecond (guess).
+# Keys of one step of a search or a count: well below a millisecond (guess).
 STEP_KEYS = 512
+
+
+def counts_of(scan: Callable[[int, int], tuple[int, list[bytes]]]) -> Iterator[int]:
+    """Iterate over numbers that add up to how many keys there are to scan, in steps."""
+    cursor = 0
+    while True:
+        cursor, keys = scan(cursor, STEP_KEYS)
+        yield len(keys)
+        if not cursor:
+            return
 
 
 class PartView(KeyspaceView):
@@ -61,12 +71,7 @@ class PartView(KeyspaceView):
 
     def key_counts(self) -> Iterator[int]:
         """Iterate over numbers that add up to the number of keys; a step for each few hundred of them."""
-        cursor = 0
-        while True:
-            cursor, keys = self.scan(cursor, STEP_KEYS)
-            yield len(keys)
-            if not cursor:
-                return
+        return counts_of(self.scan)
 
     @property
     def is_counted(self) -> bool:
