@@ -262,9 +262,13 @@ class Notifications:
             self._look_for_listeners()
 
     def _next_portion(self, name: str) -> Portion | None:
-        snapshot = next((snapshot for job, snapshot in self._snapshots() if job == name), None)
-        kept = None if snapshot is None else snapshot.events_kept()
-        if snapshot is None or kept is None:
+        try:
+            snapshot = self._instance.view.of_job(name)
+        except KeyError:  # it has gone while portions were told
+            self._at.pop(name, None)
+            return None
+        kept = snapshot.events_kept()
+        if kept is None:
             self._at[name] = None
             return None
         at = self._at.get(name)
