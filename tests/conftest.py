@@ -15,16 +15,18 @@ from compat.conformance.servers import Running, sparkis_server, wait_for_keys
 # Tests (by the start of their id) that may be skipped where CI is set: none, it has everything.
 EXPECTED_SKIPS: tuple[str, ...] = ()
 
+# Marks of tests that run only where `-m` names the mark.
+LEFT_OUT = ("slow", "large", "cluster")
+
 _unexpected_skips: list[str] = []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes a minute and more, unless it is asked for."""
-    if "slow" in config.option.markexpr:
-        return
-    out = [item for item in items if item.get_closest_marker("slow")]
+    """Leave out what takes minutes, gigabytes or many processes, unless it is asked for."""
+    unasked = [mark for mark in LEFT_OUT if mark not in config.option.markexpr]
+    out = [item for item in items if any(map(item.get_closest_marker, unasked))]
     config.hook.pytest_deselected(items=out)
-    items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    items[:] = [item for item in items if not any(map(item.get_closest_marker, unasked))]
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

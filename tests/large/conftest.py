@@ -34,15 +34,6 @@ SERVER = Path(__file__).with_name("measured_server.py")
 READER = Path(__file__).with_name("latency.py")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the large tests out unless they are asked for."""
-    if "large" in config.option.markexpr:
-        return
-    out = [item for item in items if item.get_closest_marker("large")]
-    config.hook.pytest_deselected(items=out)
-    items[:] = [item for item in items if not item.get_closest_marker("large")]
-
-
 class Report:
     """Prints what was measured, at once, so that a long test shows where it is."""
 

@@ -20,16 +20,11 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what lies here, so that `-m 'not spark'` leaves it out; leave clusters out unless they are asked for."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what lies here, so that `-m 'not spark'` leaves it out."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.spark)
-    if "cluster" in config.option.markexpr:
-        return
-    out = [item for item in items if item.get_closest_marker("cluster")]
-    config.hook.pytest_deselected(items=out)
-    items[:] = [item for item in items if not item.get_closest_marker("cluster")]
 
 
 @pytest.fixture(scope="module")
