@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -55,7 +56,12 @@ PATIENCE_S = 1.0
 PATIENCE_STEP_S = 0.01
 VERBS = {Way.CHANNEL: b"SUBSCRIBE", Way.PATTERN: b"PSUBSCRIBE", Way.SHARD: b"SSUBSCRIBE"}
 
-Name = tuple[Way, bytes]
+# The channels and patterns that a server is asked for.
+Names = dict[Way, set[bytes]]
+
+
+def _none() -> Names:
+    return {way: set() for way in VERBS}
 
 
 class Feed(asyncio.Protocol):
@@ -64,13 +70,13 @@ class Feed(asyncio.Protocol):
     def __init__(self, feeds: Feeds, upstreams: Upstreams, address: str) -> None:
         self.address = address
         self.upstreams = upstreams
-        self.wanted: set[Name] = set()
+        self.wanted = _none()
         self.pings = 0  # sent, or to be sent when there is a connection
         self.pongs = 0
         self._feeds = feeds
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._has: set[Name] = set()
+        self._has = _none()
         self._letters: str | None = None
         self._reader = hiredis.Reader()
         self._connecting: asyncio.Task[None] | None = None
@@ -89,12 +95,11 @@ class Feed(asyncio.Protocol):
         if letters != self._letters:
             self._letters = letters
             words.append((b"STATE", b"NOTIFY", letters.encode()))
-        new, old = self.wanted - self._has, self._has - self.wanted
         for way, verb in VERBS.items():
-            words += _in_parts(verb, _names(new, way))
-            words += _in_parts(verb.replace(b"SUB", b"UNSUB"), _names(old, way))
+            words += _in_parts(verb, self.wanted[way] - self._has[way])
+            words += _in_parts(verb.replace(b"SUB", b"UNSUB"), self._has[way] - self.wanted[way])
         if words:
-            self._has = set(self.wanted)
+            self._has = {way: set(names) for way, names in self.wanted.items()}
             self.pings += 1
             self._transport.write(b"".join([*map(pack, words), PING]))
 
@@ -114,7 +119,7 @@ class Feed(asyncio.Protocol):
         words: list[Request] = [] if password is None else [(b"AUTH", DEFAULT_USER, password.encode())]
         words += [(b"HELLO", b"3"), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         transport.write(b"".join(map(pack, words)))
-        self._transport, self._has, self._letters = transport, set(), None
+        self._transport, self._has, self._letters = transport, _none(), None
         self._heard_s = self._loop.time()
         self.pings = self.pongs = self.pings - 1  # the next one stands for those that went with the connection before
         self._feeds.settle()
@@ -175,12 +180,12 @@ class Feed(asyncio.Protocol):
             case [b"smessage", bytes(channel), bytes(text)]:
                 self._feeds.pass_on(mail, self, Way.SHARD, channel, channel, text)
             case [b"sunsubscribe", bytes(channel), _]:
-                self._has.discard((Way.SHARD, channel))  # its slot went; whoever has it now is asked soon
+                self._has[Way.SHARD].discard(channel)  # its slot went; whoever has it now is asked soon
 
     def _refused(self, reason: str) -> None:
         """Try what was refused again at the next look: a slot moved, most likely."""
         logger.warning("%s refuses: %s", self.address, reason)
-        self._has = {name for name in self._has if name[0] is not Way.SHARD}
+        self._has[Way.SHARD].clear()
         if reason.startswith("MOVED"):
             self.upstreams.refresh(self.address)
 
@@ -205,10 +210,6 @@ class Feed(asyncio.Protocol):
         self._transport, self._reader = None, hiredis.Reader()
         self._not_before_s = self._loop.time()
         self._feeds.lost(self)
-
-
-def _names(names: Iterable[Name], way: Way) -> list[bytes]:
-    return [name for its_way, name in names if its_way is way]
 
 
 def _in_parts(verb: bytes, names: Iterable[bytes]) -> Iterator[Request]:
@@ -301,24 +302,24 @@ class Feeds:
     def _is_empty(self) -> bool:
         return self._hub.is_empty and not self._hub.names(Way.SHARD)
 
-    def _wanted(self) -> dict[tuple[int, str], set[Name]]:
+    def _wanted(self) -> dict[tuple[int, str], Names]:
         """Return what is wanted of each server, by application and address."""
-        found: dict[tuple[int, str], set[Name]] = {}
+        found: defaultdict[tuple[int, str], Names] = defaultdict(_none)
         home, first = self.home, self._applications.each[0]
+        everywhere = [
+            (number, each) for number in range(len(self._applications.each)) for each in self._answering(number)
+        ]
         for way in (Way.CHANNEL, Way.PATTERN):
-            for name in self._hub.names(way):
-                if name.startswith(OWN_CHANNELS):
-                    continue
-                if may_be_of_keys(way, name):
-                    for number in range(len(self._applications.each)):
-                        for address in self._answering(number):
-                            found.setdefault((number, address), set()).add((way, name))
-                elif home is not None:
-                    found.setdefault((0, home), set()).add((way, name))
+            names = {name for name in self._hub.names(way) if not name.startswith(OWN_CHANNELS)}
+            of_keys = {name for name in names if may_be_of_keys(way, name)}
+            for place in everywhere if of_keys else ():
+                found[place][way] |= of_keys
+            if home is not None and len(of_keys) < len(names):
+                found[0, home][way] |= names - of_keys
         for name in self._hub.names(Way.SHARD):
             owner = first.slots.owners[slot_of(name)]
             if owner is not None:
-                found.setdefault((0, first.answering(owner)), set()).add((Way.SHARD, name))
+                found[0, first.answering(owner)][Way.SHARD].add(name)
         return found
 
     def _look(self) -> None:
@@ -398,8 +399,8 @@ class Feeds:
 
     def lost(self, feed: Feed) -> None:
         """Cut those who may have missed something."""
-        for way, name in feed.wanted:
-            for session in self._hub.sessions(way, name):
+        for way, names in feed.wanted.items():
+            for session in [each for name in names for each in self._hub.sessions(way, name)]:
                 if session.id in self.instance.sessions:
                     self.instance.cut(session.id, f"{feed.address}, which its messages come from, is gone")
 
