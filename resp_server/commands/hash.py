@@ -20,6 +20,7 @@ from resp_server.commands.generic import (
 )
 from resp_server.commands.random_items import Source, count_and_option, one_of, random_item, random_items
 from resp_server.commands.spec import OneOrMore, command
+from resp_server.commands.steps import answered, in_slices
 from resp_server.errors import PlainError, WrongTypeError
 from resp_server.instance import Call
 from resp_server.protocol.replies import PackedPairs, Pairs, Reply, WithLong
@@ -59,8 +60,7 @@ def hmget(call: Call, key: bytes, *fields: OneOrMore) -> Reply:
 
 def _texts(view: KeyspaceView, key: bytes, fields: Sequence[bytes]) -> Iterator[Text | None]:
     """Read several fields, some at a time, so that not too much is read at once."""
-    some = (fields[start : start + FIELDS_READ] for start in range(0, len(fields), FIELDS_READ))
-    return chain.from_iterable(view.at(key).field_texts(key, names) for names in some)
+    return chain.from_iterable(view.at(key).field_texts(key, names) for names in in_slices(fields, FIELDS_READ))
 
 
 @command("hexists")
@@ -96,44 +96,48 @@ def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
     return words[2:]
 
 
-def _expiries(call: Call, key: bytes, words: Sequence[bytes]) -> list[int]:
-    """Return when fields expire, in milliseconds: -1 for never, -2 for a missing field."""
-    snapshot = call.at(key)
-    next(snapshot.map_sizes(key), None)  # a wrong kind is said before a wrong argument
-    return [-2 if at_ms is None else at_ms or -1 for at_ms in snapshot.field_expiries(key, _fields_of(words))]
+def _expiries(call: Call, key: bytes, words: Sequence[bytes], shown: Callable[[int], int]) -> Reply:
+    """Answer when fields expire, of milliseconds what is shown: -1 for never, -2 for a missing field."""
+    next(call.at(key).map_sizes(key), None)  # a wrong kind is said before a wrong argument
+    fields = _fields_of(words)
+
+    def steps(view: KeyspaceView) -> Iterator[Sequence[int]]:
+        for some in in_slices(fields):
+            times = view.at(key).field_expiries(key, some)
+            yield [-2 if at_ms is None else shown(at_ms) if at_ms else -1 for at_ms in times]
+
+    return answered(call, steps, len(fields) <= SLICE_ENTRIES)
 
 
 def _seconds(milliseconds: int) -> int:
-    """Round up to seconds, as Redis does for fields; -1 and -2 stay."""
-    return milliseconds if milliseconds < 0 else (milliseconds + 999) // 1000
+    """Round up to seconds, as Redis does for fields."""
+    return (milliseconds + 999) // 1000
 
 
 @command("hpexpiretime")
 def hpexpiretime(call: Call, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the Unix time, in milliseconds, at which hash fields expire."""
-    return _expiries(call, key, (fields, count, *words))
+    return _expiries(call, key, (fields, count, *words), lambda at_ms: at_ms)
 
 
 @command("hexpiretime")
 def hexpiretime(call: Call, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the Unix time, in seconds, at which hash fields expire."""
-    return [_seconds(at_ms) for at_ms in _expiries(call, key, (fields, count, *words))]
+    return _expiries(call, key, (fields, count, *words), _seconds)
 
 
 @command("hpttl")
 def hpttl(call: Call, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the remaining time to live of hash fields, in milliseconds."""
-    return [_left(call, at_ms) for at_ms in _expiries(call, key, (fields, count, *words))]
+    now_ms = call.now_ms
+    return _expiries(call, key, (fields, count, *words), lambda at_ms: at_ms - now_ms)
 
 
 @command("httl")
 def httl(call: Call, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the remaining time to live of hash fields, in seconds."""
-    return [_seconds(_left(call, at_ms)) for at_ms in _expiries(call, key, (fields, count, *words))]
-
-
-def _left(call: Call, at_ms: int) -> int:
-    return at_ms if at_ms < 0 else at_ms - call.now_ms
+    now_ms = call.now_ms
+    return _expiries(call, key, (fields, count, *words), lambda at_ms: _seconds(at_ms - now_ms))
 
 
 @command("hgetall")

@@ -417,3 +417,13 @@ def test_the_table_is_told_in_steps_of_a_row(client: Any, words: list[bytes]) ->
     rows = len(words) - 1 if len(words) > 1 else len(client.instance.table)
     per_row = 2 if words == [b"DOCS"] else 1
     assert [len(part) for part in sliced.parts] == [per_row] * rows
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [(b"HPTTL", 2500), (b"HTTL", 3), (b"HPEXPIRETIME", NOW_MS + 2500), (b"HEXPIRETIME", 1_700_000_003)],
+)
+def test_when_many_fields_expire_is_told_in_steps(client: Any, name: bytes, shown: int) -> None:
+    request = [name, b"job:visits:ttl", b"FIELDS", b"1200", *[b"on", b"off", b"none"] * 400]
+    sliced = client.dispatcher.answer(client.call, iter([request]), [])
+    assert client.drain(sliced) == encode([shown, -1, -2] * 400, 2)
