@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import ssl
-from binascii import crc_hqx
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -31,6 +30,7 @@ from compat.conformance.servers import (
 from compat.conformance.wire import Connection
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
+from state_backend.slots import slot_of
 
 WAIT_S_MAX = 30.0
 HOST = "127.0.0.1"
@@ -90,10 +90,8 @@ class Process:
 
 
 def owner_of(key: bytes) -> int:
-    """Return which node of a cluster has a key: by what is within its first braces, if there is anything."""
-    _, opening, rest = key.partition(b"{")
-    tag, closing, _ = rest.partition(b"}")
-    slot = crc_hqx(tag if opening and closing and tag else key, 0) % 16_384
+    """Return which node of a cluster has a key."""
+    slot = slot_of(key)
     return next(at for at, (first, last) in enumerate(SLOTS) if first <= slot <= last)
 
 
@@ -262,19 +260,13 @@ class Ours:
         wait_for_value(self._asked(), key, None)
 
 
-class Server(Ours):
-    """One server with all keys."""
+class OneProcess(Ours):
+    """What has all keys behind one port, and behind another one with TLS."""
 
-    name = place = "server"
-
-    def __init__(self, folder: Path, stack: ExitStack, log: Log, authority: Authority, dataset: Dataset) -> None:
+    def __init__(self, log: Log, authority: Authority, process: Process, dataset: Dataset) -> None:
         super().__init__(log, authority)
-        ports = (free_port(), free_port())
-        options = ["--tls-port", str(ports[1]), *authority.options(auth_clients="no"), "--aclfile", str(log.users)]
-        self._process = Process(stack, lambda: sparkis_server(folder, log.root, *options, port=ports[0]))
-        log.readers.append((self._process, authority.context()))
-        wait_for_keys(self._process.server, len(dataset.keys))
-        self._keys = len(dataset.keys)
+        self._process, self._keys = process, len(dataset.keys)
+        wait_for_keys(process.server, self._keys)
 
     def _asked(self) -> Running:
         return self._process.server
@@ -287,6 +279,19 @@ class Server(Ours):
         self._process.stop()
         self._process.start()
         eventually("all keys to be there again", lambda: ask(self._process.server, "DBSIZE") >= self._keys)
+
+
+class Server(OneProcess):
+    """One server."""
+
+    name = place = "server"
+
+    def __init__(self, folder: Path, stack: ExitStack, log: Log, authority: Authority, dataset: Dataset) -> None:
+        ports = (free_port(), free_port())
+        options = ["--tls-port", str(ports[1]), *authority.options(auth_clients="no"), "--aclfile", str(log.users)]
+        process = Process(stack, lambda: sparkis_server(folder, log.root, *options, port=ports[0]))
+        log.readers.append((process, authority.context()))
+        super().__init__(log, authority, process, dataset)
 
 
 class Nodes(Ours):
@@ -340,31 +345,17 @@ class Nodes(Ours):
         self._wait()
 
 
-class Proxy(Ours):
+class Proxy(OneProcess):
     """A proxy in front of the nodes."""
 
     name = place = "proxy"
 
     def __init__(self, stack: ExitStack, log: Log, authority: Authority, nodes: Nodes, dataset: Dataset) -> None:
-        super().__init__(log, authority)
         ports = (free_port(), free_port())
         options = ["--tls-port", str(ports[1]), *authority.options(auth_clients="no", with_ca=False)]
         options += ["--upstream-tls", "no", "--aclfile", str(log.users)]
-        self._process = Process(stack, lambda: sparkis_proxy(nodes.topology, *options, port=ports[0]))
-        self._keys = len(dataset.keys)
-        wait_for_keys(self._process.server, self._keys)
-
-    def _asked(self) -> Running:
-        return self._process.server
-
-    def at(self) -> dict[str, Any]:
-        server = self._process.server
-        return _at(server.port, server.port, server.tls_port, self._authority, is_cluster=False)
-
-    def restart(self) -> None:
-        self._process.stop()
-        self._process.start()
-        eventually("all keys to be there again", lambda: ask(self._process.server, "DBSIZE") >= self._keys)
+        process = Process(stack, lambda: sparkis_proxy(nodes.topology, *options, port=ports[0]))
+        super().__init__(log, authority, process, dataset)
 
 
 def _at(port: int, other_port: int, tls_port: int, authority: Authority, *, is_cluster: bool) -> dict[str, Any]:
