@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from compat.conformance.dataset import standard
 from compat.conformance.matrix import Cell, difference, is_none
 from compat.conformance.page import BEGIN, END, put_into, tables
 from compat.conformance.transcripts import Replay
@@ -63,3 +64,10 @@ def test_the_page_has_the_tables_and_no_failed_cell() -> None:
     assert end
     assert "| feature |" in shown
     assert "✗" not in shown
+
+
+def test_of_each_kind_one_key_is_the_largest_so_that_every_client_names_the_same() -> None:
+    data = standard()
+    for kind in (data.strings, data.hashes, data.lists, data.sets, data.sorted_sets):
+        second, first = sorted(map(len, kind.values()))[-2:]
+        assert second < first
