@@ -13,6 +13,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from compat.conformance.wire import requests
+from compat.fuzz.subject import HERE, NOW_MS, STATES, Wire
 from resp_server import checked_way, short_way
 from resp_server.checked_way import CheckedWay
 from resp_server.cluster.topology import Topology
@@ -21,7 +23,6 @@ from resp_server.connection import Connection
 from resp_server.server import Server
 from resp_server.short_way import ShortWay
 from state_backend import packed_map
-from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job, Keyspace
 from state_backend.memory_store import MemoryStore
 from state_backend.records import Change, Op, runs_of
@@ -29,14 +30,6 @@ from state_backend.store import EpochChanges
 
 # Bounds a test that would hang.
 TURNS_MAX = 10_000
-NOW_MS = 1_700_000_000_000
-STATES = [
-    StateDescriptor("v", key="k", value="v"),
-    StateDescriptor("m", key="k", value="v", field="f"),
-    StateDescriptor("l", key="k", value="v", kind="list"),
-    StateDescriptor("s", key="k", member="m"),
-    StateDescriptor("z", key="k", member="m", score="s"),
-]
 # Texts that look like the protocol are the interesting ones.
 ODD_KEYS = [
     b"*",
@@ -112,45 +105,6 @@ endings = st.sampled_from(
 )
 
 
-def packed(request: list[bytes]) -> bytes:
-    return b"*%d\r\n" % len(request) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in request)
-
-
-class Wire:
-    """A transport that writes down what is sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self.is_closed = False
-
-    def write(self, data: bytes) -> None:
-        self.sent.append(data)
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def get_extra_info(self, name: str) -> Any:
-        return None if name == "socket" else ("127.0.0.1", 5)
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-
-HERE = "10.0.0.1:7379"
 NO_CLUSTER: list[Topology] = []
 
 
@@ -260,7 +214,7 @@ def test_a_connection_answers_and_counts_as_one_without_a_short_way(
     shown: list[Topology],
     rules: list[bytes],
 ) -> None:
-    data = b"".join(map(packed, sent)) + ending
+    data = requests(sent) + ending
     ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     chunks = [data[start:end] for start, end in pairwise(ends)]
     config = ServerConfig(**settings_of)
