@@ -59,6 +59,15 @@ class Peer:
         """Read until the server closes."""
         return self.read(1 << 40)
 
+    def read_until(self, end: bytes) -> bytes:
+        """Read up to where what has come ends so."""
+        data = b""
+        while not data.endswith(end):
+            some = self.socket.recv(1 << 16)
+            assert some, f"the server closed after {data[-100:]!r}"
+            data += some
+        return data
+
     def answers(self, data: bytes, expected: bytes) -> None:
         """Send bytes and hold the answer against what is expected."""
         self.send(data)

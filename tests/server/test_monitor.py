@@ -15,15 +15,6 @@ GET = b"*2\r\n$3\r\nGET\r\n$10\r\njob:temp:1\r\n"
 ONE = b"$1\r\n1\r\n"
 
 
-def read_until(peer: Any, end: bytes) -> bytes:
-    data = b""
-    while not data.endswith(end):
-        some = peer.socket.recv(1 << 16)
-        assert some, f"the server closed after {data[-100:]!r}"
-        data += some
-    return data
-
-
 def shown(data: bytes) -> list[bytes]:
     """Return the requests in lines of MONITOR; their times and addresses are each run's own."""
     lines = data.split(b"\r\n")[:-1]
@@ -38,7 +29,7 @@ def test_a_monitor_sees_the_requests_of_all_clients_once_they_are_answered(serve
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
     other.answers(GET * 2 + b"SELECT 3\r\nMULTI\r\nGET x\r\nEXEC\r\nNOPE\r\nGET\r\n", 2 * ONE + b"+OK\r\n" * 2)
     other.send(b'RESET\r\nAUTH secret\r\nCLIENT ID\r\nCONFIG GET save\r\nECHO "a\\x00\\"b"\r\nPING\r\n')
-    assert shown(read_until(seeing, b'"PING"\r\n')) == [
+    assert shown(seeing.read_until(b'"PING"\r\n')) == [
         b'[0] "GET" "job:temp:1"',
         b'[0] "GET" "job:temp:1"',
         b'[3] "SELECT" "3"',
@@ -58,10 +49,10 @@ def test_a_monitor_may_not_read_keys_and_ends_with_reset(serve: Callable[..., An
     seeing, other = running.connect(), running.connect()
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
     seeing.answers(GET, b"-ERR Replica can't interact with the keyspace\r\n")
-    info = seeing.send(b"CLIENT INFO\r\n") or read_until(seeing, b'"INFO"\r\n')
+    info = seeing.send(b"CLIENT INFO\r\n") or seeing.read_until(b'"INFO"\r\n')
     assert b"flags=O " in info
     seeing.send(b"RESET\r\n")
-    assert read_until(seeing, b"+RESET\r\n")
+    assert seeing.read_until(b"+RESET\r\n")
     other.answers(GET, ONE)
     seeing.answers(GET, ONE)
     assert running.call(lambda: all(each.is_plain for each in running.server.instance.sessions.values()))
@@ -72,13 +63,12 @@ def test_a_monitor_that_goes_leaves_all_others_on_the_short_way(serve: Callable[
     seeing, other = running.connect(), running.connect()
     other.answers(b"PING\r\n", PONG)
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
-    plain = "[each.is_plain for each in sessions.values()]"
     sessions = running.server.instance.sessions
-    assert running.call(lambda: eval(plain, {"sessions": sessions})) == [False, False]
+    assert running.call(lambda: [each.is_plain for each in sessions.values()]) == [False, False]
     seeing.answers(b"QUIT\r\n", b"+OK\r\n")
     assert seeing.is_closed
     other.answers(GET, ONE)
-    assert running.call(lambda: eval(plain, {"sessions": sessions})) == [True]
+    assert running.call(lambda: [each.is_plain for each in sessions.values()]) == [True]
 
 
 def test_a_monitor_that_reads_nothing_is_cut_and_nobody_else_waits(serve: Callable[..., Any]) -> None:
@@ -192,7 +182,7 @@ def test_a_reply_that_has_begun_is_sent_to_its_end_in_spite_of_a_pause(serve: Ca
     running = serve()
     peer = running.connect()
     peer.send(b"HGETALL job:visits:/\r\nPING\r\n")
-    whole = read_until(peer, PONG)
+    whole = peer.read_until(PONG)
     peer.send(b"HGETALL job:visits:/\r\nPING\r\n")
     begun = peer.read(8)
     running.call(lambda: running.server.instance.pause(running.server.instance.clock() + 1_000_000))

@@ -22,15 +22,6 @@ def running(serve: Callable[..., Any]) -> Any:
     return serve(output_bytes_max=4 << 20)
 
 
-def read_until(peer: Any, end: bytes) -> bytes:
-    data = b""
-    while not data.endswith(end):
-        some = peer.socket.recv(1 << 16)
-        assert some, f"the server closed after {data[-100:]!r}"
-        data += some
-    return data
-
-
 def test_a_push_goes_out_at_once_to_a_client_that_asks_nothing(running: Any) -> None:
     peer = running.connect()
     peer.answers(PING, PONG)
@@ -49,7 +40,7 @@ def test_a_push_in_a_clients_own_turn_stands_before_the_reply_that_is_being_made
 
     instance.output_bytes = pushing  # asked for while the reply to CLIENT INFO is made
     peer.send(PING + CLIENT_INFO + PING)
-    told = read_until(peer, PONG)
+    told = peer.read_until(PONG)
     assert re.fullmatch(rb"\+PONG\r\n" + re.escape(PUSH) + rb"\$\d+\r\nid=1 .*\r\n\+PONG\r\n", told, re.DOTALL)
 
 
@@ -59,7 +50,7 @@ def test_a_push_waits_for_the_end_of_a_reply_in_steps(running: Any, asked: bytes
     for each in (quiet, peer):
         each.answers(PING, PONG)
     quiet.send(asked + PING)
-    expected = read_until(quiet, PONG)
+    expected = quiet.read_until(PONG)
     connection = running.server._connections[2]
     pushes = 0
     step = connection._step
@@ -72,7 +63,7 @@ def test_a_push_waits_for_the_end_of_a_reply_in_steps(running: Any, asked: bytes
 
     connection._step = stepping
     peer.send(asked + PING)
-    told = read_until(peer, PONG)
+    told = peer.read_until(PONG)
     assert pushes > 3
     assert told == expected.removesuffix(PONG) + PUSH * pushes + PONG
 
@@ -88,7 +79,7 @@ def test_a_push_waits_for_a_reply_that_others_have_to_be_asked_for(running: Any)
         running.call(lambda: None)
     running.call(lambda: instance.push(1, PUSH))
     running.call(lambda: answered.pop()([]))
-    told = read_until(peer, PONG)
+    told = peer.read_until(PONG)
     assert re.fullmatch(rb"\$\d+\r\nid=1 .*\n\r\n" + re.escape(PUSH + PONG), told, re.DOTALL)
 
 

@@ -32,7 +32,7 @@ SETUSER = (
     *("ACL", "SETUSER", "tenant", "reset", "on", "nopass", "+@all", "-@admin", "~mine:*", "&*"),
     *("(~part:a:* +@read +scan +dbsize)",),
 )
-# They end what a connection is, or wait; what they say is said.
+# What follows the name of a command.
 PROBES: Sequence[Sequence[bytes]] = [
     (),
     (b"rival:text:sent",),
@@ -53,7 +53,6 @@ PROBES: Sequence[Sequence[bytes]] = [
     (b"rival", b"1", b"1", b"0"),
     (b"mine:list:1", b"BY", b"nosort", b"GET", b"rival:te*t:sent"),  # the list holds an x
 ]
-
 
 ALIKE = [
     StateDescriptor("text", key="k", value="v"),
