@@ -7,9 +7,8 @@ from functools import partial
 from itertools import chain
 
 from resp_server import rdb
-from resp_server.commands.generic import sliced
+from resp_server.commands.generic import in_slices, sliced
 from resp_server.commands.spec import command
-from resp_server.commands.steps import in_slices
 from resp_server.instance import Call
 from resp_server.protocol.replies import FirstOf, LongBulk, Reply, WithLong
 from state_backend.descriptor import Kind

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from resp_server.access.sight import Sight
 from resp_server.commands.spec import OneOrMore, command, integer
@@ -18,6 +18,8 @@ from resp_server.protocol.replies import FirstOf, LongBulk, Reply, Sliced, WithL
 from state_backend.descriptor import Kind
 from state_backend.keyspace import KeyspaceView
 from state_backend.store import LongText, Text, whole
+
+Item = TypeVar("Item")
 
 # In Redis' words.
 TYPE_NAMES = {
@@ -120,7 +122,7 @@ def _count(call: Call, keys: Sequence[bytes]) -> Reply:
         return sum(call.entry(key) is not None for key in keys)
     return sliced(
         call,
-        lambda view: ([call.counted(view.at(key).entry(key)) is not None for key in some] for some in slices(keys)),
+        lambda view: ([call.counted(view.at(key).entry(key)) is not None for key in some] for some in in_slices(keys)),
         int,
     )
 
@@ -199,9 +201,11 @@ def in_steps(items: Iterator[Text | None]) -> Iterator[Sequence[Reply]]:
         yield part
 
 
-def slices(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Cut a request's many arguments into as many as one step takes."""
-    return (words[start : start + SLICE_ENTRIES] for start in range(0, len(words), SLICE_ENTRIES))
+def in_slices(items: Iterable[Item], count: int = SLICE_ENTRIES) -> Iterator[list[Item]]:
+    """Cut items into lists of so many."""
+    rest = iter(items)
+    while some := list(islice(rest, count)):
+        yield some
 
 
 @command("type")

@@ -11,6 +11,7 @@ from resp_server.commands.generic import (
     SLICE_ENTRIES,
     Cursor,
     ScanOptions,
+    in_slices,
     in_steps,
     items_reply,
     sent,
@@ -20,7 +21,7 @@ from resp_server.commands.generic import (
 )
 from resp_server.commands.random_items import Source, count_and_option, one_of, random_item, random_items
 from resp_server.commands.spec import OneOrMore, command
-from resp_server.commands.steps import answered, in_slices
+from resp_server.commands.steps import answered
 from resp_server.errors import PlainError, WrongTypeError
 from resp_server.instance import Call
 from resp_server.protocol.replies import PackedPairs, Pairs, Reply, WithLong

@@ -7,9 +7,9 @@ from itertools import islice
 from random import choice, choices, random, randrange, sample
 from typing import Any
 
-from resp_server.commands.generic import SLICE_ENTRIES, sliced
+from resp_server.commands.generic import SLICE_ENTRIES, in_slices, sliced
 from resp_server.commands.spec import INTEGER_MAX, integer
-from resp_server.commands.steps import answered, in_slices
+from resp_server.commands.steps import answered
 from resp_server.errors import PlainError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.replies import FirstOf, Reply

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resp_server.commands.generic import SLICE_ENTRIES
+from resp_server.commands.generic import SLICE_ENTRIES, in_slices
 from resp_server.commands.spec import command, integer
-from resp_server.commands.steps import Held, answered, in_order, in_slices
+from resp_server.commands.steps import Held, answered, in_order
 from resp_server.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.doubles import read_double

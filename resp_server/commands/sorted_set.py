@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from random import randrange
 from typing import Protocol
 
-from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, Cursor, ScanOptions, sliced
+from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, Cursor, ScanOptions, in_slices, sliced
 from resp_server.commands.random_items import Source, count_and_option, random_item, random_items
 from resp_server.commands.spec import OneOrMore, command, integer
-from resp_server.commands.steps import answered, in_slices
+from resp_server.commands.steps import answered
 from resp_server.errors import PlainError, WrongTypeError, syntax_error, wrong_arity
 from resp_server.instance import Call
 from resp_server.protocol.doubles import double_text, read_double

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import NamedTuple
 
-from resp_server.commands.generic import SLICE_ENTRIES
+from resp_server.commands.generic import SLICE_ENTRIES, in_slices
 from resp_server.commands.set import STEP_LOOKUPS, limit_of
 from resp_server.commands.spec import OneOrMore, command, integer
-from resp_server.commands.steps import PARTS, Held, answered, in_order, in_slices
+from resp_server.commands.steps import PARTS, Held, answered, in_order
 from resp_server.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.doubles import exact_double

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import islice
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
-from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, in_steps, sent, size_of, sliced
+from resp_server.commands.generic import BYTES_AT_ONCE_MAX, in_slices, in_steps, sent, size_of, sliced
 from resp_server.errors import PlainError
 from resp_server.instance import Call
 from resp_server.protocol.replies import FirstOf, LongPair, Pairs, Reply, WithLong
 from state_backend.keyspace import KeyspaceView
 from state_backend.store import LongText, whole
 
-Item = TypeVar("Item")
 Steps = Callable[[KeyspaceView], Iterator[Sequence[Any]]]
 
 # What one command may hold of what it works on, by its bytes and what Python adds to each text (guess).
@@ -106,13 +104,6 @@ class Held:
         self._bytes += sum(len(each) + TEXT_OVERHEAD_BYTES for each in texts)
         if self._bytes > HELD_BYTES_MAX:
             raise PlainError(f"the command would have to hold more than {HELD_BYTES_MAX} bytes; ask for smaller keys")
-
-
-def in_slices(items: Iterable[Item], count: int = SLICE_ENTRIES) -> Iterator[list[Item]]:
-    """Cut items into lists of so many."""
-    rest = iter(items)
-    while some := list(islice(rest, count)):
-        yield some
 
 
 def in_order(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from resp_server.commands.facts import Facts
-from resp_server.commands.generic import sliced
+from resp_server.commands.generic import in_slices, sliced
 from resp_server.commands.spec import OneOrMore, command, integer
 from resp_server.commands.state import THE_KEY, check_sees_all
 from resp_server.errors import ExecAbortError, NotHeldError, PlainError, syntax_error
@@ -136,8 +136,8 @@ def check_room(call: Call, new: Collection[bytes]) -> None:
 
 
 def _watching(call: Call, view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
-    for start in range(0, len(keys), KEYS_AT_ONCE):
-        _watch(call, view, keys[start : start + KEYS_AT_ONCE])
+    for some in in_slices(keys, KEYS_AT_ONCE):
+        _watch(call, view, some)
         yield []
     yield [OK]
 
