@@ -16,6 +16,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from nodes import HALVES, Nodes
 
 from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, replies_in, requests
@@ -77,36 +78,15 @@ def appliers_of(server: Running) -> list[int]:
     return [int(line.split()[0]) for line in found.stdout.splitlines() if "state_backend.applier" in line]
 
 
-class Cluster:
+class Cluster(Nodes):
     """Two servers of a log, of which the second may be a replica, and a proxy."""
 
-    def __init__(self, folder: Path, stack: ExitStack, *rows: dict[str, Any]) -> None:
-        self._folder, self._stack = folder, stack
-        self.log = folder / "log"
-        self.log.mkdir()
+    def __init__(self, folder: Path, stack: ExitStack, *rows: dict[str, str]) -> None:
+        super().__init__(folder, stack, *rows)
         self.job = Job(self.log, "j")
-        self.ports = [free_port() for _ in rows]
-        self.file = folder / "cluster.json"
-        self._version = 0
-        self.show(*rows)
         self.servers = [self.start(at) for at in range(len(rows))]
-        self.proxy = stack.enter_context(sparkis_proxy(self.file))
+        self.proxy = self.start_proxy()
         wait_for_keys(self.proxy, KEYS)
-
-    def start(self, at: int) -> Running:
-        options = ("--cluster", str(self.file), "--cluster-node", f"127.0.0.1:{self.ports[at]}")
-        made = sparkis_server(self._folder / f"store{at}", self.log, *options, port=self.ports[at])
-        return self._stack.enter_context(made)
-
-    def show(self, *rows: dict[str, Any]) -> None:
-        self._version += 1
-        nodes = [{"host": "127.0.0.1", "port": port, **row} for port, row in zip(self.ports, rows, strict=True)]
-        for node in nodes:
-            if "replica_of" in node:
-                node["replica_of"] = f"127.0.0.1:{self.ports[0]}"
-        new = self.file.with_suffix(".new")
-        new.write_text(json.dumps({"version": self._version, "nodes": nodes}))
-        os.replace(new, self.file)
 
     def shows(self, at: int) -> bool:
         """Tell whether one of the servers shows the newest epoch."""
@@ -120,7 +100,7 @@ class Cluster:
             tell(self.servers[at], self.job, "j")
 
 
-MASTER_AND_REPLICA: tuple[dict[str, Any], ...] = ({"slots": "0-16383"}, {"replica_of": "the first"})
+MASTER_AND_REPLICA = ({"slots": "0-16383"}, {"replica_of": "the first"})
 
 
 def read_on(cluster: Cluster, stop: Event, protocol: bytes) -> tuple[int, list[Any]]:
@@ -207,9 +187,6 @@ def _answers(cluster: Cluster, at: int) -> bool:
     with cluster.proxy.connect() as connection:
         text = bytes(connection.call("INFO", "proxy").plain).decode()
     return f"addr=127.0.0.1:{cluster.ports[at]},slots=16384," in text
-
-
-HALVES: tuple[dict[str, Any], ...] = ({"slots": "0-8191"}, {"slots": "8192-16383"})
 
 
 def test_servers_that_are_epochs_apart_answer_no_client_out_of_order(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,8 +11,9 @@ from time import monotonic, sleep
 
 import pytest
 from caching import CachingClient
+from nodes import HALVES, Nodes
 
-from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server
+from compat.conformance.servers import CONTROL_TOKEN
 from resp_server.client import Client
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -22,45 +21,26 @@ from state_backend.records import Change, Op
 
 STATES = [StateDescriptor("n", key="k", value="v")]
 KEYS = [b"job:n:%d" % number for number in range(40)]
-HALVES = ("0-8191", "8192-16383")
 WAIT_S_MAX = 30.0
 
 
-class Cluster:
+class Cluster(Nodes):
     """Two servers with half of the slots each, one of them with two workers, a proxy, and a writer.
 
     Each epoch changes some keys to its number.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder, self._stack = folder, stack
-        self.writer = stack.enter_context(LogWriter(folder / "log", "job", STATES))
+        super().__init__(folder, stack, *HALVES)
+        self.writer = stack.enter_context(LogWriter(self.log, "job", STATES))
         self.epoch = -1
         self.values: dict[bytes, int] = {}
-        self.ports = [free_port() for _ in HALVES]
-        self.topology = folder / "cluster.json"
-        self.show(1, HALVES)
         self.controls: list[Client] = []
         self.publish(KEYS)
-        self.servers = [self._start(at, *options) for at, options in enumerate(((), ("--workers", "2")))]
-        self.proxy = stack.enter_context(sparkis_proxy(self.topology))
+        self.servers = [self.start(0), self.start(1, "--workers", "2")]
+        self.controls = [Client("127.0.0.1", each.control_port, password=CONTROL_TOKEN) for each in self.servers]
+        self.proxy = self.start_proxy()
         self.wait()
-
-    def show(self, version: int, slots: tuple[str, ...]) -> None:
-        """Write the topology anew."""
-        nodes = [
-            {"host": "127.0.0.1", "port": port, "slots": each} for port, each in zip(self.ports, slots, strict=True)
-        ]
-        new = self.topology.with_suffix(".new")
-        new.write_text(json.dumps({"version": version, "nodes": nodes}))
-        os.replace(new, self.topology)
-
-    def _start(self, at: int, *options: str) -> Running:
-        cluster = ("--cluster", str(self.topology), "--cluster-node", f"127.0.0.1:{self.ports[at]}", *options)
-        store, port = self._folder / f"store{at}", self.ports[at]
-        server = self._stack.enter_context(sparkis_server(store, self._folder / "log", *cluster, port=port))
-        self.controls.append(Client("127.0.0.1", server.control_port, password=CONTROL_TOKEN))
-        return server
 
     def publish(self, keys: list[bytes]) -> None:
         """Publish an epoch that gives these keys its number, and tell both servers."""
@@ -136,7 +116,7 @@ def test_slots_that_move_make_everything_invalid(cluster: Cluster) -> None:
     client = CachingClient(cluster.proxy.port)
     cluster.wait()
     client.read(KEYS)
-    cluster.show(2, ("0-99", "100-16383"))
+    cluster.show({"slots": "0-99"}, {"slots": "100-16383"})
     ends = monotonic() + WAIT_S_MAX
     while client.cache:
         client.listen(0.05)

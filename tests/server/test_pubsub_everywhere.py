@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nodes import HALVES, Nodes
 
-from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
+from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, Reply
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -121,26 +122,14 @@ def test_notifications_that_one_client_asks_for_reach_the_clients_of_all_workers
 # -- a cluster and proxies ------------------------------------------------------------------------------------------
 
 
-class Cluster:
+class Cluster(Nodes):
     """Two nodes of a topology file, and two proxies in front of them."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        (folder / "log").mkdir()
-        self.job = Job(folder / "log")
-        ports = [free_port(), free_port()]
-        file = folder / "cluster.json"
-        slots = (f"0-{HALF - 1}", f"{HALF}-16383")
-        nodes = [{"host": "127.0.0.1", "port": port, "slots": some} for port, some in zip(ports, slots, strict=True)]
-        file.write_text(json.dumps({"version": 1, "nodes": nodes}))
-        self.file = file
-        self.nodes = []
-        for number, port in enumerate(ports):
-            options = ("--cluster", str(file), "--cluster-node", f"127.0.0.1:{port}")
-            options += ("--notify-keyspace-events", "KEA")
-            made = sparkis_server(folder / f"store{number}", folder / "log", *options, port=port)
-            self.nodes.append(stack.enter_context(made))
-        options = ("--notify-keyspace-events", "K$")
-        self.proxies = [stack.enter_context(sparkis_proxy(file, *options)) for _ in range(2)]
+        super().__init__(folder, stack, *HALVES)
+        self.job = Job(self.log)
+        self.nodes = [self.start(at, "--notify-keyspace-events", "KEA") for at in range(2)]
+        self.proxies = [self.start_proxy("--notify-keyspace-events", "K$") for _ in range(2)]
         for proxy in self.proxies:
             wait_for_keys(proxy, len(KEYS))
 
@@ -257,7 +246,7 @@ def channel_of(server: Running, cluster: Cluster) -> bytes:
 
 def test_nobody_waits_for_a_server_that_nobody_is_subscribed_at_any_more(cluster: Cluster) -> None:
     other = cluster.nodes[1]
-    with sparkis_proxy(cluster.file, "--upstream-timeout", "60000") as proxy:
+    with sparkis_proxy(cluster.topology, "--upstream-timeout", "60000") as proxy:
         wait_for_keys(proxy, len(KEYS))
         with stopped(other), Connection(proxy.port) as leaving, Connection(proxy.port) as waiting:
             number = leaving.call("CLIENT", "ID").value
@@ -272,7 +261,7 @@ def test_nobody_waits_for_a_server_that_nobody_is_subscribed_at_any_more(cluster
 
 def test_clients_are_cut_when_the_server_that_their_messages_come_from_says_nothing_any_more(cluster: Cluster) -> None:
     home, other = cluster.nodes
-    with sparkis_proxy(cluster.file, "--upstream-timeout", "300") as proxy:
+    with sparkis_proxy(cluster.topology, "--upstream-timeout", "300") as proxy:
         wait_for_keys(proxy, len(KEYS))
         of_other = subscriber(proxy.port, "SSUBSCRIBE", channel_of(other, cluster).decode())
         of_home = subscriber(proxy.port, "SUBSCRIBE", "news")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
+from nodes import HALVES, Nodes
 
-from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server
+from compat.conformance.servers import Running
 from compat.conformance.wire import Connection
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -27,29 +27,19 @@ WAIT_S_MAX = 60.0
 BETWEEN_US = "a password of the cluster's parts"
 
 
-class Cluster:
+class Cluster(Nodes):
     """Two nodes and a proxy."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        (folder / "log").mkdir()
-        writer = LogWriter(folder / "log", "job", [StateDescriptor("v", key="k", value="v")])
+        super().__init__(folder, stack, *HALVES, upstream=BETWEEN_US)
+        writer = LogWriter(self.log, "job", [StateDescriptor("v", key="k", value="v")])
         writer.publish([Change("v", Op.PUT, key, value=b"1") for key in KEYS])
-        acl, file = folder / "acl", folder / "cluster.json"
+        acl = folder / "acl"
         acl.write_text(USERS)
-        ports = [free_port(), free_port()]
-        slots = ("0-8191", "8192-16383")
-        nodes = [{"host": "127.0.0.1", "port": port, "slots": some} for port, some in zip(ports, slots, strict=True)]
-        file.write_text(json.dumps({"version": 1, "nodes": nodes}))
         # The rate of `default` is one of clients: a proxy is asked by all of them.
         given = ("--aclfile", str(acl), "--rate-limit", "default=1")
-        self.nodes = []
-        for number, port in enumerate(ports):
-            options = (*given, "--cluster", str(file), "--cluster-node", f"127.0.0.1:{port}")
-            made = sparkis_server(
-                folder / f"store{number}", folder / "log", *options, port=port, upstream_password=BETWEEN_US
-            )
-            self.nodes.append(stack.enter_context(made))
-        self.proxy = stack.enter_context(sparkis_proxy(file, *given, upstream_password=BETWEEN_US))
+        self.nodes = [self.start(at, *given) for at in range(2)]
+        self.proxy = self.start_proxy(*given)
 
 
 @pytest.fixture(scope="module")

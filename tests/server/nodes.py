@@ -1,0 +1,49 @@
+"""Servers of one log as the nodes of a topology, and a proxy in front of them: processes that end with the test."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server
+
+HALVES = ({"slots": "0-8191"}, {"slots": "8192-16383"})
+
+
+class Nodes:
+    """A row for each node says which slots it has, or that it is a replica of the first. The log is there at first."""
+
+    def __init__(self, folder: Path, stack: ExitStack, *rows: Mapping[str, str], upstream: str | None = None) -> None:
+        self._folder, self._stack, self._upstream = folder, stack, upstream
+        self.log = folder / "log"
+        self.log.mkdir(exist_ok=True)
+        self.ports = [free_port() for _ in rows]
+        self.topology = folder / "cluster.json"
+        self._version = 0
+        self.show(*rows)
+
+    def show(self, *rows: Mapping[str, str]) -> None:
+        """Write the topology anew."""
+        self._version += 1
+        nodes = [{"host": "127.0.0.1", "port": port, **row} for port, row in zip(self.ports, rows, strict=True)]
+        for node in nodes:
+            if "replica_of" in node:
+                node["replica_of"] = f"127.0.0.1:{self.ports[0]}"
+        new = self.topology.with_suffix(".new")
+        new.write_text(json.dumps({"version": self._version, "nodes": nodes}))
+        os.replace(new, self.topology)
+
+    def start(self, at: int, *options: str) -> Running:
+        """Start a node."""
+        given = ("--cluster", str(self.topology), "--cluster-node", f"127.0.0.1:{self.ports[at]}", *options)
+        store, port = self._folder / f"store{at}", self.ports[at]
+        return self._stack.enter_context(
+            sparkis_server(store, self.log, *given, port=port, upstream_password=self._upstream)
+        )
+
+    def start_proxy(self, *options: str) -> Running:
+        """Start a proxy."""
+        return self._stack.enter_context(sparkis_proxy(self.topology, *options, upstream_password=self._upstream))
