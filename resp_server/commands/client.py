@@ -112,7 +112,8 @@ def client_list(call: Call, *options: bytes) -> Reply:
         chosen = lines.values() if ids is None else [lines[each] for each in ids if each in lines]
         return Verbatim("".join(chosen).encode("utf-8", "surrogateescape"))
 
-    return call.instance.gather(client_lines, {"ids": ids, "kind": kind}, join)
+    each_once = None if ids is None else list(dict.fromkeys(ids))
+    return call.instance.gather(client_lines, {"ids": each_once, "kind": kind}, join)
 
 
 @question("client lines")

@@ -427,3 +427,10 @@ def test_when_many_fields_expire_is_told_in_steps(client: Any, name: bytes, show
     request = [name, b"job:visits:ttl", b"FIELDS", b"1200", *[b"on", b"off", b"none"] * 400]
     sliced = client.dispatcher.answer(client.call, iter([request]), [])
     assert client.drain(sliced) == encode([shown, -1, -2] * 400, 2)
+
+
+def test_a_client_that_is_listed_several_times_is_looked_at_once(client: Any) -> None:
+    looked_at: list[int] = []
+    client.instance.output_bytes = lambda session_id: looked_at.append(session_id) or 0
+    assert client.send([b"CLIENT", b"LIST", b"ID", b"7", b"8", b"7", b"7"]).count(b"id=7 ") == 3
+    assert looked_at == [7]
