@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -46,6 +46,16 @@ class Running:
         if self.password:
             connection.call("AUTH", self.password)
         return connection
+
+    def workers(self) -> list[int]:
+        """Return the process ids of a server's workers."""
+        pid = self.process.pid
+        found = []
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            with suppress(OSError):  # it may just have ended
+                if b"workers.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+        return sorted(found)
 
 
 def free_port() -> int:

@@ -121,7 +121,7 @@ def test_processes_that_are_started_later_know_what_was_changed(server: Running,
     here, _ = both
     here.call("ACL", "SETUSER", "later", "on", "nopass", "+@all", "~*")
     assert here.call("CONFIG", "SET", "requirepass", "secret").value == b"OK"
-    for pid in workers_of(server):
+    for pid in server.workers():
         os.kill(pid, signal.SIGKILL)
     with answering(server) as new:
         assert new.call("GET", "job:n:1").value == b"NOAUTH Authentication required."
@@ -141,9 +141,3 @@ def answering(server: Running) -> Connection:
         except (EOFError, OSError):
             sleep(0.02)
     raise AssertionError(f"nobody answered for {WAIT_S_MAX} s")
-
-
-def workers_of(server: Running) -> list[int]:
-    """Return the process ids of a server's workers."""
-    found = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return [int(pid) for pid in found if b"workers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -44,20 +44,6 @@ def eventually(find: Callable[[], Found], is_enough: Callable[[Found], bool]) ->
     return found
 
 
-def workers_of(server: Running) -> list[int]:
-    """Return the process ids of a server's workers."""
-    found = []
-    for entry in os.listdir("/proc"):
-        try:
-            parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
-            command = Path(f"/proc/{entry}/cmdline").read_bytes()
-        except (OSError, IndexError):
-            continue
-        if parent == server.process.pid and b"workers.worker" in command:
-            found.append(int(entry))
-    return sorted(found)
-
-
 def markers(count: int) -> list[Change]:
     """Return an epoch that gives every marker a number."""
     return [Change("n", Op.PUT, marker.encode(), value=b"%d" % count) for marker in MARKERS]
@@ -121,10 +107,10 @@ def test_connections_are_spread_evenly_and_a_dead_worker_loses_its_own_only(serv
     server = serve()
     connections = [connect(server) for _ in range(10)]
     assert all(each.call("GET", MARKERS[0]).value == b"0" for each in connections)
-    first, second = workers_of(server)
+    first, second = server.workers()
     os.kill(first, signal.SIGKILL)
     assert [is_alive(each) for each in connections].count(True) == 5
-    started = eventually(lambda: workers_of(server), lambda pids: len(pids) == 2)
+    started = eventually(lambda: server.workers(), lambda pids: len(pids) == 2)
     assert second in started
     assert first not in started
 
@@ -216,9 +202,9 @@ def test_info_adds_the_workers_up(serve: Serve, connect: Connect) -> None:
         assert found["tcp_port"] == str(server.port)
     assert len({info(each)["run_id"] for each in connections}) == 1
     memory, cpu = (int(found["used_memory_rss"]), float(found["used_cpu_user"]))
-    pids = [*workers_of(server), server.process.pid]
+    pids = [*server.workers(), server.process.pid]
     assert memory > max(resident_bytes(pid) for pid in pids)
-    assert cpu > max(user_s(pid) for pid in workers_of(server))
+    assert cpu > max(user_s(pid) for pid in server.workers())
 
 
 def resident_bytes(pid: int) -> int:
@@ -235,7 +221,7 @@ def test_a_worker_that_does_not_answer_is_left_out(serve: Serve, connect: Connec
     server = serve()
     connections = [connect(server) for _ in range(4)]
     assert all(is_alive(each) for each in connections)
-    stopped = workers_of(server)[0]
+    stopped = server.workers()[0]
     os.kill(stopped, signal.SIGSTOP)
     try:
         for each in connections[:2]:
@@ -393,7 +379,7 @@ def test_no_client_sees_an_older_epoch_than_before_on_any_connection(serve: Serv
 
 def stores_of(server: Running) -> set[str]:
     """Return the folders of the stores that a server's workers have open."""
-    links = [link for pid in workers_of(server) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    links = [link for pid in server.workers() for link in Path(f"/proc/{pid}/fd").iterdir()]
     return {target for link in links if (target := _target(link)).endswith("data.mdb")}
 
 
@@ -408,10 +394,10 @@ def test_a_worker_that_comes_later_shows_what_the_others_show(serve: Serve, log:
     server = serve()
     with LogWriter(log, JOB, STATES, "second") as writer:
         publish(writer, server, markers(7), 0)
-    for pid in workers_of(server):
+    for pid in server.workers():
         os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: read_once(server), lambda reply: reply is not None) == b"7"
-    eventually(lambda: workers_of(server), lambda pids: len(pids) == WORKERS)
+    eventually(lambda: server.workers(), lambda pids: len(pids) == WORKERS)
     with LogWriter(log, JOB, STATES, "second") as writer:
         publish(writer, server, markers(8), 1)
     for _ in range(2 * WORKERS):
@@ -463,7 +449,7 @@ def test_a_server_that_is_told_to_end_takes_its_workers_with_it(serve: Serve, co
     server = serve()
     connection = connect(server)
     assert is_alive(connection)
-    workers = workers_of(server)
+    workers = server.workers()
     server.process.terminate()
     assert server.process.wait(WAIT_S_MAX) == 0
     assert not is_alive(connection)
