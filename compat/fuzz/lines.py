@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -27,9 +28,7 @@ Line = tuple[str, int]
 def files() -> list[Path]:
     """Return the files that are fuzzed."""
     found = [ROOT / name for name in FUZZED]
-    return [
-        path for each in found for path in (sorted(each.glob("*.py")) if each.is_dir() else [each]) if path.exists()
-    ]
+    return [path for each in found for path in ([each] if each.suffix else sorted(each.glob("*.py")))]
 
 
 def all_lines() -> set[Line]:
@@ -41,10 +40,8 @@ def _lines_in(path: Path) -> Iterable[int]:
     codes = [compile(path.read_text(encoding="utf-8"), str(path), "exec")]
     while codes:
         code = codes.pop()
-        inner = [each for each in code.co_consts if isinstance(each, CodeType)]
-        codes += inner
-        is_function = bool(code.co_flags & 0x02)  # CO_NEWLOCALS without a class body: those lack CO_OPTIMIZED
-        if is_function and code.co_flags & 0x01:
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+        if code.co_flags & CO_OPTIMIZED:  # a function: neither a module nor the body of a class
             yield from {line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno}
 
 
