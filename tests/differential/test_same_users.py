@@ -64,9 +64,24 @@ user_rules = st.sampled_from(
     [b"on", b"off", b"nopass", b"resetpass", b"reset", b"clearselectors", b"sanitize-payload", b"skip-sanitize-payload",
      b"ON", b"nonsense", b"(", b"(+get", b"+set)", b"x y"]
 )  # fmt: skip
+
+
+def opens_within(words: Sequence[bytes]) -> bool:
+    """Tell whether a selector begins inside one that has not ended: Redis before 7.2 forgets what that one was."""
+    is_open = False
+    for word in words:
+        if word.startswith(b"(") and not word.endswith(b")"):
+            if is_open:
+                return True
+            is_open = True
+        elif word.endswith(b")"):
+            is_open = False
+    return False
+
+
 rules = st.lists(
     st.one_of(selector_rules, selector_rules, selector_rules, selectors, passwords, user_rules), min_size=1, max_size=7
-)
+).filter(lambda words: not opens_within(words))
 asked = st.lists(
     st.tuples(st.sampled_from(REQUESTS), st.sampled_from(KEYS), st.sampled_from(KEYS)), min_size=1, max_size=6
 )
