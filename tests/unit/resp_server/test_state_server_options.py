@@ -100,7 +100,7 @@ def test_two_registries_of_one_term_are_told_apart_by_their_addresses(tmp_path: 
 
 
 def test_a_report_is_read_back() -> None:
-    report = Report("0" * 40, "host", 7400, True, 3, KeyGroups.parse("1-5"))
+    report = Report("0" * 40, "host", 7400, True, False, 3, KeyGroups.parse("1-5"))
     assert Report.parse(report.to_json()) == report
     with pytest.raises(ReportError, match="not a report of a state server"):
         Report.parse("{}")
