@@ -146,7 +146,7 @@ def hgetall(call: Call, key: bytes) -> Reply:
     """Returns all fields and values in a hash."""
     packed = call.at(key).packed_map(key)
     if packed is not None:
-        call.instance.stats.hits += 1
+        call.counted(packed)
         return PackedPairs(packed_map.count(packed), packed_map.body(packed))
     return _all(call, key, lambda pair: pair, dict)
 

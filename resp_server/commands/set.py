@@ -32,7 +32,7 @@ def smembers(call: Call, key: bytes) -> Reply:
     """Returns all members of a set."""
     packed = call.at(key).packed_set(key)
     if packed is not None:
-        call.instance.stats.hits += 1
+        call.counted(packed)
         count = packed_list.count(packed)
         return PackedItems(count, packed_list.part(packed, 0, count), ReplySet)
     call.counted(call.at(key).set_size(key) or None)
