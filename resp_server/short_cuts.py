@@ -1,8 +1,9 @@
 """Short cuts: what the commands that are asked most answer, many at once, given what lies at their keys.
 
 A short cut answers what its command's body would answer. What it leaves out (None) is answered by that body. Tests hold
-both equal. Commands about sets and sorted sets have no faster answer than their body's; it is kept until the key
-changes all the same: a leaderboard's first ten are asked for again and again.
+both equal. Commands about a member of a key are answered together for all that are asked of it. Other commands about
+sets and sorted sets have no faster answer than their body's; it is kept until the key changes all the same: a
+leaderboard's first ten are asked for again and again.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 from resp_server.commands.list import range_of
 from resp_server.commands.spec import integer
 from resp_server.errors import ReplyError
-from resp_server.protocol.replies import encode_header
+from resp_server.protocol.replies import Reply, encode_header
 from state_backend import packed_list, packed_map
 from state_backend.descriptor import Kind
+from state_backend.store import Snapshot
 
 Found = Sequence[bytes | None]
 Arguments = Sequence[bytes]
@@ -36,21 +38,55 @@ class ShortCut:
     replies: Callable[[Found, Iterable[Arguments]], list[bytes | None]]
 
 
+@dataclass(frozen=True)
+class OfMembers:
+    """A command about one member of a key, such as ZSCORE: what it finds of many, None where it is counted as a miss.
+
+    nothing: what is answered for None.
+    """
+
+    name: str
+    nothing: Reply
+    found: Callable[[Snapshot, bytes, Sequence[bytes]], Sequence[Reply]]
+
+
+def _are_members(snapshot: Snapshot, key: bytes, members: Sequence[bytes]) -> Sequence[Reply]:
+    if not snapshot.set_size(key):
+        return [None] * len(members)
+    return list(map(int, snapshot.are_members(key, members)))
+
+
+def _scores(snapshot: Snapshot, key: bytes, members: Sequence[bytes]) -> Sequence[Reply]:
+    return snapshot.scores(key, members)
+
+
+def _ranks(snapshot: Snapshot, key: bytes, members: Sequence[bytes]) -> Sequence[Reply]:
+    return snapshot.ranks(key, members)
+
+
+def _ranks_from_the_end(snapshot: Snapshot, key: bytes, members: Sequence[bytes]) -> Sequence[Reply]:
+    last = snapshot.sorted_size(key) - 1
+    return [None if rank is None else last - rank for rank in snapshot.ranks(key, members)]
+
+
+# Their replies are not kept: of a large set another member is asked for each time.
+OF_MEMBERS = (
+    OfMembers("sismember", 0, _are_members),
+    OfMembers("zrank", None, _ranks),
+    OfMembers("zrevrank", None, _ranks_from_the_end),
+    OfMembers("zscore", None, _scores),
+)
 # Commands whose bodies are asked, by the numbers of words that their requests have most often. The reply depends on
 # nothing but the key, its second word being that.
 BODIES = {
     "scard": (2,),
     "smembers": (2,),
-    "sismember": (3,),
     "zcard": (2,),
     "zcount": (4,),
     "zrange": (4, 5, 6),
     "zrangebyscore": (4, 5, 7),
-    "zrank": (3,),
     "zrevrange": (4, 5),
     "zrevrangebyscore": (4, 5, 7),
-    "zrevrank": (3,),
-    "zscore": (3,),
 }
 # What a body answers where nothing is found, but not only there: not kept, so that nobody takes one for the other.
 AMBIGUOUS = (b"$-1\r\n", b"_\r\n", b"*0\r\n", b"~0\r\n", b":0\r\n")

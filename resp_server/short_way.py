@@ -30,7 +30,7 @@ from resp_server.protocol.wholes import (
     pieces_of,
     second_of,
 )
-from resp_server.short_cuts import AMBIGUOUS, ShortCut, bodies, short_cuts
+from resp_server.short_cuts import AMBIGUOUS, OF_MEMBERS, ShortCut, bodies, short_cuts
 from resp_server.stats import Tally
 from state_backend.errors import StoreError
 from state_backend.slots import slot_of
@@ -97,9 +97,12 @@ class ShortWay:
             for typed in (name, name.upper())
             if (command := instance.table.get(name.encode())) is not None
         }
+        self._of_members = {
+            head(3, typed.encode()): each for each in OF_MEMBERS for typed in (each.name, each.name.upper())
+        }
         self._call = _Uncounted(Session(0, "", "", instance.users.default, 0), instance)
         self._protocol = protocol
-        # Of the buffer in hand, the replies of bodies that do not tell by themselves whether something was found.
+        # Of what is in hand, the replies that do not tell by themselves whether something was found, and whether not.
         self._ambiguous: list[tuple[bytes, bool]] = []
         # Those taken so far, by their heads, and what they answer where nothing is found: all there is to count.
         self._ways: dict[bytes, _Way] = {}
@@ -154,7 +157,9 @@ class ShortWay:
         try:
             reply = self._ready((whole,))[0] or self._lone_get(whole)
             if not reply:
-                many = self._lone_mget(whole)
+                if (its_head := head_of(whole)) in self._of_members:
+                    return self._lone_member(session, whole, its_head, started_ns)
+                many = self._lone_mget(whole, its_head)
         except Exception:
             return b""  # the general way meets it again, and answers it
         if many:
@@ -206,12 +211,26 @@ class ShortWay:
         self._cache.add(GET_HEAD, {whole: reply} if self._cache.is_held else {}, 1)
         return reply
 
-    def _lone_mget(self, whole: bytes) -> _ManyFound | None:
-        many = many_of(head_of(whole))
+    def _lone_member(self, session: Session, whole: bytes, its_head: bytes, started_ns: int) -> bytes:
+        self._ambiguous.clear()
+        reply = (self._look_up_members(its_head, (whole,)) or (None,))[0]
+        if not reply:
+            return b""
+        way = self._ways[its_head]
+        misses = sum(is_miss for _, is_miss in self._ambiguous)
+        elapsed_ns = self._count_lone(session, way.name, way.tally, 1, misses, started_ns)
+        if elapsed_ns >= self._instance.noted_ns:
+            self._note(session, [whole], elapsed_ns)
+        return reply
+
+    def _lone_mget(self, whole: bytes, its_head: bytes) -> _ManyFound | None:
+        many = many_of(its_head)
         return self._look_up_many([(many, whole)]).get(whole) if many else None
 
     def _has_cut(self, its_head: bytes) -> bool:
-        return its_head in self._cuts or its_head in self._bodies or many_of(its_head) is not None
+        if its_head in self._cuts or its_head in self._bodies or its_head in self._of_members:
+            return True
+        return many_of(its_head) is not None
 
     def _ready(self, wholes: Sequence[bytes]) -> list[bytes | None]:
         """Return ready replies, None for what is not ready; what an epoch changed leaves them before they are seen."""
@@ -225,6 +244,8 @@ class ShortWay:
         for its_head, some in by_head(_missing(wholes, replies)):
             if its_head in self._cuts:
                 _put(wholes, replies, some, self._look_up(its_head, some))
+            elif its_head in self._of_members:
+                _put(wholes, replies, some, self._look_up_members(its_head, some))
             elif its_head in self._bodies:
                 _put(wholes, replies, some, self._ask_body(its_head, some))
             elif its_many := many_of(its_head):
@@ -269,6 +290,28 @@ class ShortWay:
                 lasting[whole] = reply
         self._cache.add(its_head, lasting if self._cache.is_held else {}, len(found))
         return found
+
+    def _look_up_members(self, its_head: bytes, wholes: Sequence[bytes]) -> list[bytes | None]:
+        """Return the replies to requests about members of keys, as far as they are whole, together for each key."""
+        command = self._of_members[its_head]
+        if its_head not in self._ways:
+            self._take_way(its_head, command.name, b"")
+        asked = arguments_of(wholes, its_head, 2)
+        by_key: dict[bytes, list[int]] = {}
+        for index, (key, _) in enumerate(asked):
+            by_key.setdefault(key, []).append(index)
+        replies: list[bytes | None] = [None] * len(asked)
+        for key, places in by_key.items():
+            try:
+                found = command.found(self._instance.view.at(key), key, [asked[index][1] for index in places])
+            except (ReplyError, StoreError):
+                continue
+            for index, each in zip(places, found, strict=True):
+                replies[index] = reply = encode(command.nothing if each is None else each, self._protocol)
+                if reply in AMBIGUOUS:
+                    self._ambiguous.append((reply, each is None))
+        self._cache.add(its_head, {}, len(asked))
+        return replies
 
     def _reply_of_body(self, command: Command, words: Sequence[bytes]) -> bytes | None:
         try:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, inf, nextafter
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 
@@ -36,6 +36,9 @@ CHILDREN_MIN = 4
 
 # A leaf that is to change by more than one step for so many members is taken apart (about where both take the same).
 STEPS_SHARE = 6
+
+# Of a tree that is read: enough for two million members, some megabytes.
+INNER_KEPT = 256
 
 LOWEST: Pair = (-inf, b"")
 ROOT = 0
@@ -73,12 +76,27 @@ def _ends(node: bytes) -> Sequence[int]:
     return packed_sorted.numbers(n, "Q").unpack_from(node, len(node) - 1 - 8 * n)
 
 
-class Ranks:
-    """The tree of one sorted set, to read. `get` reads a record of `blocks`."""
+class Inner(NamedTuple):
+    """An inner node, taken apart: where its children begin, their numbers, and how many members are before each."""
 
-    def __init__(self, get: Callable[[bytes], bytes | None], set_id: bytes) -> None:
+    lows: list[Pair]
+    numbers: Sequence[int]
+    starts: Sequence[int]
+
+
+class Ranks:
+    """The tree of one sorted set, to read. `get` reads a record of `blocks`.
+
+    inner: where inner nodes on the way to a place are kept taken apart, up to `INNER_KEPT`, while the tree stays as it
+    is.
+    """
+
+    def __init__(
+        self, get: Callable[[bytes], bytes | None], set_id: bytes, inner: dict[int, Inner] | None = None
+    ) -> None:
         self._get = get
         self._set_id = set_id
+        self._inner = {} if inner is None else inner
 
     def _node(self, number: int) -> bytes:
         node = self._get(node_name(self._set_id, number))
@@ -88,15 +106,36 @@ class Ranks:
 
     def before(self, place: Pair) -> int:
         """Return how many members are before a place in the order."""
-        rank, node = 0, self._node(ROOT)
-        while node[-1]:
-            # Of a child that begins at the place itself nothing is before it.
-            child = max(packed_sorted.before(node, place) - 1, 0)
-            if child:
-                end_at = len(node) - 1 - 8 * packed_sorted.count(node) + 8 * child
-                rank += int.from_bytes(node[end_at - 8 : end_at], "little")
-            node = self._node(_child_number(node, child))
-        return rank + packed_sorted.before(node, place)
+        start, leaf = self._leaf(place)
+        return start + packed_sorted.before(leaf, place)
+
+    def rank(self, score: float, member: bytes) -> int:
+        """Return how many members are before one, given its score."""
+        start, leaf = self._leaf((score, member))
+        try:
+            return start + packed_sorted.rank(leaf, score, member)
+        except IndexError:
+            raise _broken() from None
+
+    def _leaf(self, place: Pair) -> tuple[int, bytes]:
+        """Return the leaf that a place belongs to, and how many members are before that leaf."""
+        start, number = 0, ROOT
+        while True:
+            inner = self._inner.get(number)
+            if inner is None:
+                node = self._node(number)
+                if not node[-1]:
+                    return start, node
+                inner = self._taken_apart(number, node)
+            child = max(bisect_right(inner.lows, place) - 1, 0)
+            start += inner.starts[child]
+            number = inner.numbers[child]
+
+    def _taken_apart(self, number: int, node: bytes) -> Inner:
+        inner = Inner(packed_sorted.pairs(node), _numbers(node), (0, *_ends(node)))
+        if len(self._inner) < INNER_KEPT:
+            self._inner[number] = inner
+        return inner
 
     def runs(self, start: int, stop: int, is_reversed: bool, number: int = ROOT) -> Iterator[list[tuple[bytes, float]]]:
         """Iterate over (member, score) of the ranks `start` to before `stop`, a leaf at a time, or from the end on."""

@@ -56,7 +56,7 @@ from state_backend.lmdb_layout import (
     state_number_of,
 )
 from state_backend.lmdb_lists import ListBlocks, LongList
-from state_backend.lmdb_ranks import Ranks, place_of_score
+from state_backend.lmdb_ranks import Inner, Ranks, place_of_score
 from state_backend.lmdb_sizes import sizes
 from state_backend.records import Change, Op
 from state_backend.slots import HASH_BITS, PLACE, POSITION_BYTES, POSITIONS, place_of, places_of, slot_of
@@ -66,6 +66,9 @@ from state_backend.store import FIELD_POSITIONS, Applied, Entry, LongText, Snaps
 # many bytes of them: well below a millisecond or two (measured: 0.4 us a record, 0.1 us a KiB).
 VISITS_MAX = 1024
 VISITED_BYTES_MAX = 2 << 20
+
+# Large sorted sets whose ranks are asked for while an epoch is shown; beyond, those of before are forgotten.
+TREES_KEPT = 8
 
 COMPACT_FORMS = {Kind.VALUE: VALUE, Kind.MAP: PACKED, Kind.LIST: SHORT, Kind.SET: FEW, Kind.SORTED_SET: RANKED}
 
@@ -84,6 +87,8 @@ class LmdbSnapshot(Snapshot):
         self._meta: Meta | None = None
         self._states: list[str] = []
         self._given_back: Callable[[], None] | None = None  # of one that is lent
+        # Of large sorted sets that do not expire, while nothing changes: what they are, and their trees' inner nodes.
+        self._trees: dict[bytes, tuple[LargeSet, dict[int, Inner]]] = {}
         self.version = self._txn.id()
 
     def renew(self, now_ms: int) -> None:
@@ -92,6 +97,7 @@ class LmdbSnapshot(Snapshot):
         self._now_ms = now_ms
         if self.version != (version := self._txn.id()):
             self._meta = None
+            self._trees = {}
             self.version = version
 
     def close(self) -> None:
@@ -443,15 +449,27 @@ class LmdbSnapshot(Snapshot):
         next_cursor, found = self._scan_fields(large.pack(), cursor, count)
         return next_cursor, list(map(name_of, found))
 
-    def _ranks(self, large: LargeSet) -> Ranks:
-        return Ranks(partial(self._txn.get, db=self._tables.blocks), large.prefix)
+    def _sorted(self, key: bytes) -> tuple[bytes, LargeSet | None, dict[int, Inner]]:
+        """Return what `_set` does, and where inner nodes of its tree are kept."""
+        if known := self._trees.get(key):
+            return b"", *known
+        packed, large = self._set(key, Kind.SORTED_SET)
+        inner: dict[int, Inner] = {}
+        if large is not None and not self._known().applied.expiring:
+            if len(self._trees) == TREES_KEPT:
+                self._trees = {}
+            self._trees[key] = large, inner
+        return packed, large, inner
+
+    def _ranks(self, large: LargeSet, inner: dict[int, Inner]) -> Ranks:
+        return Ranks(partial(self._txn.get, db=self._tables.blocks), large.prefix, inner)
 
     def sorted_size(self, key: bytes) -> int:
-        packed, large = self._set(key, Kind.SORTED_SET)
+        packed, large, _ = self._sorted(key)
         return large.size if large is not None else packed_sorted.count(packed)
 
     def scores(self, key: bytes, members: Sequence[bytes]) -> list[float | None]:
-        packed, large = self._set(key, Kind.SORTED_SET)
+        packed, large, _ = self._sorted(key)
         if large is not None:
             return [self._score(large, member) for member in members]
         found = ((packed_sorted.index(packed, member) if packed else -1) for member in members)
@@ -461,38 +479,40 @@ class LmdbSnapshot(Snapshot):
         record = self._member(large, member)
         return None if record is None else float(SCORE.unpack(payload_of(record))[0])
 
-    def rank(self, key: bytes, member: bytes) -> int | None:
-        packed, large = self._set(key, Kind.SORTED_SET)
+    def ranks(self, key: bytes, members: Sequence[bytes]) -> list[int | None]:
+        packed, large, inner = self._sorted(key)
         if large is None:
-            at = packed_sorted.index(packed, member) if packed else -1
-            return None if at < 0 else at
-        score = self._score(large, member)
-        return None if score is None else self._ranks(large).before((score, member))
+            found = ((packed_sorted.index(packed, member) if packed else -1) for member in members)
+            return [None if at < 0 else at for at in found]
+        scores = [self._score(large, member) for member in members]
+        rank = self._ranks(large, inner).rank
+        rows = zip(scores, members, strict=True)
+        return [None if score is None else rank(score, member) for score, member in rows]
 
     def rank_of_score(self, key: bytes, score: float, is_after: bool) -> int:
-        packed, large = self._set(key, Kind.SORTED_SET)
+        packed, large, inner = self._sorted(key)
         place = place_of_score(score, is_after)
         if large is not None:
-            return large.size if place is None else self._ranks(large).before(place)
+            return large.size if place is None else self._ranks(large, inner).before(place)
         if not packed:
             return 0
         return packed_sorted.count(packed) if place is None else packed_sorted.before(packed, place)
 
     def rank_of_member(self, key: bytes, member: bytes, is_after: bool) -> int:
-        packed, large = self._set(key, Kind.SORTED_SET)
+        packed, large, inner = self._sorted(key)
         behind = member + b"\0" if is_after else member
         if large is None:
             return packed_sorted.before(packed, (packed_sorted.score(packed, 0), behind)) if packed else 0
-        ranks = self._ranks(large)
+        ranks = self._ranks(large, inner)
         ((_, lowest),) = next(ranks.runs(0, 1, is_reversed=False))
         return ranks.before((lowest, behind))
 
     def sorted_members(
         self, key: bytes, start: int, stop: int, is_reversed: bool = False
     ) -> Iterator[tuple[bytes, float]]:
-        packed, large = self._set(key, Kind.SORTED_SET)
+        packed, large, inner = self._sorted(key)
         if large is not None:
-            return chain.from_iterable(self._ranks(large).runs(start, min(stop, large.size), is_reversed))
+            return chain.from_iterable(self._ranks(large, inner).runs(start, min(stop, large.size), is_reversed))
         found = packed_sorted.members(packed, start, min(stop, packed_sorted.count(packed))) if packed else []
         return iter(found[::-1] if is_reversed else found)
 

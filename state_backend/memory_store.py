@@ -414,9 +414,9 @@ class MemorySnapshot(Snapshot):
         scores = self._scores(key, Kind.SORTED_SET)
         return [scores.get(member) for member in members]
 
-    def rank(self, key: bytes, member: bytes) -> int | None:
-        score = self._scores(key, Kind.SORTED_SET).get(member)
-        return None if score is None else self._ranking(key).index((score, member))
+    def ranks(self, key: bytes, members: Sequence[bytes]) -> list[int | None]:
+        places = {member: place for place, (_, member) in enumerate(self._ranking(key))}
+        return [places.get(member) for member in members]
 
     def rank_of_score(self, key: bytes, score: float, is_after: bool) -> int:
         scores = [each for each, _ in self._ranking(key)]

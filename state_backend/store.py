@@ -298,8 +298,8 @@ class Snapshot(ABC):
         """Return the scores of several members of a sorted set, None for a missing one. No score is -0.0 or NaN."""
 
     @abstractmethod
-    def rank(self, key: bytes, member: bytes) -> int | None:
-        """Return how many members are before one in the order by score, then by bytes; None for a missing one."""
+    def ranks(self, key: bytes, members: Sequence[bytes]) -> list[int | None]:
+        """Return how many members are before each of some, by score, then by bytes; None for a missing one."""
 
     @abstractmethod
     def rank_of_score(self, key: bytes, score: float, is_after: bool) -> int:

@@ -62,7 +62,7 @@ def _rank(call: Call, name: str, key: bytes, member: bytes, words: Sequence[byte
     if words and words[0].upper() != b"WITHSCORE":
         raise syntax_error()
     snapshot = call.at(key)
-    rank = call.counted(snapshot.rank(key, member))
+    rank = call.counted(snapshot.ranks(key, (member,))[0])
     if rank is None:
         return NO_ARRAY if words else None
     if name == "zrevrank":

@@ -124,6 +124,6 @@ def _read(shown: Snapshot, nodes: Nodes, shift: int) -> None:
         some = [(member_at(each, shift), float(each)) for each in range(rank, rank + 10)]
         assert nodes.few(lambda r=rank: list(shown.sorted_members(KEY, r, r + 10))) == some
         assert nodes.few(lambda r=rank: list(shown.sorted_members(KEY, r, r + 10, is_reversed=True))) == some[::-1]
-        assert nodes.few(lambda m=some[3][0]: shown.rank(KEY, m)) == rank + 3
+        assert nodes.few(lambda m=some[3][0]: shown.ranks(KEY, [m])) == [rank + 3]
         assert nodes.few(lambda m=some[3][0]: shown.scores(KEY, [m])) == [some[3][1]]
         assert nodes.few(lambda r=rank: shown.rank_of_score(KEY, r + 0.5, is_after=False)) == rank + 1

@@ -34,6 +34,7 @@ def test_members_come_in_order_and_are_found(
         assert at == (ranking.index((scores[member], member)) if member in scores else -1)
         if at >= 0:
             assert packed_sorted.score(run, at) == scores[member]
+            assert packed_sorted.rank(run, scores[member], member) == at
         for score in {*scores.values(), 0.5}:
             assert packed_sorted.before(run, (score, member)) == bisect_left(ranking, (score, member))
 

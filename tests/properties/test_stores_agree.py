@@ -538,11 +538,8 @@ def assert_nothing_is_at(lmdb: Snapshot, key: bytes) -> None:
     assert [lmdb.map_size(key), lmdb.list_size(key), lmdb.set_size(key), lmdb.sorted_size(key)] == [0] * 4
     assert lmdb.fields(key, [b""]) == lmdb.field_expiries(key, [b""]) == lmdb.scores(key, [b""]) == [None]
     assert lmdb.are_members(key, [b""]) == [False]
-    assert (lmdb.rank(key, b""), lmdb.rank_of_score(key, 0.0, True), lmdb.rank_of_member(key, b"", True)) == (
-        None,
-        0,
-        0,
-    )
+    assert lmdb.ranks(key, [b""]) == [None]
+    assert lmdb.rank_of_score(key, 0.0, True) == lmdb.rank_of_member(key, b"", True) == 0
     assert lmdb.scan_map(key, 0, 10) == lmdb.scan_set(key, 0, 10) == lmdb.scan_sorted(key, 0, 10) == (0, [])
     parts = (lmdb.map_pairs(key), lmdb.list_elements(key, 0, 0), lmdb.list_parts(key, 0, 0), lmdb.members(key))
     assert [list(each) for each in (*parts, lmdb.sorted_members(key, 0, 0))] == [[]] * 5
@@ -583,7 +580,7 @@ def assert_equal_sorted_sets(memory: Snapshot, lmdb: Snapshot, key: bytes) -> No
             assert list(lmdb.sorted_members(key, start, stop, is_reversed=True)) == part[::-1]
     members = [*MEMBERS, b"nothing", *(member for member, _ in ranking[:: max(1, size // 5)])]
     assert lmdb.scores(key, members) == memory.scores(key, members)
-    assert [lmdb.rank(key, each) for each in members] == [memory.rank(key, each) for each in members]
+    assert lmdb.ranks(key, members) == memory.ranks(key, members)
     for is_after in (False, True):
         for score in {-0.0, 1.0, 0.9, float("inf"), float("-inf"), ranking[size // 2][1]}:
             assert lmdb.rank_of_score(key, score, is_after) == memory.rank_of_score(key, score, is_after)

@@ -89,7 +89,7 @@ def test_a_member_that_is_put_with_the_score_it_has_is_no_change(store: LmdbStor
     assert apply(store, put(b"0007", b"7.5")) > 0
     with store.snapshot(1_000) as shown:
         assert shown.changed_since(1) == [KEY]
-        assert shown.rank(KEY, b"0007") == 7
+        assert shown.ranks(KEY, [b"0007"]) == [7]
 
 
 def test_a_set_expires_as_a_whole_when_the_last_put_says(store: LmdbStore) -> None:
@@ -132,7 +132,7 @@ def test_members_as_long_as_may_be_make_a_tree_that_splits_and_joins(store: Lmdb
     apply(store, *(put(member, b"1") for member in members))
     with store.snapshot(1_000) as shown:
         assert ranking(shown) == [(member, 1.0) for member in members]
-        assert [shown.rank(KEY, member) for member in members] == list(range(40))
+        assert shown.ranks(KEY, members) == list(range(40))
         assert shown.rank_of_member(KEY, members[20], is_after=True) == 21
     apply(store, *(Change("top", Op.DELETE, KEY, member) for member in members[1:]))
     with store.snapshot(1_000) as shown:
@@ -170,6 +170,6 @@ def test_few_blocks_are_touched_to_find_a_rank_or_what_is_at_one(
             assert [score for _, score in found] == [float(each) for each in reversed(range(rank, rank + 10))]
             assert read <= 8
             read = 0
-            assert shown.rank(KEY, found[-1][0]) == rank
+            assert shown.ranks(KEY, [found[-1][0]]) == [rank]
             assert shown.rank_of_score(KEY, rank + 0.5, is_after=False) == rank + 1
             assert read <= 2 * 5
