@@ -154,3 +154,25 @@ def test_all_clients_follow_what_a_registry_moves_and_survive_a_loss_without_rep
         cluster.wait_for("0-5461,10923-13652", "gone", "5462-10922,13653-16383")
 
     assert_all_clients_go_on(cluster, run_script, come_and_go)
+
+
+@pytest.mark.slow
+def test_all_clients_go_on_where_a_replica_takes_the_place_of_a_master_that_is_lost(
+    assigned: Any, run_script: Any, dataset: Dataset
+) -> None:
+    cluster = assigned(1)
+    for slots in (
+        ("0-16383",),
+        ("0-16383", "replica"),
+        ("0-16383", "replica", "replica"),
+        ("0-8191", "replica", "replica", "8192-16383"),
+    ):
+        cluster.start()
+        cluster.wait_for(*slots)
+    assert_checked(cluster, dataset, 2)
+
+    def lose_a_master() -> None:
+        cluster.kill(3)
+        cluster.wait_for("0-8191", "replica", "8192-16383", "gone")
+
+    assert_all_clients_go_on(cluster, run_script, lose_a_master)
