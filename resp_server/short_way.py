@@ -153,23 +153,22 @@ class ShortWay:
 
     def _lone(self, session: Session, whole: bytes, started_ns: int) -> bytes:
         """Answer a request that came alone, as most do, without `answer`'s lists; nothing where it is left to those."""
-        many = None
         try:
-            reply = self._ready((whole,))[0] or self._lone_get(whole)
-            if not reply:
-                if (its_head := head_of(whole)) in self._of_members:
-                    return self._lone_member(session, whole, its_head, started_ns)
-                many = self._lone_mget(whole, its_head)
+            reply: bytes | None = self._ready((whole,))[0] or self._lone_get(whole)
+            if reply:
+                way = self._only or self._ways[head_of(whole)]
+                name, tally, keys, misses = way.name, way.tally, 1, int(reply in self._nothings)
+            elif (its_head := head_of(whole)) in self._of_members:
+                reply, misses = self._lone_member(whole, its_head)
+                name, tally, keys = self._ways[its_head].name, self._ways[its_head].tally, 1
+            elif many := self._lone_mget(whole, its_head):
+                reply, name, keys, misses = many
+                tally = self._stats.tally(name)
         except Exception:
             return b""  # the general way meets it again, and answers it
-        if many:
-            tally, reply = self._stats.tally(many.name), many.reply
-            elapsed_ns = self._count_lone(session, many.name, tally, many.keys, many.misses, started_ns)
-        elif reply:
-            way = self._only or self._ways[head_of(whole)]
-            elapsed_ns = self._count_lone(session, way.name, way.tally, 1, reply in self._nothings, started_ns)
-        else:
+        if not reply:
             return b""
+        elapsed_ns = self._count_lone(session, name, tally, keys, misses, started_ns)
         if elapsed_ns >= self._instance.noted_ns:
             self._note(session, [whole], elapsed_ns)
         return reply
@@ -211,17 +210,11 @@ class ShortWay:
         self._cache.add(GET_HEAD, {whole: reply} if self._cache.is_held else {}, 1)
         return reply
 
-    def _lone_member(self, session: Session, whole: bytes, its_head: bytes, started_ns: int) -> bytes:
+    def _lone_member(self, whole: bytes, its_head: bytes) -> tuple[bytes | None, int]:
+        """Return the reply to a request about a member, if it is whole, and 1 if nothing was found."""
         self._ambiguous.clear()
-        reply = (self._look_up_members(its_head, (whole,)) or (None,))[0]
-        if not reply:
-            return b""
-        way = self._ways[its_head]
-        misses = sum(is_miss for _, is_miss in self._ambiguous)
-        elapsed_ns = self._count_lone(session, way.name, way.tally, 1, misses, started_ns)
-        if elapsed_ns >= self._instance.noted_ns:
-            self._note(session, [whole], elapsed_ns)
-        return reply
+        replies = self._look_up_members(its_head, (whole,))
+        return replies[0] if replies else None, sum(is_miss for _, is_miss in self._ambiguous)
 
     def _lone_mget(self, whole: bytes, its_head: bytes) -> _ManyFound | None:
         many = many_of(its_head)
