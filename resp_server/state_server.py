@@ -38,6 +38,7 @@ from resp_server.process import (
     until_told_to_end,
 )
 from resp_server.programs import Program
+from resp_server.registry.report import DRAIN_S_MAX
 from resp_server.server import Server
 from resp_server.shown import ShownJobs
 from resp_server.tls import certificates_of
@@ -53,8 +54,6 @@ logger = logging.getLogger("sparkis.server")
 DEFAULT_PORTS = "7400-7500"
 MEMBER_FILE = "member.json"
 MS_PER_MINUTE = 60_000
-# Less than a keeper waits before it kills.
-DRAIN_S_MAX = 4.0
 
 DESCRIPTION = (
     "Serve some slots of the jobs of a change log, as the registry says which: one of several servers that answer as "
@@ -107,6 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_retention_option(parser, "with --compact: keep what is younger, for readers that are behind")
     add_token_option(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--driver", default="", help=argparse.SUPPRESS)
     parser.set_defaults(role="master")
 
 
@@ -198,14 +198,14 @@ async def _serve(
     host, port = options.advertise or (_own_host(config.hosts[0]), None)
     link = RegistryLink(
         identity.id,
-        Advertised(host, port or server.port, options.zone),
+        Advertised(host, port or server.port, options.zone, options.driver),
         Membership(server),
         followers,
         logs=[open_filesystem(root) for root in roots],
         address=options.registry,
         token=token,
         on_wanted=remembering.want,
-        on_end=ended.set if options.child else None,
+        on_end=ended.set if options.driver else None,
         certificates=certificates_of(config.tls),
     )
     followers.on_change = link.changed

@@ -255,7 +255,7 @@ def _server(plan: Plan, folder: str) -> list[str]:
     command = [sys.executable, "-m", "resp_server.state_server", "--child"]
     command += ["--registry", joined(plan.registry), "--log", plan.log, "--store", f"{folder}/{STORE}"]
     command += ["--ports", plan.ports, "--bind", near, "--advertise", host]
-    command += ["--zone", f"executors of {plan.id}"]  # which all go with their application
+    command += ["--driver", plan.id, "--zone", f"executors of {plan.id}"]  # which all go with their application
     command += ["--compact", "--loglevel", "warning"]
     return [*command, *tls_arguments(plan.tls), *plan.for_clients.arguments()]
 

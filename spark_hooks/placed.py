@@ -28,6 +28,7 @@ from resp_server.children import TOKEN_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
 from resp_server.client import Client
 from resp_server.listening import is_wildcard
 from resp_server.registry.process import FENCED_CODE
+from resp_server.registry.report import DRAIN_S_MAX
 from resp_server.tls import TlsFiles
 from spark_hooks import endpoints, executors
 from spark_hooks.executors import ForClients, Plan
@@ -136,7 +137,10 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             return _connected(client)
 
     def stop(self) -> None:
-        """End registry, proxy, and the servers on executors; clients are disconnected. The log stays as it is."""
+        """End registry, proxy, and the servers on executors; clients are disconnected. The log stays as it is.
+
+        Servers that were started by hand take over first, for some seconds at most.
+        """
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -156,13 +160,16 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
 
     def _end_servers(self) -> None:
         with self._connect() as client:
-            client.call("END")
-            left, ends_s = len(_connected(client)), time.monotonic() + END_TIMEOUT_S
-            while left and time.monotonic() < ends_s:  # those started by hand stay
+            client.call("END", self.plan.id, timeout_s=DRAIN_S_MAX + endpoints.CONTROL_TIMEOUT_S)
+            left, ends_s = self._placed(client), time.monotonic() + END_TIMEOUT_S
+            while left and time.monotonic() < ends_s:
                 time.sleep(END_LOOK_S)
-                before, left = left, len(_connected(client))
+                before, left = left, self._placed(client)
                 if left < before:
                     ends_s = time.monotonic() + END_TIMEOUT_S
+
+    def _placed(self, registry: Client) -> int:
+        return sum(member["driver"] == self.plan.id for member in _connected(registry))
 
     def _keep_placing(self) -> None:
         """Place servers now, and again whenever there are none."""

@@ -77,12 +77,13 @@ class Shows(Protocol):
 class Advertised:
     """Where clients find this server. host None: where the registry sees it from, the near end of the connection.
 
-    zone: servers of one may be lost together; empty: those of its host.
+    zone: servers of one may be lost together; empty: those of its host. driver: who may end it, if anybody.
     """
 
     host: str | None
     port: int
     zone: str = ""
+    driver: str = ""
 
 
 class RegistryLink:
@@ -250,6 +251,7 @@ class RegistryLink:
             self._followers.held,
             self._followers.visible,
             self._advertised.zone,
+            self._advertised.driver,
         )
 
     async def _listen(self, reader: asyncio.StreamReader, address: str) -> NoReturn:

@@ -12,6 +12,9 @@ from resp_server.followers import Visible
 from state_backend.errors import KeyGroupsError, SparkisError
 from state_backend.key_groups import NONE, KeyGroups
 
+# How long a server that is to end may hand over what it has: less than a keeper waits before it kills.
+DRAIN_S_MAX = 4.0
+
 
 class ReportError(SparkisError):
     """A report that says nothing, or something that cannot be."""
@@ -21,7 +24,8 @@ class ReportError(SparkisError):
 class Report:
     """Where clients find a server, what it can answer, which topology it shows, and the epochs that it shows.
 
-    has_room: its store can be written. zone: servers of one may be lost together; empty: those of its host.
+    has_room: its store can be written. zone: servers of one may be lost together; empty: those of its host. driver: who
+    may end it; empty: nobody, it was started by hand.
     """
 
     id: str
@@ -33,6 +37,7 @@ class Report:
     held: KeyGroups = NONE
     jobs: Mapping[str, Visible] = field(default_factory=dict)
     zone: str = ""
+    driver: str = ""
 
     def to_json(self) -> str:
         """Return what `parse` reads."""
@@ -47,6 +52,7 @@ class Report:
                 "held": str(self.held),
                 "jobs": {name: seen._asdict() for name, seen in self.jobs.items()},
                 "zone": self.zone,
+                "driver": self.driver,
             }
         )
 
@@ -61,9 +67,9 @@ class Report:
             Topology.of_json({"version": 0, "nodes": [{"id": member_id, "host": host, "port": port}]})
             jobs = {str(name): _visible(seen) for name, seen in given["jobs"].items()}
             held = KeyGroups.parse(given["held"])
-            shown, zone = int(given["shown"]), str(given.get("zone", ""))
+            shown, zone, driver = int(given["shown"]), str(given.get("zone", "")), str(given.get("driver", ""))
             wants_nothing, has_room = bool(given["wants_nothing"]), bool(given.get("has_room", True))
-            return cls(member_id, host, port, wants_nothing, has_room, shown, held, jobs, zone)
+            return cls(member_id, host, port, wants_nothing, has_room, shown, held, jobs, zone, driver)
         except (TopologyError, KeyGroupsError) as error:
             raise ReportError(f"a report that cannot be: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -6,7 +6,8 @@
     NOTICE job epoch             +OK; every server is told to look at the job's log
     WAIT job epoch timeout_ms    :1 when every owner of slots shows that epoch or a later one, :0 after that time
     MEMBERS                      a map for each server
-    END                          +OK; servers that were started for their driver, which says this, are told to end
+    END driver                   +OK; the servers that were started for this driver hand over to those that stay, for at
+                                 most four seconds, and are told to end
 
     > assignment term json       to a server: {"topology": ..., "wanted": "0-8191"}, to show and to hold
     > topology term json         to who watches
@@ -23,6 +24,7 @@ import hmac
 import json
 import logging
 import socket
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -34,7 +36,7 @@ from resp_server.protocol.replies import OK, Push, Reply, encode
 from resp_server.protocol.requests import Request, RequestLimits, RequestParser
 from resp_server.registry.assignment import Assignment
 from resp_server.registry.record import FencedError, Place
-from resp_server.registry.report import Report, ReportError
+from resp_server.registry.report import DRAIN_S_MAX, Report, ReportError
 from resp_server.registry.sharding import Member
 from resp_server.tls import Certificates, TlsListener, start_streams
 from state_backend.errors import SparkisError
@@ -101,10 +103,20 @@ class Known:
     connection: Connection | None
     is_admitted: bool = False
     is_silent: bool = False
+    is_ending: bool = False
+
+    @property
+    def is_here(self) -> bool:
+        """Tell whether it was heard just now."""
+        return self.connection is not None and not self.is_silent
+
+    @property
+    def stays(self) -> bool:
+        """Tell whether it is here, and does not want to go."""
+        return self.is_here and not (self.is_ending or self.report.wants_nothing)
 
     def member(self, now_s: float) -> Member:
         """Return it as it counts now."""
-        is_here = self.connection is not None and not self.is_silent
         report = self.report
         return Member(
             report.id,
@@ -113,8 +125,8 @@ class Known:
             self.joined,
             report.held,
             report.shown,
-            0.0 if is_here else max(now_s - self.heard_s, 0.001),
-            report.wants_nothing,
+            0.0 if self.is_here else max(now_s - self.heard_s, 0.001),
+            self.is_ending or report.wants_nothing,
             self.connection is not None,
             report.jobs,
             report.zone,
@@ -136,7 +148,6 @@ class Registry:
         self._connections: set[Connection] = set()
         self._waiting: set[tuple[str, int, asyncio.Future[None]]] = set()
         self._joined = 0
-        self._is_ending = False
         self._wake = asyncio.Event()
         self._saved = asyncio.Event()
         self._unsaved = asyncio.Event()
@@ -331,7 +342,7 @@ class Registry:
                 known.connection = None
                 known.heard_s = asyncio.get_running_loop().time()
                 logger.log(
-                    logging.INFO if self._is_ending else logging.WARNING, "server %s is gone", _name(known.report)
+                    logging.INFO if known.is_ending else logging.WARNING, "server %s is gone", _name(known.report)
                 )
         self._wake.set()
 
@@ -351,23 +362,21 @@ class Registry:
                     return await self._wait(job, int(epoch), min(int(timeout_ms), WAIT_MS_MAX) / 1000)
                 case [b"MEMBERS"]:
                     return self._members()
-                case [b"END"]:
-                    self._is_ending = True
-                    self._send_all(Push((b"end",)))
+                case [b"END", str(driver)] if driver:
+                    await self._end([known for known in self._known.values() if known.report.driver == driver])
                     return OK
         except ReportError as error:
             return PlainError(str(error))
         except ValueError as error:
             return PlainError(f"a number is needed: {error}")
-        verbs = "REPORT json, WATCH, NOTICE job epoch, WAIT job epoch timeout_ms, MEMBERS, END"
+        verbs = "REPORT json, WATCH, NOTICE job epoch, WAIT job epoch timeout_ms, MEMBERS, END driver"
         return PlainError(f"not a request of a registry; there are {verbs}")
 
     def _take(self, connection: Connection, report: Report) -> Reply:
         now_s = asyncio.get_running_loop().time()
         known = self._known.get(report.id)
         for other in self._known.values():
-            is_here = other.connection is not None and not other.is_silent
-            if is_here and other is not known and _address(other.report) == _address(report):
+            if other.is_here and other is not known and _address(other.report) == _address(report):
                 return PlainError(
                     f"server {other.report.id} is at {_address(report)} already; give this one another address"
                 )
@@ -393,13 +402,28 @@ class Registry:
         return OK
 
     def _notice(self, job: str, epoch: int) -> None:
-        self._send_all(Push((b"notice", job.encode(), epoch)))
+        _send(self._known.values(), Push((b"notice", job.encode(), epoch)))
 
-    def _send_all(self, push: Push) -> None:
-        message = encode(push, PROTOCOL)
-        for known in self._known.values():
-            if known.connection is not None:
-                known.connection.send(message)
+    async def _end(self, ending: Collection[Known]) -> None:
+        """End servers; where others stay, once these have taken over and that is written down, or it takes too long."""
+        for known in ending:
+            known.is_ending = True
+        self._wake.set()
+        are_left = False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_S_MAX):
+                while any(map(self._is_needed, ending)) and any(known.stays for known in self._known.values()):
+                    are_left = True
+                    await asyncio.sleep(TICK_S)
+        if are_left:
+            await self._save()
+        _send(ending, Push((b"end",)))
+
+    def _is_needed(self, known: Known) -> bool:
+        """Tell whether a server owns slots, or holds some that others may still send clients there for."""
+        name, topology = known.report.id, self._assignment.topology
+        owners = [] if topology is None else [node.id for node in topology.masters if node.slots]
+        return name in owners or (known.is_here and bool(self._assignment.wanted(name)))
 
     async def _wait(self, job: str, epoch: int, timeout_s: float) -> int:
         if self._is_shown(job, epoch):
@@ -443,10 +467,18 @@ class Registry:
                     b"held": str(report.held).encode(),
                     b"wanted": str(self._assignment.wanted(name)).encode(),
                     b"shown": report.shown,
+                    b"driver": report.driver.encode(),
                     b"jobs": json.dumps({job: seen._asdict() for job, seen in report.jobs.items()}).encode(),
                 }
             )
         return rows
+
+
+def _send(servers: Iterable[Known], push: Push) -> None:
+    message = encode(push, PROTOCOL)
+    for known in servers:
+        if known.connection is not None:
+            known.connection.send(message)
 
 
 def _name(report: Report) -> str:

@@ -149,10 +149,10 @@ class Fleet:
         given = ["--log", str(self.log), "--port", "0", "--replicas", str(self.replicas), *options]
         return self._started("resp_server.registry.process", given, "registry")
 
-    def server(self, number: int) -> Process:
+    def server(self, number: int, *more: str) -> Process:
         """Start a state server; one of the same number is the same server."""
         options = ["--log", str(self.log), "--compact", "--store", str(self.folder / f"store{number}")]
-        options += ["--port", str(self._ports[number])]
+        options += ["--port", str(self._ports[number]), *more]
         self.servers.append(self._started("resp_server.state_server", options, f"server{number}"))
         return self.servers[-1]
 

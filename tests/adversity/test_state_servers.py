@@ -8,7 +8,7 @@ import resource
 import signal
 
 import pytest
-from fleet import KEYS, Fleet, eventually
+from fleet import KEYS, WAIT_S_MAX, Fleet, eventually
 from redis import Redis
 from scene import children_of
 
@@ -33,6 +33,38 @@ def test_servers_join_and_leave_under_load_and_no_read_fails(fleet: Fleet) -> No
     third.popen.send_signal(signal.SIGTERM)
     assert third.popen.wait() == 0
     fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.wait_until_all_show_it()
+    fleet.wait_for_all_keys()
+    reader.stop()
+    assert not reader.failures
+
+
+def test_servers_of_a_driver_that_ends_hand_over_to_those_that_stay_and_no_read_fails(fleet: Fleet) -> None:
+    registry = fleet.registry()
+    placed = [fleet.server(0, "--driver", "mine")]
+    fleet.wait_for(_0="0-16383")
+    placed.append(fleet.server(1, "--driver", "mine"))
+    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.server(2)
+    fleet.wait_for(**THIRDS)
+    fleet.wait_until_all_show_it()
+    fleet.wait_for_all_keys()
+    reader = fleet.read()
+    eventually("nothing is read", lambda: reader.reads > 100)
+    with fleet.ask() as driver:
+        assert driver.call("END", "mine", timeout_s=WAIT_S_MAX) == "OK"
+    assert [each.popen.wait() for each in placed] == [0, 0]
+    assert registry.popen.stdin is not None
+    registry.popen.stdin.close()
+    assert registry.popen.wait() == 0
+    before = fleet.record()
+    assert before.topology is not None
+    assert {number: slots for number, (_, slots, _) in fleet.nodes().items() if slots} == {2: "0-16383"}
+    fleet.wait_for_all_keys()
+
+    fleet.registry("--standby")
+    eventually("nobody takes over", lambda: fleet.record().term == 2)
+    fleet.wait_for(_2="0-16383")
     fleet.wait_until_all_show_it()
     fleet.wait_for_all_keys()
     reader.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -18,6 +19,9 @@ import hiredis
 import pytest
 
 from compat.conformance.servers import CONTROL_TOKEN
+from resp_server.registry import service
+from resp_server.registry.record import Place
+from state_backend.filesystems import open_filesystem
 
 WAIT_S_MAX = 30.0
 NAMES = [f"{number:040x}" for number in range(1, 5)]
@@ -234,6 +238,55 @@ def test_a_server_that_is_silent_has_failed_and_a_replica_answers(registry: Call
 
     _until("the replica is promoted", lambda: roles() == [(b"replica", b"fail"), (b"master", b"online")])
     assert first.report() == b"OK"  # its connection is still there
+
+
+def test_a_driver_that_ends_its_servers_waits_for_nobody_where_nobody_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "DRAIN_S_MAX", 100 * WAIT_S_MAX)
+
+    async def play() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        own = service.Registry(Place.take(open_filesystem(tmp_path), "127.0.0.1:1", 0), CONTROL_TOKEN)
+        await own.start(listener)
+        deciding = asyncio.create_task(own.run())
+        try:
+            await asyncio.to_thread(_end_all, listener.getsockname()[1])
+        finally:
+            deciding.cancel()
+            await own.stop()
+
+    asyncio.run(play())
+
+
+def _end_all(port: int) -> None:
+    servers = [Server(port, number) for number in range(2)]
+    for server in servers:
+        server.report(driver="mine")
+    _until("slots are shared", lambda: [each.live() for each in servers] == ["0-8191", "8192-16383"])
+    assert "not a request of a registry" in str(Talk(port).call("END", ""))
+    assert Talk(port).call("END", "another") == b"OK"
+    assert Talk(port).call("END", "mine") == b"OK"
+    for server in servers:
+        server.report()
+        assert [push for push in server.pushed if push[0] == b"end"] == [[b"end"]]
+
+
+def test_servers_of_a_driver_end_once_one_that_stays_owns_all(registry: Callable[..., int], tmp_path: Path) -> None:
+    port = registry()
+    placed, own = Server(port, 0), Server(port, 1)
+    placed.report(driver="mine")
+    own.report()
+    _until("slots are shared", lambda: [placed.live(), own.live()] == ["0-8191", "8192-16383"])
+    driver = Talk(port)
+    driver.send("END", "mine")
+    _until("it takes over", lambda: [placed.live(), own.live()] == ["", "0-16383"])
+    assert driver._read() == b"OK"
+    assert placed.next_push(b"end") == [b"end"]
+    nodes = json.loads((tmp_path / "registry.json").read_text())["topology"]["nodes"]
+    assert [node["id"] for node in nodes if node.get("slots") == "0-16383"] == [NAMES[1]]
+    own.report()
+    assert not [push for push in own.pushed if push[0] == b"end"]
 
 
 def _run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
