@@ -88,6 +88,7 @@ class ControlledEndpoint(Endpoint):
                 except (SparkisError, OSError) as error:
                     logger.debug("%r did not answer %s: %s", self, words[0], error)
                     self._disconnect()
+                    self._look_anew()
 
     def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
         """Return whether an epoch can be read; wait for it that long."""
@@ -105,6 +106,9 @@ class ControlledEndpoint(Endpoint):
             if time.monotonic() >= deadline or self._stopping.is_set():
                 return False
             time.sleep(WAIT_AGAIN_S)
+
+    def _look_anew(self) -> None:
+        """Find out where the server is; called when a notice was not answered. For most `_address` knows."""
 
     def _connect(self) -> Client:
         """Connect to the control listener."""

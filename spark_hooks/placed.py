@@ -28,6 +28,7 @@ from resp_server.children import TOKEN_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
 from resp_server.client import Client
 from resp_server.listening import is_wildcard
 from resp_server.registry.process import FENCED_CODE
+from resp_server.registry.record import read_record
 from resp_server.registry.report import DRAIN_S_MAX
 from resp_server.tls import TlsFiles
 from spark_hooks import endpoints, executors
@@ -35,6 +36,7 @@ from spark_hooks.executors import ForClients, Plan
 from spark_hooks.kept import KeptProcess
 from spark_hooks.sessions import is_stopped, parallelism_of
 from state_backend.errors import SparkisError
+from state_backend.filesystems import open_filesystem
 
 logger = logging.getLogger("sparkis.serve")
 
@@ -44,8 +46,8 @@ PLACE_AGAIN_S_MAX = 60.0
 # Tasks go to executors that have a core free, so that a few more tasks than cores reach all of them (guess).
 TASKS_PER_CORE = 2
 FENCED = (
-    "the log {log} is served by the registry of another driver now; give each application a log of its own, or call "
-    "sparkis.serve(spark, placement='driver')"
+    "the log {log} has another registry now: one that stood by, which goes on from there, or another driver's; in that "
+    "case give each application a log of its own, or call sparkis.serve(spark, placement='driver')"
 )
 # How long it is waited for the next server to end, of those that were told to.
 END_TIMEOUT_S = 3.0
@@ -74,7 +76,10 @@ class Cluster:
 
 
 class PlacedEndpoint(endpoints.ServedEndpoint):
-    """Servers beside executors, found through a proxy beside the driver. `registry` is where servers register."""
+    """Servers beside executors, found through a proxy beside the driver. `registry` is where servers register.
+
+    Whoever is in charge of the log is told and asked: the registry here, or one that has taken its place.
+    """
 
     def __init__(self, spark: SparkSession, log: str, cluster: Cluster, *, port: int, bind: list[str]) -> None:
         super().__init__()
@@ -96,6 +101,11 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             last_words={FENCED_CODE: FENCED.format(log=log)},
         )
         self.registry = executors.joined((cluster.host, self._registry.port))
+        self._filesystem = open_filesystem(log)
+        self._own = endpoints.ControlAddress(self._registry.port, self._token, self._reached_at, self._tls)
+        self._in_charge = self._own
+        self._untold: dict[str, int] = {}  # the newest epoch of each job
+        self._is_news = threading.Event()
         try:
             self._proxy = KeptProcess(
                 "the sparkis proxy",
@@ -120,6 +130,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             tls=cluster.tls,
             for_clients=cluster.for_clients,
         )
+        threading.Thread(target=self._keep_telling, name="sparkis-teller", daemon=True).start()
         executors.know(self.plan)
         endpoints.add(log, self)
         atexit.register(self.stop)
@@ -136,6 +147,11 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         with self._connect() as client:
             return _connected(client)
 
+    def notice(self, job: str, epoch: int) -> None:
+        """Have servers told of a committed epoch. At once: no batch waits for a registry that may be anywhere."""
+        self._untold[job] = epoch
+        self._is_news.set()
+
     def stop(self) -> None:
         """End registry, proxy, and the servers on executors; clients are disconnected. The log stays as it is.
 
@@ -144,13 +160,12 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         if self._stopping.is_set():
             return
         self._stopping.set()
+        self._is_news.set()
         atexit.unregister(self.stop)
         executors.forget(self.plan)
         endpoints.remove(self.log, self)
         with suppress(Exception):  # Spark itself may have stopped, and says so in many ways
             self._spark.sparkContext.cancelJobGroup(self._job_group)
-        with self._lock:
-            self._disconnect()
         try:
             self._end_servers()
         except (SparkisError, OSError) as error:
@@ -171,6 +186,15 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
     def _placed(self, registry: Client) -> int:
         return sum(member["driver"] == self.plan.id for member in _connected(registry))
 
+    def _keep_telling(self) -> None:
+        """Tell of epochs, over one connection."""
+        while not self._stopping.is_set():
+            self._is_news.wait()
+            self._is_news.clear()
+            for job in list(self._untold):
+                super().notice(job, self._untold.pop(job))
+        self._disconnect()
+
     def _keep_placing(self) -> None:
         """Place servers now, and again whenever there are none."""
         pause_s = LOOK_INTERVAL_S
@@ -190,6 +214,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             return bool(self.members())
         except (SparkisError, OSError) as error:  # it is being started again
             logger.debug("%r did not answer MEMBERS: %s", self, error)
+            self._look_anew()
             return True
 
     @property
@@ -205,7 +230,19 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             logger.error("%s", failure)
 
     def _address(self) -> endpoints.ControlAddress:
-        return endpoints.ControlAddress(self._registry.port, self._token, self._reached_at, self._tls)
+        return self._in_charge
+
+    def _look_anew(self) -> None:
+        """Find out who is in charge. Storage may hang: never in a batch's thread."""
+        try:
+            record = read_record(self._filesystem)
+            if record is None or record.address == self.registry:
+                self._in_charge = self._own
+            else:
+                host, _, port = record.address.rpartition(":")
+                self._in_charge = self._own._replace(host=host.strip("[]"), port=int(port))
+        except (SparkisError, ValueError) as error:
+            logger.debug("%r: who is in charge of the log is not known: %s", self, error)
 
     def _environment(self, password: str | None = None, upstream_password: str | None = None) -> dict[str, str]:
         environment = children.environment() | {TOKEN_VARIABLE: self._token}
