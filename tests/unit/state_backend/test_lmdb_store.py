@@ -400,3 +400,35 @@ def test_a_closed_snapshot_lets_pages_be_used_again(tmp_path: Path) -> None:
     used, free = store.used_bytes()
     assert free < 5 * used
     store.close()
+
+
+def test_a_reader_that_nobody_reads_from_any_more_lets_go_of_its_file(tmp_path: Path) -> None:
+    code = """
+import os, shutil, sys, time
+from pathlib import Path
+from state_backend.lmdb_store import LmdbStore
+
+def is_open():
+    return any("data.mdb" in os.readlink(f"/proc/self/fd/{each}") for each in range(100) if exists(each))
+
+def exists(fd):
+    try:
+        return bool(os.fstat(fd))
+    except OSError:
+        return False
+
+store = LmdbStore(sys.argv[1], "g", is_reader=True)
+snapshot = store.snapshot(1)
+del store
+shutil.rmtree(sys.argv[1])
+print(is_open(), snapshot.value(b"k").decode())
+del snapshot
+ends = time.monotonic() + 30
+while is_open() and time.monotonic() < ends:
+    time.sleep(0.001)
+print(is_open())
+"""
+    store = LmdbStore(tmp_path / "store", "g")
+    store.apply(epoch_of(0, [put(b"k", b"v")]), STATES)
+    store.close()
+    assert in_another_process(code, tmp_path / "store").split() == ["True", "v", "False"]
