@@ -31,6 +31,7 @@ from resp_server.protocol.requests import RequestParser
 from resp_server.reply_cache import ReplyCache
 from resp_server.server import Server
 from resp_server.short_way import ShortWay
+from resp_server.turns import Turns
 from state_backend.applier import Applier
 from state_backend.change_log import ChangeLog
 from state_backend.keyspace import Job, Keyspace, KeyspaceView
@@ -93,6 +94,15 @@ class SocketTransport(asyncio.Transport):
         """Close both ends."""
         self._near.close()
         self._far.close()
+
+
+class NeverLong(Turns):
+    """Nothing has to wait: buffers come one after the other here, and not in rounds of an event loop."""
+
+    @property
+    def is_long(self) -> bool:
+        """Tell that it is not."""
+        return False
 
 
 SEAMS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
@@ -171,6 +181,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     keyspace = Keyspace()
     keyspace.put(Job(JOB, store.generation, states(), store, is_stale=False))
     server = Server(keyspace, ServerConfig())
+    server.turns = NeverLong()
     transport = SocketTransport()
     connection = Connection(server)
     connection.connection_made(transport)

@@ -25,12 +25,14 @@ from resp_server.instance import Call
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
 from resp_server.protocol.requests import Request, RequestLimits, RequestParser
 from resp_server.protocol.session import Session
+from resp_server.turns import MUCH_BYTES, Turn
 
 if TYPE_CHECKING:
     from resp_server.access.rates import Rate
     from resp_server.checked_way import CheckedWay
     from resp_server.server import Server
     from resp_server.short_way import ShortWay
+    from resp_server.tracked_way import TrackedWay
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +83,7 @@ class Connection(asyncio.Protocol):
         self._is_writable = True
         self._is_reading = True
         self._is_ending = False
-        self._next_turn: asyncio.Handle | None = None
+        self._next_turn: asyncio.Handle | Turn | None = None
 
     # -- called by the event loop -------------------------------------------------------------------------------------
 
@@ -97,13 +99,17 @@ class Connection(asyncio.Protocol):
         self.session = self._server.session_of(self._transport, self._given_id)
         self._call = Call(self.session, self._instance)
         self._parser = RequestParser(config.request_limits, not self.session.is_authenticated)
-        self._short_way: ShortWay | CheckedWay | FollowedWay = self._dispatcher.way_of(self.session)
+        self._short_way: ShortWay | CheckedWay | TrackedWay | FollowedWay = self._dispatcher.way_of(self.session)
         self._is_calm = True
         self._server.add(self)
 
     def data_received(self, data: bytes) -> None:
         self._instance.stats.input_bytes += len(data)
         if self._is_calm:
+            if len(data) > MUCH_BYTES and self._server.turns.is_long:
+                self._input, self._is_calm = data, False
+                self._next_turn = self._server.turns.put_off(self._turn)
+                return
             self._instance.renew()
             reply, rest = self._short_way.answer(self.session, data)
             if reply:
@@ -117,7 +123,7 @@ class Connection(asyncio.Protocol):
             return  # not let in, or on its way out
         else:
             self._input += data
-            if self._pending is not None:
+            if self._pending is not None or isinstance(self._next_turn, Turn):
                 self._set_reading(False)
         if self._next_turn is None and self._is_writable:
             self._turn()
@@ -290,7 +296,7 @@ class Connection(asyncio.Protocol):
             return
         self._set_reading(self._is_writable and not has_more and not is_waiting and not self._is_ending)
         if has_more and self._is_writable:
-            self._next_turn = self._loop.call_soon(self._turn)
+            self._next_turn = self._server.turns.put_off(self._turn)
 
     def _progress(self, out: list[bytes]) -> bool:
         """Answer a batch of requests, or make a step of a reply; return whether there is more to do."""

@@ -40,6 +40,7 @@ from resp_server.protocol.tracked import Tracked
 from resp_server.protocol.transaction import Transaction
 from resp_server.short_way import ShortWay
 from resp_server.stats import Tally
+from resp_server.tracked_way import TrackedWay
 from state_backend.errors import StoreError
 from state_backend.slots import slot_of
 
@@ -110,9 +111,11 @@ class Dispatcher:
         # By the version of the protocol.
         self.short_ways = {protocol: ShortWay(instance, protocol) for protocol in instance.replies}
 
-    def way_of(self, session: Session) -> ShortWay | CheckedWay:
+    def way_of(self, session: Session) -> ShortWay | CheckedWay | TrackedWay:
         """Return the short way of a connection, for the next input buffer."""
         way = self.short_ways[session.protocol]
+        if session.tracked is not None:
+            return TrackedWay(way, self._instance)
         return way if session.user.is_unrestricted else CheckedWay(way, self._instance)
 
     def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Later | None:

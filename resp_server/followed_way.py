@@ -7,12 +7,13 @@ from resp_server.instance import Instance
 from resp_server.protocol.following import Following
 from resp_server.protocol.session import Session
 from resp_server.short_way import ShortWay
+from resp_server.tracked_way import TrackedWay
 
 
 class FollowedWay:
     """A short way, and what was told on one connection."""
 
-    def __init__(self, way: ShortWay | CheckedWay, instance: Instance, following: Following) -> None:
+    def __init__(self, way: ShortWay | CheckedWay | TrackedWay, instance: Instance, following: Following) -> None:
         self._way = way
         self._instance = instance
         self._following = following

@@ -23,6 +23,7 @@ from resp_server.listening import listen_at_ports
 from resp_server.protocol.session import Session
 from resp_server.telling import Telling
 from resp_server.tls import Certificates, TlsListener
+from resp_server.turns import Turns
 from state_backend.clock import Clock, now_ms
 from state_backend.keyspace import Keyspace
 
@@ -57,6 +58,7 @@ class Server:
         self.instance.resume = self._resume
         self.dispatcher = dispatcher(self.instance)
         self._connect = connection
+        self.turns = Turns()
         self._connections: dict[int, Connection] = {}
         self._next_id = 1
         self._listeners: list[asyncio.Server | TlsListener] = []

@@ -56,7 +56,7 @@ class Session:
     """One client's standing.
 
     user says what it may do; `default_user` is whom it was when it came. is_ordinary: is_plain, but for what its user
-    may not do.
+    may not do. is_plain_but_tracks: it would be plain if it did not track what it reads.
 
     is_plain is the one flag that the hot path asks: authenticated, database 0, replies on, nothing queued, staying, and
     answered here: a cluster's replica sends clients to its master until they say READONLY. Whatever takes a connection
@@ -104,11 +104,12 @@ class Session:
         self.is_authenticated = self._is_logged_in or self.default_user.is_open
         replies = self.reply_mode is ReplyMode.ON
         is_answered_here = (self.is_readonly or not self.is_at_replica) and not self.is_observed
-        is_told_nothing = self.subscriptions is None and self.tracked is None
-        is_here_and_now = is_answered_here and self.transaction is None and is_told_nothing
+        is_here_and_now = is_answered_here and self.transaction is None and self.subscriptions is None
         is_unlimited = self.user.rate is None and not self.is_closing
-        self.is_ordinary = self.is_authenticated and self.db == 0 and replies and is_unlimited and is_here_and_now
+        is_usual = self.is_authenticated and self.db == 0 and replies and is_unlimited and is_here_and_now
+        self.is_ordinary = is_usual and self.tracked is None
         self.is_plain = self.is_ordinary and self.user.is_unrestricted
+        self.is_plain_but_tracks = is_usual and self.tracked is not None and self.user.is_unrestricted
 
     def begin_transaction(self) -> None:
         """Queue what comes from now on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +14,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from compat.conformance.wire import requests
+from compat.conformance.wire import replies_in, requests
 from compat.fuzz.subject import HERE, NOW_MS, STATES, Wire
 from resp_server import checked_way, short_way
 from resp_server.checked_way import CheckedWay
@@ -22,6 +23,7 @@ from resp_server.config import ServerConfig
 from resp_server.connection import Connection
 from resp_server.server import Server
 from resp_server.short_way import ShortWay
+from resp_server.tracked_way import TrackedWay
 from state_backend import packed_map
 from state_backend.keyspace import Job, Keyspace
 from state_backend.memory_store import MemoryStore
@@ -86,6 +88,8 @@ others = st.sampled_from(
         b"PING", b"SELECT 1", b"SELECT 0", b"HELLO 3", b"HELLO 2", b"CLIENT REPLY OFF", b"CLIENT REPLY ON",
         b"CLIENT REPLY SKIP", b"NOPE a", b"AUTH secret", b"AUTH wrong", b"RESET", b"SET a b",
         b"READONLY", b"READONLY", b"READWRITE", b"ASKING",
+        b"CLIENT TRACKING ON", b"CLIENT TRACKING ON", b"CLIENT TRACKING OFF", b"CLIENT TRACKING ON BCAST PREFIX j:v:",
+        b"CLIENT TRACKING ON OPTIN", b"CLIENT CACHING YES",
     ]
 )  # fmt: skip
 requests_sent = st.lists(
@@ -142,9 +146,10 @@ user_rules = st.sampled_from(
 async def answered(
     config: ServerConfig, chunks: list[bytes], is_loading: bool, shown: list[Topology], rules: Sequence[bytes] = ()
 ) -> Any:
-    """Return what a client is sent that sends these chunks, and what was counted for it.
+    """Return what a client is sent that sends these chunks, what was counted for it, and which keys it may hold.
 
-    There is an epoch after each chunk, and a topology before each as long as there are any.
+    There is an epoch after each chunk, and a topology before each as long as there are any. When a client that tracks
+    is told is left out: it is sooner where a request was looked up before it was found to be none.
     """
     store = MemoryStore("g")
     keyspace = Keyspace()
@@ -174,9 +179,23 @@ async def answered(
         if tally.calls or tally.rejected
     }
     session = connection.session
+    server.instance.look()
+    held = sorted(server.instance.tracking._holders)
     server.instance.close()
-    counted = (stats.hits, stats.misses, stats.errors, stats.input_bytes, stats.output_bytes, commands)
-    return b"".join(wire.sent), wire.is_closed, counted, session.last_command, session.active_ms
+    sent = replies_in(b"".join(wire.sent))
+    told = [each for each in sent if each.mark == ">"]
+    replies = [each for each in sent if each.mark != ">"]
+    assert all(each.value[0].value == b"invalidate" for each in told)
+    output_bytes = stats.output_bytes - sum(len(each.raw) for each in told)
+    counted = (stats.hits, stats.misses, stats.errors, stats.input_bytes, output_bytes, commands)
+    return (
+        b"".join(each.raw for each in replies),
+        wire.is_closed,
+        counted,
+        session.last_command,
+        session.active_ms,
+        held,
+    )
 
 
 def not_at_all(way: object, session: object, data: bytes) -> tuple[bytes, bytes]:
@@ -191,6 +210,7 @@ def apply(store: MemoryStore, turn: int) -> None:
     store.apply(epoch, STATES)
 
 
+@patch("resp_server.server.TELL_SECONDS", 3600)  # nobody is told by the clock
 @pytest.mark.parametrize(
     "settings_of", [{}, {"reply_cache_bytes": 0}, {"reply_cache_bytes": 2_000}, {"password": "secret"}]
 )
@@ -218,7 +238,9 @@ def test_a_connection_answers_and_counts_as_one_without_a_short_way(
     ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     chunks = [data[start:end] for start, end in pairwise(ends)]
     config = ServerConfig(**settings_of)
-    with patch.object(ShortWay, "answer", not_at_all), patch.object(CheckedWay, "answer", not_at_all):
+    with ExitStack() as without:
+        for way in (ShortWay, CheckedWay, TrackedWay):
+            without.enter_context(patch.object(way, "answer", not_at_all))
         expected = asyncio.run(answered(config, chunks, is_loading and not sent[:2], shown, rules))
     with patch.object(short_way, "BYTES_MAX", at_once), patch.object(checked_way, "BYTES_MAX", at_once):
         assert asyncio.run(answered(config, chunks, is_loading and not sent[:2], shown, rules)) == expected

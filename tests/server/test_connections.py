@@ -30,6 +30,19 @@ def test_pipelined_requests_are_answered_in_order(serve: Callable[..., Any]) -> 
     peer.answers(b"".join(get(b"job:temp:%d" % number) for number in numbers), expected)
 
 
+def test_pipelines_that_come_at_once_wait_for_each_other_and_are_answered_in_full(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resp_server.turns.ROUND_NS_MAX", 0)
+    server = serve()
+    peers = [server.connect() for _ in range(5)]
+    data = b"".join(get(b"job:temp:%d" % number) for number in range(200))
+    server.call(lambda: [peer.send(data) for peer in peers])  # the event loop finds all of it when it looks again
+    for peer in peers:
+        peer.answers(PING + data, b"".join(bulk(b"%d" % number) for number in range(200)) + PONG)
+        assert peer.read(len(bulk(b"0"))) == bulk(b"0")
+
+
 def test_replies_in_steps_keep_their_place(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     peer.send(PING + b"KEYS job:temp:1\r\n" + PING + b"HLEN job:visits:/\r\n" + b"HKEYS job:visits:/\r\n" + PING)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from compat.conformance.wire import requests
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job
 from state_backend.lmdb_store import LmdbStore
@@ -30,6 +31,10 @@ def bulk(text: bytes) -> bytes:
 
 def lines(*requests: str) -> bytes:
     return b"".join(b"%b\r\n" % each.encode() for each in requests)
+
+
+def arrays(*texts: str) -> bytes:
+    return requests([[word.encode() for word in text.split()] for text in texts])
 
 
 def invalid(*keys: str) -> bytes:
@@ -93,12 +98,21 @@ def connect(server: Any) -> Any:
     return peer
 
 
-def test_a_key_that_was_read_is_told_once_and_before_its_new_value(client: Any, epochs: Epochs) -> None:
-    client.answers(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
+@pytest.mark.parametrize("sent", [lines, arrays])  # the general way, and the short one
+def test_a_key_that_was_read_is_told_once_and_before_its_new_value(
+    client: Any, epochs: Epochs, sent: Callable[..., bytes]
+) -> None:
+    client.answers(lines("CLIENT TRACKING ON"), OK)
+    client.answers(sent("GET job:temp:a"), bulk(b"0"))
     epochs.publish("a", "b")
-    client.answers(lines("GET job:temp:b"), invalid("job:temp:a") + bulk(b"1"))
+    client.answers(sent("GET job:temp:b"), invalid("job:temp:a") + bulk(b"1"))
     epochs.publish("a")
-    client.answers(lines("GET job:temp:b"), bulk(b"1"))
+    client.answers(sent("GET job:temp:b"), bulk(b"1"))
+    client.answers(
+        sent("MGET job:temp:a job:temp:b", "GET job:temp:c"), b"*2\r\n" + bulk(b"2") + bulk(b"1") + bulk(b"0")
+    )
+    epochs.publish("a", "b", "c")
+    client.answers(b"", invalid("job:temp:a") + invalid("job:temp:c") + invalid("job:temp:b"))  # by their slots
 
 
 def test_who_asks_nothing_is_told_too(client: Any, epochs: Epochs) -> None:

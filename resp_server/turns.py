@@ -1,0 +1,75 @@
+"""The turns of connections that have to wait, so that a thousand of them that ask for much at once hold nobody else up.
+
+The event loop looks at what has come from all clients, then answers all of it, then looks again: who asks for little in
+between would wait for all. So what asks for much is put off once a round of the loop has lasted, and then a few
+milliseconds of it are done in each round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter_ns
+
+# Of a round, and of what was put off in each (guess: as long as a turn).
+ROUND_NS_MAX = 5_000_000
+# What is longer is worth being put off (guess: some 30 GETs, which take longer than to look at the queue).
+MUCH_BYTES = 1024
+
+
+class Turn:
+    """A turn that is to come, unless it is cancelled."""
+
+    __slots__ = ("is_cancelled", "run")
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run = run
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Turns:
+    """The turns that wait, in their order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Turn] = deque()
+        self._next: asyncio.Handle | None = None
+        self._is_in_round = False
+        self._ends_ns = 0
+
+    @property
+    def is_long(self) -> bool:
+        """Tell whether what asks for much has to wait: others do, or this round of the loop has lasted."""
+        if self._waiting:
+            return True
+        if not self._is_in_round:
+            self._is_in_round = True
+            self._ends_ns = perf_counter_ns() + ROUND_NS_MAX
+            asyncio.get_running_loop().call_soon(self._end_round)
+            return False
+        return perf_counter_ns() >= self._ends_ns
+
+    def put_off(self, run: Callable[[], None]) -> Turn:
+        """Have a turn come when those before it are done."""
+        turn = Turn(run)
+        self._waiting.append(turn)
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._step)
+        return turn
+
+    def _end_round(self) -> None:
+        self._is_in_round = False
+
+    def _step(self) -> None:
+        ends_ns = perf_counter_ns() + ROUND_NS_MAX
+        # Those that are put off meanwhile come in the next round, so that clients are heard in between.
+        for _ in range(len(self._waiting)):
+            turn = self._waiting.popleft()
+            if not turn.is_cancelled:
+                turn.run()
+                if perf_counter_ns() >= ends_ns:
+                    break
+        self._next = asyncio.get_running_loop().call_soon(self._step) if self._waiting else None

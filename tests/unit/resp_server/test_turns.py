@@ -1,0 +1,64 @@
+"""Turns that are put off leave room for whoever asks for little."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from resp_server import turns
+from resp_server.turns import Turns
+
+
+async def rounds(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_turns_come_in_their_order_and_others_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "ROUND_NS_MAX", 0)  # each lasts longer
+
+    async def run() -> list[str]:
+        waiting, done = Turns(), list[str]()
+        for name in "abc":
+            waiting.put_off(lambda name=name: done.append(name))  # type: ignore[misc]
+        for _ in range(3):
+            await rounds(1)
+            done.append("another")
+        return done
+
+    assert asyncio.run(run()) == ["a", "another", "b", "another", "c", "another"]
+
+
+def test_short_turns_come_together_and_what_they_put_off_comes_later() -> None:
+    async def run() -> list[str]:
+        waiting, done = Turns(), list[str]()
+        waiting.put_off(lambda: waiting.put_off(lambda: done.append("rest of a")) and done.append("a"))  # type: ignore[func-returns-value,arg-type]
+        waiting.put_off(lambda: done.append("b"))
+        cancelled = waiting.put_off(lambda: done.append("cancelled"))
+        cancelled.cancel()
+        await rounds(1)
+        done.append("another")
+        await rounds(1)
+        return done
+
+    assert asyncio.run(run()) == ["a", "b", "another", "rest of a"]
+
+
+def test_a_round_is_long_once_it_has_lasted_or_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        waiting = Turns()
+        monkeypatch.setattr(turns, "ROUND_NS_MAX", 1 << 60)
+        assert [waiting.is_long, waiting.is_long] == [False, False]
+        await rounds(1)
+        monkeypatch.setattr(turns, "ROUND_NS_MAX", 0)
+        assert [waiting.is_long, waiting.is_long] == [False, True]
+        await rounds(1)
+        assert not waiting.is_long
+        await rounds(1)
+        waiting.put_off(lambda: None)
+        assert waiting.is_long
+        await rounds(1)
+        assert not waiting.is_long
+
+    asyncio.run(run())
