@@ -6,21 +6,30 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, thread_time
+from typing import Any
 
 from resp_server import process
 from resp_server.connection import Connection
+from resp_server.server import Server
+from resp_server.telling import Telling
 
 longest = {"held_ms": 0.0, "held_cpu_ms": 0.0}
-turn = Connection._turn
 
 
-def measured(self: Connection) -> None:
-    started, cpu_started = perf_counter(), thread_time()
-    turn(self)
-    longest["held_ms"] = max(longest["held_ms"], (perf_counter() - started) * 1e3)
-    longest["held_cpu_ms"] = max(longest["held_cpu_ms"], (thread_time() - cpu_started) * 1e3)
+def measure(owner: type, name: str) -> None:
+    """Have the turns that begin with a method measured."""
+    turn: Callable[..., None] = getattr(owner, name)
+
+    def measured(*arguments: Any) -> None:
+        started, cpu_started = perf_counter(), thread_time()
+        turn(*arguments)
+        longest["held_ms"] = max(longest["held_ms"], (perf_counter() - started) * 1e3)
+        longest["held_cpu_ms"] = max(longest["held_cpu_ms"], (thread_time() - cpu_started) * 1e3)
+
+    setattr(owner, name, measured)
 
 
 def tell(*ignored: object) -> None:
@@ -32,6 +41,7 @@ def tell(*ignored: object) -> None:
 
 
 if __name__ == "__main__":
-    Connection._turn = measured  # type: ignore[method-assign]
+    for owner, name in ((Connection, "_turn"), (Connection, "data_received"), (Server, "_tell"), (Telling, "_step")):
+        measure(owner, name)
     signal.signal(signal.SIGUSR1, tell)
     sys.exit(process.main())
