@@ -33,7 +33,6 @@ from benchmarks.servers import (
     Numbers,
     Served,
     VoidError,
-    free_port,
     key,
     load_log,
     publish,
@@ -43,6 +42,7 @@ from benchmarks.servers import (
     until,
     value,
 )
+from compat.conformance.servers import free_port
 from resp_server import children
 from resp_server.client import Client, ClientError
 from resp_server.control import TOKEN_VARIABLE

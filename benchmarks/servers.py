@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks import processes
+from compat.conformance.servers import free_port
 from resp_server import children
 from resp_server.client import Client
 from resp_server.control import TOKEN_VARIABLE
@@ -370,13 +371,6 @@ class Sparkis(Served):
     def applier_pid(self) -> int:
         """Return the process that applies epochs."""
         return next(filter(processes.is_applier, processes.below(self.process.pid)))
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 def start_redis(folder: Path, *options: str) -> Started:

@@ -23,12 +23,12 @@ from benchmarks.servers import (
     Served,
     VoidError,
     both,
-    free_port,
     key,
     member,
     temporary_folder,
 )
 from compat.conformance.certificates import Authority
+from compat.conformance.servers import free_port
 from resp_server.client import Client, ClientError
 
 MEMBERS = 1_000_000

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from benchmarks import processes
 from benchmarks.chaos.judge import JOB
-from benchmarks.servers import free_port
+from compat.conformance.servers import free_port
 from resp_server import children
 from resp_server.client import Client, ClientError
 from resp_server.control import TOKEN_VARIABLE

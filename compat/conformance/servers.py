@@ -14,16 +14,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from time import monotonic, sleep
 
 from compat.conformance.dataset import Dataset
 from compat.conformance.wire import Connection, replies_in, requests
 
+# Below those that the system gives to whoever asks for any, or connects (Linux: from 32768 on). Processes that run at
+# the same time have numbers near each other, and so parts of their own.
+PORTS = range(12_000, 32_000)
+PORTS_OF_A_PROCESS = 200
+_ports_given = count()
+
 START_S_MAX = 30.0
 STOP_S_MAX = 10.0
-# Ports that were free a moment ago and are not any more: how often another one is tried.
-PORT_TRIES_MAX = 5
 
 REDIS_SERVER = "redis-server"
 # What the control listeners of our servers ask for.
@@ -59,10 +64,15 @@ class Running:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a port that nobody listens on, and that nobody is given until it is used: not by the system, nor here."""
+    parts = len(PORTS) // PORTS_OF_A_PROCESS
+    first = PORTS.start + os.getpid() % parts * PORTS_OF_A_PROCESS
+    for _ in range(PORTS_OF_A_PROCESS):
+        port = first + next(_ports_given) % PORTS_OF_A_PROCESS
+        with suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"none of the ports {first} to {first + PORTS_OF_A_PROCESS - 1} is free")
 
 
 def has_redis() -> bool:
@@ -76,16 +86,14 @@ def redis_server(folder: Path, *options: str, password: str | None = None, port:
     given = ["--bind", "127.0.0.1", "--save", "", "--dir", str(folder), "--loglevel", "warning", *options]
     if password:
         given += ["--requirepass", password]
-    for _ in range(PORT_TRIES_MAX):
-        chosen = port or free_port()
-        process = subprocess.Popen(
-            [REDIS_SERVER, "--port", str(chosen), *given], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-        )
-        with _stopped_at_the_end(process):
-            if _is_answering(chosen, process):
-                yield Running(chosen, process, password)
-                return
-    raise RuntimeError(f"{REDIS_SERVER} does not start")
+    chosen = port or free_port()
+    process = subprocess.Popen(
+        [REDIS_SERVER, "--port", str(chosen), *given], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    with _stopped_at_the_end(process):
+        if not _is_answering(chosen, process):
+            raise RuntimeError(f"{REDIS_SERVER} does not start at port {chosen}: exit code {process.poll()}")
+        yield Running(chosen, process, password)
 
 
 @contextmanager
