@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from nodes import HALVES, Nodes
@@ -20,6 +20,8 @@ from redis import Redis, WatchError
 from compat.conformance.servers import CONTROL_TOKEN
 from compat.conformance.wire import Connection, Reply, requests
 from resp_server.client import Client
+from resp_server.execution import NOTHING_RUN
+from resp_server.router.transactions import Block
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
@@ -189,8 +191,16 @@ def test_a_pipeline_with_transactions_is_answered_in_order(cluster: Cluster) -> 
                 last = min(values)
 
 
-def test_watched_keys_of_both_servers_end_a_transaction_when_they_change(cluster: Cluster) -> None:
-    client = Redis(port=cluster.proxy.port)
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_what_a_server_answers_where_a_watched_key_changed_is_no_error(protocol: int) -> None:
+    block = Block(cast(Any, None), "127.0.0.1:7400", cast(Any, None))
+    block.replies = [b"+OK\r\n", NOTHING_RUN[protocol]]
+    assert block.error is None
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_watched_keys_of_both_servers_end_a_transaction_when_they_change(cluster: Cluster, protocol: int) -> None:
+    client = Redis(port=cluster.proxy.port, protocol=protocol)
     with client.pipeline() as watching:
         watching.watch(*STILL[:5])
         cluster.publish()
