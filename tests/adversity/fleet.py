@@ -156,6 +156,14 @@ class Fleet:
         self.servers.append(self._started("resp_server.state_server", options, f"server{number}"))
         return self.servers[-1]
 
+    def halves(self) -> tuple[Process, Process]:
+        """Start two servers, one after the other; each has half of the slots."""
+        first = self.server(0)
+        self.wait_for(_0="0-16383")
+        second = self.server(1)
+        self.wait_for(_0="0-8191", _1="8192-16383")
+        return first, second
+
     def _started(self, program: str, options: list[str], name: str) -> Process:
         self._processes.append(Process(program, options, self.folder / f"{name}.{len(self._processes)}.log"))
         return self._processes[-1]

@@ -9,10 +9,7 @@ from fleet import Fleet, eventually
 def test_it_takes_over_from_one_that_was_killed_and_steps_back_when_that_one_is_started_again(fleet: Fleet) -> None:
     first = fleet.registry()
     standing = fleet.registry("--standby")
-    fleet.server(0)
-    fleet.wait_for(_0="0-16383")
-    second = fleet.server(1)
-    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    _, second = fleet.halves()
     fleet.wait_until_all_show_it()
     reader = fleet.read()
     assert fleet.record().term == 1

@@ -92,10 +92,7 @@ def test_a_replica_takes_the_place_of_a_master_that_is_killed(doubled: Fleet) ->
 @pytest.mark.slow
 def test_a_killed_server_that_is_started_again_has_its_slots_as_before(fleet: Fleet) -> None:
     fleet.registry()
-    fleet.server(0)
-    fleet.wait_for(_0="0-16383")
-    second = fleet.server(1)
-    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    _, second = fleet.halves()
     reader = fleet.read()
     second.kill()
     fleet.server(1)
@@ -107,10 +104,7 @@ def test_a_killed_server_that_is_started_again_has_its_slots_as_before(fleet: Fl
 
 def test_others_load_what_a_killed_server_had(fleet: Fleet) -> None:
     fleet.registry()
-    fleet.server(0)
-    fleet.wait_for(_0="0-16383")
-    second = fleet.server(1)
-    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    _, second = fleet.halves()
     fleet.wait_until_all_show_it()
     reader = fleet.read()
     second.kill()
@@ -122,10 +116,7 @@ def test_others_load_what_a_killed_server_had(fleet: Fleet) -> None:
 
 def test_others_take_over_what_a_server_has_whose_disk_is_full(fleet: Fleet) -> None:
     fleet.registry()
-    fleet.server(0)
-    fleet.wait_for(_0="0-16383")
-    second = fleet.server(1)
-    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    _, second = fleet.halves()
     fleet.wait_until_all_show_it()
     reader = fleet.read()
     (applier,) = children_of(second.popen.pid, "state_backend.applier")
@@ -140,10 +131,7 @@ def test_others_take_over_what_a_server_has_whose_disk_is_full(fleet: Fleet) -> 
 @pytest.mark.slow
 def test_a_server_that_hangs_is_done_without_and_taken_in_again(fleet: Fleet) -> None:
     fleet.registry()
-    fleet.server(0)
-    fleet.wait_for(_0="0-16383")
-    second = fleet.server(1)
-    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    _, second = fleet.halves()
     second.popen.send_signal(signal.SIGSTOP)
     try:
         fleet.wait_for(_0="0-16383")
@@ -156,10 +144,7 @@ def test_a_server_that_hangs_is_done_without_and_taken_in_again(fleet: Fleet) ->
 
 def test_without_a_registry_all_goes_on_and_the_next_one_goes_on_from_there(fleet: Fleet) -> None:
     registry = fleet.registry()
-    fleet.server(0)
-    fleet.wait_for(_0="0-16383")
-    second = fleet.server(1)
-    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    _, second = fleet.halves()
     fleet.wait_until_all_show_it()
     reader = fleet.read()
     registry.kill()
@@ -186,10 +171,7 @@ def test_without_a_registry_all_goes_on_and_the_next_one_goes_on_from_there(flee
 @pytest.mark.slow
 def test_a_registry_that_hangs_costs_no_read_and_moves_nothing_when_it_goes_on(fleet: Fleet) -> None:
     registry = fleet.registry()
-    fleet.server(0)
-    fleet.wait_for(_0="0-16383")
-    fleet.server(1)
-    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.halves()
     fleet.wait_until_all_show_it()
     reader = fleet.read()
     registry.popen.send_signal(signal.SIGSTOP)
@@ -226,10 +208,7 @@ def test_of_two_registries_the_older_one_ends(fleet: Fleet) -> None:
 @pytest.mark.slow
 def test_a_registry_that_has_lost_its_record_learns_from_the_servers(fleet: Fleet) -> None:
     registry = fleet.registry()
-    fleet.server(0)
-    fleet.wait_for(_0="0-16383")
-    fleet.server(1)
-    fleet.wait_for(_0="0-8191", _1="8192-16383")
+    fleet.halves()
     fleet.wait_until_all_show_it()
     version = fleet.record().topology.version  # type: ignore[union-attr]
     reader = fleet.read()
