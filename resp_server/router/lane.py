@@ -12,6 +12,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import hiredis
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkis.proxy")
 
+# Between two tries to reach a server; one that refuses is asked some times a second, which costs nothing.
 PAUSE_S = 0.02
-PAUSE_S_MAX = 1.0
+PAUSE_S_MAX = 0.25
 # What may wait at one connection, in questions and in bytes (guess).
 ASKS_MAX = 100_000
 WAITING_BYTES_MAX = 64 << 20
@@ -72,6 +74,7 @@ class Lane:
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
         self._not_before_s = 0.0
+        self._is_awake = asyncio.Event()  # set to try again at once
         self._down_since_s: float | None = None
         self._heard_s = 0.0
         self._floor: Epochs = NOTHING  # what this server was known to have reached before this connection
@@ -141,6 +144,12 @@ class Lane:
         """Have a connection."""
         if self._link is None and self._connecting is None:
             self._connecting = self._loop.create_task(self._connect())
+
+    def wake(self) -> None:
+        """Take in that another connection to the server was made: it can be reached."""
+        if self._link is None:
+            self._recovered()
+            self._is_awake.set()
 
     def check(self, now_s: float, patience_s: float) -> None:
         """Cut a connection that brings nothing; refuse what has waited too long. For somebody else to ask: sooner."""
@@ -300,7 +309,7 @@ class Lane:
         self.told, self.replies_from = NOTHING, NOT_TOLD
         self._floor = dict(self._upstreams.seen.get(self.key.address, NOTHING))
         try:
-            await asyncio.sleep(self._not_before_s - self._loop.time())
+            await self._pause()
             async with asyncio.timeout(self._upstreams.timeout_s):
                 context = None if certificates is None else certificates.for_server()
                 _, link = await self._loop.create_connection(lambda: Link(self), host, int(port), ssl=context)
@@ -317,16 +326,27 @@ class Lane:
                 for ask in self.take_back():
                     ask.refuse(PlainError(self.reason))
         else:
-            self._link, self._down_since_s, self.reason = link, None, ""
-            self._heard_s, self._pause_s = self._loop.time(), 0.0
+            self._link, self._heard_s = link, self._loop.time()
+            self._recovered()
             self.follow()
             self.settle()
         finally:
             self._connecting = None
         self._upstreams.changed_state(self)
 
+    async def _pause(self) -> None:
+        """Wait until the server may be tried again."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._not_before_s):
+                await self._is_awake.wait()
+
+    def _recovered(self) -> None:
+        self._down_since_s, self.reason = None, ""
+        self._pause_s = self._not_before_s = 0.0
+
     def _failed(self, reason: str) -> None:
         now_s = self._loop.time()
+        self._is_awake.clear()
         if self._down_since_s is None:
             self._down_since_s = now_s
         self.is_parting = False

@@ -284,6 +284,9 @@ class Upstreams:
         self._reconsider()
         if lane.is_connected:
             self.on_new_job(self, lane.key.address)
+            for other in self.lanes.values():
+                if other.key.address == lane.key.address:
+                    other.wake()
         if not lane.is_connected and (not lane.is_idle or self._is_wanted(lane.key)):
             lane.connect()
 

@@ -23,6 +23,7 @@ from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, replies_in, requests
 from resp_server.commands import command_table
+from resp_server.router.upstream import TIMEOUT_S
 from state_backend.slots import slot_of
 
 MANY = {f"many:{number:03d}".encode(): b"%d" % number for number in range(300)}
@@ -192,6 +193,23 @@ def test_a_killed_server_costs_its_own_keys_and_they_come_back(behind: Behind) -
         assert "status=down" in _info(behind.proxy)
     behind.servers[0] = behind.start(0)
     _until("its keys are not back", lambda: _answers_of_all(behind.proxy) == list(MANY.values()))
+
+
+def test_a_server_that_is_back_is_asked_at_once_in_either_protocol(behind: Behind) -> None:
+    key = behind.of(0)[0]
+    with behind.proxy.connect() as second, behind.proxy.connect() as third:
+        third.call("HELLO", "3")
+        behind.servers[0].process.kill()
+        behind.servers[0].process.wait()
+        down_since_s = monotonic()
+        # Both are refused at once then, as the server was not reached for longer than a question may wait.
+        while monotonic() < down_since_s + 2 * TIMEOUT_S:
+            assert second.call("GET", key).is_error
+            assert third.call("GET", key).is_error
+        behind.servers[0] = behind.start(0)
+        _until("its keys are not back", lambda: second.call("GET", key).plain == MANY[key])
+        assert third.call("GET", key).plain == MANY[key]
+        assert "status=down" not in _info(behind.proxy)
 
 
 def test_a_server_that_hangs_costs_its_own_keys_a_bounded_time(behind: Behind) -> None:
