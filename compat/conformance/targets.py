@@ -266,7 +266,7 @@ class OneProcess(Ours):
     def __init__(self, log: Log, authority: Authority, process: Process, dataset: Dataset) -> None:
         super().__init__(log, authority)
         self._process, self._keys = process, len(dataset.keys)
-        wait_for_keys(process.server, self._keys)
+        self.wait()
 
     def _asked(self) -> Running:
         return self._process.server
@@ -278,7 +278,11 @@ class OneProcess(Ours):
     def restart(self) -> None:
         self._process.stop()
         self._process.start()
-        eventually("all keys to be there again", lambda: ask(self._process.server, "DBSIZE") >= self._keys)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until all keys are answered."""
+        wait_for_keys(self._process.server, self._keys)
 
 
 class Server(OneProcess):
@@ -305,6 +309,7 @@ class Nodes(Ours):
         parts = [f"{first}-{last}" for first, last in SLOTS]
         self._nodes = self._start(self.topology, parts, stack, folder)
         log.readers += [(node, None) for node in self._nodes]
+        self.proxies: list[Proxy] = []  # in front of them
         tls = authority.options("node", auth_clients="no")
         self._encrypted = self._start(folder / "tls.json", ["0-16383"], stack, folder / "tls", *tls)[0]
         self._keys = len(dataset.keys)
@@ -343,6 +348,8 @@ class Nodes(Ours):
         for node in self._nodes:
             node.start()
         self._wait()
+        for proxy in self.proxies:
+            proxy.wait()
 
 
 class Proxy(OneProcess):
@@ -356,6 +363,7 @@ class Proxy(OneProcess):
         options += ["--upstream-tls", "no", "--aclfile", str(log.users)]
         process = Process(stack, lambda: sparkis_proxy(nodes.topology, *options, port=ports[0]))
         super().__init__(log, authority, process, dataset)
+        nodes.proxies.append(self)
 
 
 def _at(port: int, other_port: int, tls_port: int, authority: Authority, *, is_cluster: bool) -> dict[str, Any]:
