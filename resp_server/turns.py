@@ -36,7 +36,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._waiting: deque[Turn] = deque()
-        self._next: asyncio.Handle | None = None
+        self._is_due = False  # `_step` comes with the next round
         self._is_in_round = False
         self._ends_ns = 0
 
@@ -56,20 +56,27 @@ class Turns:
         """Have a turn come when those before it are done."""
         turn = Turn(run)
         self._waiting.append(turn)
-        if self._next is None:
-            self._next = asyncio.get_running_loop().call_soon(self._step)
+        self._go_on()
         return turn
+
+    def _go_on(self) -> None:
+        if self._waiting and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._step)
 
     def _end_round(self) -> None:
         self._is_in_round = False
 
     def _step(self) -> None:
+        self._is_due = False
         ends_ns = perf_counter_ns() + ROUND_NS_MAX
-        # Those that are put off meanwhile come in the next round, so that clients are heard in between.
-        for _ in range(len(self._waiting)):
-            turn = self._waiting.popleft()
-            if not turn.is_cancelled:
-                turn.run()
-                if perf_counter_ns() >= ends_ns:
-                    break
-        self._next = asyncio.get_running_loop().call_soon(self._step) if self._waiting else None
+        try:
+            # Those that are put off meanwhile come in the next round, so that clients are heard in between.
+            for _ in range(len(self._waiting)):
+                turn = self._waiting.popleft()
+                if not turn.is_cancelled:
+                    turn.run()
+                    if perf_counter_ns() >= ends_ns:
+                        break
+        finally:
+            self._go_on()  # also behind a turn that failed, which the event loop logs: it is one client's

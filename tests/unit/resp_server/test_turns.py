@@ -45,6 +45,23 @@ def test_short_turns_come_together_and_what_they_put_off_comes_later() -> None:
     assert asyncio.run(run()) == ["a", "b", "another", "rest of a"]
 
 
+def test_a_turn_that_fails_takes_no_others_with_it() -> None:
+    def fails() -> None:
+        raise OSError("of one client")
+
+    async def run() -> tuple[list[str], list[str]]:
+        waiting, done, logged = Turns(), list[str](), list[str]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(str(context["exception"])))
+        waiting.put_off(fails)
+        waiting.put_off(lambda: done.append("next"))
+        await rounds(2)
+        waiting.put_off(lambda: done.append("later"))
+        await rounds(1)
+        return done, logged
+
+    assert asyncio.run(run()) == (["next", "later"], ["of one client"])
+
+
 def test_a_round_is_long_once_it_has_lasted_or_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         waiting = Turns()
