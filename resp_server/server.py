@@ -9,6 +9,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 
 from resp_server.access.users import Users
+from resp_server.addresses import address_of
 from resp_server.cluster.peers import Peers
 from resp_server.cluster.standing import Standing
 from resp_server.cluster.topology import Topology
@@ -270,8 +271,7 @@ def is_local(peername: object) -> bool:
 def _address(name: object) -> str:
     if not isinstance(name, tuple):
         return str(name)
-    host, port = name[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return address_of(*name[:2])
 
 
 def _keep_alive(transport: asyncio.Transport, seconds: int) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 from urllib.parse import quote
 
+from resp_server.addresses import address_of
 from resp_server.client import Client
 from resp_server.tls import TlsFiles, client_context
 from state_backend.errors import SparkisError
@@ -153,7 +154,7 @@ class ServedEndpoint(ControlledEndpoint):
 def url_of(host: str, port: int, password: str | None, tls: TlsFiles | None = None) -> str:
     """Return the URL that Redis clients take."""
     secret = f":{quote(password, safe='')}@" if password else ""
-    return f"{'redis' if tls is None else 'rediss'}://{secret}{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{'redis' if tls is None else 'rediss'}://{secret}{address_of(host, port)}"
 
 
 class DescribedEndpoint(ControlledEndpoint):

@@ -27,6 +27,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from resp_server import children
+from resp_server.addresses import address_of
 from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
 from resp_server.keeper import ENDED, FAILED, STORE, start_of
 from resp_server.listening import address_towards, is_wildcard
@@ -253,7 +254,7 @@ def _server(plan: Plan, folder: str) -> list[str]:
     if "$" in host:
         raise PlacementError(f"the address to advertise, {plan.advertise}, names a variable that is not set here")
     command = [sys.executable, "-m", "resp_server.state_server", "--child"]
-    command += ["--registry", joined(plan.registry), "--log", plan.log, "--store", f"{folder}/{STORE}"]
+    command += ["--registry", address_of(*plan.registry), "--log", plan.log, "--store", f"{folder}/{STORE}"]
     command += ["--ports", plan.ports, "--bind", near, "--advertise", host]
     command += ["--driver", plan.id, "--zone", f"executors of {plan.id}"]  # which all go with their application
     command += ["--compact", "--loglevel", "warning"]
@@ -263,12 +264,6 @@ def _server(plan: Plan, folder: str) -> list[str]:
 def tls_arguments(tls: TlsFiles | None) -> list[str]:
     """Return the options that tell one of our processes to speak TLS, or none."""
     return [] if tls is None else tls.arguments()
-
-
-def joined(address: tuple[str, int]) -> str:
-    """Return an address as it is written."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _environment(plan: Plan) -> dict[str, str]:

@@ -24,6 +24,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from resp_server import children
+from resp_server.addresses import address_of, host_and_port
 from resp_server.children import TOKEN_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
 from resp_server.client import Client
 from resp_server.listening import is_wildcard
@@ -100,7 +101,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             self._environment(),
             last_words={FENCED_CODE: FENCED.format(log=log)},
         )
-        self.registry = executors.joined((cluster.host, self._registry.port))
+        self.registry = address_of(cluster.host, self._registry.port)
         self._filesystem = open_filesystem(log)
         self._own = endpoints.ControlAddress(self._registry.port, self._token, self._reached_at, self._tls)
         self._in_charge = self._own
@@ -109,7 +110,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         try:
             self._proxy = KeptProcess(
                 "the sparkis proxy",
-                _proxy(cluster, executors.joined((self._reached_at, self._registry.port)), port, bind),
+                _proxy(cluster, address_of(self._reached_at, self._registry.port), port, bind),
                 self._environment(cluster.password, upstream_password or self.password),
             )
         except SparkisError:
@@ -239,8 +240,8 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             if record is None or record.address == self.registry:
                 self._in_charge = self._own
             else:
-                host, _, port = record.address.rpartition(":")
-                self._in_charge = self._own._replace(host=host.strip("[]"), port=int(port))
+                host, port = host_and_port(record.address)
+                self._in_charge = self._own._replace(host=host, port=port)
         except (SparkisError, ValueError) as error:
             logger.debug("%r: who is in charge of the log is not known: %s", self, error)
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 
 import hiredis
 
+from resp_server.addresses import host_and_port
 from resp_server.cluster.topology import Health, Topology, TopologyError
 from resp_server.followers import Visible
 from resp_server.registry.record import Record, read_record
@@ -206,14 +207,13 @@ class RegistryLink:
 
     async def _join(self, address: str) -> None:
         """Be a member of the registry at an address, until that ends by an error."""
-        host, _, port = address.rpartition(":")
         try:
-            number = int(port)
-        except ValueError:
-            raise LinkError(f"{address!r} is no address: write host:port") from None
+            host, port = host_and_port(address)
+        except ValueError as error:
+            raise LinkError(str(error)) from None
         async with asyncio.timeout(CONNECT_S_MAX):
             context = None if self._certificates is None else self._certificates.for_server()
-            reader, writer = await asyncio.open_connection(host.strip("[]"), number, ssl=context)
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
         here = writer.get_extra_info("sockname")[0]
         reporting: asyncio.Task[None] | None = None
         try:

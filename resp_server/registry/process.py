@@ -12,6 +12,7 @@ from ipaddress import ip_address
 
 import uvloop
 
+from resp_server.addresses import address_of
 from resp_server.client import Client
 from resp_server.cluster.topology import NODES_MAX
 from resp_server.process import until_told_to_end
@@ -128,7 +129,7 @@ async def _assign(
         (options.bind, options.port), family=socket.AF_INET6 if ":" in options.bind else socket.AF_INET
     )
     port = listener.getsockname()[1]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = address_of(host, port)
     place = await asyncio.to_thread(Place.take, filesystem, address, options.replicas)
     registry = Registry(place, token, certificates)
     await registry.start(listener)

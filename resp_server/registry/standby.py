@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
+from resp_server.addresses import host_and_port
 from resp_server.client import Client, ClientError
 from resp_server.registry.record import read_record
 from state_backend.errors import SparkisError
@@ -42,7 +43,6 @@ def _is_there(filesystem: Filesystem, connect: Connect) -> bool:
         return True
     if record is None:
         return False
-    host, _, port = record.address.rpartition(":")
-    with suppress(ClientError), connect(host.strip("[]"), int(port)):
+    with suppress(ClientError), connect(*host_and_port(record.address)):
         return True  # it has taken the token
     return False

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import uvloop
 
+from resp_server.addresses import host_and_port
 from resp_server.listening import make_room_for
 from resp_server.process import (
     add_listening_options,
@@ -39,7 +40,6 @@ logger = logging.getLogger("sparkis.proxy")
 
 MS_PER_S = 1000
 TIMEOUT_MS_MAX = 60_000
-PORT_MAX = 65_535
 
 DESCRIPTION = """\
 Answer plain Redis clients from several state servers, each for its slots. Each --cluster, --registry and --log is an
@@ -113,10 +113,10 @@ def _sources(options: argparse.Namespace) -> Sequence[Source]:
     token = token_of(options) if options.registry else ""
     made: list[Source] = [FileSource(path) for path in options.cluster]
     for text in options.registry:
-        host, _, port = text.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
-            raise ValueError(f"--registry {text!r} is not HOST:PORT")
-        made.append(RegistrySource(host, int(port), token))
+        try:
+            made.append(RegistrySource(*host_and_port(text), token))
+        except ValueError as error:
+            raise ValueError(f"--registry: {error}") from None
     made += [LogSource(open_filesystem(root)) for root in options.log]
     if not 1 <= len(made) <= APPLICATIONS_MAX:
         raise ValueError(

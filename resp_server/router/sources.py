@@ -13,6 +13,7 @@ from pathlib import Path
 
 import hiredis
 
+from resp_server.addresses import address_of
 from resp_server.cluster.membership import TopologyFile
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.router.frames import pack
@@ -105,7 +106,7 @@ class RegistrySource(Source):
     """A registry that tells of each new topology."""
 
     def __init__(self, host: str, port: int, token: str) -> None:
-        self.name = f"the registry {host}:{port}"
+        self.name = f"the registry {address_of(host, port)}"
         self._host, self._port = host, port
         self._token = token
         self._problem = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -341,6 +342,28 @@ def test_a_proxy_finds_the_servers_of_a_log_and_needs_no_registry_afterwards(tmp
                 assert f"db0:keys={KEYS},".encode() in connection.call("INFO", "keyspace").plain
                 assert b"job_j:epoch=0,committed_epoch=0" in connection.call("INFO").plain
                 assert connection.call("STATE", "DESCRIBE", "j:value").plain[1] == b"j"
+
+
+def test_a_registry_of_ipv6_is_found_by_a_server_through_the_log_and_by_a_proxy_that_is_told(tmp_path: Path) -> None:
+    if not is_ours("::1"):
+        pytest.skip("this machine has no ::1")
+    log = tmp_path / "log"
+    log.mkdir()
+    Job(log, "j")
+    with ExitStack() as stack:
+        registry = _started(stack, "resp_server.registry.process", "--log", str(log), "--port", "0", "--bind", "::1")
+        options = ("--log", str(log), "--port", "0", "--store", str(tmp_path / "store"))
+        _started(stack, "resp_server.state_server", *options)
+        wait_for(_started(stack, *PROXY, "--registry", f"[::1]:{registry.port}"), KEYS)
+
+
+def is_ours(host: str) -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind((host, 0))
+        return True
+    except OSError:
+        return False
 
 
 def _is_settled(log: Path) -> bool:

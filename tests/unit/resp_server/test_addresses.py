@@ -1,0 +1,25 @@
+"""Written addresses, and what they are made of."""
+
+from __future__ import annotations
+
+import pytest
+
+from resp_server.addresses import address_of, host_and_port
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "address"),
+    [("10.0.0.1", 7377, "10.0.0.1:7377"), ("driver", 1, "driver:1"), ("fe80::1", 65_535, "[fe80::1]:65535")],
+)
+def test_an_address_is_written_and_read(host: str, port: int, address: str) -> None:
+    assert address_of(host, port) == address
+    assert host_and_port(address) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "address", ["", "driver", ":7377", "[]:7377", "driver:", "driver:x", "driver:0", "driver:65536"]
+)
+def test_what_is_no_address_is_refused_by_what_was_written(address: str) -> None:
+    with pytest.raises(ValueError, match="is not HOST:PORT") as refused:
+        host_and_port(address)
+    assert repr(address) in str(refused.value)
