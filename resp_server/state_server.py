@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import os
-import re
 import secrets
 import sys
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import uvloop
 
+from resp_server.addresses import host_and_port
 from resp_server.cluster.membership import Membership
 from resp_server.cluster.registry_link import Advertised, RegistryLink
 from resp_server.cluster.topology import NODE_ID, PORT_MAX
@@ -121,10 +121,22 @@ def _ports(text: str) -> range:
 
 
 def _advertised(text: str) -> tuple[str, int | None]:
-    matched = re.fullmatch(r"(\[[^]]+\]|[^:]+|[^:]*:[^:]*:.*?)(?::(\d+))?", text)
-    if matched is None or int(matched[2] or 1) not in range(1, PORT_MAX + 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither HOST nor HOST:PORT")
-    return matched[1].strip("[]"), int(matched[2]) if matched[2] else None
+    """Read HOST or HOST:PORT. What is an address of IPv6 is a HOST, all of it: a port is behind brackets."""
+    host = text.strip("[]")
+    if host and (":" not in host or _is_address(host)):
+        return host, None
+    try:
+        return host_and_port(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither HOST nor HOST:PORT") from None
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

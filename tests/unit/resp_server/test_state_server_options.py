@@ -40,6 +40,8 @@ def test_ports_that_cannot_be_are_refused(text: str, capsys: pytest.CaptureFixtu
         ("10.0.0.1", ("10.0.0.1", None)),
         ("host.example:7400", ("host.example", 7400)),
         ("fe80::1", ("fe80::1", None)),
+        ("2001:db8::12", ("2001:db8::12", None)),
+        ("[2001:db8::12]", ("2001:db8::12", None)),
         ("[fe80::1]:7400", ("fe80::1", 7400)),
     ],
 )
@@ -47,7 +49,7 @@ def test_an_advertised_address_has_a_port_or_not(text: str, advertised: tuple[st
     assert parse("--advertise", text).advertise == advertised
 
 
-@pytest.mark.parametrize("text", ["", "host:", "host:0", "host:70000"])
+@pytest.mark.parametrize("text", ["", "[]", "host:", "host:0", "host:70000", "fe80::1]:x"])
 def test_an_advertised_address_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(SystemExit):
         parse("--advertise", text)
