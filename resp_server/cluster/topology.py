@@ -116,6 +116,11 @@ class Topology:
         raise TopologyError(f"no node {name!r} in version {self.version} of the topology; there are {known} ...")
 
     @cached_property
+    def by_id(self) -> Mapping[str, Node]:
+        """The nodes by their ids."""
+        return {node.id: node for node in self.nodes}
+
+    @cached_property
     def masters(self) -> tuple[Node, ...]:
         """The nodes that are no replica."""
         return tuple(node for node in self.nodes if not node.is_replica)

@@ -38,8 +38,7 @@ class Assignment:
         self.shards = () if topology is None else _shards_of(topology)
         self._replicas = replicas
         self._released = topology
-        self._first: frozenset[str] = frozenset()
-        self._show_it: frozenset[str] = frozenset()
+        self._ahead: frozenset[str] = frozenset()  # those that are told the topology before it is released
         self._wanted: dict[str, KeyGroups] = {}
         self._handovers: dict[tuple[str, str], Handover] = {}
         self._is_own = False  # the topology is one that was made here
@@ -59,8 +58,8 @@ class Assignment:
 
     def told(self, member_id: str) -> Told | None:
         """Return what a member is to be told now; None if it is in no topology yet that it may show."""
-        topology = self.topology if member_id in self._first | self._show_it else self._released
-        if topology is None or all(node.id != member_id for node in topology.nodes):
+        topology = self.topology if member_id in self._ahead else self._released
+        if topology is None or member_id not in topology.by_id:
             return None
         return Told(topology, self._wanted.get(member_id, NONE))
 
@@ -80,13 +79,13 @@ class Assignment:
 
     def keeps(self, member_id: str) -> bool:
         """Tell whether a member is in the topology or in a shard."""
-        is_shown = self.topology is not None and any(node.id == member_id for node in self.topology.nodes)
+        is_shown = self.topology is not None and member_id in self.topology.by_id
         return is_shown or any(member_id in shard.members for shard in self.shards)
 
     # -- the topology -------------------------------------------------------------------------------------------------
 
     def _next_nodes(self, members: Mapping[str, Member]) -> tuple[Node, ...]:
-        before = {} if self.topology is None else {node.id: node for node in self.topology.nodes}
+        before = {} if self.topology is None else self.topology.by_id
         here = {each.address: each.id for each in members.values() if each.is_here}
         # Where another one listens now, nobody comes back.
         before = {name: node for name, node in before.items() if name in here.values() or node.address not in here}
@@ -156,18 +155,18 @@ class Assignment:
         topology, released = self.topology, self._released
         if topology is None or topology is released:
             return
-        # Those who show it already are told nothing older.
-        self._show_it = frozenset(name for name, member in members.items() if member.shown == topology.version)
+        show_it = frozenset(name for name, member in members.items() if member.shown == topology.version)
         had = {} if released is None else {node.id: node.slots for node in released.nodes}
-        self._first = frozenset(
+        first = frozenset(
             node.id
             for node in topology.nodes
             if node.slots - had.get(node.id, NONE)
             and (member := members.get(node.id)) is not None
             and member.is_here
-            and member.shown != topology.version
+            and node.id not in show_it
         )
-        if not self._first:
+        self._ahead = first | show_it  # those who show it already are told nothing older
+        if not first:
             self._released = topology
 
     def _wants(self, member: Member) -> KeyGroups:
@@ -177,7 +176,7 @@ class Assignment:
             if member.id in shard.members:
                 needed |= shard.slots
         topology = self.topology
-        node = None if topology is None else next((each for each in topology.nodes if each.id == member.id), None)
+        node = None if topology is None else topology.by_id.get(member.id)
         if topology is not None and node is not None:
             needed |= topology.master_of(node).slots
         if topology is not None and member.shown == topology.version:
