@@ -43,6 +43,53 @@ def test_pipelines_that_come_at_once_wait_for_each_other_and_are_answered_in_ful
         assert peer.read(len(bulk(b"0"))) == bulk(b"0")
 
 
+def arrive(server: Any, *sent: bytes) -> tuple[list[int], list[bool]]:
+    """Have clients' input come in one round of the event loop; return in whose order they are answered, who is read."""
+    connections = [server.server._connections[number] for number in range(1, len(server.peers) + 1)]
+    order: list[int] = []
+    for number, connection in enumerate(connections):
+        write = connection._write
+        connection._write = lambda reply, number=number, write=write: order.append(number) or write(reply)
+
+    def receive() -> list[bool]:
+        for number, data in enumerate(sent):
+            connections[number % len(connections)].data_received(data)
+        return [connection._is_reading for connection in connections]
+
+    return order, server.call(receive)
+
+
+def test_who_asks_for_little_waits_for_no_pipelines_but_the_first(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resp_server.turns.ROUND_NS_MAX", 0)
+    server = serve()
+    peers = [server.connect() for _ in range(4)]
+    for peer in peers:
+        peer.answers(PING, PONG)
+    pipeline = b"".join(get(b"job:temp:%d" % number) for number in range(100))
+    order, _ = arrive(server, pipeline, pipeline, pipeline, PING)
+    for peer in peers[:3]:
+        peer.answers(b"", b"".join(bulk(b"%d" % number) for number in range(100)))
+    peers[3].answers(b"", PONG)
+    assert order == [0, 3, 1, 2]
+
+
+def test_of_who_waits_for_its_turn_one_buffer_more_is_read_and_then_none_until_then(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resp_server.turns.ROUND_NS_MAX", 0)
+    server = serve()
+    peers = [server.connect() for _ in range(2)]
+    for peer in peers:
+        peer.answers(PING, PONG)
+    pipeline = b"".join(get(b"job:temp:%d" % number) for number in range(100))
+    _, is_read = arrive(server, pipeline, pipeline, PING, PING)
+    assert is_read == [True, False]
+    for peer in peers:
+        peer.answers(PING, b"".join(bulk(b"%d" % number) for number in range(100)) + PONG + PONG)
+
+
 def test_replies_in_steps_keep_their_place(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     peer.send(PING + b"KEYS job:temp:1\r\n" + PING + b"HLEN job:visits:/\r\n" + b"HKEYS job:visits:/\r\n" + PING)
