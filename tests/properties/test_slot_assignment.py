@@ -261,6 +261,28 @@ def test_whatever_happens_it_comes_to_rest_with_all_slots_answered(
     assert version == (None if play.assignment.topology is None else play.assignment.topology.version)
 
 
+def test_who_shows_a_topology_before_others_may_is_told_no_older_one_again() -> None:
+    play = Play(0)
+    for count in (1, 2):
+        for _ in range(count):
+            play.join()
+        for server in play.servers.values():
+            play.report(server)
+        play.step()
+        for server in play.servers.values():
+            play.tell(server)
+            play.load(server)
+            play.report(server)
+    play.step()  # both that came later hold their slots, and are to show that first
+    first = play.servers["s2"]
+    play.tell(first)
+    play.report(first)
+    play.step()
+    assert play.assignment.topology is first.shown is not play.assignment.released
+    play.tell(first)
+    assert play.assignment.topology is first.shown
+
+
 SHARES = st.lists(st.integers(0, SLOTS - 1), min_size=0, max_size=5, unique=True).map(sorted)
 
 
