@@ -198,8 +198,11 @@ async def test_slots_are_gained_once_they_are_there_and_lost_at_once(tmp_path: P
         assert [each for each, _ in groupby(scene.held)] == [NONE, LOW, ALL, QUARTER]
 
 
-def test_a_store_that_was_full_is_not_relied_on_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followers_module, "ROOM_AFTER_S", 0.5)
+@pytest.mark.parametrize(("after_s", "has_room"), [(1e9, False), (0.0, True)])
+def test_a_store_that_was_full_is_relied_on_some_time_after_it_could_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_s: float, has_room: bool
+) -> None:
+    monkeypatch.setattr(followers_module, "ROOM_AFTER_S", after_s)
 
     async def body() -> None:
         async with following(tmp_path, ALL, "a") as scene:
@@ -208,15 +211,14 @@ def test_a_store_that_was_full_is_not_relied_on_at_once(tmp_path: Path, monkeypa
             _, hard = resource.prlimit(applier, resource.RLIMIT_FSIZE)
             resource.prlimit(applier, resource.RLIMIT_FSIZE, (16 << 10, hard))
             await scene.notice("a", b"1")
-            while scene.followers.have_room:
-                await asyncio.sleep(0.01)
+            async with asyncio.timeout(WAIT_S_MAX):
+                while scene.followers.have_room:
+                    await asyncio.sleep(0.01)
             assert scene.read("a") == of(ALL, "a", b"0")
             resource.prlimit(applier, resource.RLIMIT_FSIZE, (hard, hard))
             await scene.notice("a", b"2")
             await scene.until(lambda: scene.followers.visible["a"].epoch == 2)
-            assert not scene.followers.have_room
-            while not scene.followers.have_room:
-                await asyncio.sleep(0.01)
+            assert scene.followers.have_room is has_room
 
     asyncio.run(body())
 
