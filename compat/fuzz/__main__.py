@@ -14,11 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from compat.conformance.environments import prepared
-from compat.conformance.wire import request
 from compat.fuzz import corpus
 from compat.fuzz.lines import ROOT, Line, Tracer, all_lines
-from compat.fuzz.subject import INPUTS_PER_SERVER, FoundError, Subject
-from resp_server.commands import command_table
+from compat.fuzz.seeds import first_inputs, names
+from compat.fuzz.subject import FoundError, Subject
 
 INPUT_BYTES_MAX = 2048
 # An input is answered in a millisecond; ten seconds are a hang.
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(name)
         seeds = folder / "seeds"
         seeds.mkdir()
-        for number, data in enumerate([*kept, *_first_inputs()]):
+        for number, data in enumerate([*kept, *first_inputs()]):
             (seeds / f"{number:05d}").write_bytes(data)
         run = _run(folder, seeds, options.seconds)
         inputs = sorted((path.read_bytes() for path in seeds.iterdir()), key=lambda each: (len(each), each))
@@ -102,7 +101,7 @@ def _run(folder: Path, seeds: Path, seconds: int) -> Run:
 
 def choose(inputs: Iterable[bytes]) -> tuple[list[bytes], set[Line]]:
     """Return inputs that together reach all lines that any of them reaches, and these; the first ones are preferred."""
-    subject, tracer = Subject(INPUTS_PER_SERVER), Tracer()
+    subject, tracer = Subject(), Tracer()
     chosen: list[bytes] = []
     reached: set[Line] = set()
     for data in inputs:
@@ -117,32 +116,8 @@ def choose(inputs: Iterable[bytes]) -> tuple[list[bytes], set[Line]]:
     return chosen, reached
 
 
-def _names() -> list[str]:
-    """Return the full names of all commands."""
-    found = []
-    waiting = list(command_table())
-    while waiting:
-        command = waiting.pop()
-        found.append(command.name)
-        waiting += command.subcommands.values()
-    return found
-
-
 def _command_words() -> list[bytes]:
-    return [part.encode() for name in _names() for part in name.split("|")]
-
-
-def _first_inputs() -> list[bytes]:
-    """Return requests of each command to begin with: in line, where any change is a request too."""
-    found = []
-    for name in _names():
-        words = name.encode().replace(b"|", b" ")
-        lines = [
-            words + given for given in (b"", b" j:v:1", b" j:m:l f1", b" j:l:s 0 -1", b" j:s:l m1", b" j:z:l 0 -1")
-        ]
-        found.append(b"\0\0" + b"\r\n".join([*lines, b"HELLO 3", *lines]) + b"\r\n")
-        found.append(b"\0\0" + request(*lines[2].split()))
-    return found
+    return [part.encode() for name in names() for part in name.split("|")]
 
 
 def _escaped(word: bytes) -> str:

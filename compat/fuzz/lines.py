@@ -10,16 +10,39 @@ from types import CodeType, FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# What is between a client's bytes and the store, without sockets, other processes and the proxy.
+# What is between a client's bytes and the store, without sockets and other processes.
 FUZZED = (
+    *("resp_server/protocol", "resp_server/commands", "resp_server/access"),
+    # The way of a request.
     "resp_server/connection.py",
+    "resp_server/turns.py",
     "resp_server/dispatcher.py",
     "resp_server/execution.py",
+    "resp_server/errors.py",
+    # The short ones.
     "resp_server/short_way.py",
+    "resp_server/checked_way.py",
+    "resp_server/tracked_way.py",
+    "resp_server/followed_way.py",
     "resp_server/short_cuts.py",
+    "resp_server/reply_cache.py",
+    # What is kept of clients' words: who tracks, listens, watches, was slow.
+    "resp_server/tracking.py",
+    "resp_server/telling.py",
+    "resp_server/pubsub.py",
+    "resp_server/publishing.py",
+    "resp_server/notifications.py",
+    "resp_server/watching.py",
+    "resp_server/monitors.py",
+    "resp_server/slow_log.py",
+    "resp_server/latency.py",
+    # What commands make of them.
     "resp_server/glob.py",
     "resp_server/numbers.py",
-    *("resp_server/protocol", "resp_server/commands", "resp_server/access"),
+    "resp_server/rdb.py",
+    "resp_server/cluster/standing.py",
+    "resp_server/cluster/view.py",
+    "resp_server/cluster/texts.py",
 )
 
 Line = tuple[str, int]

@@ -6,10 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from compat.conformance.wire import replies_in
 from compat.fuzz import corpus
-from compat.fuzz.subject import EPOCHS, NODE, PASSWORD, TWO, FoundError, Subject, chunks_of
+from compat.fuzz.places import EPOCHS, NODE, PASSWORD, TWO, USER
+from compat.fuzz.seeds import conversations
+from compat.fuzz.subject import FoundError, Subject, chunks_of
+from resp_server import connection
 from resp_server.commands.table import Command
+from resp_server.connection import Connection
 from resp_server.dispatcher import Dispatcher
+from resp_server.protocol.replies import Pending
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +49,7 @@ def test_the_answer_to_a_conversation_does_not_depend_on_its_chunks(subject: Sub
     assert subject.run(bytes([0, chunk_bytes]) + body) == whole
 
 
-@pytest.mark.parametrize("options", [0, PASSWORD, NODE, TWO, EPOCHS, TWO | EPOCHS])
+@pytest.mark.parametrize("options", [0, PASSWORD, NODE, TWO, EPOCHS, TWO | EPOCHS, USER])
 def test_each_kind_of_server_answers(subject: Subject, options: int) -> None:
     assert subject.run(bytes([options, 5]) + b"AUTH secret\r\nPING\r\n")
 
@@ -66,3 +72,26 @@ def test_half_a_reply_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Dispatcher, "error_reply", lambda *ignored: b"$10\r\nhalf")
     with pytest.raises(FoundError, match="whole replies"):
         subject.run(b"\0\0nope\r\n")
+
+
+def test_a_connection_that_always_has_more_to_do_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "TURN_NS_MAX", 0)
+    monkeypatch.setattr(Connection, "_progress", lambda *ignored: True)
+    with pytest.raises(FoundError, match="come to rest"):
+        Subject().run(b"\0\0PING\r\n")
+
+
+def test_a_request_that_waits_for_ever_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "_go_on_soon", lambda *ignored: None)
+    monkeypatch.setattr(Dispatcher, "answer", lambda *ignored: Pending(1e9, lambda: None))
+    with pytest.raises(FoundError, match="not answered"):
+        subject.run(b"\0\0PING\r\n")
+
+
+@pytest.mark.parametrize("requests", conversations(), ids=lambda requests: b" ".join(requests[0]).decode())
+def test_a_conversation_to_begin_with_makes_sense(subject: Subject, requests: list[list[bytes]]) -> None:
+    text = b"".join(b" ".join(words) + b"\r\n" for words in requests)
+    replies = [each for options in (0, NODE) for each in replies_in(subject.run(bytes([options, 0]) + text))]
+    errors = [each.raw for each in replies if each.is_error]
+    assert len(errors) < len(replies)
+    assert not [each for each in errors if b"syntax error" in each or b"wrong number" in each]

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 
 from compat.conformance.wire import replies_in, requests
-from compat.fuzz.subject import HERE, NOW_MS, STATES, Wire
+from compat.fuzz.places import HERE, NOW_MS, STATES
+from compat.fuzz.subject import Wire
 from resp_server import checked_way, short_way
 from resp_server.checked_way import CheckedWay
 from resp_server.cluster.topology import Topology
