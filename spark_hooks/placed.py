@@ -93,8 +93,6 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         self.password = cluster.password or (None if is_open else secrets.token_hex(16))
         upstream = os.environ.get(UPSTREAM_PASSWORD_VARIABLE) or secrets.token_hex(16)
         upstream_password = upstream if cluster.for_clients.has_users else None
-        self._reached_at = _own_address(cluster.bind)
-        self._tls = cluster.tls
         self._registry = KeptProcess(
             "the sparkis registry",
             _registry(cluster, log),
@@ -103,14 +101,15 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         )
         self.registry = address_of(cluster.host, self._registry.port)
         self._filesystem = open_filesystem(log)
-        self._own = endpoints.ControlAddress(self._registry.port, self._token, self._reached_at, self._tls)
+        reached_at = _own_address(cluster.bind)
+        self._own = endpoints.ControlAddress(self._registry.port, self._token, reached_at, cluster.tls)
         self._in_charge = self._own
         self._untold: dict[str, int] = {}  # the newest epoch of each job
         self._is_news = threading.Event()
         try:
             self._proxy = KeptProcess(
                 "the sparkis proxy",
-                _proxy(cluster, address_of(self._reached_at, self._registry.port), port, bind),
+                _proxy(cluster, address_of(reached_at, self._registry.port), port, bind),
                 self._environment(cluster.password, upstream_password or self.password),
             )
         except SparkisError:
@@ -135,8 +134,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         executors.know(self.plan)
         endpoints.add(log, self)
         atexit.register(self.stop)
-        self._placer = threading.Thread(target=self._keep_placing, name="sparkis-placer", daemon=True)
-        self._placer.start()
+        threading.Thread(target=self._keep_placing, name="sparkis-placer", daemon=True).start()
 
     @property
     def pids(self) -> tuple[int, int]:
