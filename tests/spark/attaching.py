@@ -18,7 +18,6 @@ from sparkis import Attachment
 from state_backend.change_log import ChangeLog, Current
 
 Attach = Callable[..., Attachment]
-Settings = Callable[[dict[str, str]], None]
 
 STORE = "spark.sql.streaming.stateStore."
 CHANGELOG = STORE + "rocksdb.changelogCheckpointing.enabled"
@@ -88,21 +87,6 @@ def epochs_of(attachment: Attachment) -> list[int]:
 def rocksdb(format_version: str = "1") -> dict[str, str]:
     """Return the settings of a query whose state in RocksDB can be attached to."""
     return {**ROCKSDB, CHANGELOG: "true", STORE + "checkpointFormatVersion": format_version}
-
-
-@pytest.fixture
-def settings(spark: SparkSession) -> Iterator[Settings]:
-    """Set what queries that start in this test are to run with."""
-    made: dict[str, str] = {}
-
-    def set_all(given: dict[str, str]) -> None:
-        made.update(given)
-        for name, value in given.items():
-            spark.conf.set(name, value)
-
-    yield set_all
-    for name in made:
-        spark.conf.unset(name)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, local_session
+from micro_batches import Batches, Settings, local_session
 from pyspark.sql import SparkSession
 
 import sparkis
@@ -63,3 +63,25 @@ def batches(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Batch
     yield make
     for query in spark.streams.active:
         query.stop()
+
+
+@pytest.fixture
+def settings(spark: SparkSession) -> Iterator[Settings]:
+    """Set what is to hold in the session until the end of the test."""
+    made: dict[str, str] = {}
+
+    def set_all(given: dict[str, str]) -> None:
+        made.update(given)
+        for name, value in given.items():
+            spark.conf.set(name, value)
+
+    yield set_all
+    for name in made:
+        spark.conf.unset(name)
+
+
+@pytest.fixture
+def no_log_left_over(spark: SparkSession) -> Iterator[None]:
+    """Take away what `sparkis.serve` made the session's log."""
+    yield
+    spark.conf.unset("spark.sparkis.log")

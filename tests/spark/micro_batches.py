@@ -14,6 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 Found = TypeVar("Found")
+Settings = Callable[[dict[str, str]], None]
 
 WAIT_S_MAX = 120.0  # bounds a test that would hang; a first batch of 60 states takes half a minute on a busy machine
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from attaching import SCHEMA, Attach, attached, current_of, epochs_of, shown
-from micro_batches import Batches, eventually, start
+from micro_batches import Batches, Settings, eventually, start
 from processes import served
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -31,11 +31,9 @@ RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
 
 @pytest.fixture
-def two_batches_are_kept(spark: SparkSession) -> Iterator[None]:
+def two_batches_are_kept(settings: Settings) -> None:
     """Let queries that start in this test purge all but their last two batches."""
-    spark.conf.set(RETAINED, "2")
-    yield
-    spark.conf.unset(RETAINED)
+    settings({RETAINED: "2"})
 
 
 def counts(rows: DataFrame) -> DataFrame:

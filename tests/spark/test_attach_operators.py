@@ -25,18 +25,16 @@ from attaching import (
     SCHEMA,
     SEED,
     Attach,
-    Settings,
     attached,
     current_of,
     epochs_of,
     rocksdb,
-    settings,
     shown,
     some_rows,
     text,
     whole,
 )
-from micro_batches import Batches
+from micro_batches import Batches, Settings
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -44,7 +42,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.streaming.state import GroupState
 
-__all__ = ["attached", "settings"]
+__all__ = ["attached"]
 
 Make = Callable[[str], Batches]
 Read = Callable[..., list[Any]]

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import redis
-from attaching import CHANGELOG, ROCKSDB, SCHEMA, Attach, Settings, attached, rocksdb, settings, shown
-from micro_batches import Batches, start
+from attaching import CHANGELOG, ROCKSDB, SCHEMA, Attach, attached, rocksdb, shown
+from micro_batches import Batches, Settings, start
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from state_backend.errors import DescriptorError
 
-__all__ = ["attached", "settings"]
+__all__ = ["attached"]
 
 Make = Callable[[str], Batches]
 

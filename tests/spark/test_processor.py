@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import redis
 from attaching import SCHEMA, shown, text, whole
-from micro_batches import Batches, eventually, failure_of, start
+from micro_batches import Batches, Settings, eventually, failure_of, start
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -35,14 +35,9 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture(autouse=True)
-def rocksdb(spark: SparkSession) -> Iterator[None]:
+def rocksdb(settings: Settings) -> None:
     """Let queries keep their state where transformWithState can."""
-    made = {STORE + "providerClass": PROVIDER, CHANGELOG: "true"}
-    for name, value in made.items():
-        spark.conf.set(name, value)
-    yield
-    for name in made:
-        spark.conf.unset(name)
+    settings({STORE + "providerClass": PROVIDER, CHANGELOG: "true"})
 
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot import this module

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, start
+from micro_batches import Batches, Settings, start
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -92,18 +92,15 @@ def test_a_job_without_progress_has_no_such_key_and_its_name_is_no_user_s(
 
 
 def test_a_session_may_ask_for_the_facts_of_all_its_queries_and_complete_mode_keeps_them(
-    spark: SparkSession, client: redis.Redis, batches: Make, tmp_path: Path
+    spark: SparkSession, client: redis.Redis, batches: Make, settings: Settings, tmp_path: Path
 ):
     rows = batches(ROWS)
-    spark.conf.set("spark.sparkis.progress", "true")
-    try:
-        counts = rows.df.groupBy("k").count()
-        writer = sparkis.queryable(counts, "count", key="k", value="count", mode="complete", wait_for_visibility=True)
-        rows.add({"k": "a"})
-        rows.add({"k": "b"}, {"k": "a"})
-        start(writer, "total", tmp_path / "checkpoint")
-    finally:
-        spark.conf.unset("spark.sparkis.progress")
+    settings({"spark.sparkis.progress": "true"})
+    counts = rows.df.groupBy("k").count()
+    writer = sparkis.queryable(counts, "count", key="k", value="count", mode="complete", wait_for_visibility=True)
+    rows.add({"k": "a"})
+    rows.add({"k": "b"}, {"k": "a"})
+    start(writer, "total", tmp_path / "checkpoint")
     assert client.hgetall("total:_progress")["input_rows"] == "1"
     assert client.mget("total:count:a", "total:count:b") == ["2", "1"]
     with read_snapshot(spark.conf.get("spark.sparkis.log"), "total", epoch=0) as shown:

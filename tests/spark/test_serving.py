@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,9 @@ import sparkis as public
 from spark_hooks import endpoints
 from spark_hooks.placed import PlacedEndpoint
 
+pytestmark = pytest.mark.usefixtures("no_log_left_over")
+
 Make = Callable[[str], Batches]
-
-
-@pytest.fixture(autouse=True)
-def no_log_left_over(spark: SparkSession) -> Iterator[None]:
-    yield
-    spark.conf.unset("spark.sparkis.log")
 
 
 def begin(rows: Batches, name: str, checkpoint: Path, **options: Any) -> Any:

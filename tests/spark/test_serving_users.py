@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from micro_batches import Batches, eventually, start
+from micro_batches import Batches, Settings, eventually, start
 from pyspark.sql import SparkSession
 
 import sparkis
 from spark_hooks.placed import PlacedEndpoint
 from state_backend.errors import SparkisError
+
+pytestmark = pytest.mark.usefixtures("no_log_left_over")
 
 Make = Callable[[str], Batches]
 USERS = """\
@@ -23,12 +25,6 @@ user admin on >root ~* &* +@all
 user tenant on >secret ~job:s:a* &* +@all -@admin -@dangerous
 """
 RATE = 1_000_000
-
-
-@pytest.fixture(autouse=True)
-def no_log_left_over(spark: SparkSession) -> Iterator[None]:
-    yield
-    spark.conf.unset("spark.sparkis.log")
 
 
 @pytest.fixture
@@ -90,31 +86,27 @@ def test_a_server_beside_the_driver_has_the_users_rates_and_events_that_serve_is
 
 
 def test_servers_on_executors_and_the_proxy_have_them_by_settings(
-    spark: SparkSession, batches: Make, acl_file: Path, tmp_path: Path
+    spark: SparkSession, batches: Make, settings: Settings, acl_file: Path, tmp_path: Path
 ):
-    settings = {
-        "spark.sparkis.aclFile": str(acl_file),
-        "spark.sparkis.rateLimits": f"tenant={RATE},{RATE} default=1",
-        "spark.sparkis.notifyKeyspaceEvents": "KA",
-    }
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        with sparkis.serve(spark, log=tmp_path / "log", placement="executors") as endpoint:
-            assert isinstance(endpoint, PlacedEndpoint)
-            assert endpoint.password is None  # who comes is one of the file's users
-            publish(batches, tmp_path / "checkpoint")
-            look_at(endpoint.url.removeprefix("redis://"))
-            (member,) = endpoint.members()
-            look_at(member["address"])
-            with as_user(member["address"], "admin", "root") as admin:
-                server = int(admin.info("server")["process_id"])
-            for pid in (endpoint.pids[1], server):
-                assert {f"--rate-limit=tenant={RATE},{RATE}", "--rate-limit=default=1"} <= {*options_of(pid)}
-                assert endpoint.plan.upstream_password not in options_of(pid)
-    finally:
-        for name in settings:
-            spark.conf.unset(name)
+    settings(
+        {
+            "spark.sparkis.aclFile": str(acl_file),
+            "spark.sparkis.rateLimits": f"tenant={RATE},{RATE} default=1",
+            "spark.sparkis.notifyKeyspaceEvents": "KA",
+        }
+    )
+    with sparkis.serve(spark, log=tmp_path / "log", placement="executors") as endpoint:
+        assert isinstance(endpoint, PlacedEndpoint)
+        assert endpoint.password is None  # who comes is one of the file's users
+        publish(batches, tmp_path / "checkpoint")
+        look_at(endpoint.url.removeprefix("redis://"))
+        (member,) = endpoint.members()
+        look_at(member["address"])
+        with as_user(member["address"], "admin", "root") as admin:
+            server = int(admin.info("server")["process_id"])
+        for pid in (endpoint.pids[1], server):
+            assert {f"--rate-limit=tenant={RATE},{RATE}", "--rate-limit=default=1"} <= {*options_of(pid)}
+            assert endpoint.plan.upstream_password not in options_of(pid)
 
 
 @pytest.mark.parametrize("placement", ["driver", "executors"])

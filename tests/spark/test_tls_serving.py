@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from micro_batches import Batches, eventually, start
+from micro_batches import Batches, Settings, eventually, start
 from pyspark.sql import SparkSession
 
 import sparkis
@@ -17,15 +17,11 @@ from compat.conformance.certificates import Authority
 from resp_server.tls import TlsError
 from spark_hooks.placed import PlacedEndpoint
 
+pytestmark = pytest.mark.usefixtures("no_log_left_over")
+
 Make = Callable[[str], Batches]
 ROWS = 40
 ANSWERS = [str(number) for number in range(ROWS)]
-
-
-@pytest.fixture(autouse=True)
-def no_log_left_over(spark: SparkSession) -> Iterator[None]:
-    yield
-    spark.conf.unset("spark.sparkis.log")
 
 
 @pytest.fixture
@@ -70,28 +66,24 @@ def test_a_server_beside_the_driver_speaks_tls(
 
 @pytest.mark.cluster
 def test_servers_on_executors_and_their_parts_speak_tls(
-    spark: SparkSession, batches: Make, authority: Authority, tmp_path: Path
+    spark: SparkSession, batches: Make, settings: Settings, authority: Authority, tmp_path: Path
 ):
-    settings = {
-        "spark.sparkis.tls.certFile": str(authority.folder / "node.crt"),
-        "spark.sparkis.tls.keyFile": str(authority.folder / "node.key"),
-        "spark.sparkis.tls.caCertFile": str(authority.ca),
-    }
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        with sparkis.serve(spark, log=tmp_path / "log", placement="executors") as endpoint:
-            assert isinstance(endpoint, PlacedEndpoint)
-            publish(batches, tmp_path / "checkpoint")
-            eventually(lambda: read(endpoint.url, authority), lambda answers: answers == ANSWERS)
-            (member,) = endpoint.members()
-            assert read(f"rediss://{member['address']}", authority) == ANSWERS
-            with redis.Redis.from_url(f"redis://{member['address']}") as plain, pytest.raises(redis.ConnectionError):
-                plain.ping()
-            assert (authority.folder / "node.key").read_bytes()[100:140] not in pickle.dumps(endpoint.plan)
-    finally:
-        for name in settings:
-            spark.conf.unset(name)
+    settings(
+        {
+            "spark.sparkis.tls.certFile": str(authority.folder / "node.crt"),
+            "spark.sparkis.tls.keyFile": str(authority.folder / "node.key"),
+            "spark.sparkis.tls.caCertFile": str(authority.ca),
+        }
+    )
+    with sparkis.serve(spark, log=tmp_path / "log", placement="executors") as endpoint:
+        assert isinstance(endpoint, PlacedEndpoint)
+        publish(batches, tmp_path / "checkpoint")
+        eventually(lambda: read(endpoint.url, authority), lambda answers: answers == ANSWERS)
+        (member,) = endpoint.members()
+        assert read(f"rediss://{member['address']}", authority) == ANSWERS
+        with redis.Redis.from_url(f"redis://{member['address']}") as plain, pytest.raises(redis.ConnectionError):
+            plain.ping()
+        assert (authority.folder / "node.key").read_bytes()[100:140] not in pickle.dumps(endpoint.plan)
 
 
 def test_files_that_cannot_be_used_are_refused_before_anything_is_started(
