@@ -81,7 +81,7 @@ class Feed(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._connecting: asyncio.Task[None] | None = None
         self._not_before_s = 0.0
-        self._heard_s = 0.0
+        self._silent_looks = 0  # since the server was heard; while this process itself stands still nobody looks
         self._paused_steps = 0
 
     def settle(self, letters: str) -> None:
@@ -120,7 +120,7 @@ class Feed(asyncio.Protocol):
         words += [(b"HELLO", b"3"), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         transport.write(b"".join(map(pack, words)))
         self._transport, self._has, self._letters = transport, _none(), None
-        self._heard_s = self._loop.time()
+        self._silent_looks = 0
         self.pings = self.pongs = self.pings - 1  # the next one stands for those that went with the connection before
         self._feeds.settle()
 
@@ -134,7 +134,8 @@ class Feed(asyncio.Protocol):
         timeout_s = self.upstreams.timeout_s
         if self._transport is None or self._paused_steps:
             return
-        silent_s = self._loop.time() - self._heard_s
+        self._silent_looks += 1
+        silent_s = self._silent_looks * LOOK_S
         if silent_s > SILENT_TIMEOUTS_MAX * timeout_s:
             logger.warning("%s, which messages come from, says nothing any more", self.address)
             self._transport.abort()
@@ -151,7 +152,7 @@ class Feed(asyncio.Protocol):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        self._heard_s = self._loop.time()
+        self._silent_looks = 0
         self._reader.feed(data)
         mail = Mail()
         try:
@@ -201,7 +202,7 @@ class Feed(asyncio.Protocol):
         elif self._paused_steps:
             self._feeds.leave_behind(told)
             self._paused_steps = 0
-            self._heard_s = self._loop.time()
+            self._silent_looks = 0
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:

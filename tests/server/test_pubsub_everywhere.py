@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from nodes import HALVES, Nodes
 
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, Reply
+from resp_server.router.feeds import LOOK_S, SILENT_TIMEOUTS_MAX
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
@@ -270,6 +272,19 @@ def test_clients_are_cut_when_the_server_that_their_messages_come_from_says_noth
             with Connection(home.port) as publisher:
                 publisher.call("PUBLISH", "news", "x")
             assert message(of_home) == [b"message", b"news", b"x"]
+
+
+def test_clients_are_not_cut_because_their_proxy_itself_stood_still(cluster: Cluster) -> None:
+    with sparkis_proxy(cluster.topology, "--upstream-timeout", "300") as proxy:
+        wait_for_keys(proxy, len(KEYS))
+        of_home = subscriber(proxy.port, "SUBSCRIBE", "news")
+        with stopped(proxy):
+            sleep((SILENT_TIMEOUTS_MAX + 2) * 0.3)
+        sleep(4 * LOOK_S)  # it has looked whom it hears
+        with Connection(cluster.nodes[0].port) as publisher:
+            publisher.call("PUBLISH", "news", "x")
+        assert message(of_home) == [b"message", b"news", b"x"]
+        of_home.__exit__()
 
 
 def wait_for_client(server: Running, command: str) -> None:
