@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from state_backend.slots import slot_of
 STATES = [StateDescriptor("v", key="k", value="v")]
 KEYS = [b"j:v:%d" % each for each in range(20)]
 HALF = 8192
+WAIT_S_MAX = 60.0
 
 
 class Job:
@@ -289,9 +290,10 @@ def test_clients_are_not_cut_because_their_proxy_itself_stood_still(cluster: Clu
 
 def wait_for_client(server: Running, command: str) -> None:
     """Wait until the last thing that some client sent is this command."""
+    ends = monotonic() + WAIT_S_MAX
     with Connection(server.port) as connection:
         while b" cmd=%b " % command.encode() not in connection.call("CLIENT", "LIST").value:
-            pass
+            assert monotonic() < ends, f"nobody sent {command}"
 
 
 def test_clients_are_cut_when_the_server_that_their_messages_come_from_is_gone(cluster: Cluster) -> None:
