@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic, sleep
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import redis
 from driver import JOB, Orders
 
+from benchmarks import processes
 from compat.conformance.servers import free_port
 
 Found = TypeVar("Found")
@@ -91,31 +92,7 @@ class Process:
 
 def children_of(parent: int, word: str) -> list[int]:
     """Return the processes below one whose command line holds a word."""
-    return [pid for pid in _below(parent) if word in _command_of(pid)]
-
-
-def _below(parent: int) -> Iterator[int]:
-    """Iterate over all descendants of a process."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                after_name = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it ended meanwhile
-                continue
-            children.setdefault(int(after_name[1]), []).append(int(entry))
-    waiting = [parent]
-    while waiting:
-        found = children.get(waiting.pop(), [])
-        yield from found
-        waiting += found
-
-
-def _command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
+    return [pid for pid in processes.below(parent) if word in processes.command_of(pid)]
 
 
 class Watcher:

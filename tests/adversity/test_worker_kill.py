@@ -91,7 +91,7 @@ def server(tmp_path: Path) -> Iterator[Running]:
 
 def workers_with_stores(server: Running) -> list[int]:
     """Return the workers that have opened what they are to show."""
-    return [pid for pid in children_of(server.process.pid, "workers.worker") if has_store(pid)]
+    return list(filter(has_store, server.workers()))
 
 
 def sockets_of(pid: int) -> int:
