@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +13,7 @@ from time import monotonic, sleep
 import pytest
 from nodes import HALVES, Nodes
 
-from compat.conformance.servers import Running
+from compat.conformance.servers import CONTROL_TOKEN, Running
 from compat.conformance.wire import Connection
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -86,6 +89,17 @@ def test_the_parts_stay_connected_when_users_are_loaded_anew_and_are_in_no_list(
             assert client.call("ACL", "USERS").plain == [b"admin", b"default", b"tenant"]
             now = {line.split()[0] for line in client.call("CLIENT", "LIST").value.split(b"\n") if b"-proxy" in line}
             assert now >= proxies
+
+
+@pytest.mark.parametrize("program", ["process", "state_server", "router.process"])
+def test_what_finds_no_file_of_users_does_not_start_and_says_so(tmp_path: Path, program: str) -> None:
+    command = [sys.executable, "-m", f"resp_server.{program}", "--log", str(tmp_path), "--port", "0"]
+    command += ["--aclfile", "/nowhere", *([] if program == "router.process" else ["--store", str(tmp_path / "store")])]
+    environment = {**os.environ, "SPARKIS_CONTROL_TOKEN": CONTROL_TOKEN}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=WAIT_S_MAX, check=False)
+    assert done.returncode == 1
+    assert "opening file '/nowhere': No such file" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_nobody_is_a_part_at_a_proxy_or_with_another_password(cluster: Cluster) -> None:

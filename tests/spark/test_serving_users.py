@@ -13,6 +13,7 @@ from micro_batches import Batches, Settings, eventually, start
 from pyspark.sql import SparkSession
 
 import sparkis
+from resp_server.children import UPSTREAM_PASSWORD_VARIABLE
 from spark_hooks.placed import PlacedEndpoint
 from state_backend.errors import SparkisError
 
@@ -107,6 +108,25 @@ def test_servers_on_executors_and_the_proxy_have_them_by_settings(
         for pid in (endpoint.pids[1], server):
             assert {f"--rate-limit=tenant={RATE},{RATE}", "--rate-limit=default=1"} <= {*options_of(pid)}
             assert endpoint.plan.upstream_password not in options_of(pid)
+
+
+def test_a_password_of_the_drivers_environment_lets_parts_started_by_hand_in_to_servers_and_nobody_to_the_proxy(
+    spark: SparkSession, acl_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(UPSTREAM_PASSWORD_VARIABLE, "between us")
+
+    def keys(address: str) -> int | str:
+        with as_user(address, "default", "between us") as part:
+            try:
+                return part.dbsize()
+            except redis.RedisError as error:
+                return str(error)
+
+    with sparkis.serve(spark, log=tmp_path / "log", placement="executors", acl_file=acl_file) as endpoint:
+        assert isinstance(endpoint, PlacedEndpoint)
+        (member,) = eventually(endpoint.members, bool)
+        eventually(lambda: keys(member["address"]), lambda found: found == 0)
+        assert "invalid username-password pair" in str(keys(endpoint.url.removeprefix("redis://")))
 
 
 @pytest.mark.parametrize("placement", ["driver", "executors"])
