@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from resp_server import children
+from resp_server import children, keeper
 from resp_server.keeper import ENDED, FAILED, STORE, Watched, start_of
+from resp_server.registry import report
 
 WAIT_S_MAX = 30.0
 
@@ -223,6 +224,10 @@ def test_a_keeper_that_is_told_to_end_ends_its_server_first(scene: Scene):
     wait_until(lambda: start_of(keeper) is None)
     assert start_of(scene.servers[0]) is None
     assert scene.folder.exists()  # the executor lives, and its next task may want a server
+
+
+def test_a_keeper_waits_for_longer_than_a_server_hands_over():
+    assert keeper.DRAIN_S_MAX > report.DRAIN_S_MAX
 
 
 def test_why_a_server_cannot_be_started_is_noted_for_the_next_task(scene: Scene):
