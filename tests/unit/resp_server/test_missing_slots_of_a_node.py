@@ -190,6 +190,13 @@ def test_a_node_that_holds_exactly_what_it_shows_counts_at_once(node: Callable[[
     assert here.ask("DBSIZE") == count
 
 
+def test_a_node_scans_its_slots_for_keys_of_a_kind(node: Callable[[KeyGroups], Node]) -> None:
+    here = node(ALL)
+    here.stand(LOW)
+    assert here.ask("SCAN 0 COUNT 1000 TYPE string").startswith(b"*2\r\n$1\r\n0\r\n*%d\r\n" % len(keys_in(LOW)))
+    assert here.ask("SCAN 0 COUNT 1000 TYPE list") == b"*2\r\n$1\r\n0\r\n*0\r\n"
+
+
 def test_a_reply_in_steps_stays_at_the_slots_that_were_owned(node: Callable[[KeyGroups], Node]) -> None:
     here = node(ALL)
     here.stand(ALL)
