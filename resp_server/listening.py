@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import socket
 from collections.abc import Sequence
@@ -47,8 +48,15 @@ def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[so
                 continue
             for each in made:
                 each.close()
-            raise OSError(error.errno, f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
+            raise cannot_listen(host, port, error) from None
     return made
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> OSError:
+    """Return an error of a listening socket as one that names host and port."""
+    # Errors of look-ups have negative numbers, and texts of their own; to those of others socket and asyncio add words.
+    reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or error
+    return OSError(error.errno, f"cannot listen on {host}, port {port}: {reason}")
 
 
 def listen_at_ports(config: ServerConfig) -> tuple[list[socket.socket], list[socket.socket]]:

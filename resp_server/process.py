@@ -26,12 +26,13 @@ from resp_server.access.rates import Limit
 from resp_server.access.users import Users
 from resp_server.children import PASSWORD_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
 from resp_server.cluster.membership import Membership, TopologyFile
+from resp_server.commands.config import CLIENTS_MAX, INT32_MAX
 from resp_server.config import LOOPBACK, ServerConfig
 from resp_server.control import TOKEN_VARIABLE, ControlListener
 from resp_server.followers import Followers
 from resp_server.listening import make_room_for
 from resp_server.notifications import ClassesError, classes_of, letters_of
-from resp_server.programs import Program, add_level_option
+from resp_server.programs import Program, add_level_option, tcp_port, whole_number
 from resp_server.server import Server
 from resp_server.shown import Readers, ShownJobs
 from resp_server.tls import CA_OPTION, add_tls_options, certificates_of, files_of, server_context
@@ -71,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=_worker_count,
+        type=whole_number(1, WORKERS_MAX, "a number of processes"),
         default=1,
         metavar="N",
         help="processes that serve the port (default %(default)s)",
@@ -95,7 +96,7 @@ def add_listening_options(
     port_help: str = "TCP port (default %(default)s; 0: a free one)",
 ) -> None:
     """Add the options of whatever answers clients."""
-    parser.add_argument("--port", type=int, default=port, help=port_help)
+    parser.add_argument("--port", type=tcp_port, default=port, help=port_help)
     parser.add_argument(
         "--bind",
         nargs="+",
@@ -126,8 +127,20 @@ def add_listening_options(
         help="what subscribers are notified of, as in Redis (default: nothing)",
     )
     parser.add_argument("--protected-mode", choices=("yes", "no"), default="yes", help="as in Redis (default yes)")
-    parser.add_argument("--maxclients", type=int, default=10_000, help="connections at a time (default %(default)s)")
-    parser.add_argument("--timeout", type=int, default=0, metavar="SECONDS", help="close idle clients (default: never)")
+    parser.add_argument(
+        "--maxclients",
+        type=whole_number(1, CLIENTS_MAX, "a number of connections"),
+        default=10_000,
+        metavar="N",
+        help="connections at a time (default %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=whole_number(0, INT32_MAX, "a number of seconds"),
+        default=0,
+        metavar="SECONDS",
+        help="close idle clients (default: never)",
+    )
     add_level_option(parser)
     add_tls_options(parser)
 
@@ -135,7 +148,7 @@ def add_listening_options(
 def add_tls_port_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of whatever may answer with TLS and without it at once."""
     parser.add_argument(
-        "--tls-port", type=int, metavar="PORT", help="speak TLS there, and none at --port (default: TLS at --port)"
+        "--tls-port", type=tcp_port, metavar="PORT", help="speak TLS there, and none at --port (default: TLS at --port)"
     )
 
 
@@ -153,15 +166,10 @@ def _event_classes(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
-def _worker_count(text: str) -> int:
-    count = int(text) if text.isdecimal() else 0
-    if not 1 <= count <= WORKERS_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes from 1 to {WORKERS_MAX}")
-    return count
-
-
 def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> ServerConfig:
     """Return the server's settings; ValueError for a password file, TlsError for a certificate that cannot be read."""
+    if options.requirepass and options.requirepass_file:
+        raise ValueError("--requirepass and --requirepass-file are both given; give one of them")
     password = options.requirepass or os.environ.get(PASSWORD_VARIABLE) or None
     if options.requirepass_file:
         try:

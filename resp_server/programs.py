@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from resp_server.cluster.topology import PORT_MAX
 from state_backend.errors import SparkisError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -35,7 +36,7 @@ class Program:
         try:
             return self.serve(options) or 0
         except (SparkisError, ValueError, OSError) as error:
-            print(f"sparkis {self.name}: {error}", file=sys.stderr)
+            print(f"sparkis {self.name}: {said_by(error)}", file=sys.stderr)
             return 1
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
@@ -48,6 +49,29 @@ class Program:
         )
         self.add_options(parser)
         return self.run(parser.parse_args(arguments))
+
+
+def whole_number(first: int, last: int, what: str) -> Callable[[str], int]:
+    """Return what reads an option's value; anything but a whole number of these is refused, and said what it is not."""
+
+    def read(text: str) -> int:
+        # No number here has more digits than the last one that may be given; int() of very many takes long.
+        if not (text.isascii() and text.isdecimal() and len(text) <= len(str(last)) and first <= int(text) <= last):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what} from {first} to {last}")
+        return int(text)
+
+    return read
+
+
+# What --port takes; 0 stands for a free one.
+tcp_port = whole_number(0, PORT_MAX, "a port")
+
+
+def said_by(error: Exception) -> str:
+    """Return what an error says to a person: without the number that the system's errors have."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def add_level_option(parser: argparse.ArgumentParser) -> None:

@@ -73,6 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log", action="append", required=True, metavar="PATH", help="a log root; may be repeated")
     parser.add_argument(
         "--registry",
+        type=_address,
         metavar="HOST:PORT",
         help="where the registry is (default: registry.json under a log root says it)",
     )
@@ -118,6 +119,14 @@ def _ports(text: str) -> range:
     ):
         raise argparse.ArgumentTypeError(f"{text!r} is no range of ports: write first-last, such as {DEFAULT_PORTS}")
     return range(int(numbers[0]), int(numbers[1]) + 1)
+
+
+def _address(text: str) -> str:
+    try:
+        host_and_port(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _advertised(text: str) -> tuple[str, int | None]:
@@ -189,6 +198,8 @@ def serve(options: argparse.Namespace) -> None:
     """Serve until a signal, or for a child until its standard input ends."""
     roots = [open_filesystem(log).root for log in options.log]
     check_logs(roots)
+    if options.port is not None and options.ports is not None:
+        raise ValueError("--port and --ports are both given; give one of them")
     token = token_of(options)
     config = config_of(options)
     with store_folder(options.store, roots) as folder:

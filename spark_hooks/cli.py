@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from resp_server import process, state_server, status
-from resp_server.programs import Program
+from resp_server.programs import Program, tcp_port
 from resp_server.registry import process as registry
 from resp_server.router import process as proxy
 from sparkis import __version__
@@ -59,7 +59,7 @@ def _add_attach_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", help="the name that keys begin with")
     parser.add_argument("--log", metavar="PATH", help="the change log's root")
     parser.add_argument("--serve", action="store_true", help="serve the log as well")
-    parser.add_argument("--port", type=int, default=process.DEFAULT_PORT, help="for --serve (default %(default)s)")
+    parser.add_argument("--port", type=tcp_port, default=process.DEFAULT_PORT, help="for --serve (default %(default)s)")
     state = parser.add_argument_group("one state (left out: all there are)")
     state.add_argument("--state", metavar="NAME", help="the state's name in keys")
     state.add_argument("--operator", type=int, metavar="N", help="the operator's number")
@@ -99,7 +99,7 @@ def _attach(options: argparse.Namespace) -> int:
 
 
 def _add_demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=int, default=process.DEFAULT_PORT, help="TCP port (default %(default)s)")
+    parser.add_argument("--port", type=tcp_port, default=process.DEFAULT_PORT, help="TCP port (default %(default)s)")
     parser.add_argument(
         "--speed", type=float, default=10.0, metavar="DAYS", help="days replayed in a second (default 10; 0: unpaced)"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 
@@ -27,11 +28,21 @@ def add_retention_option(parser: argparse.ArgumentParser, text: str) -> None:
     """Add the option that says how long what a snapshot covers is kept, in minutes."""
     parser.add_argument(
         "--retention",
-        type=float,
+        type=_minutes,
         default=RETENTION_MS / 60_000,
         metavar="MINUTES",
         help=f"{text} (default %(default)g)",
     )
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = -1.0
+    if not 0 <= minutes < math.inf:  # with a time in the future all that is being written would be swept
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes, 0 or more")
+    return minutes
 
 
 def run(options: argparse.Namespace) -> int:

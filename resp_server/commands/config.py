@@ -19,6 +19,7 @@ from resp_server.protocol.replies import OK, Reply
 
 GLOB_MARKS = frozenset(b"*?[")
 INT32_MAX = 2**31 - 1
+CLIENTS_MAX = 2**32 - 1
 MIB = 1 << 20
 # What may wait to be sent to a client, may be asked at once, and may be one word of it, whatever is set.
 OUTPUT_BYTES_MAX = QUERY_BUFFER_BYTES_MAX = 1 << 30
@@ -168,7 +169,7 @@ SETTINGS: dict[str, Setting] = {
     "latency-monitor-threshold": changing("latency_over_ms", number(0, 2**63 - 1)),
     "latency-tracking": fixed("yes"),
     "latency-tracking-info-percentiles": fixed("50 99 99.9"),
-    "maxclients": changing("clients_max", number(1, 2**32 - 1)),
+    "maxclients": changing("clients_max", number(1, CLIENTS_MAX)),
     "maxmemory": fixed("0"),
     "maxmemory-policy": fixed("noeviction"),
     "notify-keyspace-events": changing("notify_events", event_classes, shown_letters),

@@ -15,8 +15,9 @@ import uvloop
 from resp_server.addresses import address_of
 from resp_server.client import Client
 from resp_server.cluster.topology import NODES_MAX
+from resp_server.listening import cannot_listen
 from resp_server.process import until_told_to_end
-from resp_server.programs import Program, add_level_option
+from resp_server.programs import Program, add_level_option, tcp_port, whole_number
 from resp_server.registry.record import FencedError, Place
 from resp_server.registry.service import Registry
 from resp_server.registry.standby import ANSWER_S_MAX, Connect, until_away
@@ -46,7 +47,9 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a registry to a command."""
     parser.add_argument("--log", required=True, metavar="PATH", help="the log root; registry.json is written there")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="TCP port (default %(default)s; 0: a free one)")
+    parser.add_argument(
+        "--port", type=tcp_port, default=DEFAULT_PORT, help="TCP port (default %(default)s; 0: a free one)"
+    )
     parser.add_argument(
         "--bind", default="127.0.0.1", metavar="ADDRESS", help="the address to listen on (default %(default)s)"
     )
@@ -55,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--replicas",
-        type=_replica_count,
+        type=whole_number(0, NODES_MAX - 1, "a number of replicas"),
         default=0,
         metavar="N",
         help="further servers that hold each slot, where there are enough (default %(default)s)",
@@ -69,13 +72,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_tls_options(parser)
     add_level_option(parser)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-
-
-def _replica_count(text: str) -> int:
-    count = int(text) if text.isdecimal() else NODES_MAX
-    if count >= NODES_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of replicas from 0 to {NODES_MAX - 1}")
-    return count
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -125,9 +121,12 @@ async def _assign(
     told: asyncio.Task[bool],
 ) -> None:
     """Be the log's registry until this process is told to end; FencedError when another one has taken over."""
-    listener = socket.create_server(
-        (options.bind, options.port), family=socket.AF_INET6 if ":" in options.bind else socket.AF_INET
-    )
+    try:
+        listener = socket.create_server(
+            (options.bind, options.port), family=socket.AF_INET6 if ":" in options.bind else socket.AF_INET
+        )
+    except OSError as error:
+        raise cannot_listen(options.bind, options.port, error) from None
     port = listener.getsockname()[1]
     address = address_of(host, port)
     place = await asyncio.to_thread(Place.take, filesystem, address, options.replicas)

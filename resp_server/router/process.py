@@ -22,7 +22,7 @@ from resp_server.process import (
     log_started,
     until_told_to_end,
 )
-from resp_server.programs import Program
+from resp_server.programs import Program, whole_number
 from resp_server.router.applications import Applications
 from resp_server.router.connection import ProxyConnection
 from resp_server.router.dispatcher import ProxyDispatcher
@@ -80,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--upstream-timeout",
-        type=_timeout_ms,
+        type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
         default=int(TIMEOUT_S * MS_PER_S),
         metavar="MS",
         help="how long a server may take to answer (default %(default)s)",
@@ -94,13 +94,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(role="master")
-
-
-def _timeout_ms(text: str) -> int:
-    given = int(text) if text.isdecimal() else 0
-    if not 1 <= given <= TIMEOUT_MS_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of milliseconds from 1 to {TIMEOUT_MS_MAX}")
-    return given
 
 
 def serve(options: argparse.Namespace) -> None:

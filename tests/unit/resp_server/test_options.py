@@ -1,0 +1,88 @@
+"""What the programs take on their command lines, and the one line that is said of anything else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+import pytest
+
+from resp_server.listening import cannot_listen
+from spark_hooks.cli import main
+
+OF_SERVERS = (["serve", "--log", "log"], ["proxy", "--log", "log"], ["state-server", "--log", "log"])
+PORTS = [(["registry", "--log", "log"], "--port"), (["demo"], "--port"), (["attach", "--checkpoint", "c"], "--port")]
+PORTS += [(words, "--port") for words in OF_SERVERS] + [(words, "--tls-port") for words in OF_SERVERS[:2]]
+
+
+@pytest.mark.parametrize("given", ["70000", "-1", "abc", "", "7_379", "\u0663", "9" * 5000])
+@pytest.mark.parametrize(("words", "option"), PORTS)
+def test_what_is_no_port_is_refused(
+    words: list[str], option: str, given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, f"{option}={given}"])
+    assert f"argument {option}: {given!r} is not a port from 0 to 65535" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", OF_SERVERS)
+@pytest.mark.parametrize(
+    ("option", "given", "said"),
+    [
+        ("--maxclients", "0", "'0' is not a number of connections from 1 to 4294967295"),
+        ("--maxclients", "-1", "'-1' is not a number of connections from 1 to 4294967295"),
+        ("--timeout", "-1", "'-1' is not a number of seconds from 0 to 2147483647"),
+        ("--timeout", "1.5", "'1.5' is not a number of seconds from 0 to 2147483647"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused(
+    words: list[str], option: str, given: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, f"{option}={given}"])
+    assert f"argument {option}: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["compact", "--log", "log"], ["serve", "--log", "log"], ["state-server", "--log", "log"]]
+)
+@pytest.mark.parametrize("given", ["-1", "-0.5", "nan", "inf", "an hour"])
+def test_what_is_no_time_to_keep_something_is_refused(
+    words: list[str], given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, f"--retention={given}"])
+    assert f"argument --retention: {given!r} is not a number of minutes, 0 or more" in capsys.readouterr().err
+
+
+def test_an_address_of_a_registry_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["state-server", "--log", "log", "--registry", "host0"])
+    assert "argument --registry: 'host0' is not HOST:PORT" in capsys.readouterr().err
+
+
+def test_one_of_two_options_for_one_thing_is_asked_for(
+    tmp_path: os.PathLike[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = os.fspath(tmp_path)
+    assert main(["serve", "--log", log, "--store", log, "--requirepass", "a", "--requirepass-file", "b"]) == 1
+    assert "--requirepass and --requirepass-file are both given; give one of them" in capsys.readouterr().err
+    assert main(["state-server", "--log", log, "--port", "0", "--ports", "7400"]) == 1
+    assert "--port and --ports are both given; give one of them" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named_in_plain_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError) as raised:
+            socket.create_server(("127.0.0.1", port))
+    assert (
+        cannot_listen("127.0.0.1", port, raised.value).strerror
+        == f"cannot listen on 127.0.0.1, port {port}: {os.strerror(errno.EADDRINUSE)}"
+    )
+
+
+def test_a_host_that_is_not_known_is_named_in_plain_words() -> None:
+    error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert cannot_listen("nowhere", 0, error).strerror == "cannot listen on nowhere, port 0: Name or service not known"
