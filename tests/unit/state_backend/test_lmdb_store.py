@@ -409,13 +409,13 @@ from pathlib import Path
 from state_backend.lmdb_store import LmdbStore
 
 def is_open():
-    return any("data.mdb" in os.readlink(f"/proc/self/fd/{each}") for each in range(100) if exists(each))
+    return any("data.mdb" in behind(each) for each in range(100))
 
-def exists(fd):
+def behind(fd):
     try:
-        return bool(os.fstat(fd))
-    except OSError:
-        return False
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # it is not open, or no more: it may be closed at any moment
+        return ""
 
 store = LmdbStore(sys.argv[1], "g", is_reader=True)
 snapshot = store.snapshot(1)
