@@ -30,7 +30,7 @@ from resp_server.protocol.wholes import (
     pieces_of,
     second_of,
 )
-from resp_server.short_cuts import AMBIGUOUS, OF_MEMBERS, ShortCut, bodies, short_cuts
+from resp_server.short_cuts import AMBIGUOUS, OF_MEMBERS, OfMembers, ShortCut, bodies, short_cuts
 from resp_server.stats import Tally
 from state_backend.errors import StoreError
 from state_backend.slots import slot_of
@@ -158,9 +158,9 @@ class ShortWay:
             if reply:
                 way = self._only or self._ways[head_of(whole)]
                 name, tally, keys, misses = way.name, way.tally, 1, int(reply in self._nothings)
-            elif (its_head := head_of(whole)) in self._of_members:
-                reply, misses = self._lone_member(whole, its_head)
-                name, tally, keys = self._ways[its_head].name, self._ways[its_head].tally, 1
+            elif command := self._of_members.get(its_head := head_of(whole)):
+                reply, misses = self._lone_member(whole, its_head, command)
+                name, tally, keys = command.name, self._ways[its_head].tally, 1
             elif many := self._lone_mget(whole, its_head):
                 reply, name, keys, misses = many
                 tally = self._stats.tally(name)
@@ -210,11 +210,15 @@ class ShortWay:
         self._cache.add(GET_HEAD, {whole: reply} if self._cache.is_held else {}, 1)
         return reply
 
-    def _lone_member(self, whole: bytes, its_head: bytes) -> tuple[bytes | None, int]:
+    def _lone_member(self, whole: bytes, its_head: bytes, command: OfMembers) -> tuple[bytes, int]:
         """Return the reply to a request about a member, if it is whole, and 1 if nothing was found."""
-        self._ambiguous.clear()
-        replies = self._look_up_members(its_head, (whole,))
-        return replies[0] if replies else None, sum(is_miss for _, is_miss in self._ambiguous)
+        ((key, member),) = arguments_of((whole,), its_head, 2)
+        (found,) = command.found(self._instance.view.at(key), key, (member,))
+        if its_head not in self._ways:
+            self._take_way(its_head, command.name, b"")
+        self._cache.add(its_head, {}, 1)
+        is_miss = found is None
+        return encode(command.nothing if is_miss else found, self._protocol), int(is_miss)
 
     def _lone_mget(self, whole: bytes, its_head: bytes) -> _ManyFound | None:
         many = many_of(its_head)

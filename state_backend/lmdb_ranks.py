@@ -119,17 +119,18 @@ class Ranks:
 
     def _leaf(self, place: Pair) -> tuple[int, bytes]:
         """Return the leaf that a place belongs to, and how many members are before that leaf."""
-        start, number = 0, ROOT
+        start, number, kept = 0, ROOT, self._inner
         while True:
-            inner = self._inner.get(number)
+            inner = kept.get(number)
             if inner is None:
                 node = self._node(number)
                 if not node[-1]:
                     return start, node
                 inner = self._taken_apart(number, node)
-            child = max(bisect_right(inner.lows, place) - 1, 0)
-            start += inner.starts[child]
-            number = inner.numbers[child]
+            lows, numbers, starts = inner
+            child = bisect_right(lows, place, 1) - 1  # what is before all belongs to the first
+            start += starts[child]
+            number = numbers[child]
 
     def _taken_apart(self, number: int, node: bytes) -> Inner:
         inner = Inner(packed_sorted.pairs(node), _numbers(node), (0, *_ends(node)))

@@ -6,7 +6,7 @@ from binascii import crc_hqx
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from random import randrange
 from zlib import crc32
 
@@ -46,6 +46,7 @@ from state_backend.lmdb_layout import (
     expired_name,
     expiry_of,
     field_place,
+    field_places,
     find,
     name_of,
     payload_of,
@@ -69,6 +70,9 @@ VISITED_BYTES_MAX = 2 << 20
 
 # Large sorted sets whose ranks are asked for while an epoch is shown; beyond, those of before are forgotten.
 TREES_KEPT = 8
+
+# For fewer fields than these, loops of C take longer to set up than they save (measured).
+LOOPS_PAY_FROM = 4
 
 COMPACT_FORMS = {Kind.VALUE: VALUE, Kind.MAP: PACKED, Kind.LIST: SHORT, Kind.SET: FEW, Kind.SORTED_SET: RANKED}
 
@@ -257,14 +261,22 @@ class LmdbSnapshot(Snapshot):
         payload = payload_of(record)
         if record[14] == PACKED:
             return [packed_map.find(payload, name) for name in names]
-        map_id = int.from_bytes(payload[:8], "little")
-        return [self._large_field(map_id, name) for name in names]
+        found = self._fields(int.from_bytes(payload[:8], "little"), names)
+        now_ms = self._now_ms
+        return [
+            None if record is None or 0 < expiry_of(record) <= now_ms else self._field_text(record) for record in found
+        ]
 
-    def _large_field(self, map_id: int, name: bytes) -> Text | None:
-        _, record = find(self._get_field, field_place(map_id, name), name)
-        if record is None or 0 < expiry_of(record) <= self._now_ms:
-            return None
-        return self._field_text(record)
+    def _fields(self, map_id: int, names: Sequence[bytes]) -> list[bytes | None]:
+        """Return the records of some fields of a large map, or members of a large set, live or not; None: missing."""
+        if len(names) < LOOPS_PAY_FROM:
+            return [find(self._get_field, field_place(map_id, name), name)[1] for name in names]
+        get, table = self._txn.get, self._tables.fields
+        found = list(map(get, field_places(map_id, names), repeat(None), repeat(table)))
+        for index, (record, name) in enumerate(zip(found, names, strict=True)):
+            if record is not None and not (record.startswith(name, NAME_AT) and read_header(record)[0] == len(name)):
+                found[index] = find(self._get_field, field_place(map_id, name), name)[1]  # another one's position, too
+        return found
 
     def _field_text(self, record: bytes) -> Text:
         payload = payload_of(record)
@@ -297,8 +309,7 @@ class LmdbSnapshot(Snapshot):
         payload = payload_of(record)
         if record[14] == PACKED:
             return [None if packed_map.find(payload, name) is None else 0 for name in names]
-        map_id = int.from_bytes(payload[:8], "little")
-        found = (find(self._get_field, field_place(map_id, name), name)[1] for name in names)
+        found = self._fields(int.from_bytes(payload[:8], "little"), names)
         return [None if each is None or not self._is_live(each) else expiry_of(each) for each in found]
 
     def map_sizes(self, key: bytes) -> Iterator[int]:
@@ -420,9 +431,6 @@ class LmdbSnapshot(Snapshot):
         payload = payload_of(record)
         return (payload, None) if record[14] in (FEW, RANKED) else (b"", LargeSet.of(payload))
 
-    def _member(self, large: LargeSet, member: bytes) -> bytes | None:
-        return find(self._get_field, field_place(large.set_id, member), member)[1]
-
     def set_size(self, key: bytes) -> int:
         packed, large = self._set(key, Kind.SET)
         return large.size if large is not None else packed_list.count(packed)
@@ -437,7 +445,7 @@ class LmdbSnapshot(Snapshot):
         packed, large = self._set(key, Kind.SET)
         if large is None:
             return [bool(packed) and packed_list.has(packed, member) for member in members]
-        return [self._member(large, member) is not None for member in members]
+        return [record is not None for record in self._fields(large.set_id, members)]
 
     def packed_set(self, key: bytes) -> bytes | None:
         return self._set(key, Kind.SET)[0] or None
@@ -471,22 +479,22 @@ class LmdbSnapshot(Snapshot):
     def scores(self, key: bytes, members: Sequence[bytes]) -> list[float | None]:
         packed, large, _ = self._sorted(key)
         if large is not None:
-            return [self._score(large, member) for member in members]
+            return self._scores(large, members)
         found = ((packed_sorted.index(packed, member) if packed else -1) for member in members)
         return [None if at < 0 else packed_sorted.score(packed, at) for at in found]
 
-    def _score(self, large: LargeSet, member: bytes) -> float | None:
-        record = self._member(large, member)
-        return None if record is None else float(SCORE.unpack(payload_of(record))[0])
+    def _scores(self, large: LargeSet, members: Sequence[bytes]) -> list[float | None]:
+        read = SCORE.unpack_from
+        records = self._fields(large.set_id, members)
+        return [None if record is None else read(record, len(record) - SCORE.size)[0] for record in records]
 
     def ranks(self, key: bytes, members: Sequence[bytes]) -> list[int | None]:
         packed, large, inner = self._sorted(key)
         if large is None:
             found = ((packed_sorted.index(packed, member) if packed else -1) for member in members)
             return [None if at < 0 else at for at in found]
-        scores = [self._score(large, member) for member in members]
         rank = self._ranks(large, inner).rank
-        rows = zip(scores, members, strict=True)
+        rows = zip(self._scores(large, members), members, strict=True)
         return [None if score is None else rank(score, member) for score, member in rows]
 
     def rank_of_score(self, key: bytes, score: float, is_after: bool) -> int:

@@ -163,14 +163,15 @@ def before(run: bytes, pair: Pair) -> int:
 
 def rank(run: bytes, score: float, member: bytes) -> int:
     """Return where a member stands in a run that it is in, given its score; IndexError, most often, if it is not."""
-    n = count(run)
-    scores = _scores_to_look_in(run, n)
+    n = int.from_bytes(run[:4], "little")
+    lengths_at, texts_at = 4 + 8 * n, 4 + 12 * n
+    scores = _little(array("d", run[4:lengths_at]))
     at = bisect_left(scores, score)
     if at + 1 < n and scores[at + 1] == score:
-        lengths = _lengths(run, n)
-        text_at = 4 + 12 * n + sum(lengths[:at])
-        while not (lengths[at] == len(member) and run.startswith(member, text_at)):
-            text_at += lengths[at]
+        lengths = _little(array("I", run[lengths_at:texts_at]))
+        text_at = texts_at + sum(lengths[:at])
+        while (length := lengths[at]) != len(member) or not run.startswith(member, text_at):
+            text_at += length
             at += 1
     return at
 

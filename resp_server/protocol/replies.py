@@ -152,8 +152,11 @@ class Pending:
 
 def encode(reply: Reply, protocol: int) -> bytes:
     """Return a reply as it is sent; `protocol` is 2 or 3."""
-    if type(reply) is bytes:
+    kind = type(reply)
+    if kind is bytes:
         return b"$%d\r\n%b\r\n" % (len(reply), reply)
+    if kind is int:
+        return b":%d\r\n" % reply
     out: list[bytes] = []
     _write(reply, protocol >= 3, out)
     return b"".join(out)

@@ -36,6 +36,8 @@ _GET_START = b"*" + GET_HEAD
 
 # By the length of `<length>\r\n<text>\r\n` the part before the text.
 _LENGTH_LINES = {len(b"%d\r\n\r\n" % each) + each: b"%d\r\n" % each for each in range(TEXT_BYTES_MAX + 1)}
+# By the length of a text the line before it; None for a longer one.
+_size_line = {each: b"$%d" % each for each in range(TEXT_BYTES_MAX + 1)}.get
 
 
 def head_of(whole: bytes) -> bytes:
@@ -87,7 +89,7 @@ def arguments_of(wholes: Sequence[bytes], its_head: bytes, count: int) -> list[S
     for whole in wholes:
         lines = whole.split(b"\r\n")
         arguments = lines[4::2]
-        if len(arguments) != count or lines[-1] or lines[3:-1:2] != [b"$%d" % len(each) for each in arguments]:
+        if len(arguments) != count or lines[-1] or lines[3:-1:2] != list(map(_size_line, map(len, arguments))):
             break
         add(arguments)
     return found

@@ -148,6 +148,21 @@ def test_a_tree_that_does_not_fit_its_members_is_an_error_and_no_wrong_answer(st
         ranking(shown)
 
 
+def test_what_is_before_all_that_is_left_of_a_tree_is_found_there(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_ranks, "WIDTH_MAX", 8)
+    apply(store, *(put(b"%04d" % each, b"%d" % each) for each in range(2_000)))
+    # The first nodes of each level go, so that those that are first now know of no lower place than their own.
+    apply(store, *(Change("top", Op.DELETE, KEY, b"%04d" % each) for each in range(1_900)))
+    with store.snapshot(0) as shown:
+        assert [shown.rank_of_score(KEY, score, is_after=True) for score in (-1.0, 5.0, 1_900.0)] == [0, 0, 1]
+        assert shown.ranks(KEY, [b"1900", b"1999", b"0000"]) == [0, 99, None]
+    apply(store, put(b"low", b"-5"))
+    with store.snapshot(0) as shown:
+        assert shown.ranks(KEY, [b"low", b"1900", b"1999"]) == [0, 1, 100]
+
+
 def test_few_blocks_are_touched_to_find_a_rank_or_what_is_at_one(
     store: LmdbStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
