@@ -534,7 +534,9 @@ class LmdbSnapshot(Snapshot):
         next_cursor, found = self._scan_fields(large.pack(), cursor, count)
         return next_cursor, [(name_of(each), SCORE.unpack(payload_of(each))[0]) for each in found]
 
-    def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
+    def scan(
+        self, cursor: int, count: int, kinds: Collection[Kind] | None = None, *, only_expiring: bool = False
+    ) -> tuple[int, list[bytes]]:
         found: list[bytes] = []
         if cursor >= POSITIONS:
             return 0, found
@@ -552,7 +554,7 @@ class LmdbSnapshot(Snapshot):
                 if 0 < expire_at_ms <= now_ms or (form == LARGE and not self._is_live(record)):
                     continue
                 left -= 1
-                if kinds is None or KINDS[form] in kinds:
+                if (kinds is None or KINDS[form] in kinds) and (not only_expiring or expire_at_ms):
                     found.append(record[NAME_AT : NAME_AT + length])
         return 0, found
 

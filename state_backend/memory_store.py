@@ -443,11 +443,15 @@ class MemorySnapshot(Snapshot):
         next_cursor, members = _member_step(scores, cursor, count)
         return next_cursor, [(member, scores[member]) for member in members]
 
-    def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
+    def scan(
+        self, cursor: int, count: int, kinds: Collection[Kind] | None = None, *, only_expiring: bool = False
+    ) -> tuple[int, list[bytes]]:
         if not self._order:
             self._order = sorted((position_of(key), key) for key in self._held if self._live(key) is not None)
         start, end = _step(self._order, cursor, count)
         found = [key for _, key in self._order[start:end] if kinds is None or self._held[key].kind in kinds]
+        if only_expiring:
+            found = [key for key in found if self._held[key].expire_at_ms is not None]
         return (self._order[end][0] if end < len(self._order) else 0), found
 
     def changes(self) -> Iterator[Change]:

@@ -331,10 +331,13 @@ class Snapshot(ABC):
         """Return the next cursor (0 at the end) and about `count` (member, score), in any order; a small one whole."""
 
     @abstractmethod
-    def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
+    def scan(
+        self, cursor: int, count: int, kinds: Collection[Kind] | None = None, *, only_expiring: bool = False
+    ) -> tuple[int, list[bytes]]:
         """Return the next cursor (0 at the end) and those of about `count` keys, in slot order, that are of some kinds.
 
         There may be fewer, even none, where much has expired or is large: a step's time is bounded. kinds: None: all.
+        only_expiring: those alone that expire some time.
 
         A cursor is a position: the first one not yet visited. A step never ends inside one position, so that keys that
         stay over the whole scan are returned exactly once, on any server that holds them.

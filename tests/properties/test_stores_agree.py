@@ -455,6 +455,8 @@ def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
         for snapshot in (memory, lmdb):
             found = list(scanned(lambda at, s=snapshot, c=count: s.scan(at, c)))
             assert sorted(found) == sorted(entry.key for entry in live)
+            found = list(scanned(lambda at, s=snapshot, c=count: s.scan(at, c, only_expiring=True)))
+            assert sorted(found) == sorted(entry.key for entry in live if entry.expire_at_ms is not None)
             for kind in Kind:
                 found = list(scanned(lambda at, s=snapshot, c=count, k=kind: s.scan(at, c, (k,))))
                 assert sorted(found) == sorted(entry.key for entry in live if entry.kind is kind)
