@@ -8,10 +8,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from random import randrange
 from typing import Self
 
 from state_backend.errors import KeyGroupsError
-from state_backend.slots import SLOTS
+from state_backend.slots import HASH_BITS, SLOTS
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,15 @@ class KeyGroups:
     def __len__(self) -> int:
         """Return the number of slots."""
         return sum(last - first + 1 for first, last in self.ranges)
+
+    def random_position(self) -> int:
+        """Return a position (see `slots`) within these, of which there is one, each as likely as any other."""
+        nth = randrange(len(self))
+        for first, last in self.ranges:
+            if nth <= last - first:
+                break
+            nth -= last - first + 1
+        return (first + nth) << HASH_BITS | randrange(1 << HASH_BITS)
 
     def __or__(self, other: KeyGroups) -> KeyGroups:
         return KeyGroups.of((*self.ranges, *other.ranges))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from functools import partial
 from itertools import chain, islice, repeat
-from random import randrange
 from zlib import crc32
 
 import lmdb
@@ -60,7 +59,7 @@ from state_backend.lmdb_lists import ListBlocks, LongList
 from state_backend.lmdb_ranks import Inner, Ranks, place_of_score
 from state_backend.lmdb_sizes import sizes
 from state_backend.records import Change, Op
-from state_backend.slots import HASH_BITS, PLACE, POSITION_BYTES, POSITIONS, place_of, places_of, slot_of
+from state_backend.slots import PLACE, POSITION_BYTES, POSITIONS, place_of, places_of, slot_of
 from state_backend.store import FIELD_POSITIONS, Applied, Entry, LongText, Snapshot, Text, Values, whole
 
 # A step of a scan or a count ends after so many records, live or not, beyond those that it was asked for, or after so
@@ -602,8 +601,7 @@ class LmdbSnapshot(Snapshot):
         owned = self.key_groups
         if not owned:
             return
-        slot = next(islice(owned, randrange(len(owned)), None))
-        cursor = slot << HASH_BITS | randrange(1 << HASH_BITS)
+        cursor = owned.random_position()
         for _ in range(2):  # to the end, and from the beginning
             is_end = False
             while not is_end:

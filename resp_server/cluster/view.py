@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import accumulate
-from random import randrange
 
 from state_backend.descriptor import Kind
 from state_backend.errors import StoreError
@@ -84,17 +82,10 @@ class PartView(KeyspaceView):
     def random_keys(self) -> Iterator[bytes | None]:
         if not self._slots:
             return
-        cursor = self._random_position()
+        cursor = self._slots.random_position()
         for _ in range(2):  # to the end, and from the beginning
             is_end = False
             while not is_end:
                 cursor, found = self.scan(cursor, 1)
                 yield found[0] if found else None
                 is_end = not cursor
-
-    def _random_position(self) -> int:
-        nth = randrange(len(self._slots))
-        ends = list(accumulate(last - first + 1 for first, last in self._slots.ranges))
-        at = bisect_left(ends, nth + 1)
-        slot = self._slots.ranges[at][1] - (ends[at] - 1 - nth)
-        return slot << HASH_BITS | randrange(1 << HASH_BITS)

@@ -7,8 +7,6 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
-from random import randrange
 from typing import Any
 
 from resp_server.access.sight import Seen
@@ -20,7 +18,6 @@ from resp_server.instance import Call, Instance
 from resp_server.numbers import Numbers
 from resp_server.protocol.replies import Reply, Verbatim
 from resp_server.protocol.subscriptions import Way
-from state_backend.slots import HASH_BITS
 from state_backend.store import Applied, Snapshot
 
 Section = Mapping[str, object]
@@ -421,9 +418,7 @@ def sampled_ttls(snapshot: Snapshot, now_ms: int) -> list[int]:
     owned = snapshot.key_groups
     found: list[int] = []
     for _ in range(SAMPLE_TRIES if owned else 0):
-        slot = next(islice(owned, randrange(len(owned)), None))
-        start = slot << HASH_BITS | randrange(1 << HASH_BITS)
-        cursor, keys = snapshot.scan(start, SAMPLE_KEYS, only_expiring=True)
+        cursor, keys = snapshot.scan(owned.random_position(), SAMPLE_KEYS, only_expiring=True)
         if not cursor:
             keys += snapshot.scan(0, SAMPLE_KEYS, only_expiring=True)[1]
         entries = filter(None, map(snapshot.entry, keys))
