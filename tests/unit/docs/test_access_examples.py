@@ -1,0 +1,43 @@
+"""The rules that the page about users gives are rules, and do what they are given for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from resp_server.access.users import Users
+from resp_server.commands import command_table
+
+PAGE = (Path(__file__).parents[3] / "docs" / "access.md").read_text()
+TABLE = command_table()
+OF_ADMINS = [
+    each for one in TABLE for each in (one, *one.subcommands.values()) if "@admin" in each.facts.acl_categories
+]
+
+
+def users_of(path: Path, text: str) -> Users:
+    path.write_text(text)
+    users = Users(TABLE, path=str(path))
+    users.load()
+    return users
+
+
+def test_the_file_is_one_and_only_its_admin_may_do_what_is_about_all_clients(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```\n(user default .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    users = users_of(tmp_path / "users.acl", text)
+    assert [user.name for user in users if any(user.selectors[0].allows(each) for each in OF_ADMINS)] == [b"admin"]
+    assert users.log_in(b"admin", b"secret") is users.get(b"admin")
+
+
+@pytest.mark.parametrize("name", [b"get", b"smembers", b"scan", b"ping", b"hello"])
+def test_what_a_tenant_is_given_reads_and_does_nothing_to_others(tmp_path: Path, name: bytes) -> None:
+    (rules,) = re.findall(r"give each `(~tenant-job:.*?)`", PAGE)
+    users = users_of(tmp_path / "users.acl", f"user default off\nuser tenant on >x {rules}\n")
+    tenant = users.get(b"tenant")
+    assert tenant is not None
+    command = TABLE.get(name)
+    assert command is not None
+    assert tenant.selectors[0].allows(command)
+    assert [each.name for each in OF_ADMINS if tenant.selectors[0].allows(each)] == []
