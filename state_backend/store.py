@@ -46,6 +46,19 @@ class Applied:
         return sum(self.keys.values())
 
 
+def keys_near_any(scan: Callable[[int, int], tuple[int, list[bytes]]], slots: KeyGroups) -> Iterator[bytes | None]:
+    """Scan from any position of some slots to the end, and from the beginning on; a key, or none, for each step."""
+    if not slots:
+        return
+    cursor = slots.random_position()
+    for _ in range(2):
+        is_end = False
+        while not is_end:
+            cursor, found = scan(cursor, 1)
+            yield found[0] if found else None
+            is_end = not cursor
+
+
 class Entry(NamedTuple):
     """What stands at a key: its state's name, its kind, and when it expires (None: never)."""
 

@@ -10,7 +10,7 @@ from state_backend.errors import StoreError
 from state_backend.key_groups import KeyGroups
 from state_backend.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.slots import HASH_BITS, SLOTS, slot_at, slot_of
-from state_backend.store import Snapshot, Values
+from state_backend.store import Snapshot, Values, keys_near_any
 
 # Keys of one step of a search or a count: well below a millisecond (guess).
 STEP_KEYS = 512
@@ -80,12 +80,4 @@ class PartView(KeyspaceView):
         return super().key_count() if self.is_counted else sum(self.key_counts())
 
     def random_keys(self) -> Iterator[bytes | None]:
-        if not self._slots:
-            return
-        cursor = self._slots.random_position()
-        for _ in range(2):  # to the end, and from the beginning
-            is_end = False
-            while not is_end:
-                cursor, found = self.scan(cursor, 1)
-                yield found[0] if found else None
-                is_end = not cursor
+        return keys_near_any(self.scan, self._slots)
