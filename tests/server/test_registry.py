@@ -279,6 +279,8 @@ def test_servers_of_a_driver_end_once_one_that_stays_owns_all(registry: Callable
     own.report()
     _until("slots are shared", lambda: [placed.live(), own.live()] == ["0-8191", "8192-16383"])
     driver = Talk(port)
+    drivers = {row[b"id"].decode(): row[b"driver"] for row in driver.call("MEMBERS")}
+    assert drivers == {NAMES[0]: b"mine", NAMES[1]: b""}
     driver.send("END", "mine")
     _until("it takes over", lambda: [placed.live(), own.live()] == ["", "0-16383"])
     assert driver._read() == b"OK"
