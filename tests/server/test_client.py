@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from compat.conformance.servers import free_port
 from resp_server.client import Client, ClientError
 
 
@@ -34,8 +35,7 @@ def test_a_wrong_password_is_raised_at_once(serve: Callable[..., Any]) -> None:
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with pytest.raises(ClientError, match=f"cannot connect to 127.0.0.1:{port}"):
         Client("127.0.0.1", port)
 
