@@ -72,7 +72,7 @@ This page is made of the table that the servers answer by, which is the one that
   in [compat/deviations.toml](../compat/deviations.toml); tests hold everything else equal to a real server.
 - **write**: refused with `READONLY You can't write against a read only replica.`: see
   [what clients make of that](read-only.md).
-- **no**: the name, the arity and the subcommand are checked as in Redis, then the answer is an error that says why.
+- **no**: the name, the arity and the subcommand are checked as in Redis, then the answer is an error; why is said here.
 
 *since* is the version of Redis that brought the command. *cluster* says where a cluster client finds the keys of a
 request: the place of the first one (`1`), from there to the last one (`1..-1`; `1..-1/2`: every second word), or `by

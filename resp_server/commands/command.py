@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from resp_server.commands.facts import Facts
@@ -12,7 +12,7 @@ from resp_server.commands.table import Command
 from resp_server.errors import PlainError, ReplyError, syntax_error
 from resp_server.glob import matcher
 from resp_server.instance import Call
-from resp_server.protocol.replies import Reply, ReplySet, Sliced
+from resp_server.protocol.replies import Frames, Reply, ReplySet, Sliced, encode
 
 # RESP2 clients read some of these maps by position, so the order counts: Redis' own.
 SPEC_ORDER = ("index", "keyword", "startfrom", "lastkey", "keystep", "limit")
@@ -26,13 +26,28 @@ ARGUMENT_ORDER = (
 @command("command")
 def command_(call: Call) -> Reply:
     """Returns detailed information about all commands."""
-    return _rows(list(call.instance.table))
+    return _rows(call, list(call.instance.table))
 
 
-def _rows(commands: Sequence[Command | None]) -> Sliced:
+def _rows(call: Call, commands: Sequence[Command | None]) -> Sliced:
     """Return commands' rows, nil for one that there is not, in steps: one takes up to half a millisecond."""
-    rows = ([None if each is None else info_row(each)] for each in commands)
+    row = _written(call, info_row)
+    rows = ([None if each is None else row(each)] for each in commands)
     return Sliced(rows, lambda: None, count=len(commands))
+
+
+def _written(call: Call, make: Callable[[Command], Reply]) -> Callable[[Command], Frames]:
+    """Return what makes a row, and keeps it as it is sent: every client of some kinds asks for all when it begins."""
+    rows, protocol = call.instance.table.rows, call.session.protocol
+
+    def row(command: Command) -> Frames:
+        key = (make.__name__, command.name, protocol)
+        found = rows.get(key)
+        if found is None:
+            found = rows[key] = Frames(encode(make(command), protocol))
+        return found
+
+    return row
 
 
 @command("command|count")
@@ -45,7 +60,7 @@ def command_count(call: Call) -> int:
 def command_info(call: Call, *names: bytes) -> Reply:
     """Returns information about one, multiple or all commands."""
     table = call.instance.table
-    return _rows([table.get(name) for name in names] if names else list(table))
+    return _rows(call, [table.get(name) for name in names] if names else list(table))
 
 
 @command("command|docs")
@@ -54,7 +69,8 @@ def command_docs(call: Call, *names: bytes) -> Reply:
     table = call.instance.table
     given = [table.get(name) for name in names] if names else list(table)
     found = {each.name.encode(): each for each in given if each is not None}
-    rows = ([name, docs_row(each)] for name, each in found.items())
+    row = _written(call, docs_row)
+    rows = ([name, row(each)] for name, each in found.items())
     return Sliced(rows, lambda: None, dict, len(found))
 
 

@@ -18,7 +18,7 @@ from resp_server.errors import (
     unknown_subcommand,
     wrong_arity,
 )
-from resp_server.protocol.replies import Reply
+from resp_server.protocol.replies import Frames, Reply
 
 # Makes the answer of a command that is not served: a new one each time, as an exception keeps where it was raised.
 Refusal = Callable[[], ReplyError]
@@ -105,6 +105,8 @@ class CommandTable:
         for name in [*declared, *refusals]:
             if _find_facts(facts, name) is None:
                 raise DeclarationError(f"command {name!r} is not one of Redis and states no facts of its own")
+        # Rows of COMMAND and COMMAND DOCS as they are sent, by kind, name and version of the protocol: 0.6 MB of all.
+        self.rows: dict[tuple[str, str, int], Frames] = {}
         self._commands = {name.encode(): _row(name, each, declared, refusals) for name, each in facts.items()}
 
     def __iter__(self) -> Iterator[Command]:

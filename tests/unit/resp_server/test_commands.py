@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from resp_server.commands.command import docs_row, info_row
 from resp_server.protocol.replies import encode
 from resp_server.tracking import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
 from state_backend.keyspace import Keyspace
@@ -400,6 +401,22 @@ def test_command_docs_are_redis_own(client: Any) -> None:
     assert client.ask("COMMAND DOCS get nope") == encode(expected, 3)
     assert client.ask("COMMAND DOCS").startswith(b"%251\r\n")
     assert b"state|jobs" in client.ask("COMMAND DOCS state")
+
+
+def test_rows_of_commands_are_the_same_when_they_were_written_before(client: Any) -> None:
+    table = client.instance.table
+    rows = [info_row(each) for each in table]
+    docs = {each.name.encode(): docs_row(each) for each in table}
+    for protocol in (2, 3, 2, 3):
+        client.session.protocol = protocol
+        assert client.ask("COMMAND") == encode(rows, protocol)
+        assert client.ask("COMMAND DOCS") == encode(docs, protocol)
+        assert client.ask("COMMAND INFO hset nope client|id") == encode(
+            [info_row(table.get(b"hset")), None, info_row(table.get(b"client|id"))], protocol
+        )
+        assert client.ask("COMMAND DOCS client|id") == encode(
+            {b"client|id": docs[b"client"][b"subcommands"][b"client|id"]}, protocol
+        )
 
 
 def test_prefixes_that_are_too_many_are_refused_before_each_is_compared_with_each(client: Any) -> None:
