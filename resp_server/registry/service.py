@@ -26,7 +26,7 @@ import logging
 import socket
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
@@ -115,8 +115,8 @@ class Known:
         """Tell whether it is here, and does not want to go."""
         return self.is_here and not (self.is_ending or self.report.wants_nothing)
 
-    def member(self, now_s: float) -> Member:
-        """Return it as it counts now."""
+    def member(self, now_s: float, *, has_jobs: bool = True) -> Member:
+        """Return it as it counts now, with its jobs or without."""
         report = self.report
         return Member(
             report.id,
@@ -128,7 +128,7 @@ class Known:
             0.0 if self.is_here else max(now_s - self.heard_s, 0.001),
             self.is_ending or report.wants_nothing,
             self.connection is not None,
-            report.jobs,
+            report.jobs if has_jobs else {},
             report.zone,
             report.has_room,
         )
@@ -241,13 +241,13 @@ class Registry:
 
     def _step(self, now_s: float) -> bool:
         """Decide anew if anything is different; return whether there is a new topology."""
-        members = {name: known.member(now_s) for name, known in self._known.items() if known.is_admitted}
-        seen = members
-        if not self._assignment.waits_for_epochs:  # they move all the time, and matter to nothing else that may change
-            seen = {name: replace(member, jobs={}) for name, member in members.items()}
+        admitted = {name: known for name, known in self._known.items() if known.is_admitted}
+        # Epochs move all the time, and matter to nothing else that may change.
+        has_jobs = self._assignment.waits_for_epochs
+        seen = {name: known.member(now_s, has_jobs=has_jobs) for name, known in admitted.items()}
         if seen == self._stepped:
             return False
-        is_new = self._assignment.step(members)
+        is_new = self._assignment.step({name: known.member(now_s) for name, known in admitted.items()})
         self._stepped = None if is_new else seen
         topology = self._assignment.topology
         if is_new and topology is not None:
@@ -375,11 +375,13 @@ class Registry:
     def _take(self, connection: Connection, report: Report) -> Reply:
         now_s = asyncio.get_running_loop().time()
         known = self._known.get(report.id)
-        for other in self._known.values():
-            if other.is_here and other is not known and _address(other.report) == _address(report):
-                return PlainError(
-                    f"server {other.report.id} is at {_address(report)} already; give this one another address"
-                )
+        address = _address(report)
+        if known is None or not known.is_here or _address(known.report) != address:  # else the address is its own
+            for other in self._known.values():
+                if other.is_here and other is not known and _address(other.report) == address:
+                    return PlainError(
+                        f"server {other.report.id} is at {address} already; give this one another address"
+                    )
         if known is None:
             if len(self._known) >= NODES_MAX:
                 return PlainError(f"there are {NODES_MAX} servers already")

@@ -211,6 +211,13 @@ def test_two_servers_at_one_address_are_refused(registry: Callable[..., int]) ->
     first.report()
     assert f"server {NAMES[0]} is at 10.0.0.1:7000 already" in str(second.report(port=7000))
     assert second.report(port=7001) == b"OK"
+    assert f"server {NAMES[0]} is at 10.0.0.1:7000 already" in str(second.report(port=7000))
+    _until("the first has slots", lambda: first.live() not in ("", "None"))
+    first.socket.close()
+    _until("the first is gone", lambda: second.report() == b"OK")
+    back = Server(port, 0)
+    assert f"server {NAMES[1]} is at 10.0.0.1:7000 already" in str(back.report())
+    assert back.report(port=7002) == second.report() == b"OK"
 
 
 def test_a_server_that_wants_nothing_is_relieved(registry: Callable[..., int]) -> None:
