@@ -40,6 +40,7 @@ class Client:
     ) -> None:
         self.address = f"{host}:{port}"
         self._timeout_s = timeout_s
+        self._has_heard = False
         self._reader = hiredis.Reader(encoding="utf-8", errors="replace", replyError=ClientError)
         try:
             self._socket = socket.create_connection((host, port), timeout_s)
@@ -92,13 +93,21 @@ class Client:
             while (reply := self._reader.gets()) is False:
                 received = self._socket.recv(READ_BYTES)
                 if not received:
-                    raise ClientError(f"{self.address} closed the connection")
+                    raise ClientError(f"{self.address} closed the connection{self._perhaps()}")
+                self._has_heard = True
                 self._reader.feed(received)
         except OSError as error:
             raise ClientError(f"{self.address} did not answer {words[0]}: {why(error)}") from None
         if isinstance(reply, ClientError):
             raise ClientError(f"{self.address}: {reply}")
         return reply
+
+    def _perhaps(self) -> str:
+        """Say what may be wrong with a connection that ends before its first reply: a server of TLS says nothing."""
+        if self._has_heard:
+            return ""
+        is_encrypted = isinstance(self._socket, ssl.SSLSocket)
+        return ": does it ask for a certificate?" if is_encrypted else ": does it speak TLS (rediss://)?"
 
     def close(self) -> None:
         """Close the connection."""

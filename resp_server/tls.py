@@ -27,6 +27,8 @@ AUTH_CLIENTS_OPTION = "--tls-auth-clients"
 VERIFY_MODES = {"yes": ssl.CERT_REQUIRED, "no": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL}
 CERTIFICATE_BEGINS, CERTIFICATE_ENDS = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 KEY_ENDS = "PRIVATE KEY-----"
+# What OpenSSL says of a key that is another certificate's: one of its kind; one of another kind (in versions 3 and 1).
+NOT_ITS_KEY = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED", "KEY_TYPE_MISMATCH")
 
 # A handshake is two round trips and a few milliseconds; who takes longer holds up nobody but a place (guess).
 HANDSHAKE_S_MAX = 10.0
@@ -176,7 +178,7 @@ def _show(context: ssl.SSLContext, files: TlsFiles) -> None:
     try:
         context.load_cert_chain(files.cert, files.key, no_password)
     except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+        if error.reason in NOT_ITS_KEY:
             raise TlsError(
                 f"{KEY_OPTION} {files.key} is not the key of {CERT_OPTION} {files.cert}; give the key that the "
                 "certificate was made for, and in that file the server's certificate before those of its chain"

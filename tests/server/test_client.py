@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compat.conformance.certificates import Authority
 from compat.conformance.servers import free_port
 from resp_server.client import Client, ClientError
+from resp_server.tls import TlsFiles, client_context, server_context
 
 
 def test_a_url_leads_to_replies(serve: Callable[..., Any]) -> None:
@@ -45,6 +50,33 @@ def test_a_server_that_says_nothing_is_not_waited_for_longer_than_allowed() -> N
         client = Client("127.0.0.1", silent.getsockname()[1], timeout_s=0.05)
         with client, pytest.raises(ClientError, match="did not answer PING"):
             client.call("PING")
+
+
+@pytest.mark.parametrize(
+    ("with_tls", "told"), [(False, "does it speak TLS (rediss://)?"), (True, "does it ask for a certificate?")]
+)
+def test_a_connection_that_ends_before_the_first_reply_is_told_with_what_it_may_be(
+    tmp_path: Path, with_tls: bool, told: str
+) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("server")
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def hear_and_end() -> None:
+            taken = listener.accept()[0]
+            if with_tls:
+                taken = server_context(TlsFiles(str(cert), str(key))).wrap_socket(taken, server_side=True)
+            with taken:
+                assert taken.recv(1000)
+
+        done = pool.submit(hear_and_end)
+        context = client_context(TlsFiles(ca=str(authority.ca))) if with_tls else None
+        with (
+            Client("127.0.0.1", listener.getsockname()[1], tls=context) as client,
+            pytest.raises(ClientError, match=re.escape(f"closed the connection: {told}")),
+        ):
+            client.call("PING")
+        done.result()
 
 
 @pytest.mark.parametrize("url", ["http://a", "redis://", "redis://a:b:c", "nothing"])

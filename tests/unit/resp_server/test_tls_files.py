@@ -7,9 +7,11 @@ import ssl
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
+    NoEncryption,
     PrivateFormat,
     load_pem_private_key,
 )
@@ -110,12 +112,20 @@ def test_files_of_no_use_are_named_with_their_option(authority: Authority, tmp_p
     encrypted = tmp_path / "encrypted.key"
     plain = load_pem_private_key(Path(key).read_bytes(), None)
     encrypted.write_bytes(plain.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
+    of_another_kind = tmp_path / "rsa.key"
+    of_another_kind.write_bytes(
+        generate_private_key(65_537, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
     for wrong, told in (
         (TlsFiles(str(tmp_path / "none"), key), f"--tls-cert-file {tmp_path}/none: No such file or directory; give"),
         (TlsFiles(str(tmp_path), key), f"--tls-cert-file {tmp_path}: Is a directory"),
         (TlsFiles(key, key), f"--tls-cert-file {key} is not what it has to be"),
         (TlsFiles(cert, cert), f"--tls-key-file {cert} is not what it has to be"),
         (TlsFiles(cert, other), f"--tls-key-file {other} is not the key of --tls-cert-file {cert}"),
+        (
+            TlsFiles(cert, str(of_another_kind)),
+            f"--tls-key-file {of_another_kind} is not the key of --tls-cert-file {cert}",
+        ),
         (TlsFiles(cert, str(encrypted)), f"--tls-key-file {encrypted} is encrypted"),
         (TlsFiles(str(torn), key), f"--tls-cert-file {torn} and --tls-key-file {key} cannot be used"),
         (TlsFiles(cert, key, str(torn)), f"--tls-ca-cert-file {torn} cannot be used"),
