@@ -12,6 +12,7 @@ import pytest
 
 from state_backend.descriptor import StateDescriptor
 from state_backend.key_events import KEPT_BYTES_MAX, What, pack, unpack
+from state_backend.keyspace import Job
 from state_backend.lmdb_store import LmdbStore
 from state_backend.records import Change, Op, runs_of
 from state_backend.store import EpochChanges
@@ -49,8 +50,9 @@ def running(store: LmdbStore, serve: Callable[..., Any]) -> Any:
     )
 
 
-def publish(store: LmdbStore, epoch: int, count: int) -> None:
-    changes = [Change("v", Op.PUT, b"job:v:%03d" % each, value=b"%d" % epoch) for each in range(count)]
+def publish(store: LmdbStore, epoch: int, count: int, job: str = "job") -> None:
+    keys = [b"%b:v:%03d" % (job.encode(), each) for each in range(count)]
+    changes = [Change("v", Op.PUT, key, value=b"%d" % epoch) for key in keys]
     store.apply(EpochChanges(epoch, 1, epoch + 1, list(runs_of(changes, ["v"]))), STATES)
 
 
@@ -100,6 +102,30 @@ def test_who_is_too_late_for_what_the_store_keeps_is_cut(running: Any, store: Lm
     running.call(lambda: publish(store, 1, KEYS))  # in one transaction, of which the store keeps the end
     assert listener.is_closed
     other.answers(b"*1\r\n$4\r\nPING\r\n", b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+
+
+def test_a_job_that_goes_while_it_is_told_of_leaves_the_others_told_of(
+    running: Any, store: LmdbStore, tmp_path: Path
+) -> None:
+    other = LmdbStore(tmp_path / "other", "g1")
+    other.tells_events = True
+    publish(store, 0, 1)
+    publish(other, 0, 1, "other")
+    instance = running.server.instance
+    running.call(lambda: instance.keyspace.put(Job("other", "g1", STATES, other)))
+    listener = running.connect()
+    listener.answers(PSUBSCRIBE, SUBSCRIBED)
+    tell_portion = instance.notifications._tell_portion
+
+    async def told(portion: Any) -> None:
+        instance.keyspace.remove("job")
+        instance.look()  # as any request does
+        await tell_portion(portion)
+
+    instance.notifications._tell_portion = told
+    running.call(lambda: publish(store, 1, KEYS))  # in many portions, of which one is told
+    running.call(lambda: publish(other, 1, 1, "other"))
+    listener.read_until(message(b"other:v:000"))
 
 
 def test_what_is_kept_is_bounded_in_bytes_and_goes_when_nobody_asks_any_more(store: LmdbStore) -> None:
