@@ -247,6 +247,16 @@ def test_a_server_that_is_silent_has_failed_and_a_replica_answers(registry: Call
     assert first.report() == b"OK"  # its connection is still there
 
 
+def test_a_server_without_room_gives_its_slots_to_one_that_has_some(registry: Callable[..., int]) -> None:
+    port = registry()
+    full, other = Server(port, 0), Server(port, 1)
+    full.report()
+    other.report()
+    _until("slots are shared", lambda: [full.live(), other.live()] == ["0-8191", "8192-16383"])
+    full.report(has_room=False)
+    _until("it has none", lambda: [full.live(), other.live()] == ["", "0-16383"])
+
+
 def test_a_driver_that_ends_its_servers_waits_for_nobody_where_nobody_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -428,6 +428,17 @@ def test_prefixes_that_are_too_many_are_refused_before_each_is_compared_with_eac
     assert client.session.tracked is None
 
 
+def test_prefixes_count_with_those_that_a_client_has_already(client: Any) -> None:
+    halves = [[b"%d%06d" % (half, number) for number in range(400)] for half in range(2)]
+    asked = [
+        [b"CLIENT", b"TRACKING", b"ON", b"BCAST", *(x for each in half for x in (b"PREFIX", each))] for half in halves
+    ]
+    assert client.send(asked[0]) == b"+OK\r\n"
+    assert client.send(asked[1]).startswith(b"-ERR the prefixes of one client may take 65536 bytes")
+    assert client.send([b"CLIENT", b"TRACKING", b"OFF"]) == b"+OK\r\n"
+    assert client.send(asked[1]) == b"+OK\r\n"
+
+
 @pytest.mark.parametrize("words", [[], [b"INFO"], [b"INFO", *[b"client", b"nope"] * 100], [b"DOCS"]])
 def test_the_table_is_told_in_steps_of_a_row(client: Any, words: list[bytes]) -> None:
     sliced = client.dispatcher.answer(client.call, iter([[b"COMMAND", *words]]), [])
