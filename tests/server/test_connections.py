@@ -30,17 +30,18 @@ def test_pipelined_requests_are_answered_in_order(serve: Callable[..., Any]) -> 
     peer.answers(b"".join(get(b"job:temp:%d" % number) for number in numbers), expected)
 
 
-def test_pipelines_that_come_at_once_wait_for_each_other_and_are_answered_in_full(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+PIPELINE = b"".join(get(b"job:temp:%d" % number) for number in range(200))
+ANSWERED = b"".join(bulk(b"%d" % number) for number in range(200))
+
+
+@pytest.fixture
+def hurried(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A server whose event loop's rounds are long as soon as somebody asks for much, and four clients."""
     monkeypatch.setattr("resp_server.turns.ROUND_NS_MAX", 0)
     server = serve()
-    peers = [server.connect() for _ in range(5)]
-    data = b"".join(get(b"job:temp:%d" % number) for number in range(200))
-    server.call(lambda: [peer.send(data) for peer in peers])  # the event loop finds all of it when it looks again
-    for peer in peers:
-        peer.answers(PING + data, b"".join(bulk(b"%d" % number) for number in range(200)) + PONG)
-        assert peer.read(len(bulk(b"0"))) == bulk(b"0")
+    for _ in range(4):
+        server.connect().answers(PING, PONG)
+    return server
 
 
 def arrive(server: Any, *sent: bytes) -> tuple[list[int], list[bool]]:
@@ -59,35 +60,24 @@ def arrive(server: Any, *sent: bytes) -> tuple[list[int], list[bool]]:
     return order, server.call(receive)
 
 
-def test_who_asks_for_little_waits_for_no_pipelines_but_the_first(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("resp_server.turns.ROUND_NS_MAX", 0)
-    server = serve()
-    peers = [server.connect() for _ in range(4)]
-    for peer in peers:
-        peer.answers(PING, PONG)
-    pipeline = b"".join(get(b"job:temp:%d" % number) for number in range(100))
-    order, _ = arrive(server, pipeline, pipeline, pipeline, PING)
-    for peer in peers[:3]:
-        peer.answers(b"", b"".join(bulk(b"%d" % number) for number in range(100)))
-    peers[3].answers(b"", PONG)
+def test_pipelines_that_come_at_once_are_answered_in_full(hurried: Any) -> None:
+    hurried.call(lambda: [peer.send(PIPELINE) for peer in hurried.peers])  # found when the event loop looks again
+    for peer in hurried.peers:
+        peer.answers(PING + PIPELINE, ANSWERED + PONG + ANSWERED)
+
+
+def test_who_asks_for_little_waits_for_no_pipelines_but_the_first(hurried: Any) -> None:
+    order, _ = arrive(hurried, PIPELINE, PIPELINE, PIPELINE, PING)
+    for peer, expected in zip(hurried.peers, [ANSWERED] * 3 + [PONG], strict=True):
+        peer.answers(b"", expected)
     assert order == [0, 3, 1, 2]
 
 
-def test_of_who_waits_for_its_turn_one_buffer_more_is_read_and_then_none_until_then(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("resp_server.turns.ROUND_NS_MAX", 0)
-    server = serve()
-    peers = [server.connect() for _ in range(2)]
-    for peer in peers:
-        peer.answers(PING, PONG)
-    pipeline = b"".join(get(b"job:temp:%d" % number) for number in range(100))
-    _, is_read = arrive(server, pipeline, pipeline, PING, PING)
-    assert is_read == [True, False]
-    for peer in peers:
-        peer.answers(PING, b"".join(bulk(b"%d" % number) for number in range(100)) + PONG + PONG)
+def test_of_who_waits_for_its_turn_one_buffer_more_is_read_and_then_none_until_then(hurried: Any) -> None:
+    _, is_read = arrive(hurried, PIPELINE, PIPELINE, PIPELINE, PING, PING, PING)
+    assert is_read == [True, False, True, True]
+    for peer, expected in zip(hurried.peers, [ANSWERED + PONG] * 2 + [ANSWERED, PONG], strict=True):
+        peer.answers(PING, expected + PONG)
 
 
 def test_replies_in_steps_keep_their_place(serve: Callable[..., Any]) -> None:
