@@ -423,8 +423,10 @@ class Registry:
 
     def _is_needed(self, known: Known) -> bool:
         """Tell whether a server owns slots, or holds some that others may still send clients there for."""
-        name = known.report.id
-        return name in self._owners() or (known.is_here and bool(self._assignment.wanted(name)))
+        name, topology = known.report.id, self._assignment.topology
+        node = None if topology is None else topology.by_id.get(name)
+        is_owner = node is not None and bool(node.slots)
+        return is_owner or (known.is_here and bool(self._assignment.wanted(name)))
 
     async def _wait(self, job: str, epoch: int, timeout_s: float) -> int:
         if self._is_shown(job, epoch):
@@ -442,18 +444,14 @@ class Registry:
 
     def _is_shown(self, job: str, epoch: int) -> bool:
         """Tell whether all owners of slots show an epoch of a job, or a later one."""
-        owners = self._owners()
+        topology = self._assignment.topology
+        owners = [] if topology is None else [node.id for node in topology.masters if node.slots]
         reports = [self._known[name].report for name in owners if name in self._known]
         return (
             bool(owners)
             and len(reports) == len(owners)
             and all(job in report.jobs and report.jobs[job].epoch >= epoch for report in reports)
         )
-
-    def _owners(self) -> list[str]:
-        """Return who has slots."""
-        topology = self._assignment.topology
-        return [] if topology is None else [node.id for node in topology.masters if node.slots]
 
     def _members(self) -> Reply:
         topology = self._assignment.topology
