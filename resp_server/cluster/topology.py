@@ -136,7 +136,7 @@ class Topology:
 
     def master_of(self, node: Node) -> Node:
         """Return a replica's master, or the master itself."""
-        return node if node.replica_of is None else self.node(node.replica_of)
+        return node if node.replica_of is None else self.by_id[node.replica_of]
 
     def _check_names(self) -> None:
         for what, names in (
@@ -150,7 +150,7 @@ class Topology:
     def _check_master(self, node: Node) -> None:
         if node.replica_of is None:
             return
-        master = next((each for each in self.nodes if each.id == node.replica_of), None)
+        master = self.by_id.get(node.replica_of)
         if master is None:
             raise TopologyError(
                 f"node {node.address} is a replica of {node.replica_of}, which is no node's id or address"
