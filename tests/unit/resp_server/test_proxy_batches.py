@@ -1,0 +1,29 @@
+"""Replies that a proxy's client gets together are in their order, and none is from before one in front of it."""
+
+from __future__ import annotations
+
+from resp_server.access.rules import User
+from resp_server.protocol.following import Told
+from resp_server.protocol.session import Session
+from resp_server.router.dispatcher import Batch
+
+OLD: Told = ({"job": (1, 1)},)
+NEW: Told = ({"job": (1, 2)},)
+
+
+def test_what_comes_last_is_asked_for_when_what_is_before_it_is_there_and_as_new_as_it_has_to_be() -> None:
+    batch = Batch(Session(1, "", "", User.default(), 0), lambda: 0.0, 1.0)
+    asked: list[str] = []
+    first, second, last = (batch.expect() for _ in range(3))
+    batch.again(second, lambda: asked.append("second"))
+    batch.before_last(lambda: asked.append("last"))
+    batch.seal()
+    batch.put(first, b"+1\r\n", NEW)
+    batch.put(second, b"+0\r\n", OLD)
+    assert asked == ["second"]
+    batch.put(second, b"+1\r\n", NEW)
+    assert asked == ["second", "last"]
+    assert not batch.is_resolved
+    batch.put(last, b"*0\r\n", NEW)
+    assert batch.is_resolved
+    assert batch.joined() == b"+1\r\n+1\r\n*0\r\n"
