@@ -317,9 +317,15 @@ def _explain(endpoint: ServedEndpoint) -> None:
         f"  {cli} LRANGE flights:recent:N14228 0 -1          its last {RECENT_MAX} flights, the oldest first\n"
         f"  {cli} --scan --pattern 'flights:golden:*'\n"
         f"  {cli} STATE LAG\n"
-        f"  sparkis status --url {endpoint.url}",
+        f"  {_sparkis()} status --url {endpoint.url}",
         flush=True,
     )
+
+
+def _sparkis() -> str:
+    """Return how another terminal runs this program, whose environment may be active in none: by its shortest path."""
+    installed = Path(sys.executable).with_name("sparkis")
+    return min(str(installed), os.path.relpath(installed), key=len) if installed.exists() else "sparkis"
 
 
 def _watch(feeder: Feeder, queries: list[StreamingQuery], rows: int) -> None:

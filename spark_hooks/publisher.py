@@ -192,9 +192,10 @@ class Publisher:
         rows = layout.rows(batch, partitions_of(batch.sparkSession))
         try:
             results = rows.mapInArrow(of_batch, task.RESULT).collect()
-        except (PySparkException, Py4JError):  # the latter where Spark's exception has no class in Python
+        except (PySparkException, Py4JError) as error:  # the latter where Spark's exception has no class in Python
             if not _is_active(self._run.query if self._run else None):
                 raise BatchInterruptedError from None
+            task.check_workers(error)
             raise
         task.check(results, writer.job, batch_id)
         return results

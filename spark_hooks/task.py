@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,13 +16,18 @@ import pyarrow as pa
 from spark_hooks.encoding import RowError, RowPlan, encode
 from spark_hooks.executors import Plan, ensure_state_server
 from state_backend.epochs import ChangeFile
-from state_backend.errors import LogError, LogUnavailableError
+from state_backend.errors import LogError, LogUnavailableError, SparkisError
 from state_backend.filesystems import open_filesystem
 from state_backend.log_writer import ChangeFileWriter, LogWriter
 
 # The columns of the one row that a task gives back, as Spark's DDL.
 RESULT = "file string, inline binary, rows long, digest long, error string, is_log_error boolean"
+NO_SPARKIS = "No module named 'spark_hooks'"
 DIGEST_MASK = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class WorkersLackSparkisError(SparkisError):
+    """Tasks cannot run our code."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,16 @@ def check(results: Iterable[Any], job: str, batch: int | None = None) -> None:
         if each.error is not None:
             kind = LogUnavailableError if each.is_log_error else RowError
             raise kind(f"job {job!r}, batch {each.batch if batch is None else batch}: {each.error}")
+
+
+def check_workers(error: Exception) -> None:
+    """Raise in one line what Spark tells in hundreds where its workers' Python is another one, without sparkis."""
+    if NO_SPARKIS in str(error):
+        raise WorkersLackSparkisError(
+            "the Python of Spark's workers has no sparkis. On this machine it is the python3 of the PATH unless "
+            f"PYSPARK_PYTHON names another one: set that to {sys.executable}, or activate its environment, before the "
+            "session starts. On a cluster every executor needs sparkis"
+        ) from None
 
 
 def commit(

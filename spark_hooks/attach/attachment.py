@@ -372,7 +372,11 @@ class Attachment:
             rows.mapInArrow(BatchesTask(self.log, self._writer.folder, state.layout.row_plans, plan), RESULT)
             for state, rows in parts
         ]
-        results = reduce(DataFrame.union, written).collect()
+        try:
+            results = reduce(DataFrame.union, written).collect()
+        except (PySparkException, Py4JError) as error:
+            task.check_workers(error)
+            raise
         task.check(results, self.job)
         return results
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import threading
@@ -62,6 +63,8 @@ def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def _session(settings: dict[str, str], master: str) -> Iterator[SparkSession]:
+    if master.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark takes the python3 of the PATH
     builder = SparkSession.builder.master(master).appName("sparkis attach")
     quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     loopback = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
