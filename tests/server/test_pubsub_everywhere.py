@@ -296,6 +296,20 @@ def wait_for_client(server: Running, command: str) -> None:
             assert monotonic() < ends, f"nobody sent {command}"
 
 
+def test_a_server_that_is_not_there_yet_is_asked_for_messages_once_it_is(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        nodes = Nodes(tmp_path, stack, {"slots": "0-16383"})
+        proxy = nodes.start_proxy("--upstream-timeout", "300")
+        listener = subscriber(proxy.port, "SSUBSCRIBE", "early")
+        server = nodes.start(0)
+        ends = monotonic() + WAIT_S_MAX
+        with Connection(server.port) as publisher:
+            while publisher.call("SPUBLISH", "early", "x").value != 1:
+                assert monotonic() < ends
+                sleep(0.05)
+        assert message(listener) == [b"smessage", b"early", b"x"]
+
+
 def test_clients_are_cut_when_the_server_that_their_messages_come_from_is_gone(cluster: Cluster) -> None:
     behind = subscriber(cluster.proxies[0].port, "PSUBSCRIBE", "__keyspace@0__:*")
     cluster.nodes[1].process.kill()  # the last that is asked of this cluster
