@@ -12,7 +12,16 @@ from resp_server.protocol.requests import Request
 BULKS = b"$="
 ARRAYS = b"*~>"
 MAP = b"%"
-LINES = b"+-:_#,("
+LINES = b"+-,("
+LENGTHS = BULKS + ARRAYS + MAP
+NUMBER = ord(":")
+# Whole lines: nil, true and false.
+NAMED = (b"_", b"$-1", b"*-1", b"#t", b"#f")
+# A line that is longer is none (guess: the longest are errors, of some hundred bytes).
+LINE_BYTES_MAX = 64 << 10
+# Of a number: what 64 bits take. Of a length: more than can be meant.
+NUMBER_DIGITS_MAX = 20
+LENGTH_DIGITS_MAX = 15
 # What is cut in loops of C, and what it begins with.
 MARKS = (b"$", b"*", b"~", MAP)
 FIRSTS = b"$*~%"
@@ -100,6 +109,8 @@ class Frames:
         self._missing = 1  # items of this reply that are still to come
         # Whether what `feed` returned last are bulk strings and nils alone.
         self.are_bulks = False
+        # Why what came behind the replies that `feed` returned is none, nor is anything that is still to come.
+        self.error: FrameError | None = None
 
     @property
     def begun_bytes(self) -> int:
@@ -107,7 +118,9 @@ class Frames:
         return self._begun_bytes + self._done_bytes + max(self._rest_bytes, self._wanted_bytes)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes, return the replies that are complete by now; FrameError."""
+        """Take bytes, return the replies that are complete by now: the same ones however the bytes are cut."""
+        if self.error is not None:
+            return []
         if self._rest:
             self._rest.append(data)
             self._rest_bytes += len(data)
@@ -146,7 +159,7 @@ class Frames:
             reply: bytes | None = None
             if frame[:1] == b"$":
                 reply = frame if _are_bulks((frame,)) else None
-            elif frame.endswith(b"\r\n") and frame[1:-2].isdigit():
+            elif _is_header(frame):
                 stop += int(frame[1:-2]) * (2 if frame[:1] == MAP else 1)
                 if stop > end and end - at <= BEGUN_ITEMS_MAX and _are_bulks(frames[at + 1 :]):
                     self._begun, self._begun_bytes = frames[at:], sum(map(len, frames[at:]))
@@ -157,7 +170,7 @@ class Frames:
                 break
             replies.append(reply)
             at = stop
-        wanted_bytes = _item(rest, 0)[0] if rest else 0
+        wanted_bytes = _wanted_bytes(rest) if rest else 0
         if not self._begun or (rest and (rest[:1] != b"$" or wanted_bytes <= len(rest))):
             return replies + self._cut(self._take_begun() + rest)
         self._keep(rest, 0, 0, wanted_bytes)
@@ -172,7 +185,11 @@ class Frames:
         start = at = 0
         missing = self._missing
         while True:
-            after, items = _item(data, at)
+            try:
+                after, items = _item(data, at)
+            except FrameError as error:
+                self.error = error
+                return replies
             if after > len(data):
                 break
             at = after
@@ -195,34 +212,65 @@ class Frames:
         self._rest = [data[at:]] if self._rest_bytes else []
         self._wanted_bytes = wanted_bytes
         if self._begun_bytes + self._done_bytes + self._rest_bytes > self._bytes_max:
-            raise FrameError(f"a reply is larger than {self._bytes_max} bytes")
+            self.error = FrameError(f"a reply is larger than {self._bytes_max} bytes")
+
+
+def _is_header(frame: bytes) -> bool:
+    """Tell whether a frame is the header of an array or a map."""
+    return frame.endswith(b"\r\n") and _is_length(frame[1:-2])
+
+
+def _is_length(digits: bytes) -> bool:
+    """Tell whether digits are a length as everybody writes, and reads, it."""
+    return digits.isdigit() and len(digits) <= LENGTH_DIGITS_MAX and (digits[:1] != b"0" or digits == b"0")
+
+
+def _wanted_bytes(data: bytes) -> int:
+    """Return how many bytes an item takes by itself; none if it is none."""
+    try:
+        return _item(data, 0)[0]
+    except FrameError:
+        return 0
 
 
 def _item(data: bytes, at: int) -> tuple[int, int]:
-    """Return where an item's own bytes end (behind the data's end: how much is wanted), and how many are in it."""
+    """Return where an item's own bytes end (behind the data's end: how much is wanted), and how many are in it.
+
+    FrameError for what a client could read as something else than is read here.
+    """
     end = data.find(b"\r\n", at)
     if end < 0:
+        if len(data) - at > LINE_BYTES_MAX + 1:  # of its end there may be one byte
+            raise _no_reply(data, at)
         return len(data) + 1, 0
     mark = data[at]
-    if mark in LINES:
+    digits = data[at + 1 : end]
+    if mark in LINES and end - at <= LINE_BYTES_MAX:
         return end + 2, 0
-    try:
-        number = int(data[at + 1 : end])
-    except ValueError:
-        raise FrameError(f"no reply begins with {data[at : at + 16]!r}") from None
+    if mark == NUMBER and digits.lstrip(b"-").isdigit() and len(digits) <= NUMBER_DIGITS_MAX:
+        return end + 2, 0
+    line = data[at:end]
+    if line in NAMED:
+        return end + 2, 0
+    if mark not in LENGTHS or not _is_length(digits):
+        raise _no_reply(data, at)
+    number = int(digits)
     if mark in BULKS:
-        return (end + 2 if number < 0 else end + 4 + number), 0
-    if mark in ARRAYS:
-        return end + 2, max(number, 0)
-    if mark in MAP:
-        return end + 2, 2 * number
-    raise FrameError(f"no reply begins with {data[at : at + 16]!r}")
+        after = end + 4 + number
+        if after <= len(data) and data[after - 2 : after] != b"\r\n":
+            raise FrameError(f"a text of {number} bytes does not end there")
+        return after, 0
+    return end + 2, 2 * number if mark in MAP else number
+
+
+def _no_reply(data: bytes, at: int) -> FrameError:
+    return FrameError(f"no reply begins with {data[at : at + 16]!r}")
 
 
 def array_of(reply: bytes) -> tuple[int, bytes]:
     """Return how many items an array has, and the items as they were sent."""
     end = reply.index(b"\r\n")
-    if reply[:1] != b"*":
+    if reply[:1] != b"*" or reply == b"*-1\r\n":
         raise FrameError(f"an array was expected, not {reply[:16]!r}")
     return int(reply[1:end]), reply[end + 2 :]
 
@@ -239,7 +287,7 @@ def items_of(reply: bytes) -> Sequence[bytes]:
 
 
 def sum_of(replies: Sequence[bytes]) -> bytes:
-    """Return the sum of numbers, as a reply."""
+    """Return the sum of numbers, as a reply; ValueError if one is none."""
     return b":%d\r\n" % sum(int(reply[1:]) for reply in replies)
 
 

@@ -462,6 +462,8 @@ class Link(asyncio.Protocol):
                     self._whose.heard(replies, self._frames.are_bulks)
                 if self._whose is self._lane and self._frames.begun_bytes > LONG_REPLY_BYTES:
                     self._lane.part(self)
+            if self._frames.error is not None:
+                raise self._frames.error
         except (FrameError, ValueError, IndexError) as error:
             self._fail(f"what came is not understood: {error}")
 
