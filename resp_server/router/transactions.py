@@ -132,7 +132,7 @@ class Block(TakesReplies):
     def error(self) -> bytes | None:
         """The first error; within EXEC's answer only one that says that a slot is elsewhere, or not ready."""
         found = next((each for each in self.replies if each[:1] == b"-"), None)
-        if found is not None or self.answer[:1] != b"*" or self.answer == NOTHING_RUN[2]:
+        if found is not None or b"\r\n-" not in self.answer:
             return found
         return next((each for each in items_of(self.answer) if each.startswith((b"-MOVED ", *NOT_YET))), None)
 

@@ -191,6 +191,23 @@ def test_a_pipeline_with_transactions_is_answered_in_order(cluster: Cluster) -> 
                 last = min(values)
 
 
+@pytest.mark.parametrize(
+    ("item", "is_of_all"),
+    [
+        (b"-MOVED 1 127.0.0.1:7401\r\n", True),
+        (b"-TRYAGAIN not there yet\r\n", True),
+        (b"-WRONGTYPE of this command alone\r\n", False),
+        (b"$12\r\n\r\n-MOVED 1 x\r\n", False),
+    ],
+)
+def test_an_item_that_says_that_a_slot_is_elsewhere_or_not_ready_is_the_whole_blocks_error(
+    item: bytes, is_of_all: bool
+) -> None:
+    block = Block(cast(Any, None), "127.0.0.1:7400", cast(Any, None))
+    block.replies = [b"+OK\r\n", b"*2\r\n$1\r\nx\r\n" + item]
+    assert block.error == (item if is_of_all else None)
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_what_a_server_answers_where_a_watched_key_changed_is_no_error(protocol: int) -> None:
     block = Block(cast(Any, None), "127.0.0.1:7400", cast(Any, None))
