@@ -233,7 +233,11 @@ def store_folder(given: str | None, roots: Sequence[str]) -> Iterator[Path]:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkis"
     named = hashlib.blake2b("\0".join(roots).encode(), digest_size=8).hexdigest()
     folder = Path(given).expanduser() if given else cache / named
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "lock").touch()
+    except OSError as error:
+        raise StoreError(f"--store {folder}: {error.strerror}; name a folder that this server can write to") from None
     with open(folder / "lock", "a+b") as lock:
         _lock(lock, folder)
         yield folder

@@ -83,7 +83,10 @@ def _list(spark: SparkSession, options: argparse.Namespace) -> None:
     checkpoint = Checkpoint(session, options.checkpoint)
     batch = checkpoint.newest()
     if batch is None:
-        raise CheckpointError(f"{checkpoint.location} has no committed micro-batch yet")
+        raise CheckpointError(
+            f"there is no committed micro-batch at {checkpoint.location}: is that a query's checkpoint, and has the query "
+            "finished one?"
+        )
     print(f"{checkpoint.location}: query {checkpoint.query_id()}, batch {batch}")
     for state in bind(session, checkpoint, batch, options.job or "JOB", []):
         for line in described(state, options.job or "JOB"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +87,12 @@ def test_a_port_that_is_taken_is_named_in_plain_words() -> None:
 def test_a_host_that_is_not_known_is_named_in_plain_words() -> None:
     error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     assert cannot_listen("nowhere", 0, error).strerror == "cannot listen on nowhere, port 0: Name or service not known"
+
+
+def test_a_folder_of_stores_that_cannot_be_made_is_named_with_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for store, reason in (("file", "File exists"), ("file/below", "Not a directory")):
+        assert main(["serve", "--log", str(tmp_path), "--store", str(tmp_path / store)]) == 1
+        assert f"sparkis serve: --store {tmp_path / store}: {reason}; name a folder" in capsys.readouterr().err
