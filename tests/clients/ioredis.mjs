@@ -85,6 +85,41 @@ await run({
     return { received, message: await message, notification: await notification, epoch: await epoch };
   },
 
+  // Of a job that runs: `given` are a map that changes, its channel, the one of its job's epochs, and ways to track.
+  async pushes() {
+    const [key, channel, epochs, ...modes] = given;
+    const [told, client] = [connect({ protocol: 2 }), connect({ protocol: 2 })];
+    const heard = {};
+    const waiting = new Map();
+    const next = (name) => new Promise((resolve) => waiting.set(name, resolve));
+    const hear = (...words) => {
+      const [name, text] = words.slice(-2);
+      if (name !== "__redis__:invalidate") waiting.get(name)?.(text);
+      else if (`${text}`.split(",").includes(key)) waiting.get(name)?.(key);
+    };
+    for (const event of ["message", "pmessage", "smessage"]) told.on(event, hear);
+    await told.subscribe("news", epochs, "__redis__:invalidate");
+    await told.psubscribe("__keyspace@0__:*");
+    await told.ssubscribe("shard");
+    const [message, sharded] = [next("news"), next("shard")];
+    await client.publish("news", "hello");
+    await client.spublish("shard", "hello");
+    heard.messages = [await message, await sharded];
+    heard.notification = await next(channel);
+    heard.epoch = await next(epochs);
+    const id = (await client.client("LIST")).split("\n").find((line) => / flags=P /.test(line)).match(/^id=(\d+)/)[1];
+    heard.invalidated = [];
+    for (const mode of modes) {
+      await client.client("TRACKING", "ON", "REDIRECT", id, ...mode.split(" ").filter(Boolean));
+      const invalidated = next("__redis__:invalidate");
+      if (mode === "OPTIN") await client.client("CACHING", "YES");
+      await client.hgetall(key);
+      heard.invalidated.push(await invalidated);
+      await client.client("TRACKING", "OFF");
+    }
+    return heard;
+  },
+
   async streams() {
     const client = connect();
     const pairs = await collect(client.hscanStream("hash:large", { count: 100 }));

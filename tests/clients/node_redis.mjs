@@ -79,6 +79,42 @@ await run({
     return { received, message: await message, notification: await notification, epoch: await epoch };
   },
 
+  // Of a job that runs: `given` are a map that changes, its channel, the one of its job's epochs, and ways to track.
+  async pushes() {
+    const [key, channel, epochs, ...modes] = given;
+    const [told, client] = [await connect(), await connect({ RESP: 3, emitInvalidate: true })];
+    const heard = {};
+    const waiting = new Map();
+    const next = (name) => new Promise((resolve) => waiting.set(name, resolve));
+    const hear = (text, name) => waiting.get(name)?.(text);
+    client.on("invalidate", (name) => name?.toString() === key && hear(key, "invalidated"));
+    for (const name of ["news", epochs]) await told.subscribe(name, hear);
+    await told.pSubscribe("__keyspace@0__:*", hear);
+    await told.sSubscribe("shard", hear);
+    const [message, sharded] = [next("news"), next("shard")];
+    await client.publish("news", "hello");
+    await client.sPublish("shard", "hello");
+    heard.messages = [await message, await sharded];
+    heard.notification = await next(channel);
+    heard.epoch = await next(epochs);
+    heard.invalidated = [];
+    for (const mode of modes) {
+      await client.sendCommand(["CLIENT", "TRACKING", "ON", ...mode.split(" ").filter(Boolean)]);
+      const invalidated = next("invalidated");
+      if (mode === "OPTIN") await client.sendCommand(["CLIENT", "CACHING", "YES"]);
+      await client.hGetAll(key);
+      heard.invalidated.push(await invalidated);
+      await client.sendCommand(["CLIENT", "TRACKING", "OFF"]);
+    }
+    // Its own cache: it hits, and what it has does not stay.
+    const cache = new BasicClientSideCache();
+    const caching = await connect({ RESP: 3, clientSideCache: cache });
+    while (cache.stats().hitCount === 0) await caching.hGetAll(key);
+    const before = JSON.stringify(await caching.hGetAll(key));
+    await changed(async () => JSON.stringify(await caching.hGetAll(key)), before);
+    return heard;
+  },
+
   async streams() {
     const client = await connect();
     const pairs = await collect(client.hScanIterator("hash:large", { COUNT: 100 }));

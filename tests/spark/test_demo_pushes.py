@@ -1,0 +1,111 @@
+"""What the demo's jobs push while they run, as redis-py, ioredis and node-redis get it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import redis
+from processes import sparkis
+from redis.cache import CacheConfig
+
+pytestmark = pytest.mark.slow
+
+CLIENTS = Path(__file__).parents[1] / "clients"
+START_S_MAX = 240.0
+WAIT_S_MAX = 240.0
+# Of each carrier there is a flight in every batch.
+KEY = "flights:golden:UA"
+CHANNEL, EPOCHS = f"__keyspace@0__:{KEY}", "__sparkis__:epoch:flights"
+MODES = ["", "NOLOOP", "OPTIN", "OPTOUT", "BCAST PREFIX flights:golden:"]
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The demo, slow enough to run through all of this, which notifies of everything."""
+    with sparkis("demo", "--speed", 1, "--port", 0, "--log", tmp_path_factory.mktemp("demo") / "log") as demo:
+        found = int(demo.wait_for(r"serving at redis://[0-9.]+:([0-9]+);", START_S_MAX)[1])
+        with redis.Redis(port=found) as client:
+            assert client.config_set("notify-keyspace-events", "KEA")
+            ends = monotonic() + START_S_MAX
+            while not client.exists(KEY):
+                assert monotonic() < ends
+                sleep(0.1)
+        yield found
+        assert demo.end(signal.SIGINT) == 0
+        assert "Traceback" not in demo.printed
+
+
+def check(heard: dict[str, Any]) -> None:
+    assert heard["messages"] == ["hello", "hello"]
+    assert heard["notification"] == "hset"
+    told = json.loads(heard["epoch"])
+    assert (told["job"], told["term"]) == ("flights", 1)
+    assert told["epoch"] > 0
+    assert heard["invalidated"] == [KEY] * len(MODES)
+
+
+@pytest.mark.parametrize("script", ["ioredis.mjs", "node_redis.mjs"])
+def test_javascript_clients_are_told_of_what_the_demo_changes(port: int, script: str) -> None:
+    node = shutil.which("node")
+    assert node is not None
+    done = subprocess.run(
+        [node, str(CLIENTS / script), "pushes", str(port), KEY, CHANNEL, EPOCHS, *MODES],
+        capture_output=True, text=True, timeout=WAIT_S_MAX, cwd=CLIENTS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    check(json.loads(done.stdout))
+
+
+def test_redis_py_is_told_of_what_the_demo_changes(port: int) -> None:
+    options: dict[str, Any] = {"port": port, "protocol": 2, "decode_responses": True}
+    heard: dict[str, Any] = {"invalidated": []}
+    with redis.Redis(**options) as told, redis.Redis(**options).client() as client, told.pubsub() as pubsub:
+
+        def next_of(channel: str) -> Any:
+            ends = monotonic() + WAIT_S_MAX
+            while monotonic() < ends:
+                found = pubsub.get_message(ignore_subscribe_messages=True, timeout=1.0)
+                if found is not None and found["channel"] == channel:
+                    return found["data"]
+            raise AssertionError(f"nothing came over {channel}")
+
+        pubsub.subscribe("news", EPOCHS, "__redis__:invalidate")
+        pubsub.psubscribe("__keyspace@0__:*")
+        pubsub.ssubscribe("shard")
+        pubsub.ping()
+        client.publish("news", "hello")
+        client.spublish("shard", "hello")
+        heard["messages"] = [next_of("news"), next_of("shard")]
+        heard["notification"] = next_of(CHANNEL)
+        heard["epoch"] = next_of(EPOCHS)
+        of_told = next(each["id"] for each in client.client_list() if each["flags"] == "P")
+        for mode in MODES:
+            client.execute_command("CLIENT", "TRACKING", "ON", "REDIRECT", of_told, *mode.split())
+            if mode == "OPTIN":
+                client.execute_command("CLIENT", "CACHING", "YES")
+            client.hgetall(KEY)
+            while KEY not in (keys := next_of("__redis__:invalidate")):
+                assert keys
+            heard["invalidated"].append(KEY)
+            client.execute_command("CLIENT", "TRACKING", "OFF")
+    check(heard)
+
+
+def test_the_cache_of_redis_py_goes_with_the_demo(port: int) -> None:
+    with redis.Redis(port=port, protocol=3, cache_config=CacheConfig(), decode_responses=True) as client:
+        cache = client.get_cache()
+        assert cache is not None
+        before = client.hgetall(KEY)
+        assert cache.size == 1
+        ends = monotonic() + WAIT_S_MAX
+        while client.hgetall(KEY) == before:
+            assert monotonic() < ends
+            sleep(0.01)
