@@ -30,7 +30,7 @@ from resp_server.instance import Call, Instance
 from resp_server.protocol.following import NOT_TOLD, Epochs, Told
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder, encode
 from resp_server.protocol.requests import Request
-from resp_server.protocol.session import Session
+from resp_server.protocol.session import RESP2, Session
 from resp_server.protocol.tracked import Tracked
 from resp_server.router.applications import Applications, clash
 from resp_server.router.asks import Ask, Joined, Merge, TakesReplies
@@ -358,6 +358,7 @@ class ProxyDispatcher(Dispatcher):
         if way is Way.HERE or session.db != 0 or not session.is_authenticated:
             return False
         is_refused = session.is_monitor and "readonly" in command.facts.flags
+        is_refused = is_refused or (session.subscriptions is not None and session.protocol == RESP2)
         if is_refused or session.user.denial(command, request) is not None:
             return False  # the error is made here
         try:

@@ -161,6 +161,33 @@ def test_a_message_reaches_subscribers_at_all_nodes_and_proxies_once(cluster: Cl
         each.__exit__()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("GET", "k"),
+        ("MGET", "a", "b"),
+        ("HGET", "k", "f"),
+        ("KEYS", "*"),
+        ("DBSIZE",),
+        ("STATE", "JOBS"),
+        ("ECHO", "a"),
+    ],
+)
+def test_a_subscriber_of_resp2_asks_a_proxy_nothing_else(cluster: Cluster, words: tuple[str, ...]) -> None:
+    port = cluster.proxies[0].port
+    name = "|".join(words).lower() if words[0] == "STATE" else words[0].lower()
+    with Connection(port) as listener, Connection(port) as in_resp3:
+        listener.call("SUBSCRIBE", "c")
+        refused = listener.call(*words)
+        assert refused.mark == "-"
+        assert refused.value.startswith(b"ERR Can't execute '%b': only (P|S)SUBSCRIBE" % name.encode())
+        assert listener.call("RESET").value == b"RESET"
+        assert listener.call(*words).mark != "-"
+        in_resp3.call("HELLO", 3)
+        assert in_resp3.call("SUBSCRIBE", "c").mark == ">"
+        assert in_resp3.call(*words).mark != "-"
+
+
 def test_a_proxy_counts_its_own_clients_and_not_itself(cluster: Cluster) -> None:
     proxy = cluster.proxies[0]
     with Connection(proxy.port) as publisher:
