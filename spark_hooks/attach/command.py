@@ -84,8 +84,8 @@ def _list(spark: SparkSession, options: argparse.Namespace) -> None:
     batch = checkpoint.newest()
     if batch is None:
         raise CheckpointError(
-            f"there is no committed micro-batch at {checkpoint.location}: is that a query's checkpoint, and has the query "
-            "finished one?"
+            f"there is no committed micro-batch at {checkpoint.location}: is that a query's checkpoint, and has the "
+            "query finished one?"
         )
     print(f"{checkpoint.location}: query {checkpoint.query_id()}, batch {batch}")
     for state in bind(session, checkpoint, batch, options.job or "JOB", []):
