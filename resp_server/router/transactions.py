@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from resp_server.errors import ClusterDownError, PlainError, ReplyError, TryAgainError
-from resp_server.execution import NOTHING_RUN
+from resp_server.execution import NOTHING_RUN, QueuedCall
 from resp_server.instance import Call
 from resp_server.protocol.following import NOT_TOLD, Epochs, Reached, Told
 from resp_server.protocol.requests import Request
@@ -293,7 +293,8 @@ class TransactionRun:
         replies = []
         for planned in self._planned:
             if planned.merge is None:
-                replies.append(self._dispatcher.answer_within(self._call, planned.request))
+                queued = QueuedCall(self._call.session, self._call.instance, self._call.jobs)
+                replies.append(self._dispatcher.answer_within(queued, planned.request))
                 continue
             found = [items[id(part.block)][part.number] for part in planned.parts]
             error = next((each for each in found if each[:1] == b"-"), None)

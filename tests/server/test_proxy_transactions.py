@@ -162,6 +162,8 @@ def test_what_is_answered_here_and_what_is_asked_come_in_order(cluster: Cluster)
         )
         assert transaction(connection).raw == b"*0\r\n"
         assert transaction(connection, (b"PING",)).raw == b"*1\r\n+PONG\r\n"
+        refused = b"-ERR MONITOR isn't allowed for DENY BLOCKING client\r\n"
+        assert transaction(connection, (b"MONITOR",), (b"GET", here)).raw == b"*2\r\n" + refused + b"$1\r\n0\r\n"
         for command in ("DBSIZE", "SCAN 0", "KEYS *", "SELECT 1", "HELLO 3", "CLIENT REPLY OFF", "INFO", "SET a b"):
             connection.call("MULTI")
             assert connection.call(*command.split()).is_error
