@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkis.proxy")
 
-# Between two tries to reach a server; one that refuses is asked some times a second, which costs nothing.
+# Between two tries to reach a server; one that refuses is asked some times a second, which costs nothing. So is one
+# that takes connections and hangs up at the first question: pauses begin anew with a connection that lasts.
 PAUSE_S = 0.02
 PAUSE_S_MAX = 0.25
 # What may wait at one connection, in questions and in bytes (guess).
@@ -76,6 +77,8 @@ class Lane:
         self._not_before_s = 0.0
         self._is_awake = asyncio.Event()  # set to try again at once
         self._down_since_s: float | None = None
+        self._was_reached = False  # when this failed last
+        self._connected_s = 0.0
         self._heard_s = 0.0
         self._floor: Epochs = NOTHING  # what this server was known to have reached before this connection
         self.told: Epochs = NOTHING
@@ -148,13 +151,17 @@ class Lane:
     def wake(self) -> None:
         """Take in that another connection to the server was made: it can be reached."""
         if self._link is None:
-            self._recovered()
-            self._is_awake.set()
+            self._down_since_s, self.reason = None, ""
+            if not self._was_reached:
+                self._not_before_s = 0.0
+                self._is_awake.set()
 
     def check(self, now_s: float, patience_s: float) -> None:
         """Cut a connection that brings nothing; refuse what has waited too long. For somebody else to ask: sooner."""
         timeout_s = self._upstreams.timeout_s
         if self._link is not None:
+            if now_s > self._connected_s + PAUSE_S_MAX:
+                self._pause_s = 0.0
             if self._waiting:
                 # A look-up may wait for the timeout, so this is its patience after it was asked.
                 until_s = self._waiting[0].deadline_s - timeout_s + patience_s
@@ -257,6 +264,7 @@ class Lane:
         self._upstreams.lose_track()
         asks = [*self._asks_waiting(), *self.take_back()]
         self._failed(reason)
+        self._was_reached = True
         log = logger.warning if asks else logger.info
         log("lost the connection to %s with %d questions: %s", self.key.address, len(asks), reason)
         self._upstreams.lost(asks, reason)
@@ -322,12 +330,14 @@ class Lane:
         except (OSError, HandshakeError, FrameError) as error:
             text = why(error) or "it does not answer"
             self._failed(f"{self.key.address} cannot be reached: {text}")
+            self._was_reached = False
             if self._is_given_up():
                 for ask in self.take_back():
                     ask.refuse(PlainError(self.reason))
         else:
-            self._link, self._heard_s = link, self._loop.time()
-            self._recovered()
+            self._link = link
+            self._connected_s = self._heard_s = self._loop.time()
+            self._down_since_s, self.reason = None, ""
             self.follow()
             self.settle()
         finally:
@@ -339,10 +349,6 @@ class Lane:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self._not_before_s):
                 await self._is_awake.wait()
-
-    def _recovered(self) -> None:
-        self._down_since_s, self.reason = None, ""
-        self._pause_s = self._not_before_s = 0.0
 
     def _failed(self, reason: str) -> None:
         now_s = self._loop.time()
