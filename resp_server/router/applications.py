@@ -30,6 +30,7 @@ class Applications:
         self.each = each
         self.only = each[0] if len(each) == 1 else None
         self._clashes: set[tuple[str, str, str]] = set()
+        self._asked_again: set[tuple[str, str]] = set()  # soon, because they did not tell
 
     def start(self) -> None:
         """Begin to look after them."""
@@ -82,7 +83,20 @@ class Applications:
         for job in upstreams.keys.names:
             for other in self.holding(job):
                 self._say_once(upstreams, other, job)
-        upstreams.send(Ask(JOBS, 0, 2, upstreams.deadline_s(), LearnsKeys(self, upstreams, address), 0, address))
+        whose = LearnsKeys(self, upstreams, address)
+        upstreams.send(Ask(JOBS, 0, 2, upstreams.deadline_s(), whose, 0, address, is_long=True))
+
+    def learn_keys_later(self, upstreams: Upstreams, address: str) -> None:
+        """Ask a server that did not tell once more in a moment, as long as it is one of the application's."""
+        row = (upstreams.name, address)
+
+        def again() -> None:
+            self._asked_again.discard(row)
+            if upstreams.knows(address):
+                self.learn_keys(upstreams, address)
+
+        if row not in self._asked_again and upstreams.later(float("inf"), again):
+            self._asked_again.add(row)
 
     def _say_once(self, one: Upstreams, other: Upstreams, job: str) -> None:
         row = (job, *sorted((one.name, other.name)))
@@ -111,7 +125,7 @@ class LearnsKeys(TakesReplies):
 
     def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         if reply[:1] == b"-":
-            self.upstreams.later(float("inf"), lambda: self.applications.learn_keys(self.upstreams, self.address))
+            self.applications.learn_keys_later(self.upstreams, self.address)
             logger.warning("%s does not tell its jobs: %s", self.address, reply[1:200].decode("utf-8", "replace"))
             return
         try:

@@ -145,14 +145,18 @@ class Upstreams:
             lane = self.lanes[key] = Lane(self, key)
         return lane
 
+    def knows(self, address: str) -> bool:
+        """Tell whether a server is one of this application's."""
+        return address in self._known
+
     def answering(self, master: str) -> str:
         """Return the server that answers a master's shard now."""
         shard = self._shards.get(master)
         return master if shard is None else shard.answering
 
     def later(self, deadline_s: float, again: Callable[[], None]) -> bool:
-        """Call back after a pause; False if that would be past a deadline."""
-        if self.now_s + AGREE_PAUSE_S > deadline_s:
+        """Call back after a pause; False if that would be past a deadline, or the proxy stops."""
+        if self._is_stopping or self.now_s + AGREE_PAUSE_S > deadline_s:
             return False
         self._loop.call_later(AGREE_PAUSE_S, again)
         return True
@@ -282,8 +286,10 @@ class Upstreams:
         if self._is_stopping:
             return
         self._reconsider()
-        if lane.is_connected:
+        # An answer that is long takes its connection with it: the next one is not to ask for it again.
+        if lane.is_connected and not lane.key.is_long:
             self.on_new_job(self, lane.key.address)
+        if lane.is_connected:
             for other in self.lanes.values():
                 if other.key.address == lane.key.address:
                     other.wake()
