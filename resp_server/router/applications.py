@@ -10,10 +10,9 @@ import hiredis
 
 from resp_server.errors import LoadingError, PlainError
 from resp_server.protocol.following import NOT_TOLD, Told
-from resp_server.router.asks import Ask, TakesReplies
+from resp_server.router.asks import MISREAD, Ask, TakesReplies
 from resp_server.router.frames import pack
 from resp_server.router.upstream import Upstreams
-from state_backend.errors import DescriptorError
 
 logger = logging.getLogger("sparkis.proxy")
 
@@ -130,7 +129,7 @@ class LearnsKeys(TakesReplies):
             return
         try:
             self.upstreams.keys.learn(formats_in(reply))
-        except (DescriptorError, ValueError, KeyError) as error:
+        except MISREAD as error:
             logger.warning("%s tells jobs that cannot be read: %s", self.address, error)
 
 

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from resp_server.errors import ReplyError
+import hiredis
+
+from resp_server.errors import PlainError, ReplyError
 from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told
+from resp_server.router.frames import FrameError
 from resp_server.router.guard import together
+from state_backend.errors import SparkisError
+
+logger = logging.getLogger("sparkis.proxy")
 
 # Makes one reply of several.
 Merge = Callable[[Sequence[bytes]], bytes]
+
+
+# What comes of reading an answer that is whole, and not what was asked for.
+MISREAD = (
+    *(FrameError, hiredis.HiredisError, SparkisError, ReplyError),
+    *(ValueError, TypeError, LookupError, AttributeError),
+)
+
+
+def understood(read: Callable[[], bytes]) -> bytes:
+    """Return the reply that is made of servers' answers, or an error: whoever waits for it gets one."""
+    try:
+        return read()
+    except MISREAD as error:
+        return not_understood(error)
+
+
+def not_understood(error: Exception) -> bytes:
+    """Return the reply where servers' answers are not what was asked for."""
+    logger.warning("what a server answered is not understood: %s", error)
+    return b"-%b\r\n" % PlainError("what a server answered is not understood").line
 
 
 class TakesReplies(Protocol):
@@ -107,4 +135,5 @@ class Joined(TakesReplies):
             return
         replies = [each for each in self._replies if each is not None]
         error = next((each for each in replies if each[:1] == b"-"), None)
-        self._whose.put(self.index, self._merge(replies) if error is None else error, self._told)
+        reply = understood(lambda: self._merge(replies)) if error is None else error
+        self._whose.put(self.index, reply, self._told)

@@ -10,7 +10,7 @@ import hiredis
 from resp_server.protocol.following import NOT_TOLD, Told
 from resp_server.protocol.replies import Verbatim, encode
 from resp_server.protocol.requests import Request
-from resp_server.router.asks import Ask, TakesReplies
+from resp_server.router.asks import Ask, TakesReplies, understood
 from resp_server.router.frames import pack
 from resp_server.router.merges import (
     Row,
@@ -47,19 +47,23 @@ class Answers(NamedTuple):
 
 
 class Gathering(TakesReplies):
-    """The same questions to whoever answers each shard, of some applications."""
+    """The same questions to whoever answers each shard, of some applications. finish: makes a reply of the answers."""
 
     def __init__(
-        self, asked: Sequence[Upstreams], requests: Sequence[Request], finish: Callable[[Sequence[Answers]], None]
+        self,
+        asked: Sequence[Upstreams],
+        requests: Sequence[Request],
+        finish: Callable[[Sequence[Answers]], bytes],
+        answer: Callable[[bytes], None],
     ) -> None:
         places = [(upstreams, master) for upstreams in asked for master in upstreams.slots.counts]
-        self._finish = finish
+        self._finish, self._answer = finish, answer
         self._count = len(requests)
         self._addresses = [upstreams.answering(master) for upstreams, master in places]
         self._replies: list[bytes] = [b""] * (len(places) * len(requests))
         self._missing = len(self._replies)
         if not places:
-            finish([])
+            answer(finish([]))
         for at, (upstreams, master) in enumerate(places):
             for number, request in enumerate(requests, at * len(requests)):
                 upstreams.send(Ask(pack(request), 0, 2, upstreams.deadline_s(), self, number, None, master))
@@ -70,7 +74,8 @@ class Gathering(TakesReplies):
         self._missing -= 1
         if not self._missing:
             parts = [self._replies[at : at + self._count] for at in range(0, len(self._replies), self._count)]
-            self._finish([Answers(*row) for row in zip(self._addresses, parts, strict=True)])
+            answers = [Answers(*row) for row in zip(self._addresses, parts, strict=True)]
+            self._answer(understood(lambda: self._finish(answers)))
 
 
 class Jobs:
@@ -96,22 +101,20 @@ class Jobs:
         """Ask for STATE LIST. A server that does not answer makes it an error: its keys would be missing."""
         job = bytes(request[2]).decode("utf-8", "surrogateescape")
 
-        def finish(answers: Sequence[Answers]) -> None:
+        def finish(answers: Sequence[Answers]) -> bytes:
             told = [each for each in answers if each.error is None]
             if not told or len(told) < len(answers):
-                self._answer(
-                    next((each.error for each in answers if each.error), b"-CLUSTERDOWN no server is known\r\n")
-                )
-                return
+                return next((each.error for each in answers if each.error), b"-CLUSTERDOWN no server is known\r\n")
             shares = shares_of(_held(rows_in(each.replies[0]), job) for each in told)
-            self._encode(plain(merged_states([rows_in(each.replies[1]) for each in told], shares)))
+            states = merged_states([rows_in(each.replies[1]) for each in told], shares)
+            return encode(plain(states), self._protocol)
 
         self._gather([JOBS, request], finish)
 
     def info(self, own: str, wanted: set[str]) -> None:
         """Add to what INFO says here the sections that are wanted of what the servers have."""
 
-        def finish(answers: Sequence[Answers]) -> None:
+        def finish(answers: Sequence[Answers]) -> bytes:
             told = [each for each in answers if each.error is None]
             rows = [rows_in(each.replies[0]) for each in told]
             shares = shares_of(_held_of_first(each) for each in rows)
@@ -122,30 +125,26 @@ class Jobs:
             if "sparkis" in wanted:
                 lags = merged_lags([rows_in(each.replies[1]) for each in told])
                 texts.append(f"# Sparkis\r\n{job_lines(merged_jobs(rows), lags)}")
-            self._answer(encode(Verbatim("\r\n".join(texts).encode()), self._protocol))
+            return encode(Verbatim("\r\n".join(texts).encode()), self._protocol)
 
         self._gather([JOBS, LAG, KEYSPACE], finish)
 
     def _rows(self, request: Request, merged: Callable[[Sequence[Sequence[Row]]], list[Row]]) -> None:
-        def finish(answers: Sequence[Answers]) -> None:
+        def finish(answers: Sequence[Answers]) -> bytes:
             failed = [each for each in answers if each.error is not None]
             told = [rows_in(each.replies[0]) for each in answers if each.error is None]
             if failed and not told:
-                self._answer(failed[0].error or b"")
-                return
+                return failed[0].error or b""
             rows = merged(told)
             for row in rows if failed else []:
                 names = ", ".join(each.address for each in failed)
                 row["error"] = "; ".join(filter(None, (row["error"], f"not told by {names}")))
-            self._encode(plain(rows))
+            return encode(plain(rows), self._protocol)
 
         self._gather([request], finish)
 
-    def _gather(self, requests: Sequence[Request], finish: Callable[[Sequence[Answers]], None]) -> None:
-        Gathering(self._asked, [(*self._within, *each) for each in requests], finish)
-
-    def _encode(self, reply: object) -> None:
-        self._answer(encode(reply, self._protocol))
+    def _gather(self, requests: Sequence[Request], finish: Callable[[Sequence[Answers]], bytes]) -> None:
+        Gathering(self._asked, [(*self._within, *each) for each in requests], finish, self._answer)
 
     def _answer(self, reply: bytes) -> None:
         self._whose.put(self._index, reply)

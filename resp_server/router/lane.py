@@ -327,7 +327,7 @@ class Lane:
                 except BaseException:
                     link.forget()
                     raise
-        except (OSError, HandshakeError, FrameError) as error:
+        except (OSError, ValueError, OverflowError, HandshakeError, FrameError) as error:  # some are no addresses
             text = why(error) or "it does not answer"
             self._failed(f"{self.key.address} cannot be reached: {text}")
             self._was_reached = False
@@ -367,12 +367,17 @@ def following(*, has_keys: bool) -> Request:
 
 
 def _keys_in(text: bytes) -> list[bytes] | None:
-    """Return the keys that a server told; None: any may have changed."""
+    """Return the keys that a server told; None: any may have changed. FrameError."""
     if not text.startswith(b"$"):
         return None
     reader = hiredis.Reader()
     reader.feed(text.partition(b"\r\n")[2])
-    keys: list[bytes] = reader.gets()
+    try:
+        keys = reader.gets()
+    except hiredis.HiredisError as error:
+        raise FrameError(f"keys that changed were told as what they cannot be: {error}") from None
+    if not isinstance(keys, list) or not all(isinstance(key, bytes) for key in keys):
+        raise FrameError("what changed are no keys")
     return keys
 
 

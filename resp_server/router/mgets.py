@@ -10,14 +10,14 @@ slots, each of whoever answers it then.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
 from resp_server.protocol.following import NOT_TOLD, Epochs, Told
-from resp_server.router.asks import Ask, Joined, TakesReplies
-from resp_server.router.frames import in_order, items_of, pack
+from resp_server.router.asks import Ask, Joined, TakesReplies, understood
+from resp_server.router.frames import FrameError, in_order, items_of, pack
 from resp_server.router.gets import NIL_2, NIL_3, SELECTIONS, Gets, are_keys, keys_in
 from resp_server.router.guard import together
 from resp_server.router.lane import PING, Lane
@@ -112,7 +112,7 @@ class Mget:
         self._told = together(self._told, told)
         self._missing -= 1
         if not self._missing:
-            self._whose.put(self._index, self._joined(), self._told)
+            self._whose.put(self._index, understood(self._joined), self._told)
 
     def _joined(self) -> bytes:
         replies = list(self._replies.values())
@@ -121,11 +121,17 @@ class Mget:
             return error
         if len(replies) == 1 and self._protocol == 2:
             return replies[0]
-        items = {number: iter(items_of(reply)) for number, reply in self._replies.items()}
+        items = {number: self._items(number) for number in self._replies}
         found: Iterable[bytes] = map(next, map(items.__getitem__, self._numbers))
         if self._protocol != 2:
             found = [NIL_3 if each == NIL_2 else each for each in found]
         return b"*%d\r\n%b" % (len(self._numbers), b"".join(found))
+
+    def _items(self, number: int) -> Iterator[bytes]:
+        items = items_of(self._replies[number])
+        if len(items) != self._numbers.count(number):
+            raise FrameError(f"{len(items)} values came of {self._numbers.count(number)} keys")
+        return iter(items)
 
 
 class Part(TakesReplies):

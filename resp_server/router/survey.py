@@ -14,7 +14,7 @@ from resp_server.errors import ClusterDownError, ReplyError, TryAgainError
 from resp_server.protocol.following import NOT_TOLD, Epochs, Told
 from resp_server.protocol.requests import Request
 from resp_server.router.applications import Applications
-from resp_server.router.asks import Ask, TakesReplies
+from resp_server.router.asks import Ask, TakesReplies, understood
 from resp_server.router.frames import pack
 from resp_server.router.guard import together
 from resp_server.router.routes import POSITION_BITS, merge_all, scan_reply
@@ -127,11 +127,13 @@ class Survey(TakesReplies):
             if not self._places[0].upstreams.later(self._agree_s, self.ask):
                 self._end(TryAgainError("the servers do not show the same version of the topology"))
         elif self._is_scan:
-            reply = scan_reply(replies[1], self._last, self._number, len(self._applications))
+            count = len(self._applications)
+            reply = understood(lambda: scan_reply(replies[1], self._last, self._number, count))
             self._whose.put(self._index, reply, self._told)
         else:
             weights = [place.slots for place in self._places]
-            self._whose.put(self._index, merge_all(self._name, replies[1::ASKS], weights), self._told)
+            reply = understood(lambda: merge_all(self._name, replies[1::ASKS], weights))
+            self._whose.put(self._index, reply, self._told)
 
     def _end(self, error: ReplyError) -> None:
         self._whose.put(self._index, b"-%b\r\n" % error.line)

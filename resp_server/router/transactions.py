@@ -23,7 +23,7 @@ from resp_server.protocol.following import NOT_TOLD, Epochs, Reached, Told
 from resp_server.protocol.requests import Request
 from resp_server.protocol.transaction import Mark
 from resp_server.router.applications import Applications
-from resp_server.router.asks import Ask, Merge, TakesReplies
+from resp_server.router.asks import MISREAD, Ask, Merge, TakesReplies, not_understood
 from resp_server.router.frames import items_of, pack
 from resp_server.router.lane import PING, LaneKey
 from resp_server.router.routes import Way, split, way_of
@@ -243,6 +243,12 @@ class TransactionRun:
 
     def _finish(self) -> None:
         """End with the reply, or ask again."""
+        try:
+            self._take_answers()
+        except MISREAD as error:
+            self._end(not_understood(error))
+
+    def _take_answers(self) -> None:
         failed = [each for each in self._blocks.values() if each.error is not None or each.answer[:1] not in b"*_"]
         if not failed:
             self._end(self._joined(), tuple(self._epochs.values()))
@@ -331,10 +337,13 @@ class WatchRun(TakesReplies):
 
     def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Take the mark of one key."""
-        if reply[:1] == b"-":
-            self._error = self._error or reply
-        else:
-            self._watched[0, self._asked[index][1]] = Mark.parse(reply.partition(b"\r\n")[2][:-2])
+        try:
+            if reply[:1] == b"-":
+                self._error = self._error or reply
+            else:
+                self._watched[0, self._asked[index][1]] = Mark.parse(reply.partition(b"\r\n")[2][:-2])
+        except MISREAD as error:
+            self._error = self._error or not_understood(error)
         self._missing -= 1
         if not self._missing:
             self._whose.put(self._index, self._error or b"+OK\r\n")
