@@ -10,7 +10,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# What is between a client's bytes and the store, without sockets and other processes.
+ROUTER = """
+applications asks connection dispatcher feeds frames gathering gets guard jobs lane merges mgets remembering routes
+shards slot_map survey transactions upstream
+"""
+# What is between a client's bytes and the store, and between those of a proxy's servers and its clients.
 FUZZED = (
     *("resp_server/protocol", "resp_server/commands", "resp_server/access"),
     # The way of a request.
@@ -40,6 +44,8 @@ FUZZED = (
     "resp_server/glob.py",
     "resp_server/numbers.py",
     "resp_server/rdb.py",
+    # A proxy, but for what reads files and options.
+    *(f"resp_server/router/{name}.py" for name in ROUTER.split()),
     "resp_server/cluster/standing.py",
     "resp_server/cluster/view.py",
     "resp_server/cluster/texts.py",

@@ -1,13 +1,15 @@
-"""An event loop without waiting, for inputs that are to be run by the thousand: its clock shows what it is told to.
+"""An event loop without waiting, for inputs that are to be run by the thousand, and without a network.
 
-When nothing is left to be done the clock goes on to the next timer, so a timeout of a minute takes no time, and an
-input takes the same turns however busy the machine is.
+When nothing is left to be done its clock goes on to the next timer, so a timeout of a minute takes no time, and an
+input takes the same turns however busy the machine is. A connection is a pair of sockets, both of which are here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
+import socket
+from collections.abc import Callable
 from typing import Any
 
 # A short input is answered in a few turns; long replies take one each.
@@ -41,9 +43,20 @@ class Loop(asyncio.SelectorEventLoop):
     """Such a loop."""
 
     def __init__(self) -> None:
+        # Who takes a connection to an address.
+        self.listening: dict[str, Callable[[], asyncio.Protocol]] = {}
         self._clock = _Selector()
         super().__init__(self._clock)
 
     def time(self) -> float:
         """Return what the clock shows."""
         return self._clock.now_s
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **ignored: Any) -> Any:
+        """Connect to whoever listens at an address; ConnectionRefusedError."""
+        listening = self.listening.get(f"{host}:{port}")
+        if listening is None:
+            raise ConnectionRefusedError(f"nobody is at {host}:{port}")
+        near, far = socket.socketpair()
+        await self.connect_accepted_socket(listening, far)
+        return await super().create_connection(protocol_factory, sock=near)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from itertools import count, pairwise
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from compat.fuzz.loop import Loop
@@ -11,19 +14,26 @@ from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
+from resp_server.router.applications import Applications
+from resp_server.router.connection import ProxyConnection
+from resp_server.router.dispatcher import ProxyDispatcher
+from resp_server.router.feeds import feed_clients
+from resp_server.router.upstream import Upstreams
 from resp_server.server import Server
 from state_backend import packed_map
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job, Keyspace
 from state_backend.memory_store import MemoryStore
 from state_backend.records import Change, Op, runs_of
+from state_backend.slots import SLOTS
 from state_backend.store import EpochChanges
 
-PASSWORD, NODE, LOADING, TWO, EPOCHS, USER = 1, 2, 4, 8, 16, 32
+PASSWORD, NODE, LOADING, TWO, EPOCHS, USER, PROXY, SAID = 1, 2, 4, 8, 16, 32, 64, 128
 # What belongs to a server; two connections to one make it no other.
-OF_PLACES = PASSWORD | NODE | LOADING | EPOCHS | USER
+OF_PLACES = PASSWORD | NODE | LOADING | EPOCHS | USER | PROXY
 NOW_MS = 1_700_000_000_000
-HERE = "10.0.0.1:7379"
+PORT = 7379
+HERE = f"10.0.0.1:{PORT}"
 # What a user may do who may not do everything: something of each kind that there is.
 RULES = (b"resetkeys", b"~j:v:*", b"%R~j:m:?", b"%W~j:l:*", b"-hgetall", b"-zrange", b"(+mget +lrange ~j:[lv]:*)")
 # Counted, and reached by an input of hundreds of requests alone.
@@ -36,15 +46,15 @@ STATES = [
     StateDescriptor("s", key="k", member="m"),
     StateDescriptor("z", key="k", member="m", score="s"),
 ]
-TOPOLOGY = Topology.of_json(
-    {
-        "version": 1,
-        "nodes": [
-            {"host": "10.0.0.1", "port": 7379, "slots": "0-8191"},
-            {"host": "10.0.0.2", "port": 7379, "slots": "8192-16383"},
-        ],
-    }
-)
+
+
+def topology(*hosts: str) -> Topology:
+    """Return one of some servers that share the slots."""
+    bounds = [SLOTS * at // len(hosts) for at in range(len(hosts) + 1)]
+    slots = [f"{first}-{end - 1}" for first, end in pairwise(bounds)]
+    nodes = [{"host": host, "port": PORT, "slots": some} for host, some in zip(hosts, slots, strict=True)]
+    return Topology.of_json({"version": 1, "nodes": nodes})
+
 
 # Nothing in it belongs to a server, and it takes a hundred times as long as the rest of one.
 _table = cache(command_table)
@@ -60,36 +70,51 @@ class Place:
         # Without epochs nobody changes it.
         self.store = _filled() if options & EPOCHS else _shared()
         password, limits = "secret" if options & PASSWORD else None, (LIMIT,) if options & USER else ()
-        self.server = self._server(ServerConfig(password=password, limits=limits))
-        if options & NODE:
-            self.server.show_topology(TOPOLOGY, HERE)
+        self._config = ServerConfig(password=password, limits=limits, tcp_keepalive_seconds=0)  # not for socket pairs
+        self.server = self._begun()
         self.server.look_after()
 
-    def _server(self, config: ServerConfig) -> Server:
+    def _begun(self) -> Server:
+        """Return what clients talk to."""
+        server = self._made(self._shown(), is_loading=bool(self._options & LOADING))
+        self._restrict(server)
+        if self._options & NODE:
+            server.show_topology(topology("10.0.0.1", "10.0.0.2"), HERE)
+        return server
+
+    def _shown(self) -> Keyspace:
         keyspace = Keyspace()
         keyspace.put(Job("j", "g", STATES, self.store))
+        return keyspace
+
+    def _made(self, keyspace: Keyspace, *, is_loading: bool = False, **parts: Any) -> Server:
         with patch("resp_server.server.command_table", _table):
-            server = Server(keyspace, config, self._now_ms)
-        server.instance.is_loading = bool(self._options & LOADING)
+            server = Server(keyspace, self._config, self._now_ms, **parts)
+        server.instance.is_loading = is_loading
+        return server
+
+    def _restrict(self, server: Server) -> None:
         if self._options & USER:
             server.users.set(b"default", RULES)
-        return server
 
     def _now_ms(self) -> int:
         return NOW_MS + int((self._loop.time() - self._began_s) * 1000)
 
     def connection(self) -> Connection:
         """Return what a new client talks to."""
-        return Connection(self.server)
+        return self.server._connect(self.server)
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether nothing is left of clients that are gone."""
+        return not self.server._connections and not self.server.instance.sessions
 
     def change(self, turn: int) -> None:
         """Change some keys, as a micro-batch does, if epochs are to come."""
         if self._options & EPOCHS:
             changes = [Change("v", Op.PUT, b"j:v:%d" % (turn % 8), value=b"at %d" % turn)]
-            changes += [
-                Change("m", Op.PUT, b"j:m:l", b"f%d" % turn, b"y"),
-                Change("l", Op.APPEND, b"j:l:s", value=b"c"),
-            ]
+            changes += [Change("m", Op.PUT, b"j:m:l", b"f%d" % turn, b"y")]
+            changes += [Change("l", Op.APPEND, b"j:l:s", value=b"c")]
             _put(self.store, changes)
 
     def close(self) -> None:
@@ -97,7 +122,108 @@ class Place:
         _close(self.server)
 
 
+class ProxyPlace(Place):
+    """A proxy in front of two servers with half of the slots each, or of two applications with a server each.
+
+    said: what its servers say, each over each connection, after they have greeted; None: what servers do.
+    """
+
+    _numbers = count()
+
+    def __init__(self, options: int, loop: Loop, said: Said | None = None) -> None:
+        self._said = said
+        self._servers: list[Server] = []
+        self._addresses: list[str] = []
+        super().__init__(options, loop)
+
+    def _begun(self) -> Server:
+        number = next(self._numbers)  # of places, so that none asks the servers of another
+        hosts = [f"10.{number >> 8 & 255}.{number & 255}.{each}" for each in (1, 2)]
+        shown = [topology(each) for each in hosts] if self._options & NODE else [topology(*hosts)] * 2
+        for host, its_topology in zip(hosts, shown, strict=True):
+            self._add(host, its_topology)
+        many = [Upstreams(f"application {at}", self._config.password) for at in range(len(set(map(id, shown))))]
+        applications = self._applications = Applications(many)
+        proxy = self._made(
+            Keyspace(),
+            dispatcher=lambda instance: ProxyDispatcher(instance, applications),
+            connection=ProxyConnection,
+        )
+        self._restrict(proxy)
+        proxy.instance.upstreams = applications.facts
+        self._feeds = feed_clients(applications, proxy.instance)
+        applications.start()
+        for upstreams, its_topology in zip(many, shown, strict=False):
+            upstreams.take(its_topology, "the place")
+        return proxy
+
+    def _add(self, host: str, its_topology: Topology) -> None:
+        """Have a server answer at an address. The second of two applications has a job of another name."""
+        keyspace = self._shown()
+        if self._servers and self._options & NODE:
+            keyspace = Keyspace()
+            keyspace.put(Job("i", "g", STATES[:1], _shared()))
+        server = self._made(keyspace, is_loading=bool(self._options & LOADING))
+        address, said = f"{host}:{PORT}", self._said
+        server.show_topology(its_topology, address)
+        self._loop.listening[address] = lambda: Connection(server) if said is None else Saying(server, said)
+        self._servers.append(server)
+        self._addresses.append(address)
+
+    @property
+    def is_idle(self) -> bool:
+        lanes = [lane for upstreams in self._applications.each for lane in upstreams.lanes.values()]
+        # Where servers say anything, proxies ask again and again for themselves.
+        return super().is_idle and (self._said is not None or all(lane.is_idle for lane in lanes))
+
+    def close(self) -> None:
+        for address in self._addresses:
+            del self._loop.listening[address]
+        self._feeds.stop()
+        self._applications.stop()
+        for server in [*self._servers, self.server]:
+            _close(server)
+
+
+class Said(NamedTuple):
+    """What a server says. greets: it answers as any does who connects, and says this to what it is asked then."""
+
+    chunks: Sequence[bytes]
+    greets: bool
+
+
+class Saying(Connection):
+    """A server's end of a connection that says what it is to, and hangs up when it is asked for more."""
+
+    def __init__(self, server: Server, said: Said) -> None:
+        super().__init__(server)
+        self._chunks = iter(said.chunks)
+        self._is_greeting = said.greets
+        self._is_saying = self._is_at_end = False
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_greeting:
+            self._is_greeting = False
+            super().data_received(data)
+        elif self._is_at_end:
+            self._transport.abort()
+        elif not self._is_saying:
+            self._is_saying = True
+            self._say()
+
+    def _say(self) -> None:
+        chunk = next(self._chunks, None)
+        if chunk is None:
+            self._is_at_end = True
+        elif not self._transport.is_closing():
+            self._transport.write(chunk)
+            # Nothing else is left to be done then: what comes is not joined with what comes next.
+            self._loop.call_later(0.001, self._say)
+
+
 def _close(server: Server) -> None:
+    for connection in list(server._connections.values()):
+        connection.abort("the place is left")
     server._invalid.stop()
     server.instance.close()
     for timer in (server._telling, server._sweep):

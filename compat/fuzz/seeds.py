@@ -5,11 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from compat.conformance.wire import request
-from compat.fuzz.places import EPOCHS, NODE, TWO, USER
+from compat.fuzz.places import EPOCHS, NODE, PROXY, SAID, TWO, USER
 from resp_server.commands import command_table
 
 # One a line, their requests between bars: what an input has to have come to before the next change reaches anything.
 CONVERSATIONS = Path(__file__).with_name("conversations.txt")
+
+
+# What a proxy's servers may say to anything.
+SAYINGS = (
+    b"$1\r\n1\r\n" * 9,
+    b"*2\r\n$1\r\na\r\n$-1\r\n" * 9,
+    b":1\r\n+OK\r\n" * 5,
+    b"-MOVED 7 10.0.0.9:7379\r\n" * 9,
+    b"-TRYAGAIN x\r\n$1\r\n1\r\n" * 5,
+    b">4\r\n$5\r\nepoch\r\n$1\r\nj\r\n:1\r\n:9\r\n>2\r\n$8\r\ntopology\r\n:9\r\n$1\r\n1\r\n",
+    b">2\r\n$7\r\nchanged\r\n$21\r\n*1\r\n$5\r\nj:v:1\r\n\r\n*4\r\n:1\r\n_\r\n#t\r\n%1\r\n$1\r\na\r\n,1\r\n",
+    b"$9999999\r\n",
+)
 
 
 def conversations() -> list[list[list[bytes]]]:
@@ -30,9 +43,13 @@ def first_inputs() -> list[bytes]:
     for requests in conversations():
         packed = b"".join(request(*words) for words in requests)
         found.append(b"\0\0" + b"".join(b" ".join(words) + b"\r\n" for words in requests))
-        found += [bytes([options, 0]) + packed for options in (0, NODE, USER)]
+        found += [bytes([options, 0]) + packed for options in (0, NODE, USER, PROXY, PROXY | NODE)]
         found.append(bytes([EPOCHS, 40]) + packed)
         found.append(bytes([EPOCHS | TWO, 200]) + b"".join(2 * request(*words) for words in requests))
+        found.append(bytes([PROXY | EPOCHS | TWO, 200]) + b"".join(2 * request(*words) for words in requests))
+    found += [
+        bytes([options, 0, asked]) + each for options in (SAID, SAID | NODE) for asked in range(16) for each in SAYINGS
+    ]
     return found
 
 

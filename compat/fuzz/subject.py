@@ -1,4 +1,4 @@
-"""What is fuzzed: a server, up to two connections, and epochs that come while they talk; no sockets, no other process.
+"""What is fuzzed: a server or a proxy, up to two connections, and epochs that come while they talk; no other process.
 
 An input is a byte of options, a byte that says how the rest is cut into chunks, and the rest: what clients send.
 
@@ -6,21 +6,26 @@ An input is a byte of options, a byte that says how the rest is cut into chunks,
     4  the server is still loading      8  the chunks come over two connections, one for each at a time
     16 an epoch changes keys after each chunk (with two connections: after one for each)
     32 clients may not do everything: their user has patterns of keys, and commands that it may not run
+    64 they are at a proxy, in front of two such nodes (with 2: of two applications)
+    128 what comes is what a proxy's servers say to what they are asked; its first byte says what that is. With 8 they
+        say it as soon as there is a connection
 
 Whatever is sent has to be answered with whole replies, a protocol error or nothing, by a server that comes to rest, has
-no internal error, and keeps nothing of a client that is gone.
+no internal error, and keeps nothing of a client that is gone. Whatever a proxy's servers say, its clients get one whole
+reply to each request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
-from compat.conformance.wire import NotAReplyError, replies_in
+from compat.conformance.wire import NotAReplyError, Reply, replies_in, requests
 from compat.fuzz.loop import Loop, RestlessError
-from compat.fuzz.places import OF_PLACES, TWO, Place
+from compat.fuzz.places import NODE, OF_PLACES, PASSWORD, PROXY, SAID, TWO, Place, ProxyPlace, Said
 from resp_server.connection import Connection, Rest
 
 # A new server takes longer than most inputs; what inputs do to it (users, settings) lasts until then.
@@ -34,6 +39,28 @@ WAIT_S_MAX = 150.0
 HELD_BYTES_PER_BYTE_MAX = 64
 # After so much nothing more is sent until a client has taken it.
 MUCH_BYTES = 4096
+# What clients ask while a proxy's servers say what an input has: all that is joined of several answers, or looked at.
+ASKED = [
+    [each.split() for each in line.split(b" | ")]
+    for line in b"""
+GET j:v:1
+GET j:v:1 | GET j:v:2 | GET j:v:3 | GET j:v:4
+MGET j:v:1 j:v:2 j:v:3 j:v:4
+HELLO 3 | MGET j:v:1 j:v:2 j:v:3 j:v:4 | GET j:v:1
+HELLO 3 | CLIENT TRACKING ON | MGET j:v:1 j:v:2 j:v:3 j:v:4 | GET j:v:1
+EXISTS j:v:1 j:v:2 j:v:3 j:v:4
+LRANGE j:l:l 0 -1 | PING | HGETALL j:m:l
+DBSIZE | KEYS * | RANDOMKEY
+SCAN 0 | SCAN 99999999999
+INFO | STATE JOBS | STATE LAG
+STATE LIST j | STATE DESCRIBE j | STATE LOCATE j:v:1
+WATCH j:v:1 j:v:2 | MULTI | GET j:v:1 | MGET j:v:1 j:v:2 j:v:3 | PING | EXEC
+HELLO 3 | MULTI | EXISTS j:v:1 j:v:2 j:v:3 | EXEC
+SUBSCRIBE a | PSUBSCRIBE __key*
+SSUBSCRIBE a
+PUBLISH a b | SPUBLISH a b
+""".strip().splitlines()
+]
 LOGGERS = (logging.getLogger("resp_server"), logging.getLogger("sparkis"))
 
 
@@ -96,7 +123,8 @@ class Watch(logging.Handler):
         self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
+        if record.exc_info or not record.name.startswith("sparkis"):  # a proxy's errors are its servers'
+            self.records.append(record)
 
 
 class Subject:
@@ -124,7 +152,8 @@ class Subject:
 
     def history(self, data: bytes) -> list[bytes]:
         """Return the inputs that the server of one that was run has seen, with it."""
-        return self._places[_place_of(data)].inputs
+        place = self._places.get(_place_of(data))
+        return [data] if place is None or data[0] & SAID else place.inputs
 
     def run(self, data: bytes) -> bytes:
         """Run an input and return what clients were sent; FoundError for what must not happen."""
@@ -146,20 +175,47 @@ class Subject:
 
     async def _talk(self, data: bytes) -> bytes:
         options, chunk_bytes = (*data[:HEADER_BYTES], 0, 0)[:HEADER_BYTES]
+        chunks = list(chunks_of(data[HEADER_BYTES:], chunk_bytes))
+        if options & SAID:
+            return await self._hear(options, chunks)
         place = self._place(data)
-        connections = [place.connection() for _ in range(2 if options & TWO else 1)]
+        await asyncio.sleep(STEP_S)
+        wires = await self._ask(place, chunks, 2 if options & TWO else 1)
+        for wire in wires:
+            _replies(wire)
+        return b"".join(part for wire in wires for part in wire.sent)
+
+    async def _hear(self, options: int, chunks: Sequence[bytes]) -> bytes:
+        """Have a proxy's servers say what they are to."""
+        asked = ASKED[chunks[0][0] % len(ASKED)] if chunks else ASKED[0]
+        said = Said([chunks[0][1:], *chunks[1:]] if chunks else [], greets=not options & TWO)
+        place = ProxyPlace(options & (PASSWORD | NODE), self._loop, said)
+        try:
+            await asyncio.sleep(STEP_S)
+            with patch("resp_server.router.upstream.LONG_TIMEOUT_S", 2.0):  # a minute of tries takes seconds
+                (wire,) = await self._ask(place, [_packed(asked, options)], 1)
+        finally:
+            place.close()
+        replies = [each for each in _replies(wire) if each.mark != ">"]
+        if not wire.is_closed and len(replies) != len(asked) + bool(options & PASSWORD):
+            raise FoundError(f"{len(replies)} replies to {len(asked)} requests")
+        return b"".join(wire.sent)
+
+    async def _ask(self, place: Place, chunks: Sequence[bytes], clients: int) -> list[Wire]:
+        """Have clients send chunks in turn; return what they are sent."""
+        connections = [place.connection() for _ in range(clients)]
         wires = [Wire(each) for each in connections]
         for connection, wire in zip(connections, wires, strict=True):
             connection.connection_made(wire)  # type: ignore[arg-type]
         try:
-            for turn, chunk in enumerate(chunks_of(data[HEADER_BYTES:], chunk_bytes)):
-                at = turn % len(wires)
+            for turn, chunk in enumerate(chunks):
+                at = turn % clients
                 if not wires[at].is_closed:
                     connections[at].data_received(chunk)
-                if at == len(wires) - 1:
+                if at == clients - 1:
                     await self._rest(connections, wires)
                     place.change(turn)
-                    _check_held(connections, len(data))
+                    _check_held(connections, sum(map(len, chunks)))
             await self._rest(connections, wires)
             for connection, wire in zip(connections, wires, strict=True):
                 if not wire.is_closed and not connection.eof_received():
@@ -168,19 +224,19 @@ class Subject:
         finally:
             for connection in connections:
                 connection.connection_lost(None)
-        if place.server._connections or place.server.instance.sessions:
-            raise FoundError("the server keeps clients that are gone")
-        for wire in wires:
-            _check_replies(wire)
-        return b"".join(part for wire in wires for part in wire.sent)
+        await self._until(lambda: place.is_idle, "what was asked for a client that is gone is kept")
+        return wires
 
     async def _rest(self, connections: Sequence[Connection], wires: Sequence[Wire]) -> None:
         """Give connections their turns until they need none; who has to wait for its rate, or a pause, is left so."""
-        ends_s = self._loop.time() + WAIT_S_MAX
         await asyncio.sleep(STEP_S)
-        while any(map(_is_waiting, connections, wires)):
+        await self._until(lambda: not any(map(_is_waiting, connections, wires)), "a request is not answered")
+
+    async def _until(self, is_so: Callable[[], bool], what: str) -> None:
+        ends_s = self._loop.time() + WAIT_S_MAX
+        while not is_so():
             if self._loop.time() > ends_s:
-                raise FoundError(f"a request is not answered within {WAIT_S_MAX:.0f} s")
+                raise FoundError(f"{what} within {WAIT_S_MAX:.0f} s")
             await asyncio.sleep(STEP_S)
 
     def _place(self, data: bytes) -> Place:
@@ -190,13 +246,18 @@ class Subject:
         if place is None or len(place.inputs) >= self._inputs_per_server:
             if place is not None:
                 place.close()
-            place = self._places[options] = Place(options, self._loop)
+            made = ProxyPlace if options & PROXY else Place
+            place = self._places[options] = made(options, self._loop)
         place.inputs.append(data)
         return place
 
 
 def _place_of(data: bytes) -> int:
     return data[0] & OF_PLACES if data else 0
+
+
+def _packed(asked: Sequence[Sequence[bytes]], options: int) -> bytes:
+    return requests([(b"AUTH", b"secret"), *asked] if options & PASSWORD else asked)
 
 
 def _is_waiting(connection: Connection, wire: Wire) -> bool:
@@ -226,11 +287,10 @@ def _check_held(connections: Sequence[Connection], sent_bytes: int) -> None:
         raise FoundError(f"{held} bytes are held of {sent_bytes} that were sent")
 
 
-def _check_replies(wire: Wire) -> None:
-    if wire.is_cut:
-        return  # within a reply, perhaps
-    data = b"".join(wire.sent)
+def _replies(wire: Wire) -> list[Reply]:
+    """Return what a client was sent, nothing of it if it was cut: that may have been within a reply."""
+    data = b"" if wire.is_cut else b"".join(wire.sent)
     try:
-        replies_in(data)
+        return replies_in(data)
     except (NotAReplyError, ValueError, IndexError) as error:
         raise FoundError(f"not made of whole replies: {data[-300:]!r}") from error

@@ -8,9 +8,9 @@ import pytest
 
 from compat.conformance.wire import replies_in
 from compat.fuzz import corpus
-from compat.fuzz.places import EPOCHS, NODE, PASSWORD, TWO, USER
+from compat.fuzz.places import EPOCHS, NODE, PASSWORD, PROXY, SAID, TWO, USER
 from compat.fuzz.seeds import conversations
-from compat.fuzz.subject import FoundError, Subject, chunks_of
+from compat.fuzz.subject import ASKED, FoundError, Subject, chunks_of
 from resp_server import connection
 from resp_server.commands.table import Command
 from resp_server.connection import Connection
@@ -49,7 +49,7 @@ def test_the_answer_to_a_conversation_does_not_depend_on_its_chunks(subject: Sub
     assert subject.run(bytes([0, chunk_bytes]) + body) == whole
 
 
-@pytest.mark.parametrize("options", [0, PASSWORD, NODE, TWO, EPOCHS, TWO | EPOCHS, USER])
+@pytest.mark.parametrize("options", [0, PASSWORD, NODE, TWO, EPOCHS, TWO | EPOCHS, USER, PROXY, PROXY | NODE])
 def test_each_kind_of_server_answers(subject: Subject, options: int) -> None:
     assert subject.run(bytes([options, 5]) + b"AUTH secret\r\nPING\r\n")
 
@@ -95,3 +95,31 @@ def test_a_conversation_to_begin_with_makes_sense(subject: Subject, requests: li
     errors = [each.raw for each in replies if each.is_error]
     assert len(errors) < len(replies)
     assert not [each for each in errors if b"syntax error" in each or b"wrong number" in each]
+
+
+NO_ANSWERS = [
+    b"$1\r\na\r\n" * 20,
+    b"*1\r\n$1\r\na\r\n" * 9,
+    b":1\r\n" * 9,
+    b"$1\r\naxx" * 9,
+    b"%-1\r\n$1\r\na\r\n",
+    b"-MOVED 7 x\r\n" * 9,
+    b"-MOVED 7 a..b:1\r\n",
+    b">2\r\n$7\r\nchanged\r\n$4\r\n:1\r\n\r\n$1\r\na\r\n",
+]
+
+
+@pytest.mark.parametrize("said", NO_ANSWERS)
+@pytest.mark.parametrize("asked", range(len(ASKED)), ids=lambda at: b" ".join(ASKED[at][-1]).decode())
+def test_clients_of_a_proxy_are_answered_whatever_its_servers_say(subject: Subject, asked: int, said: bytes) -> None:
+    subject.run(bytes([SAID, 0, asked]) + said)
+
+
+@pytest.mark.parametrize("said", [b":1\r\n" * 9, b"-ERR x\r\n" * 9, b"$9999999\r\n", b""])
+def test_a_server_that_does_not_tell_its_jobs_is_asked_in_moments_and_once_each(subject: Subject, said: bytes) -> None:
+    subject.run(bytes([SAID | NODE, 0, 0]) + said)
+
+
+def test_a_server_that_hangs_up_at_each_question_is_not_tried_without_end(subject: Subject) -> None:
+    for options in (SAID, SAID | NODE, SAID | TWO):
+        subject.run(bytes([options, 0, 1]) + b"xx")
