@@ -52,6 +52,7 @@ FUZZED = (
 )
 
 Line = tuple[str, int]
+LINES_PER_CALL_MAX = 2_000
 
 
 def files() -> list[Path]:
@@ -97,9 +98,18 @@ class Tracer:
         known = self._is_fuzzed.get(code)
         if known is None:
             known = self._is_fuzzed[code] = code.co_filename in self._names
-        return self._on_line if known else None
+        return self._followed(code) if known else None
 
-    def _on_line(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
-            self.reached.add((frame.f_code.co_filename, frame.f_lineno))
-        return self._on_line
+    def _followed(self, code: CodeType) -> Any:
+        """Return what follows one call, for as long as anything new can be expected of it: some loop over all slots."""
+        left, add, name = LINES_PER_CALL_MAX, self.reached.add, code.co_filename
+
+        def on_line(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if event == "line":
+                add((name, frame.f_lineno))
+            frame.f_trace_lines = left > 0
+            return on_line
+
+        return on_line
