@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from resp_server.protocol.following import GONE, NOTHING, Epochs, Told, latest
+from resp_server.router.slot_map import ends_of_runs
 from state_backend.slots import SLOTS
 
 
@@ -47,9 +48,18 @@ class Floors:
 
     def __init__(self) -> None:
         self.by_slot: list[Epochs] = [NOTHING] * SLOTS
+        self._ends: list[int] | None = None
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Return the ends of runs of slots that share a floor: the slots behind them."""
+        if self._ends is None:
+            self._ends = ends_of_runs(self.by_slot)
+        return self._ends
 
     def leave(self, slots: Iterable[int], told: Epochs) -> None:
         """Take in that somebody else answers these slots from now on; who did had reached this."""
+        self._ends = None
         made: dict[int, tuple[Epochs, Epochs]] = {}  # by identity; the floor before is kept so that it stays its own
         for slot in slots:
             before = self.by_slot[slot]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import compress, groupby, islice
+from operator import is_not
 
 from resp_server.cluster.topology import Health, Topology
 from state_backend.slots import SLOTS
@@ -21,6 +22,7 @@ class SlotMap:
         self.version = -1
         self._term = NO_TERM
         # Those of the version, and what was said of single slots since.
+        self._ends: list[int] | None = None
         self.owners: list[str | None] = [None] * SLOTS
         # Each master's replicas that can answer.
         self.replicas: Mapping[str, Sequence[str]] = {}
@@ -46,7 +48,7 @@ class SlotMap:
         for node in topology.masters:
             for first, last in node.slots.ranges:
                 owners[first : last + 1] = [node.address] * (last + 1 - first)
-        self.owners = owners
+        self.owners, self._ends = owners, None
         self.replicas = {
             node.address: [each.address for each in topology.replicas(node) if each.health is Health.ONLINE]
             for node in topology.masters
@@ -56,11 +58,23 @@ class SlotMap:
 
     def moved(self, slot: int, address: str) -> None:
         """Believe a MOVED, until there is a higher version."""
-        self.owners[slot] = address
+        self.owners[slot], self._ends = address, None
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Return the ends of runs of slots that have one owner now: the slots behind them. Runs may meet."""
+        if self._ends is None:
+            self._ends = ends_of_runs(self.owners)
+        return self._ends
 
     def last_of_run(self, slot: int) -> int:
         """Return the last slot from this one on that has the same owner in this version, without a gap."""
         return self._lasts[bisect_left(self._lasts, slot)]
+
+
+def ends_of_runs(values: Sequence[object]) -> list[int]:
+    """Return the positions behind runs of the same object, in order; the last one is behind them all."""
+    return [*compress(range(1, len(values)), map(is_not, values, islice(values, 1, None))), len(values)]
 
 
 def runs_of(owners: Sequence[str | None]) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.errors import ClusterDownError, PlainError, TryAgainError
@@ -422,7 +423,9 @@ class Upstreams:
         floors: dict[str, Epochs] = {}
         known: dict[tuple[str, int], int] = {}
         is_behind = False
-        for slot, (master, floor) in enumerate(zip(self.slots.owners, self._floors.by_slot, strict=True)):
+        # By runs of slots: this is done whenever a connection comes or goes, and nothing is answered meanwhile.
+        for first, end in pairwise(sorted({0, *self.slots.ends, *self._floors.ends})):
+            master, floor = self.slots.owners[first], self._floors.by_slot[first]
             if master is None:
                 continue
             number = known.get((master, id(floor)))
@@ -438,7 +441,8 @@ class Upstreams:
                     number = lanes.index(lane)
                 known[master, id(floor)] = number
                 floors[master] = latest(floors.get(master, NOTHING), floor)
-            numbers[slot] = number
+            if number:
+                numbers[first:end] = bytes([number]) * (end - first)
         self.table, self.open_lanes, self._master_floors = bytes(numbers) * 4, lanes, floors
         self._is_some_slot_behind = is_behind
 

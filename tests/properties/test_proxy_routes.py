@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +12,7 @@ from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.protocol.replies import ReplySet, encode
 from resp_server.router.frames import BULK_BYTES_MAX, Frames, items_of
+from resp_server.router.guard import Floors
 from resp_server.router.routes import scan_reply, split
 from resp_server.router.slot_map import SlotMap, runs_of
 from state_backend.slots import SLOTS, position_of, slot_of
@@ -107,6 +108,31 @@ def test_every_slot_has_the_owner_that_the_topology_names(bounds: set[int], owne
         assert {slots.last_of_run(first), slots.last_of_run(last)} == {last}
     slots.moved(0, "z")
     assert slots.owners[0] == "z" != slots.told[0]
+
+
+changes = st.tuples(st.booleans(), st.integers(0, SLOTS - 1), st.integers(1, 9), st.integers(1, 3))
+
+
+@given(given=st.lists(changes, max_size=6))
+def test_the_slots_of_a_run_have_one_owner_and_one_floor_whatever_changes(
+    given: list[tuple[bool, int, int, int]],
+) -> None:
+    slots, floors = SlotMap(), Floors()
+    for version, (has_moved, first, count, number) in enumerate(given):
+        some = range(first, min(first + count, SLOTS))
+        if not has_moved:
+            floors.leave(some, {"j": (1, number)})
+        elif count == 9:
+            node = {"host": "a", "port": number, "slots": f"{first}-{SLOTS - 1}"}
+            assert slots.take(Topology.of_json({"version": version, "nodes": [node]}))
+        else:
+            for slot in some:
+                slots.moved(slot, f"b:{number}")
+        for ends, values in ((slots.ends, slots.owners), (floors.ends, floors.by_slot)):
+            assert ends[-1] == SLOTS
+            for start, end in pairwise([0, *ends]):
+                assert start < end
+                assert values[start:end] == [values[start]] * (end - start)
 
 
 @given(names=st.sets(st.binary(min_size=1, max_size=6), min_size=1, max_size=40), data=st.data())
