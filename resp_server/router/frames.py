@@ -247,7 +247,7 @@ def _item(data: bytes, at: int) -> tuple[int, int]:
     digits = data[at + 1 : end]
     if mark in LINES and end - at <= LINE_BYTES_MAX:
         return end + 2, 0
-    if mark == NUMBER and digits.lstrip(b"-").isdigit() and len(digits) <= NUMBER_DIGITS_MAX:
+    if mark == NUMBER and digits.removeprefix(b"-").isdigit() and len(digits) <= NUMBER_DIGITS_MAX:
         return end + 2, 0
     line = data[at:end]
     if line in NAMED:

@@ -73,3 +73,8 @@ def test_an_array_is_taken_apart_into_its_items(items: list[bytes], places: list
     sent = b"*%d\r\n%b" % (len(items), b"".join(items))
     found, _ = cut_up(sent, places)
     assert [list(items_of(each)) for each in found] == [items]
+
+
+def test_a_number_has_at_most_one_sign_and_is_of_64_bits() -> None:
+    assert cut_up(b":--7\r\n", []) == cut_up(b":-\r\n", []) == cut_up(b":%d\r\n" % -(10**19), []) == ([], True)
+    assert cut_up(b":%d\r\n" % -(2**63), []) == ([b":-9223372036854775808\r\n"], False)
