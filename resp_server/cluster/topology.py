@@ -128,7 +128,10 @@ class Topology:
     @cached_property
     def owners(self) -> Mapping[int, Node]:
         """Each slot's owner; a slot that nobody owns is missing."""
-        return {slot: node for node in self.masters for slot in node.slots}
+        found: dict[int, Node] = {}
+        for node in self.masters:
+            found.update(dict.fromkeys(node.slots, node))
+        return found
 
     def replicas(self, master: Node) -> Iterator[Node]:
         """Iterate over the replicas of a master."""

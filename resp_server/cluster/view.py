@@ -33,8 +33,8 @@ class PartView(KeyspaceView):
         self._slots = slots
         self._lasts = [last for _, last in slots.ranges]
         self._is_here = bytearray(SLOTS)
-        for slot in slots:
-            self._is_here[slot] = 1
+        for first, last in slots.ranges:
+            self._is_here[first : last + 1] = b"\1" * (last + 1 - first)
         super().__init__(keyspace, now_ms, on_change)
 
     def at(self, key: bytes) -> Snapshot:

@@ -31,8 +31,8 @@ class SlotMap:
     def _set(self, told: list[str | None]) -> None:
         """Derive what is asked of a version as a whole: its servers with their numbers of slots, and its gaps."""
         self.told = tuple(told)
-        self.counts = Counter(each for each in told if each is not None)
         self.is_whole = None not in told
+        self.counts = Counter(filter(None, told))
         self._lasts = [last for _, last in runs_of(told)]
 
     def take(self, topology: Topology, term: int = NO_TERM) -> bool:
@@ -81,6 +81,6 @@ def runs_of(owners: Sequence[str | None]) -> Iterator[tuple[int, int]]:
     """Iterate over the first and last slots of runs of one owner, in order; together they are all slots."""
     first = 0
     for _, run in groupby(owners):
-        last = first + sum(1 for _ in run) - 1
+        last = first + len(list(run)) - 1
         yield first, last
         first = last + 1

@@ -12,7 +12,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import ne
 
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.errors import ClusterDownError, PlainError, TryAgainError
@@ -230,13 +231,14 @@ class Upstreams:
         by_master: dict[str | None, str | None] = {None: None}
         for master in set(self.slots.owners):
             by_master[master] = None if master is None else self.answering(master)
-        return [by_master[master] for master in self.slots.owners]
+        return list(map(by_master.__getitem__, self.slots.owners))
 
     def _answered_by_others(self, before: Sequence[str | None]) -> None:
         """Raise the floors of the slots that are not answered by whom they were."""
         left: dict[str, list[int]] = {}
-        for slot, (was, now) in enumerate(zip(before, self._answering_by_slot(), strict=True)):
-            if was != now and was is not None:
+        for slot in compress(range(SLOTS), map(ne, before, self._answering_by_slot())):
+            was = before[slot]
+            if was is not None:
                 left.setdefault(was, []).append(slot)
         for address, slots in left.items():
             self.lose_track()
