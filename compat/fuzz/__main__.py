@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(name)
         seeds = folder / "seeds"
         seeds.mkdir()
-        for number, data in enumerate([*kept, *first_inputs()]):
+        for number, data in enumerate([*kept, *first_inputs(kept)]):
             (seeds / f"{number:05d}").write_bytes(data)
         run = _run(folder, seeds, options.seconds)
         inputs = sorted((path.read_bytes() for path in seeds.iterdir()), key=lambda each: (len(each), each))

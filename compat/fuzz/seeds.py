@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 
 from compat.conformance.wire import request
 from compat.fuzz.places import EPOCHS, NODE, PROXY, SAID, TWO, USER
+from compat.fuzz.subject import ASKED
 from resp_server.commands import command_table
 
 # One a line, their requests between bars: what an input has to have come to before the next change reaches anything.
 CONVERSATIONS = Path(__file__).with_name("conversations.txt")
-
+# Options and chunks, and how often each request is sent: to one of two connections each time.
+WAYS = (
+    (bytes([NODE, 0]), 1),
+    (bytes([PROXY | EPOCHS | TWO, 200]), 2),
+    (bytes([USER, 0]), 1),
+    (bytes([PROXY | NODE, 0]), 1),
+    (bytes([EPOCHS, 40]), 1),
+    (bytes([PROXY, 0]), 1),
+    (bytes([EPOCHS | TWO, 200]), 2),
+)
 
 # What a proxy's servers may say to anything.
 SAYINGS = (
@@ -30,26 +42,23 @@ def conversations() -> list[list[list[bytes]]]:
     return [[each.split() for each in line.split(b" | ")] for line in CONVERSATIONS.read_bytes().splitlines()]
 
 
-def first_inputs() -> list[bytes]:
-    """Return the inputs to begin with: most of them in line, where any change is a request too."""
+def first_inputs(kept: Sequence[bytes]) -> list[bytes]:
+    """Return the inputs to begin with beside those that are kept: few, so that there is time for new ones.
+
+    Commands that no kept input asks for in line; each conversation in one of the ways, and each saying of a proxy's
+    servers to one or two of the things that they are asked. libFuzzer changes the bytes that say which.
+    """
+    asked = b"\n".join(kept).lower()
     found = []
     for name in names():
         words = name.encode().replace(b"|", b" ")
-        lines = [
-            words + given for given in (b"", b" j:v:1", b" j:m:l f1", b" j:l:s 0 -1", b" j:s:l m1", b" j:z:l 0 -1")
-        ]
-        found.append(b"\0\0" + b"\r\n".join([*lines, b"HELLO 3", *lines]) + b"\r\n")
-        found.append(b"\0\0" + request(*lines[2].split()))
-    for requests in conversations():
-        packed = b"".join(request(*words) for words in requests)
-        found.append(b"\0\0" + b"".join(b" ".join(words) + b"\r\n" for words in requests))
-        found += [bytes([options, 0]) + packed for options in (0, NODE, USER, PROXY, PROXY | NODE)]
-        found.append(bytes([EPOCHS, 40]) + packed)
-        found.append(bytes([EPOCHS | TWO, 200]) + b"".join(2 * request(*words) for words in requests))
-        found.append(bytes([PROXY | EPOCHS | TWO, 200]) + b"".join(2 * request(*words) for words in requests))
-    found += [
-        bytes([options, 0, asked]) + each for options in (SAID, SAID | NODE) for asked in range(16) for each in SAYINGS
-    ]
+        if words not in asked:
+            given = (b"", b" j:v:1", b" j:m:l f1", b" j:l:s 0 -1", b" j:s:l m1", b" j:z:l 0 -1")
+            found.append(b"\0\0" + b"\r\n".join([*(words + each for each in given), b""]))
+    for requests, (header, times) in zip(conversations(), cycle(WAYS), strict=False):
+        found.append(header + b"".join(times * request(*words) for words in requests))
+    for at, saying in enumerate(2 * SAYINGS):
+        found.append(bytes([SAID | (at % 2 * NODE), 0, at % len(ASKED)]) + saying)
     return found
 
 

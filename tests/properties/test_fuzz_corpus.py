@@ -9,7 +9,7 @@ import pytest
 from compat.conformance.wire import replies_in
 from compat.fuzz import corpus
 from compat.fuzz.places import EPOCHS, NODE, PASSWORD, PROXY, SAID, TWO, USER
-from compat.fuzz.seeds import conversations
+from compat.fuzz.seeds import conversations, first_inputs
 from compat.fuzz.subject import ASKED, FoundError, Subject, chunks_of
 from resp_server import connection
 from resp_server.commands.table import Command
@@ -95,6 +95,13 @@ def test_a_conversation_to_begin_with_makes_sense(subject: Subject, requests: li
     errors = [each.raw for each in replies if each.is_error]
     assert len(errors) < len(replies)
     assert not [each for each in errors if b"syntax error" in each or b"wrong number" in each]
+
+
+def test_the_inputs_to_begin_with_are_few_beside_those_that_are_kept() -> None:
+    kept = corpus.kept()
+    first = first_inputs(kept)
+    assert len(first) < len(kept) and len(first) < len(first_inputs([]))
+    assert {PROXY, SAID, SAID | NODE} <= {data[0] & (PROXY | SAID | NODE) for data in first}
 
 
 NO_ANSWERS = [
