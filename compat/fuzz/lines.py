@@ -72,19 +72,24 @@ def _lines_in(path: Path) -> Iterable[int]:
         code = codes.pop()
         codes += [each for each in code.co_consts if isinstance(each, CodeType)]
         if code.co_flags & CO_OPTIMIZED:  # a function: neither a module nor the body of a class
-            yield from {line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno}
+            yield from _lines_of(code)
+
+
+def _lines_of(code: CodeType) -> set[int]:
+    return {line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno}
 
 
 class Tracer:
-    """Follows the lines of the files that are fuzzed while something runs."""
+    """Follows the lines of the files that are fuzzed while something runs, until it has seen all of a function."""
 
     def __init__(self) -> None:
         self._names = {str(path) for path in files()}
-        self._is_fuzzed: dict[CodeType, bool] = {}
+        # What was not reached yet; of another file, nothing is left.
+        self._left: dict[CodeType, set[int]] = {}
         self.reached: set[Line] = set()
 
     def run(self, what: Callable[[], Any]) -> set[Line]:
-        """Run something; return what it reached."""
+        """Run something; return what it reached of what was not reached before."""
         self.reached = set()
         sys.settrace(self._on_call)
         try:
@@ -95,21 +100,22 @@ class Tracer:
 
     def _on_call(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        known = self._is_fuzzed.get(code)
-        if known is None:
-            known = self._is_fuzzed[code] = code.co_filename in self._names
-        return self._followed(code) if known else None
+        left = self._left.get(code)
+        if left is None:
+            left = self._left[code] = _lines_of(code) if code.co_filename in self._names else set()
+        return self._followed(code, left) if left else None
 
-    def _followed(self, code: CodeType) -> Any:
+    def _followed(self, code: CodeType, lines: set[int]) -> Any:
         """Return what follows one call, for as long as anything new can be expected of it: some loop over all slots."""
         left, add, name = LINES_PER_CALL_MAX, self.reached.add, code.co_filename
 
         def on_line(frame: FrameType, event: str, argument: Any) -> Any:
             nonlocal left
             left -= 1
-            if event == "line":
+            if event == "line" and frame.f_lineno in lines:
+                lines.remove(frame.f_lineno)
                 add((name, frame.f_lineno))
-            frame.f_trace_lines = left > 0
+            frame.f_trace_lines = left > 0 and bool(lines)
             return on_line
 
         return on_line
