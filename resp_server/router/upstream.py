@@ -344,8 +344,12 @@ class Upstreams:
         self._long_replies.take(link, ask, told)
 
     def _moved(self, ask: Ask, reply: bytes, address: str) -> None:
-        slot, owner = reply[7:].decode().split()
-        was = self.slots.owners[int(slot)]
+        try:
+            slot, owner = reply[7:].decode().split()
+            was = self.slots.owners[int(slot)]
+        except (ValueError, IndexError):  # what is asked is no lane's any more: nobody else would answer it
+            ask.refuse(PlainError(f"{address} sends elsewhere, but not where to"))
+            return
         if was != owner:
             if was is not None:
                 self.lose_track()

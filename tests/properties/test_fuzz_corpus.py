@@ -130,3 +130,10 @@ def test_a_server_that_does_not_tell_its_jobs_is_asked_in_moments_and_once_each(
 def test_a_server_that_hangs_up_at_each_question_is_not_tried_without_end(subject: Subject) -> None:
     for options in (SAID, SAID | NODE, SAID | TWO):
         subject.run(bytes([options, 0, 1]) + b"xx")
+
+
+@pytest.mark.parametrize("place", [b"7 10.\x98:7379", b"7", b"x y:1", b"99999 y:1"])
+def test_who_is_sent_to_no_place_is_told_at_once(subject: Subject, place: bytes) -> None:
+    for asked in (0, 3):
+        sent = subject.run(bytes([SAID, 0, asked]) + b"-MOVED %b\r\n" % place * 9)
+        assert b"not where to" in sent and b"in time" not in sent
