@@ -102,8 +102,8 @@ class ShortWay:
         }
         self._call = _Uncounted(Session(0, "", "", instance.users.default, 0), instance)
         self._protocol = protocol
-        # Of what is in hand, the replies that do not tell by themselves whether something was found, and whether not.
-        self._ambiguous: list[tuple[bytes, bool]] = []
+        # Of what is in hand, the requests whose replies do not tell by themselves whether something was found: if not.
+        self._ambiguous: dict[bytes, bool] = {}
         # Those taken so far, by their heads, and what they answer where nothing is found: all there is to count.
         self._ways: dict[bytes, _Way] = {}
         self._nothings: tuple[bytes, ...] = ()
@@ -282,7 +282,7 @@ class ShortWay:
             reply = self._reply_of_body(command, words)
             found.append(reply)
             if reply in AMBIGUOUS:
-                self._ambiguous.append((reply, self._call.has_missed))
+                self._ambiguous[whole] = self._call.has_missed
             elif reply is not None and not view.at(words[0]).applied.expiring:
                 lasting[whole] = reply
         self._cache.add(its_head, lasting if self._cache.is_held else {}, len(found))
@@ -306,7 +306,7 @@ class ShortWay:
             for index, each in zip(places, found, strict=True):
                 replies[index] = reply = encode(command.nothing if each is None else each, self._protocol)
                 if reply in AMBIGUOUS:
-                    self._ambiguous.append((reply, each is None))
+                    self._ambiguous[wholes[index]] = each is None
         self._cache.add(its_head, {}, len(asked))
         return replies
 
@@ -377,8 +377,10 @@ class ShortWay:
         misses = 0
         for nothing in self._nothings:
             misses += replies.count(nothing)
-        for reply, is_miss in self._ambiguous:
-            misses += is_miss - (reply in self._nothings)
+        if self._ambiguous:
+            for whole, reply in zip(wholes, replies, strict=True):
+                if whole in self._ambiguous:
+                    misses += self._ambiguous[whole] - (reply in self._nothings)
         if many:
             mgets = [many[whole] for whole in wholes if whole in many]
             for name in {each.name for each in mgets}:
