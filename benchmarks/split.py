@@ -27,6 +27,7 @@ from benchmarks.servers import JOB, VoidError, key, load_log, states, temporary_
 from resp_server import short_way
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
+from resp_server.outbox import Outbox, Sender
 from resp_server.protocol.requests import RequestParser
 from resp_server.reply_cache import ReplyCache
 from resp_server.server import Server
@@ -105,6 +106,14 @@ class NeverLong(Turns):
         return False
 
 
+class AtOnce(Outbox):
+    """Nothing waits for the end of a round, for the same reason."""
+
+    def add(self, sender: Sender, reply: bytes) -> None:
+        """Send."""
+        sender.send_now(reply)
+
+
 SEAMS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
     (PARSE, short_way, ("pieces_of",)),
     (PARSE, RequestParser, ("feed",)),
@@ -181,7 +190,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     keyspace = Keyspace()
     keyspace.put(Job(JOB, store.generation, states(), store, is_stale=False))
     server = Server(keyspace, ServerConfig())
-    server.turns = NeverLong()
+    server.turns, server.outbox = NeverLong(), AtOnce()
     transport = SocketTransport()
     connection = Connection(server)
     connection.connection_made(transport)

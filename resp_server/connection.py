@@ -69,6 +69,7 @@ class Connection(asyncio.Protocol):
         self._given_id = session_id
         self._instance = server.instance
         self._dispatcher = server.dispatcher
+        self._outbox = server.outbox
         self._loop = asyncio.get_running_loop()
         self._requests: Iterator[Request] = iter(())
         self._input = b""  # comes after the requests
@@ -79,6 +80,7 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] | None = None  # of the turn that is under way
         self._pushed: list[bytes] = []  # waits for the end of the reply that is on its way
         self._pushed_bytes = 0
+        self._unsent_bytes = 0  # in the outbox
         self._over_since_ms: int | None = None  # more waits to be sent than the soft limit
         self._is_writable = True
         self._is_reading = True
@@ -130,6 +132,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Stay open for what has been asked and not yet answered: not with TLS, where one end closes both."""
+        self._outbox.flush()
         if self._transport.get_extra_info("sslcontext") is not None:
             return False
         self._is_ending = self._next_turn is not None or not self._is_writable
@@ -161,12 +164,18 @@ class Connection(asyncio.Protocol):
     @property
     def output_bytes(self) -> int:
         """How much waits to be sent."""
-        return self._transport.get_write_buffer_size() + self._pushed_bytes
+        return self._transport.get_write_buffer_size() + self._pushed_bytes + self._unsent_bytes
+
+    def send_now(self, reply: bytes) -> None:
+        """Send what was in the outbox."""
+        self._unsent_bytes -= len(reply)
+        if not self._transport.is_closing():  # it may have been cut since
+            self._transport.write(reply)
 
     def close(self) -> None:
         """End the connection once what was answered is sent."""
         self._is_calm = False
-        self._transport.close()
+        self._close_transport()
 
     def abort(self, reason: str) -> None:
         """End the connection now."""
@@ -292,7 +301,7 @@ class Connection(asyncio.Protocol):
         is_waiting = self._pending is not None
         is_closing = self.session.is_closing and self._sliced is None and not is_waiting
         if is_closing or (self._is_ending and not has_more and not is_waiting and self._is_writable):
-            self._transport.close()
+            self._close_transport()
             return
         self._set_reading(self._is_writable and not has_more and not is_waiting and not self._is_ending)
         if has_more and self._is_writable:
@@ -462,13 +471,21 @@ class Connection(asyncio.Protocol):
         """Cut a client for which more waits to be sent than may."""
         config = self._instance.config
         is_subscriber = self.session.is_subscriber
-        if self.output_bytes > (config.subscriber_output_bytes_max if is_subscriber else config.output_bytes_max):
+        bytes_max = config.subscriber_output_bytes_max if is_subscriber else config.output_bytes_max
+        if self.output_bytes > bytes_max:
+            self._outbox.flush()  # what the client takes does not count
+        if self.output_bytes > bytes_max:
             self._instance.stats.closed_for_output += 1
             self.abort("more output is waiting than a client may have")
 
     def _write(self, reply: bytes) -> None:
         self._instance.stats.output_bytes += len(reply)
-        self._transport.write(reply)
+        self._unsent_bytes += len(reply)
+        self._outbox.add(self, reply)
+
+    def _close_transport(self) -> None:
+        self._outbox.flush()
+        self._transport.close()
 
     def _set_reading(self, is_reading: bool) -> None:
         if is_reading == self._is_reading or self._transport.is_closing():

@@ -21,6 +21,7 @@ from resp_server.dispatcher import Dispatcher
 from resp_server.errors import DeniedError, PlainError, ReplyError
 from resp_server.instance import Instance
 from resp_server.listening import listen_at_ports
+from resp_server.outbox import Outbox
 from resp_server.protocol.session import Session
 from resp_server.telling import Telling
 from resp_server.tls import Certificates, TlsListener
@@ -60,6 +61,7 @@ class Server:
         self.dispatcher = dispatcher(self.instance)
         self._connect = connection
         self.turns = Turns()
+        self.outbox = Outbox()
         self._connections: dict[int, Connection] = {}
         self._next_id = 1
         self._listeners: list[asyncio.Server | TlsListener] = []

@@ -85,7 +85,8 @@ class Running:
     def __init__(self, config: ServerConfig, keyspace: Keyspace) -> None:
         self.loop = uvloop.new_event_loop()
         self.server = Server(keyspace, config, clock=lambda: NOW_MS)
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
         self.run(self.server.start())
         self.peers: list[Peer] = []
 
@@ -110,6 +111,8 @@ class Running:
             peer.socket.close()
         self.run(self.server.stop())
         self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
 
 
 @pytest.fixture(scope="session")

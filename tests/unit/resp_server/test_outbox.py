@@ -1,0 +1,45 @@
+"""What a round of the event loop answers is sent at its end, in order, and sooner if it is much."""
+
+from __future__ import annotations
+
+import asyncio
+
+from resp_server.outbox import WAITING_BYTES_MAX, Outbox
+
+
+class Sender:
+    def __init__(self, sent: list[tuple[str, bytes]], name: str) -> None:
+        self._sent, self._name = sent, name
+
+    def send_now(self, reply: bytes) -> None:
+        self._sent.append((self._name, reply))
+
+
+def test_what_a_round_answers_is_sent_at_its_end_in_order() -> None:
+    async def play() -> None:
+        sent: list[tuple[str, bytes]] = []
+        outbox, one, other = Outbox(), Sender(sent, "one"), Sender(sent, "other")
+        for number in range(2):
+            outbox.add(one, b"1")
+            outbox.add(other, b"2")
+            outbox.add(one, b"3")
+            assert len(sent) == 3 * number
+            await asyncio.sleep(0)
+            assert sent[-3:] == [("one", b"1"), ("other", b"2"), ("one", b"3")]
+            assert len(sent) == 3 * (number + 1)
+
+    asyncio.run(play())
+
+
+def test_much_does_not_wait_and_comes_behind_what_waited() -> None:
+    async def play() -> None:
+        sent: list[tuple[str, bytes]] = []
+        outbox, one = Outbox(), Sender(sent, "one")
+        outbox.add(one, b"first")
+        outbox.add(one, bytes(WAITING_BYTES_MAX))
+        assert [len(reply) for _, reply in sent] == [5, WAITING_BYTES_MAX]
+        outbox.add(one, b"last")
+        await asyncio.sleep(0)
+        assert sent[2:] == [("one", b"last")]
+
+    asyncio.run(play())
