@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from compat.conformance.dataset import standard
+from compat.conformance.dataset import SMALL_MAP_FIELDS_MAX, standard
 
 DATASET = standard()
 
@@ -47,6 +47,14 @@ any_set_keys = st.one_of(
     st.sampled_from([b"{tag}set", b"{tag}set2", b"{tag}zset", b"{tag}zset2", b"missing"]),
     st.sampled_from([b"{tag}set", b"{tag}set2", b"set:small", b"zset:small", b"missing", b"plain"]),
 )
+# SORT leaves a small sorted set of redis-server as large ones lie there. A range by text, which is unspecified where
+# scores differ, finds other members then than before: what came first would decide.
+_FOUND_BY_TEXT = {
+    key
+    for key, scores in DATASET.sorted_sets.items()
+    if len(scores) <= SMALL_MAP_FIELDS_MAX and len(set(scores.values())) > 1
+}
+sort_keys = st.one_of(list_keys, list_keys, any_set_keys).filter(lambda key: key not in _FOUND_BY_TEXT)
 only_set_keys = st.one_of(
     st.sampled_from(list(DATASET.sets)),
     st.sampled_from([b"{tag}set", b"{tag}set2", b"set:small", b"set:edge", b"set:large", b"missing"]),
@@ -384,7 +392,7 @@ ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
     ),
     "bitfield_ro": joined(words_of(bitmap_keys), bitfield_options),
     "lcs": joined(words_of(lcs_keys, lcs_keys), lcs_options),
-    "sort_ro": joined(words_of(st.one_of(list_keys, list_keys, any_set_keys)), sort_options),
+    "sort_ro": joined(words_of(sort_keys), sort_options),
     "dump": words_of(keys),
     "memory|usage": joined(
         words_of(keys),
