@@ -72,9 +72,9 @@ def _range(first: int, last: int, step: int, limit: int, size: int) -> Sequence[
 
 
 def _counted(first: int, rule: Mapping[str, int], request: Sequence[bytes]) -> Sequence[int] | None:
-    """Return as many places as an argument says."""
+    """Return as many places as an argument says; to Redis none at all makes no sense."""
     at = first + rule["keynumidx"]
-    if at >= len(request) or not INTEGER.fullmatch(request[at]) or int(request[at]) < 0:
+    if at >= len(request) or not INTEGER.fullmatch(request[at]) or int(request[at]) <= 0:
         return None
     start = first + rule["firstkey"]
     end = start + int(request[at]) * rule["keystep"]
