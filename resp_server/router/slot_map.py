@@ -22,8 +22,8 @@ class SlotMap:
         self.version = -1
         self._term = NO_TERM
         # Those of the version, and what was said of single slots since.
-        self._ends: list[int] | None = None
         self.owners: list[str | None] = [None] * SLOTS
+        self._ends: list[int] | None = None
         # Each master's replicas that can answer.
         self.replicas: Mapping[str, Sequence[str]] = {}
         self._set(self.owners)
