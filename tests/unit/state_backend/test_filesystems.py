@@ -158,3 +158,20 @@ def test_what_others_remove_at_the_same_time_is_removed(filesystem: Filesystem, 
             done.result()
     assert everything_in(tmp_path) == []
     filesystem.remove("folder")
+
+
+def test_the_size_of_a_file_is_told(filesystem: Filesystem) -> None:
+    filesystem.create("a", b"\x00one")
+    filesystem.create("empty", b"")
+    assert (filesystem.size("a"), filesystem.size("empty"), filesystem.size("nothing")) == (4, 0, None)
+
+
+def test_a_copy_stays_when_the_first_name_goes(filesystem: Filesystem) -> None:
+    filesystem.make_folder("b")
+    filesystem.create("a", b"one")
+    assert filesystem.copy("a", "b/c")
+    assert filesystem.copy("a", "b/c")
+    filesystem.remove("a")
+    assert filesystem.read("b/c") == b"one"
+    assert not filesystem.copy("a", "b/d")
+    assert filesystem.names("b") == ["c"]

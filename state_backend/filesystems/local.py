@@ -1,0 +1,131 @@
+"""A folder of this machine, or one mounted on all of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from state_backend.filesystems.filesystem import Filesystem
+
+
+class LocalFilesystem(Filesystem):
+    """A folder: temporary file, fsync, link (which fails if the name is taken), fsync of the folder."""
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root).expanduser().absolute()
+        self.root = str(self._root)
+
+    def read(self, path: str) -> bytes | None:
+        with self._explained("read", path):
+            try:
+                return (self._root / path).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def open_input(self, path: str) -> pa.Buffer | None:
+        with self._explained("read", path):
+            try:
+                with pa.memory_map(str(self._root / path)) as mapped:
+                    return mapped.read_buffer()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def create(self, path: str, content: bytes) -> bool:
+        with self._explained("create", path), self._temporary(path, content, is_durable=True) as temporary:
+            try:
+                os.link(temporary, self._root / path)
+            except FileExistsError:
+                return False
+            self._sync_folder(path)
+        return True
+
+    @contextmanager
+    def open_new(self, path: str) -> Iterator[BinaryIO]:
+        target = self._root / path
+        temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
+        with self._explained("write", path):
+            try:
+                with open(temporary, "xb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.link(temporary, target)
+                self._sync_folder(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def replace(self, path: str, content: bytes, *, is_durable: bool = True) -> None:
+        with self._explained("replace", path), self._temporary(path, content, is_durable) as temporary:
+            os.replace(temporary, self._root / path)
+            if is_durable:
+                self._sync_folder(path)
+
+    def names(self, path: str) -> list[str]:
+        with self._explained("list", path):
+            try:
+                return os.listdir(self._root / path)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def size(self, path: str) -> int | None:
+        with self._explained("look at", path):
+            try:
+                return os.stat(self._root / path).st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def copy(self, source: str, target: str) -> bool:
+        with self._explained("copy", source):
+            try:
+                os.link(self._root / source, self._root / target)
+            except FileExistsError:
+                pass
+            except FileNotFoundError:
+                if (self._root / source).exists():
+                    raise  # the target's folder is missing
+                return False
+            self._sync_folder(target)
+        return True
+
+    def make_folder(self, path: str) -> None:
+        with self._explained("make the folder", path):
+            (self._root / path).mkdir(parents=True, exist_ok=True)
+            for folder in [path, *map(str, PurePosixPath(path).parents)][:-1]:
+                self._sync_folder(folder)
+
+    def remove(self, path: str) -> None:
+        with self._explained("remove", path):
+            target = self._root / path
+            while target.is_dir():
+                with suppress(FileNotFoundError):  # somebody else removed part of it
+                    shutil.rmtree(target)
+            target.unlink(missing_ok=True)
+
+    @contextmanager
+    def _temporary(self, path: str, content: bytes, is_durable: bool) -> Iterator[Path]:
+        temporary = (self._root / path).with_name(f".{uuid.uuid4().hex}.tmp")
+        try:
+            with open(temporary, "xb") as file:
+                file.write(content)
+                if is_durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            yield temporary
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def _sync_folder(self, path: str) -> None:
+        """Make a name in the folder that holds `path` durable."""
+        folder = os.open((self._root / path).parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
