@@ -73,6 +73,7 @@ class JobFollower:
         self._wants = 0  # lines about slots that this applier was sent
         self._tells_events = tells_events
         self._loading = ""
+        self._is_incomplete = False
         self._changed = changed
         self._readers = readers
         self._folder = folder
@@ -199,6 +200,7 @@ class JobFollower:
             told = {
                 "committed_epoch": event.get("committed", -1),
                 "committed_clock_ms": event.get("committed_clock_ms", 0),
+                "is_incomplete": event["is_incomplete"],
                 "is_stale": event["is_stale"],
                 "error": event["error"],
             }
@@ -222,6 +224,13 @@ class JobFollower:
             self._loading = event["loading"]
             owned, missing = event["slots"] or "none", self._loading or "none"
             logger.info("job %s: slots that can be read: %s; that are being loaded: %s", self.name, owned, missing)
+        if event["is_incomplete"] and not self._is_incomplete:
+            logger.warning(
+                "job %s: its log begins after the query did, so keys that have not changed since are missing; "
+                "start the query with a new checkpoint to have them all",
+                self.name,
+            )
+        self._is_incomplete = event["is_incomplete"]
         generation = self.visible.generation if self.visible is not None else ""
         self.visible = Visible(event.get("generation", generation), event["term"], event["applied"])
         self._changed()
@@ -254,12 +263,6 @@ class JobFollower:
         self._see(event)
         self.renamed_from = event["renamed_from"]
         self.opened.set()
-        if event["is_incomplete"]:
-            logger.warning(
-                "job %s: its log begins after the query did, so keys that have not changed since are missing; "
-                "start the query with a new checkpoint to have them all",
-                self.name,
-            )
         states = [state["name"] for state in event["states"]]
         logger.info("job %s: serving generation %s, states %s", self.name, event["generation"], states)
 

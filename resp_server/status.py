@@ -14,7 +14,7 @@ from state_backend.errors import SparkisError
 
 DEFAULT_URL = "redis://127.0.0.1:7379"
 DESCRIPTION = "Show the jobs of a running server: states, keys, committed and applied epoch, lag."
-COLUMNS = ("JOB", "STATE", "KIND", "KEYS", "COMMITTED", "APPLIED", "LAG", "CONDITION")
+COLUMNS = ("JOB", "STATE", "KIND", "KEYS", "COMMITTED", "APPLIED", "LAG", "AGE", "CONDITION")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +62,7 @@ def table(jobs: Sequence[dict[str, Any]]) -> str:
 
 def _rows(job: dict[str, Any]) -> list[tuple[str, ...]]:
     lag = "-" if job["lag_ms"] is None else f"{job['lag_epochs']} epochs, {job['lag_ms']} ms"
+    age = "-" if job["age_ms"] is None else f"{job['age_ms'] / 1000:.1f} s"
     facts = [
         "stale" if job["stale"] else "live",
         "incomplete" if job["incomplete"] else "",
@@ -77,6 +78,7 @@ def _rows(job: dict[str, Any]) -> list[tuple[str, ...]]:
             str(job["committed"]),
             str(job["applied"]),
             lag,
+            age,
             condition,
         )
         for state in job["states"]

@@ -21,11 +21,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks import endpoints
 from spark_hooks.publisher import Publication, Publisher, Run
-from spark_hooks.sink import SinkChecks, logged
+from spark_hooks.sink import CHECKPOINT_OPTION, SinkChecks, logged
 from state_backend.errors import DescriptorError
 
-CHECKPOINT_OPTION = "checkpointLocation"
-CHECKPOINT_SETTING = "spark.sql.streaming.checkpointLocation"
 # Spark sets it in its Python workers; a client has another value, or none.
 RUNTIME_VARIABLE = "SPARK_PYTHON_RUNTIME"
 WORKER_RUNTIME = "PYTHON_WORKER"
@@ -39,31 +37,15 @@ CHECKPOINT_MISSING = (
 class ConnectQueryableWriter(SinkChecks, ConnectDataStreamWriter):  # type: ignore[misc]  # to a type checker both are one
     """Spark Connect's DataStreamWriter with the sink set. The log is opened by the query's first micro-batch."""
 
-    _checkpoint: str | None = None
-
-    def option(self, key: str, value: Any) -> Any:
-        """Set an option of the query; the checkpoint's place is remembered."""
-        if key.lower() == CHECKPOINT_OPTION.lower() and value is not None:
-            self._checkpoint = str(value)
-        ConnectDataStreamWriter.option(self, key, value)
-        return self
-
     def start(self, *args: Any, **options: Any) -> StreamingQuery:  # type: ignore[override]
         """Start the query. What the log refuses fails the first micro-batch."""
         self._check_start(args, options)
-        for key in [key for key in options if key.lower() == CHECKPOINT_OPTION.lower()]:
-            self.option(key, options.pop(key))
-        write = BatchWriter(self._told, self._name, self._checkpoint_location())
+        checkpoint = self._checkpoint_location(self._session)
+        if checkpoint is None:
+            raise DescriptorError(f"{CHECKPOINT_MISSING}give the query .option({CHECKPOINT_OPTION!r}, ...)")
+        write = BatchWriter(self._told, self._name, checkpoint)
         ConnectDataStreamWriter.foreachBatch(self, write)
         return super().start(*args, **options)
-
-    def _checkpoint_location(self) -> str:
-        if self._checkpoint is not None:
-            return self._checkpoint
-        root = self._session.conf.get(CHECKPOINT_SETTING, None)
-        if root is None or self._name is None:
-            raise DescriptorError(f"{CHECKPOINT_MISSING}give the query .option({CHECKPOINT_OPTION!r}, ...)")
-        return f"{root}/{self._name}"
 
 
 class BatchWriter:

@@ -40,11 +40,11 @@ from spark_hooks.placed import Cluster, PlacedEndpoint
 from spark_hooks.sessions import is_connect
 from spark_hooks.sink import LOG_SETTING
 from state_backend.change_log import check_writable
+from state_backend.errors import DescriptorError
 from state_backend.filesystems import open_filesystem
 
 logger = logging.getLogger("sparkis.serve")
 
-DEFAULT_LOG = "sparkis-log"
 PLACEMENT_SETTING = "spark.sparkis.placement"
 Placement = Literal["driver", "executors"]
 TlsAuthClients = Literal["yes", "no", "optional"]
@@ -139,7 +139,8 @@ def serve(
 ) -> ServedEndpoint:
     """Start to serve a log, make it the session's, and return where to read.
 
-    log        the change log's root: the setting spark.sparkis.log, else the folder `sparkis-log` in the working folder
+    log        the change log's root; the setting spark.sparkis.log unless given. It belongs to the queries'
+               checkpoints: one that goes on with another log has only the keys that change from then on
     port       0 takes a free one
     bind       where to listen, one address or several; beyond loopback set a password, or only this machine is answered
     password   what clients must send with AUTH
@@ -173,7 +174,13 @@ def serve(
     """
     if not 1 <= workers <= WORKERS_MAX:
         raise ValueError(f"workers={workers!r}: give a number of processes from 1 to {WORKERS_MAX}")
-    root = open_filesystem(log or spark.conf.get(LOG_SETTING, None) or DEFAULT_LOG).root
+    chosen = log or spark.conf.get(LOG_SETTING, None)
+    if chosen is None:
+        raise DescriptorError(
+            f"sparkis.serve needs a change log: pass log='/a/folder/that/stays', or set {LOG_SETTING}. It belongs to "
+            f"the queries' checkpoints: put it beside them, and keep or delete both together"
+        )
+    root = open_filesystem(chosen).root
     check_writable(root)
     hosts = [bind] if isinstance(bind, str) else list(bind)
     tls = _tls(spark, tls_cert_file, tls_key_file, tls_ca_cert_file, tls_auth_clients)

@@ -33,6 +33,8 @@ from state_backend.log_writer import OnRewind
 logger = logging.getLogger("sparkis.sink")
 
 LOG_SETTING = "spark.sparkis.log"
+CHECKPOINT_OPTION = "checkpointLocation"
+CHECKPOINT_SETTING = "spark.sql.streaming.checkpointLocation"
 VISIBILITY_TIMEOUT_S = 10.0
 
 SINK_TAKEN = (
@@ -63,8 +65,10 @@ class SinkChecks(_Writer):
 
     def __init__(self, df: DataFrame, told: Publication) -> None:
         vars(self).update(vars(df.writeStream))
+        self._session = df.sparkSession
         self._told = told
         self._name: str | None = None
+        self._checkpoint: str | None = None
         super().outputMode(told.mode)
 
     def outputMode(self, outputMode: str) -> DataStreamWriter:
@@ -96,6 +100,18 @@ class SinkChecks(_Writer):
         self._name = queryName
         return super().queryName(queryName)
 
+    def option(self, key: str, value: Any) -> DataStreamWriter:
+        """Set an option of the query; the checkpoint's place is remembered."""
+        if key.lower() == CHECKPOINT_OPTION.lower() and value is not None:
+            self._checkpoint = str(value)
+        return super().option(key, value)
+
+    def options(self, **options: Any) -> DataStreamWriter:
+        """Set options of the query."""
+        for key, value in options.items():
+            self.option(key, value)
+        return self
+
     def trigger(self, **trigger: Any) -> DataStreamWriter:
         """Set the trigger; those without micro-batches are refused."""
         for kind in ("continuous", "realTime"):
@@ -113,6 +129,15 @@ class SinkChecks(_Writer):
             self.queryName(name)
         if self._name is None and self._told.job is None:
             raise DescriptorError(NAME_MISSING)
+        for key in [key for key in options if key.lower() == CHECKPOINT_OPTION.lower()]:
+            self.option(key, options.pop(key))
+
+    def _checkpoint_location(self, session: SparkSession) -> str | None:
+        """Return where the query's checkpoint will be; None if Spark makes a temporary one."""
+        root = session.conf.get(CHECKPOINT_SETTING, None)
+        if self._checkpoint is not None or root is None:
+            return self._checkpoint
+        return None if self._name is None else f"{root}/{self._name}"
 
 
 class QueryableWriter(SinkChecks, DataStreamWriter):
@@ -121,6 +146,13 @@ class QueryableWriter(SinkChecks, DataStreamWriter):
     def start(self, *args: Any, **options: Any) -> StreamingQuery:
         """Start the query and take the job's log over; SparkisError if the log refuses, and the query ends again."""
         self._check_start(args, options)
+        if self._checkpoint_location(self._session) is None:
+            logger.warning(
+                "job %s: the query has no checkpointLocation, so Spark uses a temporary one and its next run reads all "
+                "input anew: all state of this run is then replaced. Give the query "
+                ".option('checkpointLocation', '/a/folder/that/stays')",
+                self._told.job or self._name,
+            )
         publisher = Publisher(self._told)  # one per start: the same writer may be started again
 
         def write(batch: DataFrame, batch_id: int) -> None:

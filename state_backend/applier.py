@@ -6,11 +6,11 @@ The server that started it writes lines to its standard input: `slots 0-8191,900
 now on; `events on` and `events off`, whether it is to keep what happens to each key (see `key_events`); any other line
 means "look now"; its end means "end". It answers with one JSON object a line on standard output:
 
-    {"event": "open", "path", "generation", "states", "is_incomplete", "renamed_from", "term", "applied", "slots", ...}
+    {"event": "open", "path", "generation", "states", "renamed_from", "term", "applied", "is_incomplete", "slots", ...}
         readers open this store from now on; that of the job it was renamed from they need no more
     {"event": "told", "committed", "committed_clock_ms", "term", "applied", "is_stale", "error", "is_full", ...}
         when one of them changed; `applied` is the last epoch that readers see, `term` its writer's; `is_full` tells
-        that the error is a store without room; `slots` and the like as in the other
+        that the error is a store without room; `is_incomplete`, `slots` and the like as in the other
 
 In both, `slots` are owned, `loading` are those wanted that are not owned yet, and `wants` is how many `slots` lines
 had been taken by then: so a line's sender knows what was said before the line, and what after.
@@ -141,6 +141,8 @@ class Applier:
         self._announced: Path | None = None
         self._announced_version = 0
         self._shown = Applied("")
+        self._origin = 0  # of the store's epochs (see `epochs`)
+        self._is_incomplete = False  # what readers see
         self._writer = ""
         self._quiet_looks = 0
         self._pulse = Pulse()
@@ -283,6 +285,7 @@ class Applier:
         manifest = snapshots.newest(self._log, current)
         if manifest is not None:
             self._description = self._log.description(current.generation)
+            self._origin = manifest.origin
             changes = snapshots.changes(self._log, current.generation, manifest, self._slots())
             self._changed += self._store.apply(changes, self._description.known)
             return self._next(current)
@@ -323,6 +326,7 @@ class Applier:
         assert self._store is not None
         if self._description is None or self._description.version < epoch.description:
             self._description = self._log.description(current.generation)
+        self._origin = epoch.origin
         changes = EpochChanges(
             epoch.epoch,
             epoch.term,
@@ -357,6 +361,8 @@ class Applier:
         self._store.hold(self._wanted)
         self._description = None
         self._writer = ""
+        first = self._log.first(current)
+        self._origin = first.origin if first is not None else 0
         is_only = [path for path in self._folder.iterdir() if path.is_dir()] == [self._store.path]
         if is_only and self._store.applied.epoch >= 0:
             self._announce(current)
@@ -385,17 +391,14 @@ class Applier:
         if not (is_new or has_new_states):
             return
         description = self._description or self._log.description(current.generation)
-        first = self._log.first(current)
-        self._shown = self._store.applied
-        self._shown_slots = self._store.holding.owned
+        self._description = description
+        self._see_store()
         self._report(
             {
                 "event": "open",
                 "path": str(self._store.path),
                 "generation": current.generation,
                 "states": [state.to_json() for state in description.states],
-                "is_incomplete": bool(description.late)
-                or (first is not None and first.origin > 0 and not first.replaces),
                 "renamed_from": description.renamed_from,
                 **self._what_is_seen(),
             }
@@ -403,7 +406,6 @@ class Applier:
         self._announced = self._store.path
         self._announced_version = description.version
         self._told = {}
-        self._description = description
         for other in self._folder.iterdir():
             if other != self._announced:
                 shutil.rmtree(other, ignore_errors=True)
@@ -413,8 +415,7 @@ class Applier:
         if self._announced is None and not error and not self._told:
             return
         if self._store is not None and self._store.path == self._announced:
-            self._shown = self._store.applied
-            self._shown_slots = self._store.holding.owned
+            self._see_store()
         told = {
             "event": "told",
             "version": self._announced_version,
@@ -429,11 +430,21 @@ class Applier:
             self._told = told
             self._report(told)
 
+    def _see_store(self) -> None:
+        """Note what readers see, or are about to see, of the store that is being written."""
+        assert self._store is not None
+        self._shown = self._store.applied
+        self._shown_slots = self._store.holding.owned
+        if self._description is not None:
+            # Not known from the beginning: a store may be shown before the log has its first epoch.
+            self._is_incomplete = bool(self._description.late) or self._origin > 0
+
     def _what_is_seen(self) -> dict[str, Any]:
         slots = self._shown_slots & self._wanted
         return {
             "term": self._shown.term,
             "applied": self._shown.epoch,
+            "is_incomplete": self._is_incomplete,
             "slots": str(slots),
             "loading": str(self._wanted - slots),
             "wants": self._wants,

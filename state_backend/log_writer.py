@@ -140,6 +140,8 @@ class LogWriter:
         self._put_current()
         self.check_in_charge()
         self.last = self.log.newest(self.current)
+        if self.last is not None and self.last.origin > 0:
+            self._warn_of_missing_keys(self.last.origin)
         self._beats = 0
 
     def __enter__(self) -> Self:
@@ -266,6 +268,8 @@ class LogWriter:
         before_bytes = self.last.log_bytes if self.last else 0
         epoch = replace(epoch, log_bytes=before_bytes + epoch.change_bytes)
         self._create(epoch)
+        if self.last is None and epoch.origin > 0:
+            self._warn_of_missing_keys(epoch.origin)
         self.last = replace(epoch, inline=())
         return True
 
@@ -340,10 +344,20 @@ class LogWriter:
 
     def _origin(self, number: int, replaces: tuple[str, ...]) -> int:
         """Return where what this generation knows begins: 0 if its first epoch brings the whole of every state."""
-        if self.last is not None:
-            return self.last.origin
         of_the_query = {state.name for state in self.states if not state.name.startswith("_")}
-        return 0 if of_the_query <= set(replaces) else number
+        if of_the_query <= set(replaces):
+            return 0
+        return number if self.last is None else self.last.origin
+
+    def _warn_of_missing_keys(self, origin: int) -> None:
+        logger.warning(
+            "job %s: the log %s begins at epoch %d of its query, so keys that have not changed since are missing in "
+            "it: the query's checkpoint is older than the log. Give the query the log that it had, or start it with a "
+            "new checkpoint to have all keys",
+            self.job,
+            self._filesystem.root,
+            origin,
+        )
 
     def _to_empty(self) -> tuple[str, ...]:
         """Return the dropped states, for the first epoch without them: then other states may make their keys."""

@@ -12,7 +12,7 @@ from typing import Any
 from resp_server.access.sight import Seen
 from resp_server.commands.server import last_save_s
 from resp_server.commands.spec import command, question
-from resp_server.commands.state import lag_ms
+from resp_server.commands.state import age_ms, committed_at, lag_ms
 from resp_server.config import REDIS_VERSION
 from resp_server.instance import Call, Instance
 from resp_server.numbers import Numbers
@@ -452,11 +452,13 @@ def _sparkis(call: Call, total: Numbers) -> Section:
     }
     for seen in found:
         job, applied = seen.job, seen.applied
-        behind_ms = lag_ms(job, applied)
+        behind_ms, old_ms = lag_ms(job, applied), age_ms(applied, call.now_ms)
         rows[f"job_{job.name}"] = (
             f"epoch={applied.epoch},committed_epoch={job.committed_epoch},lag_epochs={job.lag_epochs(applied)},"
-            f"lag_ms={'unknown' if behind_ms is None else behind_ms},stale={int(job.is_stale)},"
-            f"incomplete={int(job.is_incomplete)},keys={'unknown' if seen.keys is None else seen.keys},"
+            f"lag_ms={'unknown' if behind_ms is None else behind_ms},"
+            f"committed_at={committed_at(applied) or 'unknown'},age_ms={'unknown' if old_ms is None else old_ms},"
+            f"stale={int(job.is_stale)},incomplete={int(job.is_incomplete)},"
+            f"keys={'unknown' if seen.keys is None else seen.keys},"
             f"store_bytes={sizes.get(job.name, (0, 0))[0]}"
         )
     return rows

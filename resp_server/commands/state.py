@@ -19,6 +19,7 @@ from resp_server.errors import NoPermError, PlainError, cluster_disabled, syntax
 from resp_server.instance import Call
 from resp_server.protocol.replies import OK, Frames, Reply, encode
 from resp_server.protocol.session import Account
+from state_backend.clock import iso_text
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job
 from state_backend.slots import slot_of
@@ -53,26 +54,47 @@ def state_jobs(call: Call) -> Reply:
     """Lists the jobs whose states this server shows, and how they are."""
     sight = call.sight
     sight.view.check_whole()
-    return [_job_row(seen) for seen in sight.jobs()]
+    return [_job_row(seen, call.now_ms) for seen in sight.jobs()]
 
 
-def _job_row(seen: Seen) -> Reply:
-    job, applied = seen.job, seen.applied
+def _job_row(seen: Seen, now_ms: int) -> Reply:
+    job = seen.job
     return {
         b"name": job.name.encode(),
         b"generation": job.generation.encode(),
         b"states": len(seen.states),
         b"keys": seen.keys,
-        b"applied": applied.epoch,
-        b"committed": job.committed_epoch,
-        b"lag_epochs": job.lag_epochs(applied),
-        b"stale": int(job.is_stale),
-        b"incomplete": int(job.is_incomplete),
-        b"error": seen.error.encode(),
+        **_freshness(seen, now_ms),
         b"slots": str(seen.snapshot.key_groups).encode(),
         b"store_bytes": job.store.used_bytes()[0] if seen.is_whole else 0,
         b"key_formats": [state.format_for(job.name).text.encode() for state in seen.states],
     }
+
+
+def _freshness(seen: Seen, now_ms: int) -> dict[bytes, Reply]:
+    """Return how new what readers see of a job is, and what is wrong with it."""
+    job, applied = seen.job, seen.applied
+    return {
+        b"applied": applied.epoch,
+        b"committed": job.committed_epoch,
+        b"lag_epochs": job.lag_epochs(applied),
+        b"lag_ms": lag_ms(job, applied),
+        b"committed_at": _text(committed_at(applied)),
+        b"age_ms": age_ms(applied, now_ms),
+        b"stale": int(job.is_stale),
+        b"incomplete": int(job.is_incomplete),
+        b"error": seen.error.encode(),
+    }
+
+
+def committed_at(applied: Applied) -> str | None:
+    """Return the clock reading of the epoch that is shown, by its writer's clock; None if none is shown yet."""
+    return iso_text(applied.clock_ms) if applied.epoch >= 0 else None
+
+
+def age_ms(applied: Applied, now_ms: int) -> int | None:
+    """Return how old the epoch that is shown is by this server's clock; None if none is shown yet."""
+    return max(0, now_ms - applied.clock_ms) if applied.epoch >= 0 else None
 
 
 def lag_ms(job: Job, applied: Applied) -> int | None:
@@ -178,16 +200,11 @@ def state_mget(call: Call, *keys: OneOrMore) -> Reply:
 
 @command("state|lag", own=_facts())
 def state_lag(call: Call) -> Reply:
-    """Tells how far each job's readable state is behind what the job has committed."""
+    """Tells how far each job's readable state is behind what the job has committed, and how old it is."""
     return [
         {
             b"job": seen.job.name.encode(),
-            b"committed": seen.job.committed_epoch,
-            b"applied": seen.applied.epoch,
-            b"lag_epochs": seen.job.lag_epochs(seen.applied),
-            b"lag_ms": lag_ms(seen.job, seen.applied),
-            b"stale": int(seen.job.is_stale),
-            b"error": seen.error.encode(),
+            **_freshness(seen, call.now_ms),
         }
         for seen in call.sight.jobs()
     ]

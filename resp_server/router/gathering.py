@@ -120,14 +120,13 @@ class Jobs:
             shares = shares_of(_held_of_first(each) for each in rows)
             texts = [own] if own else []
             if "keyspace" in wanted:
-                found = [text_in(each.replies[2]) for each in told]
+                found = [text_in(each.replies[1]) for each in told]
                 texts.append(f"# Keyspace\r\n{keyspace_line(found, shares)}")
             if "sparkis" in wanted:
-                lags = merged_lags([rows_in(each.replies[1]) for each in told])
-                texts.append(f"# Sparkis\r\n{job_lines(merged_jobs(rows), lags)}")
+                texts.append(f"# Sparkis\r\n{job_lines(merged_jobs(rows))}")
             return encode(Verbatim("\r\n".join(texts).encode()), self._protocol)
 
-        self._gather([JOBS, LAG, KEYSPACE], finish)
+        self._gather([JOBS, KEYSPACE], finish)
 
     def _rows(self, request: Request, merged: Callable[[Sequence[Sequence[Row]]], list[Row]]) -> None:
         def finish(answers: Sequence[Answers]) -> bytes:

@@ -6,7 +6,7 @@ out that is as large as its part of the slots.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import hiredis
@@ -48,11 +48,7 @@ def merged_jobs(answers: Sequence[Sequence[Row]]) -> list[Row]:
 
 def merged_lags(answers: Sequence[Sequence[Row]]) -> list[Row]:
     """Join the rows of STATE LAG: what is furthest behind counts."""
-    merged = []
-    for rows in _by("job", answers):
-        lags = [row["lag_ms"] for row in rows]
-        merged.append(rows[0] | _progress(rows) | {"lag_ms": None if None in lags else max(lags)})
-    return merged
+    return [rows[0] | _progress(rows) for rows in _by("job", answers)]
 
 
 def merged_states(answers: Sequence[Sequence[Row]], shares: Sequence[float]) -> list[Row]:
@@ -82,18 +78,17 @@ def keyspace_line(texts: Sequence[str], shares: Sequence[float]) -> str:
     return f"db0:{counts}\r\n" if round(total["keys"]) else ""
 
 
-def job_lines(jobs: Sequence[Row], lags: Sequence[Row]) -> str:
+def job_lines(jobs: Sequence[Row]) -> str:
     """Return the section of INFO about the jobs, as a server has it."""
-    lag_of: Mapping[str, Any] = {row["job"]: row["lag_ms"] for row in lags}
     stored = sum(row.get("store_bytes", 0) for row in jobs)
     lines = [f"sparkis_jobs:{len(jobs)}\r\nsparkis_store_bytes:{stored}\r\n"]
     for row in jobs:
-        lag = lag_of.get(row["name"])
+        known = {name: "unknown" if value is None else value for name, value in row.items()}
         lines.append(
-            f"job_{row['name']}:epoch={row['applied']},committed_epoch={row['committed']},"
-            f"lag_epochs={row['lag_epochs']},lag_ms={'unknown' if lag is None else lag},stale={row['stale']},"
-            f"incomplete={row['incomplete']},keys={'unknown' if row['keys'] is None else row['keys']},"
-            f"store_bytes={row.get('store_bytes', 0)}\r\n"
+            f"job_{known['name']}:epoch={known['applied']},committed_epoch={known['committed']},"
+            f"lag_epochs={known['lag_epochs']},lag_ms={known['lag_ms']},committed_at={known['committed_at']},"
+            f"age_ms={known['age_ms']},stale={known['stale']},incomplete={known['incomplete']},keys={known['keys']},"
+            f"store_bytes={known.get('store_bytes', 0)}\r\n"
         )
     return "".join(lines)
 
@@ -108,10 +103,18 @@ def _by(name: str, answers: Sequence[Sequence[Row]]) -> Iterable[list[Row]]:
 
 def _progress(rows: Sequence[Row]) -> Row:
     applied, committed = min(row["applied"] for row in rows), max(row["committed"] for row in rows)
-    known = {"applied": applied, "committed": committed, "lag_epochs": max(0, committed - applied)}
-    flags = {name: max(row[name] for row in rows) for name in ("stale", "incomplete") if name in rows[0]}
+    lags = [row["lag_ms"] for row in rows]
+    known = {
+        "applied": applied,
+        "committed": committed,
+        "lag_epochs": max(0, committed - applied),
+        "lag_ms": None if None in lags else max(lags),
+    }
+    oldest = min(rows, key=lambda row: row["committed_at"] or "")  # a server that shows nothing yet has none
+    age = {"committed_at": oldest["committed_at"], "age_ms": oldest["age_ms"]}
+    flags = {name: max(row[name] for row in rows) for name in ("stale", "incomplete")}
     errors = dict.fromkeys(row["error"] for row in rows if row["error"])
-    return known | flags | {"error": "; ".join(errors)}
+    return known | age | flags | {"error": "; ".join(errors)}
 
 
 def _sum(rows: Sequence[Row], name: str, shares: Sequence[float]) -> int | None:

@@ -18,7 +18,6 @@ from spark_hooks import serve
 from spark_hooks.attach.attachment import attach, bind, reading_session
 from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError
 from spark_hooks.attach.rows import AttachedState, BoundState
-from spark_hooks.sink import LOG_SETTING
 from state_backend.descriptor import Kind
 from state_backend.errors import DescriptorError, SparkisError
 
@@ -35,10 +34,8 @@ def run(options: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     try:
-        if not options.list and (options.job is None or (options.log is None and not options.serve)):
-            raise DescriptorError(
-                "--job names the job, and --log says where to write (or --serve); --list needs neither"
-            )
+        if not options.list and (options.job is None or options.log is None):
+            raise DescriptorError("--job names the job, and --log says where to write; --list needs neither")
         with _session(_pairs("--conf", options.conf), options.master) as spark:
             if options.list:
                 _list(spark, options)
@@ -111,7 +108,7 @@ def _follow(spark: SparkSession, options: argparse.Namespace, ended: threading.E
         checkpoint=options.checkpoint,
         states=states,
         job=options.job,
-        log=options.log or spark.conf.get(LOG_SETTING),
+        log=options.log,
         on_mismatch=options.on_mismatch,
     )
     with attachment:

@@ -264,3 +264,23 @@ async def test_an_applier_that_is_started_again_holds_what_is_wanted_by_then(tmp
         await scene.notice("a", b"1")
         await scene.until(lambda: scene.followers.visible["a"].epoch == 1)
         assert scene.read("a") == of(HIGH, "a", b"1")
+
+
+def test_a_job_that_turns_out_to_lack_keys_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that runs has opened the job before the query, with an older checkpoint, commits its first epoch."""
+
+    async def follow() -> None:
+        async with following(tmp_path, ALL) as scene:
+            writer = LogWriter(scene.log.root, "late", [STATE.for_job("late")], "query")
+            await scene.followers.notice("late")
+            await scene.until(lambda: "late" in scene.followers.visible)
+            assert not scene.keyspace.jobs["late"].is_incomplete
+            for epoch in (7, 8):
+                writer.publish([Change("s", Op.PUT, b"late:s:1", None, b"v")], epoch)
+                await scene.followers.notice("late")
+                await scene.until(lambda epoch=epoch: scene.followers.visible["late"].epoch == epoch)
+            assert scene.keyspace.jobs["late"].is_incomplete
+
+    asyncio.run(follow())
+    warned = [record for record in caplog.records if "job late: its log begins after the query did" in record.message]
+    assert len(warned) == 1

@@ -14,14 +14,11 @@ README = Path(__file__).parents[2] / "README.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def test_the_readmes_examples_serve_state(
-    spark: SparkSession, batches: Callable[..., Batches], tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_readmes_examples_serve_state(spark: SparkSession, batches: Callable[..., Batches], tmp_path: Path) -> None:
     quick_start, several_states = BLOCK.findall(README.read_text())
     assert len(quick_start.strip().splitlines()) <= 10
     temps = batches("sensor string, temp double")
-    names = {"spark": spark, "temps": temps.df, "path": str(tmp_path / "one")}
+    names = {"spark": spark, "temps": temps.df, "path": str(tmp_path)}
     exec(compile(quick_start, "README.md", "exec"), names)
     temps.add({"sensor": "sensor_1", "temp": 21.5})
     names["query"].processAllAvailable()
@@ -29,7 +26,7 @@ def test_the_readmes_examples_serve_state(
         "carrier string, flights int, cancelled int, meanDelay double, isCarrier boolean, origin string, dest string,"
         "date date, tailnum string, last string, isPlane boolean"
     )
-    names |= {"sparkis": __import__("sparkis"), "routes": routes.df, "path": str(tmp_path / "two")}
+    names |= {"sparkis": __import__("sparkis"), "routes": routes.df}
     exec(compile(several_states, "README.md", "exec"), names)
     routes.add(
         {"carrier": "UA", "flights": 7, "cancelled": 1, "meanDelay": 2.5, "isCarrier": True, "isPlane": True}

@@ -262,7 +262,8 @@ def test_info_has_the_asked_sections(client: Any) -> None:
 
 def test_info_tells_of_each_job(client: Any) -> None:
     expected = (
-        "job_job:epoch=4,committed_epoch=6,lag_epochs=2,lag_ms=1500,stale=0,incomplete=0,keys=27,store_bytes=0\r\n"
+        "job_job:epoch=4,committed_epoch=6,lag_epochs=2,lag_ms=1500,committed_at=2023-11-14T22:13:19.000Z,age_ms=1000,"
+        "stale=0,incomplete=0,keys=27,store_bytes=0\r\n"
     )
     assert expected in client.ask("INFO sparkis").decode()
 
@@ -279,6 +280,9 @@ def test_state_tells_of_jobs_and_states(client: Any) -> None:
                 b"applied": 4,
                 b"committed": 6,
                 b"lag_epochs": 2,
+                b"lag_ms": 1500,
+                b"committed_at": b"2023-11-14T22:13:19.000Z",
+                b"age_ms": 1000,
                 b"stale": 0,
                 b"incomplete": 0,
                 b"error": b"",
@@ -315,11 +319,14 @@ def test_state_lag_counts_epochs_and_milliseconds(client: Any, keyspace: Keyspac
     client.session.protocol = 3
     lag = {
         b"job": b"job",
-        b"committed": 6,
         b"applied": 4,
+        b"committed": 6,
         b"lag_epochs": 2,
         b"lag_ms": 1500,
+        b"committed_at": b"2023-11-14T22:13:19.000Z",
+        b"age_ms": 1000,
         b"stale": 0,
+        b"incomplete": 0,
         b"error": b"",
     }
     assert client.ask("STATE LAG") == encode([lag], 3)

@@ -6,14 +6,15 @@ from typing import Any
 
 from resp_server.cluster.topology import Topology
 from resp_server.router.jobs import JobKeys
-from resp_server.router.merges import keyspace_line, merged_jobs, merged_lags, merged_states, shares_of
+from resp_server.router.merges import job_lines, keyspace_line, merged_jobs, merged_lags, merged_states, shares_of
 from resp_server.router.slot_map import SlotMap
 from state_backend.key_groups import ALL, NONE, KeyGroups
 
 
 def row(**other: Any) -> dict[str, Any]:
-    facts = {"name": "j", "keys": 10, "applied": 4, "committed": 5, "lag_epochs": 1, "stale": 0, "incomplete": 0}
-    return facts | {"error": "", "slots": "0-8191"} | other
+    facts = {"name": "j", "keys": 10, "slots": "0-8191", "applied": 4, "committed": 5, "lag_epochs": 1, "lag_ms": 20}
+    age = {"committed_at": "2026-01-01T00:00:09.000Z", "age_ms": 1000}
+    return facts | age | {"stale": 0, "incomplete": 0, "error": ""} | other
 
 
 def test_keys_of_disjoint_slots_are_added_up_and_no_key_twice() -> None:
@@ -31,9 +32,25 @@ def test_the_oldest_epoch_is_applied_and_the_newest_committed() -> None:
 
 
 def test_an_unknown_lag_is_unknown_for_all() -> None:
-    lag = {"job": "j", "committed": 5, "applied": 4, "lag_epochs": 1, "lag_ms": 20, "stale": 0, "error": ""}
+    lag = row(job="j")
     assert merged_lags([[lag], [lag | {"lag_ms": 70}]])[0]["lag_ms"] == 70
     assert merged_lags([[lag], [lag | {"lag_ms": None}]])[0]["lag_ms"] is None
+
+
+def test_what_is_shown_is_as_old_as_the_oldest_of_it_and_as_incomplete() -> None:
+    older = row(committed_at="2026-01-01T00:00:02.500Z", age_ms=7500, incomplete=1)
+    unknown = row(committed_at=None, age_ms=None)
+    for merged in (merged_jobs, merged_lags):
+        (found,) = merged([[row(job="j")], [older | {"job": "j"}]])
+        assert (found["committed_at"], found["age_ms"], found["incomplete"]) == (*older_age(older), 1)
+        (found,) = merged([[older | {"job": "j"}], [unknown | {"job": "j"}]])
+        assert (found["committed_at"], found["age_ms"]) == (None, None)
+    assert "committed_at=2026-01-01T00:00:02.500Z,age_ms=7500,stale=0,incomplete=1," in job_lines([older])
+    assert "committed_at=unknown,age_ms=unknown," in job_lines([unknown])
+
+
+def older_age(facts: dict[str, Any]) -> tuple[str, int]:
+    return facts["committed_at"], facts["age_ms"]
 
 
 def test_states_are_counted_by_their_names() -> None:

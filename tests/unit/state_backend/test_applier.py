@@ -128,7 +128,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
     followed.writer().publish([put(b"k")])
     followed.step()
     told = [event for event in followed.events if event["event"] == "told"]
-    seen = {"term", "applied", "slots", "loading", "wants"}
+    seen = {"term", "applied", "is_incomplete", "slots", "loading", "wants"}
     names = {"event", "version", "committed", "committed_clock_ms", "is_stale", "error", "is_full"} | seen
     assert [set(event) for event in told] == [names, names]
     assert all(seen <= set(event) for event in followed.events)
@@ -198,6 +198,18 @@ def test_a_log_that_begins_after_the_query_is_told_to_be_incomplete(followed: Fo
     followed.writer().publish([put(b"k")], epoch=7)
     known = followed.step()
     assert (known["applied"], known["is_incomplete"]) == (7, True)
+
+
+def test_a_log_that_was_followed_before_its_first_epoch_is_told_to_be_incomplete_as_well(followed: Followed) -> None:
+    """A server runs, the query starts with an old checkpoint and a new log: nobody may take its nils for answers."""
+    writer = followed.writer()
+    assert followed.step()["is_incomplete"] is False
+    writer.publish([put(b"k")], epoch=7)
+    assert (followed.step()["applied"], followed.known["is_incomplete"]) == (7, True)
+    followed.restart()
+    assert followed.step()["is_incomplete"] is True
+    writer.publish([put(b"all")], replaces=["temp"])
+    assert followed.step()["is_incomplete"] is False, "an epoch that brings everything ends it"
 
 
 def test_states_that_come_later_are_told(followed: Followed) -> None:
