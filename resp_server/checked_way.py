@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import cast
 
-from resp_server.access.rules import Selector, Use, User, alternatives
+from resp_server.access.rules import Selector, Use, User, alternatives, short_ones
 from resp_server.commands.table import CommandTable
 from resp_server.instance import Instance
 from resp_server.protocol.session import Session
@@ -75,7 +75,7 @@ class _OfSelector:
     def __init__(self, selector: Selector, table: CommandTable) -> None:
         cuts = [cut for cut in short_cuts(2) if _may_run(selector, table, cut.name.encode())]
         heads = {words: _heads(words, [cut.name for cut in cuts if cut.words == words]) for words in {2, 3, 4}}
-        patterns = selector.patterns(Use.READ)
+        patterns = short_ones(selector.patterns(Use.READ))  # what only a longer one matches goes the general way
         self._heads = frozenset(each for words, some in heads.items() if words > 2 for each in some)
         self._takes_key = re.compile(alternatives(patterns) if patterns else b"(?!)", re.DOTALL).fullmatch
         self._takes = {name: _may_run(selector, table, name.encode()) for name in ("mget", "state|mget")}

@@ -21,7 +21,7 @@ from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from resp_server.errors import ProtocolError
-from resp_server.glob import PATTERN_BYTES_MAX, Matches, translate
+from resp_server.glob import PATTERN_BYTES_MAX, SHORT_BYTES_MAX, Matches, matcher, translate
 from resp_server.protocol.inline import inline_words
 
 if TYPE_CHECKING:
@@ -137,11 +137,21 @@ def _matches_any(patterns: Sequence[bytes]) -> Matches:
     """Return a function that tells whether a text matches one of the globs."""
     if not patterns:
         return lambda text: False
-    return re.compile(alternatives(patterns), re.DOTALL).fullmatch
+    short = short_ones(patterns)
+    of_short: Matches = re.compile(alternatives(short) if short else b"(?!)", re.DOTALL).fullmatch
+    if len(short) == len(patterns):
+        return of_short
+    others = [matcher(each) for each in patterns if len(each) > SHORT_BYTES_MAX]
+    return lambda text: of_short(text) or any(matches(text) for matches in others)
+
+
+def short_ones(patterns: Sequence[bytes]) -> list[bytes]:
+    """Return the globs that may be part of a regular expression: see `resp_server.glob`."""
+    return [each for each in patterns if len(each) <= SHORT_BYTES_MAX]
 
 
 def alternatives(patterns: Sequence[bytes]) -> bytes:
-    """Return one regular expression (DOTALL) for several globs."""
+    """Return one regular expression (DOTALL) for several short globs."""
     return b"|".join(b"(?:%b)" % (b".*" if pattern == b"*" else translate(pattern)) for pattern in patterns)
 
 

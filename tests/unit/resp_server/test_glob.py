@@ -1,13 +1,17 @@
-"""Patterns, held against stringmatchlen written out as in C."""
+"""Patterns, held against stringmatchlen written out as in C; and what they take."""
 
 from __future__ import annotations
 
 import random
+import re
+from time import thread_time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as some
 
 from resp_server.errors import PlainError
-from resp_server.glob import PATTERN_BYTES_MAX, matcher
+from resp_server.glob import PATTERN_BYTES_MAX, LongPattern, matcher, translate
 
 CASES = [
     (b"*", b"", True),
@@ -47,10 +51,13 @@ CASES = [
 @pytest.mark.parametrize(("pattern", "text", "is_match"), CASES)
 def test_a_pattern_matches_as_in_redis(pattern: bytes, text: bytes, is_match: bool) -> None:
     assert bool(matcher(pattern)(text)) is is_match
+    assert LongPattern(pattern).matches(text) is is_match or pattern == b"*"
 
 
 def test_case_is_ignored_when_asked() -> None:
-    assert matcher(b"MAX[a-c]*", ignore_case=True)(b"maxBcd")
+    for pattern, text in ((b"MAX[a-c]*", b"maxBcd"), (b"[A-Z]", b"q"), (b"[^a-z]", b"1"), (b"[A-z]", b"Y")):
+        assert matcher(pattern, ignore_case=True)(text)
+        assert LongPattern(pattern, ignore_case=True).matches(text)
 
 
 def test_a_pattern_full_of_stars_is_no_trap() -> None:
@@ -58,7 +65,7 @@ def test_a_pattern_full_of_stars_is_no_trap() -> None:
 
 
 def test_a_pattern_may_not_be_longer_than_the_limit() -> None:
-    with pytest.raises(PlainError, match="longer than"):
+    with pytest.raises(PlainError, match="may have 1024 bytes; this one has 1025"):
         matcher(b"a" * (PATTERN_BYTES_MAX + 1))
 
 
@@ -69,6 +76,32 @@ def test_random_patterns_match_as_stringmatchlen_does() -> None:
         text = bytes(chance.choice(b"ab[]^-\\\xf0\xf1") for _ in range(chance.randrange(6)))
         expected = pattern == b"*" or stringmatchlen(pattern, text)
         assert bool(matcher(pattern)(text)) is expected, (pattern, text)
+        assert pattern == b"*" or LongPattern(pattern).matches(text) is expected, (pattern, text)
+
+
+MARKS = some.lists(
+    some.sampled_from([b"a", b"b", b"*", b"?", b"[ab]", b"[^a]", b"[z-a]", b"[", b"\\", b"-"]), max_size=40
+)
+
+
+@given(pattern=MARKS.map(b"".join), text=some.binary(max_size=60).map(lambda text: bytes(b"ab-["[b % 4] for b in text)))
+def test_a_pattern_taken_apart_is_its_regular_expression(pattern: bytes, text: bytes) -> None:
+    for ignore_case in (False, True):
+        expected = re.compile(translate(pattern, ignore_case), re.DOTALL).fullmatch(text) is not None
+        assert LongPattern(pattern, ignore_case).matches(text) is expected
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [b"*" + b"a?" * 510 + b"b*", b"*?a" * 340 + b"*b*", b"*" + b"[ab]?" * 200 + b"b*", b"*" + b"a" * 1022 + b"b"],
+    ids=["any", "stars", "classes", "plain"],
+)
+def test_no_pattern_takes_much_longer_for_being_made_to(pattern: bytes) -> None:
+    matches = matcher(pattern)
+    began = thread_time()
+    assert not matches(b"a" * 1_000_000)
+    # 20 ms where this was written: the processor's time, and a factor of 50. A regular expression took 10 s.
+    assert thread_time() - began < 1
 
 
 def stringmatchlen(pattern: bytes, text: bytes) -> bool:
