@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ from state_backend.epochs import (
     rows_of_slots,
     runs_in,
 )
-from state_backend.errors import EpochHoleError, LogCorruptError
+from state_backend.errors import EpochHoleError, LogCorruptError, LogUnavailableError
 from state_backend.filesystems import Filesystem, open_filesystem
 from state_backend.key_groups import KeyGroups
 
@@ -320,10 +320,22 @@ class ChangeLog:
         return sorted(name for name in names if self.filesystem.read(f"{name}/current.json") is not None)
 
 
-def check_writable(root: str | Path) -> None:
-    """Raise LogUnavailableError, before any work is done, if a log root cannot be written."""
-    filesystem = open_filesystem(root)
+def check_writable(root: str | Path | Filesystem) -> None:
+    """Raise LogUnavailableError, before any work is done, if a log root cannot be written.
+
+    Neither can one whose storage lets two writers have one name: a mount without exclusive creation, or an object
+    store that does not heed the condition of a PUT.
+    """
+    filesystem = root if isinstance(root, Filesystem) else open_filesystem(root)
     filesystem.make_folder("")
     probe = f".{uuid.uuid4().hex}.probe"
-    filesystem.replace(probe, b"", is_durable=False)
-    filesystem.remove(probe)
+    try:
+        is_exclusive = filesystem.create(probe, b"first") and not filesystem.create(probe, b"second")
+    finally:
+        with suppress(LogUnavailableError):
+            filesystem.remove(probe)
+    if not is_exclusive:
+        raise LogUnavailableError(
+            f"the log {filesystem.root} cannot be written: its storage overwrites a file that is there although it is "
+            f"told not to, so that of two writers none would notice the other; use another store, or a newer version"
+        )

@@ -1,4 +1,15 @@
-"""Any other filesystem that pyarrow knows."""
+"""HDFS, as pyarrow reaches it through libhdfs.
+
+pyarrow has no exclusive create there, and its `move` of a file onto a file deletes the target first. What is exclusive
+is to move a folder: HDFS moves it *into* a folder that has the name already, under one lock, and a POSIX filesystem
+refuses. So a file of `create` is a folder with one file in it:
+
+    epochs/7.json/content                  of the writer whose folder got the name
+    epochs/7.json/.<uuid>.tmp/content      of one that came later, until it has removed it again; nobody reads it
+
+Files of `replace` and `open_new` are files. `replace` is not atomic where the file is there: HDFS, through pyarrow, has
+no such move. For a moment, or until the writer's next start if it dies there, the file is missing.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +20,34 @@ from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.fs
+from pyarrow.fs import FileType
 
 from state_backend.filesystems.filesystem import Filesystem
 
-OBJECT_STORES = ("s3", "gcs", "abfs")
+CONTENT = "content"
 
 
 class ArrowFilesystem(Filesystem):
-    """Any filesystem of pyarrow.
-
-    In an object store a file appears as a whole when its stream is closed; elsewhere it is written under another name.
-    """
+    """A filesystem of pyarrow with folders that can be moved."""
 
     def __init__(self, filesystem: pyarrow.fs.FileSystem, root: str, uri: str) -> None:
         self._filesystem = filesystem
         self._base = root.rstrip("/")
-        self._has_whole_puts = filesystem.type_name in OBJECT_STORES
         self.root = uri
 
     def _full(self, path: str) -> str:
         return f"{self._base}/{path}" if path else self._base
 
-    def _is_there(self, path: str) -> bool:
-        (info,) = self._filesystem.get_file_info([self._full(path)])
-        return bool(info.type != pyarrow.fs.FileType.NotFound)
+    def _info(self, full: str) -> pyarrow.fs.FileInfo:
+        (info,) = self._filesystem.get_file_info([full])
+        return info
+
+    def _file(self, path: str) -> pyarrow.fs.FileInfo | None:
+        """Return where the content of a file is, or None if there is no such file."""
+        info = self._info(self._full(path))
+        if info.type == FileType.Directory:
+            info = self._info(f"{self._full(path)}/{CONTENT}")
+        return info if info.type == FileType.File else None
 
     def read(self, path: str) -> bytes | None:
         buffer = self.open_input(path)
@@ -41,18 +56,34 @@ class ArrowFilesystem(Filesystem):
     def open_input(self, path: str) -> pa.Buffer | None:
         with self._explained("read", path):
             try:
-                with self._filesystem.open_input_stream(self._full(path), compression=None) as stream:
+                file = self._file(path)
+                if file is None:
+                    return None
+                with self._filesystem.open_input_stream(file.path, compression=None) as stream:
                     return stream.read_buffer()
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def create(self, path: str, content: bytes) -> bool:
-        with self._explained("create", path):
-            if self._is_there(path):
-                return False
-            with self._written(path) as stream:
+        with self._explained("create", path), self._temporary(path) as temporary:
+            self._filesystem.create_dir(temporary, recursive=True)
+            with self._filesystem.open_output_stream(f"{temporary}/{CONTENT}", compression=None) as stream:
                 stream.write(content)
-        return True
+            return self._move_folder(temporary, self._full(path))
+
+    def _move_folder(self, temporary: str, target: str) -> bool:
+        """Give a folder a name; False if it is taken."""
+        try:
+            self._filesystem.move(temporary, target)
+        except OSError:
+            if self._info(target).type == FileType.NotFound:
+                raise
+            return False
+        inside = f"{target}/{temporary.rpartition('/')[2]}"
+        if self._info(inside).type == FileType.NotFound:
+            return True
+        self._filesystem.delete_dir(inside)
+        return False
 
     @contextmanager
     def open_new(self, path: str) -> Iterator[BinaryIO]:
@@ -65,31 +96,21 @@ class ArrowFilesystem(Filesystem):
 
     @contextmanager
     def _written(self, path: str) -> Iterator[BinaryIO]:
-        """Open a file that gets its name, or another one's place, when the block ends without an error.
-
-        An object store keeps what was written before an error, under the name; only change files are written in more
-        than one piece, and one that no epoch lists does not exist.
-        """
-        target = self._full(path)
-        if self._has_whole_puts:
-            with self._filesystem.open_output_stream(target, compression=None) as stream:
-                yield stream
-            return
-        temporary = f"{target.rpartition('/')[0]}/.{uuid.uuid4().hex}.tmp"
-        try:
+        """Open a file that gets its name, or another one's place, when the block ends without an error."""
+        with self._temporary(path) as temporary:
             with self._filesystem.open_output_stream(temporary, compression=None) as stream:
                 yield stream
-            self._move_over(temporary, target)
+            self._filesystem.move(temporary, self._full(path))
+
+    @contextmanager
+    def _temporary(self, path: str) -> Iterator[str]:
+        """Return a name beside a file's own, and remove what has it at last."""
+        temporary = f"{self._full(path).rpartition('/')[0]}/.{uuid.uuid4().hex}.tmp"
+        try:
+            yield temporary
         finally:
             with suppress(OSError):
-                self._filesystem.delete_file(temporary)
-
-    def _move_over(self, temporary: str, target: str) -> None:
-        try:
-            self._filesystem.move(temporary, target)
-        except OSError:  # HDFS does not move onto a file
-            self._filesystem.delete_file(target)
-            self._filesystem.move(temporary, target)
+                self._remove(temporary)
 
     def names(self, path: str) -> list[str]:
         with self._explained("list", path):
@@ -98,15 +119,16 @@ class ArrowFilesystem(Filesystem):
 
     def size(self, path: str) -> int | None:
         with self._explained("look at", path):
-            (info,) = self._filesystem.get_file_info([self._full(path)])
-            return int(info.size) if info.type == pyarrow.fs.FileType.File else None
+            file = self._file(path)
+            return None if file is None else int(file.size)
 
     def copy(self, source: str, target: str) -> bool:
-        with self._explained("copy", source):
-            if not self._is_there(source):
-                return False
-            if not self._is_there(target):
-                self._filesystem.copy_file(self._full(source), self._full(target))
+        content = self.open_input(source)
+        if content is None:
+            return False
+        if self.size(target) is None:
+            with self.open_new(target) as file:
+                file.write(content)
         return True
 
     def make_folder(self, path: str) -> None:
@@ -114,9 +136,13 @@ class ArrowFilesystem(Filesystem):
             self._filesystem.create_dir(self._full(path), recursive=True)
 
     def remove(self, path: str) -> None:
-        with self._explained("remove", path), suppress(FileNotFoundError):
-            (info,) = self._filesystem.get_file_info([self._full(path)])
-            if info.type == pyarrow.fs.FileType.Directory:
-                self._filesystem.delete_dir(self._full(path))
-            elif info.type == pyarrow.fs.FileType.File:
-                self._filesystem.delete_file(self._full(path))
+        with self._explained("remove", path):
+            self._remove(self._full(path))
+
+    def _remove(self, full: str) -> None:
+        with suppress(FileNotFoundError):
+            info = self._info(full)
+            if info.type == FileType.Directory:
+                self._filesystem.delete_dir(full)
+            elif info.type == FileType.File:
+                self._filesystem.delete_file(full)

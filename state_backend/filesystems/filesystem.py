@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import BinaryIO
 
@@ -13,9 +13,17 @@ from state_backend.errors import LogUnavailableError
 
 
 class Filesystem(ABC):
-    """File operations below one root."""
+    """File operations below one root.
+
+    beat_interval_s: how often a writer shows a sign of life here; `probe_interval_s_max` and `jobs_interval_s_max`: how
+    rarely readers look for epochs, and for jobs, while nothing is new. Looking costs nothing to speak of in a folder,
+    and money in an object store.
+    """
 
     root: str
+    beat_interval_s: float = 1.0
+    probe_interval_s_max: float = 1.0
+    jobs_interval_s_max: float = 1.0
 
     @abstractmethod
     def read(self, path: str) -> bytes | None:
@@ -62,6 +70,11 @@ class Filesystem(ABC):
     @abstractmethod
     def remove(self, path: str) -> None:
         """Remove a file, or a folder with all in it, if it is there. Others may remove it at the same time."""
+
+    def remove_files(self, paths: Sequence[str]) -> None:
+        """Remove files that may be gone already: cheaper than `remove` where each request takes its time."""
+        for path in paths:
+            self.remove(path)
 
     @contextmanager
     def _explained(self, doing: str, path: str) -> Iterator[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import shutil
 import uuid
@@ -14,9 +16,20 @@ import pyarrow as pa
 
 from state_backend.filesystems.filesystem import Filesystem
 
+# How a filesystem says that it has no hard links.
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+NEITHER = (
+    "its filesystem has neither hard links nor a rename that does not overwrite, so that of two writers none would "
+    "notice the other. If an object store is mounted there, give its own address (s3://, gs://, abfss://) instead; "
+    "otherwise put the log on a local disk or on NFS"
+)
+# From linux/fcntl.h and linux/fs.h.
+AT_FDCWD = -100
+RENAME_NOREPLACE = 1
+
 
 class LocalFilesystem(Filesystem):
-    """A folder: temporary file, fsync, link (which fails if the name is taken), fsync of the folder."""
+    """A folder: temporary file, fsync, a name if it is free (see `_name`), fsync of the folder."""
 
     def __init__(self, root: str | Path) -> None:
         self._root = Path(root).expanduser().absolute()
@@ -40,7 +53,7 @@ class LocalFilesystem(Filesystem):
     def create(self, path: str, content: bytes) -> bool:
         with self._explained("create", path), self._temporary(path, content, is_durable=True) as temporary:
             try:
-                os.link(temporary, self._root / path)
+                _name(temporary, self._root / path)
             except FileExistsError:
                 return False
             self._sync_folder(path)
@@ -56,7 +69,7 @@ class LocalFilesystem(Filesystem):
                     yield file
                     file.flush()
                     os.fsync(file.fileno())
-                os.link(temporary, target)
+                _name(temporary, target)
                 self._sync_folder(path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -84,7 +97,13 @@ class LocalFilesystem(Filesystem):
     def copy(self, source: str, target: str) -> bool:
         with self._explained("copy", source):
             try:
-                os.link(self._root / source, self._root / target)
+                try:
+                    os.link(self._root / source, self._root / target)
+                except OSError as error:
+                    if error.errno not in NO_LINKS:
+                        raise
+                    with self._temporary(target, (self._root / source).read_bytes(), is_durable=True) as temporary:
+                        _name(temporary, self._root / target)
             except FileExistsError:
                 pass
             except FileNotFoundError:
@@ -129,3 +148,31 @@ class LocalFilesystem(Filesystem):
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _name(temporary: Path, target: Path) -> None:
+    """Give a file its name; FileExistsError if it is taken. The temporary name may or may not be left.
+
+    A hard link is refused if the name is taken, on every POSIX filesystem. Where there are none (FAT, some CIFS and
+    FUSE mounts) a rename that is told not to replace does it. One that has neither copies a file to rename it, or
+    looks first and writes then: nothing there keeps two writers apart.
+    """
+    try:
+        os.link(temporary, target)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        _rename_new(temporary, target)
+
+
+def _rename_new(source: Path, target: Path) -> None:
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # not Linux
+        raise OSError(errno.ENOTSUP, NEITHER) from None
+    if rename(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), RENAME_NOREPLACE) == 0:
+        return
+    number = ctypes.get_errno()
+    if number in NO_LINKS or number == errno.EINVAL:
+        raise OSError(errno.ENOTSUP, NEITHER)
+    raise OSError(number, os.strerror(number))

@@ -1,0 +1,160 @@
+"""A proxy before an S3 server: it writes down each request, and makes some of them fail as networks do.
+
+    cut     the connection ends before the request is passed on
+    lose    the request is passed on and done, and its answer is lost
+    500     the server says that it failed, and did nothing
+    503     the server says that it is too busy
+    late    as `lose`, but told as a 500: done, and said not to be
+
+One connection carries one request.
+"""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Kind = Literal["cut", "lose", "500", "503", "late"]
+
+CHUNK_BYTES = 1 << 16
+
+
+class Request(NamedTuple):
+    """A request that came: its method, and its path with the query."""
+
+    method: str
+    path: str
+
+
+@dataclass
+class Fault:
+    """What becomes of the next `times` requests of a method whose path holds `part`."""
+
+    kind: Kind
+    method: str
+    part: str
+    times: int
+
+
+class FaultyProxy:
+    """The proxy's side for a test: what came, and what is to fail."""
+
+    def __init__(self, server_port: int) -> None:
+        self.server_port = server_port
+        self.port = 0
+        self.drop_header = b""  # in small letters: a header that no request keeps, as if the store did not know it
+        self._lock = threading.Lock()
+        self._requests: list[Request] = []
+        self._faults: list[Fault] = []
+
+    def fail(self, kind: Kind, method: str, part: str = "", times: int = 1) -> Fault:
+        """Have the next requests of a kind fail; its `times` are those that are still to."""
+        fault = Fault(kind, method, part, times)
+        with self._lock:
+            self._faults.append(fault)
+        return fault
+
+    def heal(self) -> None:
+        """Have no request fail any more."""
+        with self._lock:
+            self._faults.clear()
+
+    def taken(self) -> list[Request]:
+        """Return the requests since the last call."""
+        with self._lock:
+            taken, self._requests = self._requests, []
+        return taken
+
+    def note(self, request: Request) -> Kind | None:
+        """Write a request down; return how it is to fail."""
+        with self._lock:
+            self._requests.append(request)
+            for fault in self._faults:
+                if fault.times and fault.method == request.method and fault.part in request.path:
+                    fault.times -= 1
+                    return fault.kind
+        return None
+
+
+class _Connection(socketserver.StreamRequestHandler):
+    server: _Listener
+
+    def handle(self) -> None:
+        line = self.rfile.readline()
+        if not line:
+            return
+        method, path, _ = line.decode("latin-1").split(" ", 2)
+        head, length = [line], 0
+        while (header := self.rfile.readline()) not in (b"\r\n", b""):
+            name, _, value = header.partition(b":")
+            if name.lower() == b"content-length":
+                length = int(value)
+            if name.lower() not in (b"connection", self.server.proxy.drop_header):
+                head.append(header)
+        body = self.rfile.read(length)
+        if len(body) < length:  # the client went away
+            return
+        kind = self.server.proxy.note(Request(method, path))
+        if kind in ("500", "503"):
+            self._refuse(kind)
+        elif kind == "cut":
+            self._cut()
+        else:
+            answer = self._passed_on(b"".join(head) + b"Connection: close\r\n\r\n" + body)
+            if kind == "lose":
+                self._cut()
+            elif kind == "late":
+                self._refuse("500")
+            else:
+                self.wfile.write(answer)
+
+    def _passed_on(self, request: bytes) -> bytes:
+        with socket.create_connection(("127.0.0.1", self.server.proxy.server_port)) as upstream:
+            upstream.sendall(request)
+            answer = bytearray()
+            while chunk := upstream.recv(CHUNK_BYTES):
+                answer += chunk
+        return bytes(answer)
+
+    def _refuse(self, status: str) -> None:
+        text = {"500": b"500 Internal Server Error", "503": b"503 Slow Down"}[status]
+        self.wfile.write(b"HTTP/1.1 " + text + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    def _cut(self) -> None:
+        # A reset rather than an end: what a cable that is pulled looks like in the end.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+
+
+class _Listener(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, proxy: FaultyProxy) -> None:
+        self.proxy = proxy
+        super().__init__(("127.0.0.1", 0), _Connection)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a client that went away."""
+
+
+@contextmanager
+def before(server_port: int) -> Iterator[FaultyProxy]:
+    """Run a proxy before a server."""
+    proxy = FaultyProxy(server_port)
+    with _Listener(proxy) as listener:
+        proxy.port = listener.server_address[1]
+        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            listener.shutdown()
+            thread.join()

@@ -1,0 +1,44 @@
+"""A real S3 server for all tests of this folder; a proxy before it that fails as asked; a log for each test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from compat.object_store import faulty_proxy, s3_server
+from compat.object_store.faulty_proxy import FaultyProxy
+from state_backend.filesystems import Filesystem, open_filesystem
+
+BUCKET = "sparkis-tests"
+
+
+@pytest.fixture(scope="session")
+def s3_port() -> Iterator[int]:
+    """The port of an S3 server."""
+    with s3_server.running(BUCKET) as port:
+        yield port
+
+
+@pytest.fixture
+def proxy(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """A proxy before the server; this process, and those it starts, find the server through it."""
+    with faulty_proxy.before(s3_port) as proxy:
+        for name, value in s3_server.environment(proxy.port).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("AWS_PROFILE", raising=False)
+        yield proxy
+        proxy.heal()
+
+
+@pytest.fixture
+def root(proxy: FaultyProxy) -> str:
+    """The address of a log that nobody else has."""
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}/log"
+
+
+@pytest.fixture
+def filesystem(root: str) -> Filesystem:
+    """That log's filesystem."""
+    return open_filesystem(root)
