@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.fs
 import pytest
+from moves_like_hdfs import like_hdfs
 
 from state_backend import log_writer
 from state_backend.change_log import ChangeLog, JobLog, check_writable
@@ -76,13 +76,13 @@ def test_epochs_are_read_back_as_they_were_published(tmp_path: Path) -> None:
     assert [epoch.rows for epoch in chain(tmp_path)] == [1, 0, 2]
 
 
-def test_a_log_on_an_arrow_filesystem_is_the_same_log(tmp_path: Path) -> None:
-    filesystem = ArrowFilesystem(pyarrow.fs.LocalFileSystem(), str(tmp_path), "arrow:local")
+def test_a_log_on_hdfs_is_read_as_it_was_written(tmp_path: Path) -> None:
+    filesystem = ArrowFilesystem(like_hdfs(), str(tmp_path), "hdfs://like")
     writer = writer_of(filesystem)
     writer.publish([put(b"a")])
     writer.publish([put(b"b", b"x" * 200_000)])
-    assert contents(tmp_path) == contents(filesystem) == [[put(b"a")], [put(b"b", b"x" * 200_000)]]
-    assert ChangeLog(filesystem).jobs() == ChangeLog(tmp_path).jobs() == ["job"]
+    assert contents(filesystem) == [[put(b"a")], [put(b"b", b"x" * 200_000)]]
+    assert ChangeLog(filesystem).jobs() == ["job"]
 
 
 def test_a_small_epoch_is_one_file_and_a_large_one_has_a_change_file(tmp_path: Path) -> None:
