@@ -13,7 +13,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from state_backend.key_groups import ALL, NONE, KeyGroups
 
 logger = logging.getLogger("sparkis.server")
 
+# While there is no new job, doubled up to what the log's filesystem says.
 LOOK_FOR_JOBS_S = 1.0
 # An applier that dies is started again after a pause that doubles up to the longest.
 RESTART_PAUSE_S = 0.1
@@ -267,6 +268,19 @@ class JobFollower:
         logger.info("job %s: serving generation %s, states %s", self.name, event["generation"], states)
 
 
+class _Looks:
+    """When a log is looked at for jobs next."""
+
+    def __init__(self) -> None:
+        self.due_s = -math.inf
+        self._interval_s = LOOK_FOR_JOBS_S
+
+    def done(self, *, has_news: bool, interval_s_max: float) -> None:
+        """Plan the next look."""
+        self.due_s = asyncio.get_running_loop().time() + self._interval_s - LOOK_FOR_JOBS_S / 2
+        self._interval_s = LOOK_FOR_JOBS_S if has_news else min(2 * self._interval_s, interval_s_max)
+
+
 class Followers:
     """All jobs of some log roots.
 
@@ -300,6 +314,7 @@ class Followers:
         self._refused: set[tuple[str, str]] = set()
         self._unreachable: set[str] = set()
         self._reached: set[str] = set()
+        self._looks = {root: _Looks() for root in logs}
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -345,7 +360,7 @@ class Followers:
             self.on_change()
 
     async def start(self) -> None:
-        """Follow what is there, and look for new jobs once a second."""
+        """Follow what is there, and look for new jobs at least as often as each log's filesystem says."""
         await self._look()
         self._task = asyncio.create_task(self._keep_looking())
 
@@ -382,10 +397,15 @@ class Followers:
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(LOOK_FOR_JOBS_S)
-            await self._look()
+            now_s = asyncio.get_running_loop().time()
+            await self._look({root for root, looks in self._looks.items() if now_s >= looks.due_s})
 
-    async def _look(self) -> None:
+    async def _look(self, roots: Collection[str] | None = None) -> None:
+        """Look for jobs in some logs, or in all of them."""
         for root, log in self._logs.items():
+            if roots is not None and root not in roots:
+                continue
+            known = len(self._followers)
             try:
                 jobs = await asyncio.to_thread(log.jobs)
                 self._unreachable.discard(root)
@@ -394,10 +414,13 @@ class Followers:
                 if root not in self._unreachable:
                     self._unreachable.add(root)
                     logger.error("%s; going on with what is known", error)
+                self._looks[root].done(has_news=False, interval_s_max=log.filesystem.jobs_interval_s_max)
                 continue
             for job in jobs:
                 self._follow(root, job)
             await self._leave_renamed(root, jobs)
+            has_news = len(self._followers) != known
+            self._looks[root].done(has_news=has_news, interval_s_max=log.filesystem.jobs_interval_s_max)
 
     async def _leave_renamed(self, root: str, jobs: list[str]) -> None:
         """Stop to follow jobs that are gone from their log and shown under another name."""

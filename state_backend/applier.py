@@ -63,8 +63,11 @@ from state_backend.store import Applied, EpochChanges
 
 logger = logging.getLogger("sparkis.applier")
 
-# A writer shows a sign of life once a second; three missed ones are a writer that stopped (guess).
+# A writer says how often it shows a sign of life; so many missed ones are a writer that stopped (guess).
+BEATS_MISSED = 3
+# How long it takes to find that out where signs cost nothing, once a second.
 STALE_AFTER_S = 3.0
+# While nothing new is found, doubled up to what the log's filesystem says.
 PROBE_INTERVAL_S = 1.0
 # Bounds the time of one expiry transaction to tens of milliseconds (about 10 us a key).
 EXPIRED_KEYS_MAX = 5_000
@@ -106,7 +109,8 @@ class Pulse:
                 self._moved_at_s = self._clock()
         if sign.get("is_at_rest"):
             return False
-        return not sign.get("is_running") or self._clock() - self._moved_at_s > STALE_AFTER_S
+        silent_s_max = BEATS_MISSED * sign.get("every_s", 1.0)
+        return not sign.get("is_running") or self._clock() - self._moved_at_s > silent_s_max
 
 
 class Applier:
@@ -146,6 +150,8 @@ class Applier:
         self._writer = ""
         self._quiet_looks = 0
         self._pulse = Pulse()
+        self._sign: dict[str, Any] = {}
+        self._sign_due_s = 0.0
         self._told: dict[str, Any] = {}
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
         self._compact_after_s = 0.0
@@ -165,11 +171,18 @@ class Applier:
                 self.close()  # opened again at the next step: an environment may be of no use after an error
         is_stale = True
         with suppress(SparkisError):
-            is_stale = self._pulse.is_stale(self._log.alive())
+            is_stale = self._pulse.is_stale(self._sign_of_life())
         if error and error != self._told.get("error"):
             logger.error("job %s: %s", self._log.job, error)
         self._tell(is_stale, error, is_full)
         return self._tidy() or has_more
+
+    def _sign_of_life(self) -> dict[str, Any]:
+        """Return the writer's last sign, read again only when there may be another one."""
+        if time.monotonic() >= self._sign_due_s or self._sign.get("writer") != self._writer:
+            self._sign = self._log.alive()
+            self._sign_due_s = time.monotonic() + (self._sign.get("every_s", 1.0) - 1.0) / 2
+        return self._sign
 
     def want(self, slots: KeyGroups) -> None:
         """Own these slots and no others: lost ones from the next step on, gained ones once they are loaded."""
@@ -185,6 +198,16 @@ class Applier:
         if self._store is not None:
             self._store.close()
             self._store = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What was reported last: another one is news."""
+        return self._told
+
+    @property
+    def probe_interval_s_max(self) -> float:
+        """How rarely to look at the log while there is no news."""
+        return self._log.filesystem.probe_interval_s_max
 
     @property
     def store(self) -> LmdbStore | None:
@@ -494,12 +517,12 @@ class Applier:
         """Move to a copy of the store without free pages, if these outweigh the others. Readers are told to follow."""
         assert self._store is not None
         used, free = self._store.used_bytes()
-        current = self._log.current()
-        if free < max(used, self._compact_above_bytes) or current is None:
+        if free < max(used, self._compact_above_bytes):
             return
         if time.monotonic() < self._compact_after_s and self._store.readers_behind() > READERS_BEHIND_MAX:
             return
-        if current.generation != self._store.generation:
+        current = self._log.current()
+        if current is None or current.generation != self._store.generation:
             return
         self._compact_above_bytes = 2 * free  # the next try, if this one fails
         path = self._path(self._store.generation, is_anew=True)
@@ -513,12 +536,23 @@ class Applier:
 
 
 def follow_until_end(applier: Applier, lines: int, probe_interval_s: float) -> None:
-    """Step at each line of the input, and at least once an interval, until the input ends."""
+    """Step at each line of the input, and at least once an interval, until the input ends.
+
+    The interval doubles while nothing is new, up to what the log's filesystem says, and is short again once a look
+    finds something. What a line told of does not make it short: who tells of one epoch tells of the next.
+    """
     rest = b""
+    interval_s, longest_s = probe_interval_s, max(probe_interval_s, applier.probe_interval_s_max)
+    is_told = False
     while True:
+        before = applier.told
         has_more = applier.step()
-        ready, _, _ = select.select([lines], [], [], 0 if has_more else probe_interval_s)
+        if applier.told != before and not is_told:
+            interval_s = probe_interval_s
+        ready, _, _ = select.select([lines], [], [], 0 if has_more else interval_s)
+        is_told = bool(ready)
         if not ready:
+            interval_s = interval_s if has_more else min(2 * interval_s, longest_s)
             continue
         read = os.read(lines, 65536)
         if not read:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -143,6 +144,8 @@ class LogWriter:
         if self.last is not None and self.last.origin > 0:
             self._warn_of_missing_keys(self.last.origin)
         self._beats = 0
+        self._shown: tuple[bool, bool] | None = None  # by the last sign of life
+        self._beat_due_s = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -274,9 +277,17 @@ class LogWriter:
         return True
 
     def beat(self, *, is_running: bool = True, is_at_rest: bool = False) -> None:
-        """Show a sign of life, once a second while the query runs; from any thread. Readers watch the counter move."""
+        """Show a sign of life; to be called once a second while the query runs, from any thread.
+
+        Readers watch the counter move. Where each write costs money it moves less often, and most calls do nothing.
+        """
+        shown, now_s = (is_running, is_at_rest), time.monotonic()
+        if shown == self._shown and now_s < self._beat_due_s:
+            return
+        every_s = self._filesystem.beat_interval_s
+        self._shown, self._beat_due_s = shown, now_s + every_s - 1.0
         self._beats += 1
-        sign = {"writer": self.current.writer, "beat": self._beats, "is_running": is_running}
+        sign = {"writer": self.current.writer, "beat": self._beats, "every_s": every_s, "is_running": is_running}
         sign |= {"is_at_rest": True} if is_at_rest else {}
         self._filesystem.replace(f"{self.job}/alive.json", json.dumps(sign).encode(), is_durable=False)
 
