@@ -282,11 +282,9 @@ class Dispatcher:
             self._check_user(call, command, request)
         if cluster is not None:
             cluster.check(command.facts, request, session.is_readonly)
-        if command.declaration is None:
-            if cluster is not None and command.facts.group == "cluster":
-                raise cluster_is_given(command.name)
-            if transaction is None or not command.is_refused_when_run:
-                raise command.refusal()
+        is_missing = command.declaration is None
+        if is_missing and command.facts.is_write:
+            raise command.refusal()
         if session.is_monitor and NOT_FOR_MONITORS.intersection(command.facts.flags):
             raise PlainError("Replica can't interact with the keyspace")
         if session.subscriptions is not None and session.protocol == RESP2 and command.name not in WHILE_SUBSCRIBED:
@@ -294,6 +292,11 @@ class Dispatcher:
                 f"Can't execute '{command.name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are "
                 "allowed in this context"
             )
+        if is_missing:
+            if cluster is not None and command.facts.group == "cluster":
+                raise cluster_is_given(command.name)
+            if not command.is_refused_when_run:
+                raise command.refusal()
         if self._instance.is_loading:
             needs_state = transaction is not None and transaction.needs_state and command.name == "exec"
             if needs_state or "loading" not in command.facts.flags:
@@ -307,7 +310,9 @@ class Dispatcher:
             raise NoPermError(denial_text(denied.reason, call.session.user.name, command.name))
 
     def _queue(self, transaction: Transaction, command: Command, request: Request) -> None:
-        """Queue a request for EXEC, with what EXEC has to know of it."""
+        """Queue a request for EXEC, with what EXEC has to know of it; nothing if EXEC will be refused anyway."""
+        if transaction.is_void:
+            return
         transaction.add(request)
         transaction.needs_state |= "loading" not in command.facts.flags
         if self._instance.cluster is not None and command.facts.key_specs:

@@ -183,8 +183,13 @@ def _one_line(text: str) -> bytes:
 
 
 def typed(word: bytes) -> str:
-    """Return what a client typed as it stands in a text: up to a zero byte, which ends a text of Redis."""
-    return word.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    """Return what a client typed as it stands in a text."""
+    return _c_text(word).decode("utf-8", "surrogateescape")
+
+
+def _c_text(word: bytes) -> bytes:
+    """Return a text up to a zero byte, which ends a text of Redis."""
+    return word.partition(b"\0")[0]
 
 
 def syntax_error() -> PlainError:
@@ -204,18 +209,25 @@ def wrong_arity(name: str) -> PlainError:
 
 def unknown_command(request: Sequence[bytes]) -> PlainError:
     """Return the error that clients parse: the name and the arguments as typed, cut, a space at the end."""
-    echoed = ""
+    echoed = b""
     for word in request[1:]:
         if len(echoed) >= ECHO_BYTES_MAX:
             break
-        echoed += f"'{typed(word[: ECHO_BYTES_MAX - len(echoed)])}' "
+        echoed += b"'%b' " % _c_text(word[: ECHO_BYTES_MAX - len(echoed)])
     name = typed(request[0][:ECHO_BYTES_MAX])
-    return PlainError(f"unknown command '{name}', with args beginning with: {echoed}")
+    args = echoed.decode("utf-8", "surrogateescape")
+    return PlainError(f"unknown command '{name}', with args beginning with: {args}")
 
 
 def unknown_subcommand(container: str, word: bytes) -> PlainError:
     """Return the error for `CLIENT FOO`."""
     return PlainError(f"unknown subcommand '{typed(word[:ECHO_BYTES_MAX])}'. Try {container.upper()} HELP.")
+
+
+def wrong_subcommand(container: str, word: bytes) -> PlainError:
+    """Return the error for too many arguments of a subcommand that takes some or none; `word` is it, as typed."""
+    name = typed(word[:ECHO_BYTES_MAX])
+    return PlainError(f"unknown subcommand or wrong number of arguments for '{name}'. Try {container.upper()} HELP.")
 
 
 def not_served(name: str) -> PlainError:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from resp_server.access.denials import Entry, joined
 from resp_server.access.rules import CATEGORIES, Denial, Selector, User, denial_text
@@ -61,15 +61,13 @@ def _selector(selector: Selector) -> dict[bytes, Reply]:
 
 
 @command("acl|cat")
-def acl_cat(call: Call, *category: bytes) -> Reply:
+def acl_cat(call: Call, category: bytes | None = None) -> Reply:
     """Lists the ACL categories, or the commands inside a category."""
-    if len(category) > 1:
-        _refuse("CAT")
-    if not category:
+    if category is None:
         return [each.encode() for each in CATEGORIES]
-    wanted = category[0].decode("latin-1").lower()
+    wanted = category.decode("latin-1").lower()
     if wanted not in CATEGORIES:
-        raise PlainError(f"Unknown category '{typed(category[0][:CATEGORY_BYTES_MAX])}'")
+        raise PlainError(f"Unknown category '{typed(category[:CATEGORY_BYTES_MAX])}'")
     everything = [each for one in call.instance.table for each in (one, *one.subcommands.values())]
     return [each.name.encode() for each in everything if f"@{wanted}" in each.facts.acl_categories]
 
@@ -114,17 +112,14 @@ def _checked(outcome: Outcome) -> Outcome:
 
 
 @command("acl|genpass")
-def acl_genpass(call: Call, *bits: bytes) -> bytes:
+def acl_genpass(call: Call, bits: int = GENPASS_BITS) -> bytes:
     """Generates a pseudorandom, secure password that can be used to identify ACL users."""
-    if len(bits) > 1:
-        _refuse("GENPASS")
-    wanted = integer(bits[0]) if bits else GENPASS_BITS
-    if not 0 < wanted <= GENPASS_BITS_MAX:
+    if not 0 < bits <= GENPASS_BITS_MAX:
         raise PlainError(
             f"ACL GENPASS argument must be the number of bits for the output password, a positive number up to "
             f"{GENPASS_BITS_MAX}"
         )
-    characters = (wanted + 3) // 4
+    characters = (bits + 3) // 4
     return secrets.token_hex((characters + 1) // 2)[:characters].encode()
 
 
@@ -153,13 +148,11 @@ def _denial_text(user: User, found: Command, words: Sequence[bytes], denied: Den
 
 
 @command("acl|log")
-def acl_log(call: Call, *argument: bytes) -> Reply:
+def acl_log(call: Call, argument: bytes | None = None) -> Reply:
     """Lists recent security events generated due to ACL rules."""
-    if len(argument) > 1:
-        _refuse("LOG")
-    if argument and argument[0].lower() == b"reset":
+    if argument is not None and argument.lower() == b"reset":
         return call.instance.gather(reset_denials, None, lambda answers: OK)
-    count = max(0, integer(argument[0])) if argument else LOG_ENTRIES
+    count = LOG_ENTRIES if argument is None else max(0, integer(argument))
     now_ms = call.instance.clock()
     return call.instance.gather(
         denials, None, lambda answers: [_entry_row(each, now_ms) for each in joined(answers)[:count]]
@@ -197,7 +190,3 @@ def _entry_row(entry: Entry, now_ms: int) -> Reply:
 def acl_help(call: Call) -> Reply:
     """Returns helpful text about the different subcommands."""
     return call.instance.table.help("acl")
-
-
-def _refuse(name: str) -> NoReturn:
-    raise PlainError(f"unknown subcommand or wrong number of arguments for '{name}'. Try ACL HELP.")

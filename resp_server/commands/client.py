@@ -262,19 +262,17 @@ def _is_to_be_killed(session: Session, wanted: Mapping[str, Any], now_ms: int) -
 
 
 @command("client|pause")
-def client_pause(call: Call, timeout: bytes, *mode: bytes) -> Reply:
+def client_pause(call: Call, timeout: bytes, mode: bytes = b"ALL") -> Reply:
     """Suspends commands processing."""
-    if len(mode) > 1:
-        raise PlainError("unknown subcommand or wrong number of arguments for 'pause'. Try CLIENT HELP.")
+    if mode.upper() not in (b"WRITE", b"ALL"):
+        raise PlainError("CLIENT PAUSE mode must be WRITE or ALL")
     try:
         left_ms = integer(timeout)
     except ReplyError:
         raise PlainError("timeout is not an integer or out of range") from None
     if left_ms < 0:
         raise PlainError("timeout is negative")
-    if mode and mode[0].upper() not in (b"WRITE", b"ALL"):
-        raise PlainError("CLIENT PAUSE mode must be WRITE or ALL")
-    if mode and mode[0].upper() == b"WRITE":
+    if mode.upper() == b"WRITE":
         return OK  # writes are refused whether they are paused or not
     until_ms = min(call.instance.clock() + left_ms, INTEGER_MAX)
     return call.instance.gather(pause_clients, until_ms, lambda answers: OK)
@@ -299,12 +297,11 @@ def unpause_clients(instance: Instance, nothing: None) -> None:
 
 
 @command("client|unblock")
-def client_unblock(call: Call, client: int, *reason: bytes) -> Reply:
+def client_unblock(call: Call, client: bytes, reason: bytes = b"TIMEOUT") -> Reply:
     """Unblocks a client blocked by a blocking command from a different connection."""
-    if len(reason) > 1:
-        raise PlainError("unknown subcommand or wrong number of arguments for 'unblock'. Try CLIENT HELP.")
-    if reason and reason[0].upper() not in (b"TIMEOUT", b"ERROR"):
+    if reason.upper() not in (b"TIMEOUT", b"ERROR"):
         raise PlainError("CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
+    integer(client)  # looked at behind the reason
     return 0  # no command blocks
 
 

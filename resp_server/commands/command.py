@@ -80,7 +80,7 @@ def command_list(call: Call, *filters: bytes) -> Reply:
     table = call.instance.table
     everything = [each for one in table for each in (one, *one.subcommands.values())]
     if not filters:
-        return [each.name.encode() for each in table]
+        return [each.name.encode() for each in everything]
     if len(filters) != 3 or filters[0].upper() != b"FILTERBY":
         raise syntax_error()
     match filters[1].upper():
@@ -113,7 +113,7 @@ def _keys(call: Call, request: Sequence[bytes]) -> list[tuple[bytes, Sequence[st
         found = call.instance.table.find(request)
     except ReplyError:
         raise PlainError("Invalid command specified") from None
-    if not found.facts.key_specs:
+    if all("not_key" in spec["flags"] for spec in found.facts.key_specs):
         raise PlainError("The command has no key arguments")
     try:
         found.check_arity(request)

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Annotated, TypeVar
 
 from resp_server.access.sight import Sight
-from resp_server.commands.spec import OneOrMore, command, integer
+from resp_server.commands.spec import OneOrMore, command, integer, is_integer
 from resp_server.errors import PlainError, syntax_error
 from resp_server.glob import Matches, matcher
 from resp_server.instance import Call
@@ -47,13 +47,18 @@ SLICE_BYTES = 256 << 10
 
 # Cursors are positions of 46 or 48 bits. Redis takes any 64 bits; there is nothing behind ours.
 CURSOR_MAX = 2**48 - 1
-CURSOR = re.compile(rb"([+-]?)([0-9]+)")
+CURSOR = re.compile(rb"[\t-\r ]*([+-]?)([0-9]+)")
 
 
 def cursor(word: bytes) -> int:
-    """Read a cursor as Redis does, by strtoul, which ends at a zero byte; one that we never gave is behind the end."""
-    found = CURSOR.fullmatch(word.partition(b"\0")[0] or b"0")
-    if found is None:
+    """Read a cursor as Redis' string2ull does: a 64-bit number that is not negative, else what strtoull makes of it.
+
+    So ` 0` and `-01` are cursors, and `-1` is none. A text ends at a zero byte. One that we never gave is behind the
+    end.
+    """
+    text = word.partition(b"\0")[0]
+    found = CURSOR.fullmatch(text)
+    if found is None or (text[:1] == b"-" and is_integer(text)):
         raise PlainError("invalid cursor")
     sign, digits = found[1], found[2].lstrip(b"0") or b"0"
     if len(digits) > 20 or int(digits) >= 2**64:

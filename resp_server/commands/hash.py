@@ -20,7 +20,7 @@ from resp_server.commands.generic import (
     text_reply,
 )
 from resp_server.commands.random_items import Source, count_and_option, one_of, random_item, random_items
-from resp_server.commands.spec import OneOrMore, command
+from resp_server.commands.spec import OneOrMore, command, is_integer
 from resp_server.commands.steps import answered
 from resp_server.errors import PlainError, WrongTypeError
 from resp_server.instance import Call
@@ -90,7 +90,7 @@ def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
     """Read `FIELDS numfields field ...` in Redis' order of checks."""
     if words[0].upper() != b"FIELDS":
         raise PlainError("Mandatory argument FIELDS is missing or not at the right position")
-    if not words[1].isdigit() or not 0 < int(words[1]) < 2**63:
+    if not is_integer(words[1]) or int(words[1]) < 1:
         raise PlainError("Number of fields must be a positive integer")
     if int(words[1]) != len(words) - 2:
         raise PlainError("The `numfields` parameter must match the number of arguments")

@@ -197,6 +197,7 @@ def _memory(call: Call, total: Numbers) -> Section:
         "mem_cluster_links": 0,
         "mem_aof_buffer": 0,
         "mem_allocator": "libc",
+        "mem_overhead_db_hashtable_rehashing": 0,
         "active_defrag_running": 0,
         "lazyfree_pending_objects": 0,
         "lazyfreed_objects": 0,
@@ -302,10 +303,10 @@ def _stats(call: Call, total: Numbers) -> Section:
         "unexpected_error_replies": 0,
         "total_error_replies": stats.errors.total(),
         "dump_payload_sanitizations": 0,
-        "client_query_buffer_limit_disconnections": stats.closed_for_input,
-        "client_output_buffer_limit_disconnections": stats.closed_for_output,
         "io_threaded_reads_processed": 0,
         "io_threaded_writes_processed": 0,
+        "client_query_buffer_limit_disconnections": stats.closed_for_input,
+        "client_output_buffer_limit_disconnections": stats.closed_for_output,
         **{f"acl_access_denied_{name}": stats.denied[reason] for name, reason in DENIED.items()},
     }
 

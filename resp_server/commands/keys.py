@@ -1,4 +1,8 @@
-"""Where the keys of a request are, by the key specifications of its command."""
+"""Where the keys of a request are, by the key specifications of its command.
+
+Two commands have specifications that do not say all, and are read as redis-server reads them: SORT, whose STORE may
+stand anywhere, and MIGRATE, whose one key is empty if there are KEYS.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,11 @@ from typing import Any
 
 from resp_server.commands.facts import Facts
 from resp_server.commands.spec import INTEGER
+
+# Where MIGRATE's options begin, and how many words belong to some options of it and of SORT.
+MIGRATE_OPTIONS = 6
+MIGRATE_SKIPPED = {b"AUTH": 1, b"AUTH2": 2}
+SORT_SKIPPED = {b"LIMIT": 2, b"GET": 1, b"BY": 1}
 
 Found = list[tuple[bytes, Sequence[str]]]
 
@@ -21,6 +30,8 @@ def places_of(facts: Facts, request: Sequence[bytes]) -> list[tuple[int, Sequenc
     """Return where the keys of a request are, with their access flags; None as above."""
     found: list[tuple[int, Sequence[str]]] = []
     for spec in facts.key_specs:
+        if "incomplete" in spec["flags"]:
+            return _of_migrate(found, request)
         positions = _positions(spec, request)
         if positions is None:
             return None
@@ -28,7 +39,32 @@ def places_of(facts: Facts, request: Sequence[bytes]) -> list[tuple[int, Sequenc
     return found
 
 
+def _of_migrate(found: list[tuple[int, Sequence[str]]], request: Sequence[bytes]) -> list[tuple[int, Sequence[str]]]:
+    """Return MIGRATE's keys: its one key, or those behind KEYS; none if there are both."""
+    (one, flags), at = found[0], MIGRATE_OPTIONS
+    while at < len(request):
+        word = request[at].upper()
+        if word == b"KEYS" and at + 1 < len(request):
+            return [] if request[one] else [(place, flags) for place in range(at + 1, len(request))]
+        at += 1 + MIGRATE_SKIPPED.get(word, 0)
+    return found
+
+
+def _stored(request: Sequence[bytes]) -> Sequence[int]:
+    """Return where the key behind SORT's last STORE is."""
+    found: Sequence[int] = ()
+    at = 2
+    while at < len(request):
+        word = request[at].upper()
+        if word == b"STORE" and at + 1 < len(request):
+            found = (at + 1,)
+        at += 1 + SORT_SKIPPED.get(word, 0)
+    return found
+
+
 def _positions(spec: Mapping[str, Any], request: Sequence[bytes]) -> Sequence[int] | None:
+    if spec["begin_search"]["type"] == "unknown" and "update" in spec["flags"]:
+        return _stored(request)
     first = _begin(spec["begin_search"], request)
     if first is None:
         return ()

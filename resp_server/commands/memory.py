@@ -23,7 +23,7 @@ PEAK_SHARE = 1.5
 FREE_SHARE = 1.0
 
 EMPTY = (
-    "Hi Sam, this instance is empty or is using very little memory, my issue detector can't be used in these "
+    "Hi Sam, this instance is empty or is using very little memory, my issues detector can't be used in these "
     "conditions. Please, leave for your mission on Earth and fill it with some data. The new Sam and I will be back to "
     "our programming as soon as I finished rebooting.\n"
 )

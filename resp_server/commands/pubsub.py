@@ -138,13 +138,13 @@ def post(instance: Instance, argument: dict[str, str]) -> int:
 
 
 @command("pubsub|channels")
-def pubsub_channels(call: Call, *pattern: bytes) -> Reply:
+def pubsub_channels(call: Call, pattern: bytes = b"*") -> Reply:
     """Returns the active channels."""
     return _names(call, Way.CHANNEL, pattern)
 
 
 @command("pubsub|shardchannels")
-def pubsub_shardchannels(call: Call, *pattern: bytes) -> Reply:
+def pubsub_shardchannels(call: Call, pattern: bytes = b"*") -> Reply:
     """Returns the active shard channels."""
     return _names(call, Way.SHARD, pattern)
 
@@ -173,11 +173,8 @@ def pubsub_help(call: Call) -> Reply:
     return call.instance.table.help("pubsub")
 
 
-def _names(call: Call, way: Way, pattern: Sequence[bytes]) -> Reply:
-    if len(pattern) > 1:
-        name = "SHARDCHANNELS" if way is Way.SHARD else "CHANNELS"
-        raise PlainError(f"unknown subcommand or wrong number of arguments for '{name}'. Try PUBSUB HELP.")
-    matches = _matcher(call, pattern[0] if pattern else b"*")
+def _names(call: Call, way: Way, pattern: bytes) -> Reply:
+    matches = _matcher(call, pattern)
     hub = call.instance.publishing.hub
     if call.instance.ask_others is None and len(hub.names(way)) > NAMES_AT_ONCE:
         found = (name for name in list(hub.names(way)) if matches(name))

@@ -21,11 +21,9 @@ COUNT = 10
 
 
 @command("slowlog|get")
-def slowlog_get(call: Call, *count: bytes) -> Reply:
+def slowlog_get(call: Call, count: bytes | None = None) -> Reply:
     """Returns the slow log's entries."""
-    if len(count) > 1:
-        raise PlainError("unknown subcommand or wrong number of arguments for 'get'. Try SLOWLOG HELP.")
-    most = _count(count[0]) if count else COUNT
+    most = COUNT if count is None else _count(count)
     kept = call.instance.config.slow_entries_max
     wanted = kept if most < 0 else min(most, kept)
 

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from resp_server.commands.facts import Facts
-from resp_server.errors import not_an_integer, wrong_arity
+from resp_server.errors import not_an_integer, wrong_arity, wrong_subcommand
 from resp_server.protocol.replies import Reply
 
 if TYPE_CHECKING:
@@ -49,12 +49,16 @@ class _AtLeastOne:
 OneOrMore = Annotated[bytes, _AtLeastOne]
 
 
+def is_integer(word: bytes) -> bool:
+    """Tell whether Redis' string2ll reads a 64-bit number: no plus sign, no leading zero, no space."""
+    return INTEGER.fullmatch(word) is not None and -INTEGER_MAX - 1 <= int(word) <= INTEGER_MAX
+
+
 def integer(word: bytes) -> int:
-    """Read a 64-bit number as Redis' string2ll does: no plus sign, no leading zero, no space."""
-    number = int(word) if INTEGER.fullmatch(word) else INTEGER_MAX + 1
-    if not -INTEGER_MAX - 1 <= number <= INTEGER_MAX:
+    """Read a 64-bit number; PlainError if it is none."""
+    if not is_integer(word):
         raise not_an_integer()
-    return number
+    return int(word)
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,8 @@ def declared_in(module: ModuleType) -> list[Declaration]:
     return found
 
 
-def check_count(declared: Parameters, name: str, words: Sequence[bytes]) -> None:
+def check_count(declared: Parameters, name: str, request: Sequence[bytes]) -> None:
     """Refuse more arguments than an optional one allows; Redis' arity cannot say that, its commands do."""
-    if declared.count_max is not None and len(words) > declared.count_max:
-        raise wrong_arity(name)
+    container, bar, _ = name.partition("|")
+    if declared.count_max is not None and len(request) > declared.count_max + 1 + len(bar):
+        raise wrong_subcommand(container, request[1]) if bar else wrong_arity(name)

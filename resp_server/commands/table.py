@@ -79,7 +79,8 @@ class Command:
             raise self.refusal()
         words = request[self.words :]
         parameters = self.declaration.parameters
-        check_count(parameters, self.name, words)
+        if parameters.count_max is not None:
+            check_count(parameters, self.name, request)
         return self.declaration.body(call, *(words if parameters.is_plain else parameters.convert(words)))
 
 

@@ -30,9 +30,7 @@ class Transaction:
         self.slots: dict[int, None] = {}
 
     def add(self, request: Request) -> None:
-        """Queue a request, unless EXEC will be refused anyway; PlainError if too much is queued."""
-        if self.is_void:
-            return
+        """Queue a request; PlainError if too much is queued."""
         self.size_bytes += sum(map(len, request)) + WORD_OVERHEAD_BYTES * len(request)
         if len(self.requests) >= QUEUED_REQUESTS_MAX or self.size_bytes > QUEUED_BYTES_MAX:
             raise PlainError(

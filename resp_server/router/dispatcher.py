@@ -251,8 +251,6 @@ class ProxyDispatcher(Dispatcher):
             raise PlainError(f"command '{command.name}' cannot be in a transaction through a proxy")
         if way is Way.KEYS:
             split(command.facts, request, self.place_of)
-        if command.name == "sort_ro":
-            check_request(call.user, request)
 
     def _transact(self, call: Call, request: Request, batch: Batch) -> bool:
         """Take a request within a transaction, or about one; tell whether the next one has to wait for its answer."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from resp_server.commands.sort import check_request
 from resp_server.errors import ClusterDownError, PlainError, ReplyError, TryAgainError
 from resp_server.execution import NOTHING_RUN, QueuedCall
 from resp_server.instance import Call
@@ -53,11 +54,12 @@ class Part(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What becomes of one queued command: asked in parts, or answered here."""
+    """What becomes of one queued command: asked in parts, or answered here; error: what it is answered with."""
 
     request: Request
     parts: Sequence[Part] = ()
     merge: Merge | None = None
+    error: ReplyError | None = None
 
 
 @dataclass
@@ -186,6 +188,11 @@ class TransactionRun:
         found = split(command.facts, request, self._dispatcher.place_of)
         if found is None:
             return Planned(request)
+        if command.name == "sort_ro":
+            try:
+                check_request(self._call.user, request)
+            except ReplyError as error:
+                return Planned(request, error=error)
         parts, merge = found
         asked = [(self._block_at(*cast("tuple[int, int]", part.place)), part.request) for part in parts]
         return Planned(request, [Part(block, block.add(each)) for block, each in asked], merge)
@@ -298,6 +305,9 @@ class TransactionRun:
         items = {id(block): items_of(block.answer) for block in self._blocks.values()}
         replies = []
         for planned in self._planned:
+            if planned.error is not None:
+                replies.append(self._dispatcher.error_reply(planned.error))
+                continue
             if planned.merge is None:
                 queued = QueuedCall(self._call.session, self._call.instance, self._call.jobs)
                 replies.append(self._dispatcher.answer_within(queued, planned.request))

@@ -1,7 +1,7 @@
 """Commands and options that came after the real server's version: their answers are those that 7.4 gives, written down.
 
-Sources: the pages of CLIENT SETINFO, CLIENT NO-TOUCH, HSCAN and HTTL in Redis' documentation, and the tests of Redis
-itself (`unit/introspection.tcl`, `unit/type/hash-field-expire.tcl`).
+All were compared with a redis-server 7.4.1. Other sources: the pages of CLIENT SETINFO, CLIENT NO-TOUCH, HSCAN and HTTL
+in Redis' documentation, and the tests of Redis itself (`unit/introspection.tcl`, `unit/type/hash-field-expire.tcl`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import pytest
 
 from compat.conformance.pair import Pair
 from compat.conformance.wire import request
+from resp_server.commands import command_table
 
 ANSWERS: list[tuple[list[bytes], bytes]] = [
     ([b"CLIENT", b"SETINFO", b"lib-name", b"redis-py"], b"+OK"),
@@ -44,6 +45,34 @@ ANSWERS: list[tuple[list[bytes], bytes]] = [
         [b"HTTL", b"hash:one", b"FIELDS", b"2", b"field"],
         b"-ERR The `numfields` parameter must match the number of arguments",
     ),
+    ([b"HTTL", b"hash:one", b"FIELDS", b"01", b"field"], b"-ERR Number of fields must be a positive integer"),
+    ([b"HPTTL", b"hash:one", b"FIELDS", b"0", b"field"], b"-ERR Number of fields must be a positive integer"),
+    (
+        [b"HTTL", b"hash:one", b"FIELDS", b"9223372036854775808", b"f"],
+        b"-ERR Number of fields must be a positive integer",
+    ),
+    *[
+        ([*words, cursor], b"-ERR invalid cursor")
+        for words in ([b"SCAN"], [b"HSCAN", b"hash:one"], [b"SSCAN", b"plain"], [b"ZSCAN", b"missing"])
+        for cursor in (b"", b"-1", b"-9223372036854775808", b"\x000", b"0 ", b" ", b"-", b"18446744073709551616")
+    ],
+    *[
+        ([b"HSCAN", b"hash:one", cursor], b"*2\r\n$1\r\n0\r\n*2\r\n$5\r\nfield\r\n$5\r\nvalue")
+        for cursor in (b" 0", b"\t\n-0", b"+0", b"00", b"0\x00x")
+    ],
+    ([b"SSCAN", b"set:one", b" 0"], b"*2\r\n$1\r\n0\r\n*1\r\n$4\r\nonly"),
+    ([b"ZSCAN", b"zset:one", b" 0"], b"*2\r\n$1\r\n0\r\n*2\r\n$4\r\nonly\r\n$1\r\n1"),
+    ([b"SCAN", b"-01"], b"*2\r\n$1\r\n0\r\n*0"),
+    *[
+        ([b"COMMAND", name, *words], b"-ERR The command has no key arguments")
+        for name in (b"GETKEYS", b"GETKEYSANDFLAGS")
+        for words in (
+            [b"SPUBLISH", b"a", b"b"],
+            [b"SSUBSCRIBE", b"a", b"b"],
+            [b"SUNSUBSCRIBE"],
+            [b"PUBLISH", b"a", b"b"],
+        )
+    ],
     (
         [b"HEXPIRE", b"hash:one", b"10", b"FIELDS", b"1", b"field"],
         b"-READONLY You can't write against a read only replica.",
@@ -55,6 +84,13 @@ ANSWERS: list[tuple[list[bytes], bytes]] = [
 def test_a_newer_command_is_answered_as_7_4_does(pair: Pair, words: list[bytes], answer: bytes) -> None:
     for greeting in ([], [[b"HELLO", b"3"]]):
         assert pair.ask([*greeting, words])[1][-1].raw == answer + b"\r\n"
+
+
+def test_the_list_of_commands_names_subcommands(pair: Pair) -> None:
+    listed = [reply.value for reply in pair.ask([[b"COMMAND", b"LIST"]])[1][0].value]
+    everything = [each for one in command_table() for each in (one, *one.subcommands.values())]
+    assert listed == [each.name.encode() for each in everything]
+    assert {b"get", b"acl", b"acl|cat", b"client|no-touch"} < set(listed)
 
 
 def test_what_a_library_says_of_itself_stands_in_the_list_of_clients(pair: Pair) -> None:

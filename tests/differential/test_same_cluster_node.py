@@ -329,3 +329,13 @@ def test_a_reader_of_replicas_is_marked_in_the_list_of_clients(trio: Trio, at: i
     theirs, ours = trio.both(at, "2", *requests)
     flags = [[re.findall(rb"flags=(\w+)", reply) for reply in each] for each in (theirs, ours)]
     assert flags[1] == flags[0]
+
+
+@NODES
+@PROTOCOLS
+def test_nothing_is_queued_after_a_transactions_first_error(trio: Trio, at: int, protocol: str) -> None:
+    for wrong in ([b"NOPE"], [b"GET"], [b"CLIENT", b"NOPE"], [b"MGET", b"foo", b"bar"]):
+        requests: list[Words] = [[b"MULTI"], [b"GET", b"plain"], wrong, [b"GET", b"{b}"], [b"GET", b"{c}"], [b"EXEC"]]
+        theirs, ours = trio.both(at, protocol, *requests)
+        assert ours == theirs
+        assert ours[-1].startswith(b"-EXECABORT")

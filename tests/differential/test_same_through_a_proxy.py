@@ -86,6 +86,22 @@ def test_patterns_of_keys_that_may_be_elsewhere_are_refused(through: Pair, optio
     through.check_line(f"SORT_RO {{tag}}ids {option} {{tag}}*")
 
 
+@pytest.mark.parametrize("arguments", ["LIMIT 0 x", "NOPE", "BY", "LIMIT 1", "DESC LIMIT 0"])
+def test_what_is_wrong_about_a_sort_is_said_within_exec(through: Pair, arguments: str) -> None:
+    lines = ["MULTI", "GET plain", f"SORT_RO {{tag}}ids {arguments}", "GET number", "EXEC"]
+    for greeting in ([], [[b"HELLO", b"3"]]):
+        through.check([*greeting, *[line.encode().split(b" ") for line in lines]])
+
+
+def test_patterns_of_a_sort_that_are_refused_are_refused_within_exec(through: Pair) -> None:
+    lines = [b"MULTI", b"SORT_RO {tag}ids BY hash:*", b"GET number", b"EXEC"]
+    *queued, (answer,) = [[reply] for reply in through.ask([line.split() for line in lines])[1]]
+    assert [each[0].raw for each in queued] == [b"+OK\r\n", b"+QUEUED\r\n", b"+QUEUED\r\n"]
+    assert answer.raw.startswith(b"*2\r\n-ERR BY option of SORT denied in Cluster mode") and answer.raw.endswith(
+        b"\r\n42\r\n"
+    )
+
+
 @given(pipeline=generators.pipelines)
 @checked(200)
 def test_a_pipeline_of_any_commands_is_answered_as_redis_answers_it(through: Pair, pipeline: list[Words]) -> None:

@@ -1,0 +1,22 @@
+"""FUNCTION LIST: no library of functions is ever loaded, and clients look."""
+
+from __future__ import annotations
+
+from resp_server.commands.spec import command
+from resp_server.errors import PlainError, typed
+from resp_server.instance import Call
+from resp_server.protocol.replies import Reply
+
+
+@command("function|list")
+def function_list(call: Call, *options: bytes) -> Reply:
+    """Returns information about all libraries."""
+    words, seen = iter(options), set[bytes]()
+    for word in words:
+        option = word.upper()
+        if option not in (b"WITHCODE", b"LIBRARYNAME") or option in seen:
+            raise PlainError(f"Unknown argument {typed(word)}")
+        seen.add(option)
+        if option == b"LIBRARYNAME" and next(words, None) is None:
+            raise PlainError("library name argument was not given")
+    return []
