@@ -62,6 +62,8 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(import_module(f"spark_hooks.{_NEED_SPARK[name]}"), name)
     except ModuleNotFoundError as error:
-        if error.name not in ("pyspark", "pandas", "numpy"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("pyspark", "py4j", "pandas"):
             raise
-        raise ImportError(f"sparkis.{name} needs {error.name}: pip install 'sparkis[spark]'") from None
+        missing = missing.replace("py4j", "pyspark")  # which brings it
+        raise ImportError(f"sparkis.{name} needs {missing}: pip install 'sparkis[spark]'") from None

@@ -91,7 +91,7 @@ def _lacks(command: str, modules: Sequence[str], *, extra: str) -> bool:
 
 
 def _attach(options: argparse.Namespace) -> int:
-    if _lacks("attach", ("pyspark", "pandas", "numpy"), extra="spark"):
+    if _lacks("attach", ("pyspark", "pandas"), extra="spark"):
         return 1
     from spark_hooks.attach.command import run
 

@@ -97,6 +97,17 @@ def _active_query(session: SparkSession, query_id: str) -> StreamingQuery | None
     return None if found is None else StreamingQuery(found)
 
 
+def planned(query: StreamingQuery) -> str:
+    """Return the plan of a query of this driver, as text."""
+    return str(_execution(query).analyzedPlan().toString())
+
+
+def _execution(query: StreamingQuery) -> Any:
+    """Return what runs a query in the JVM: behind what `start` returns; `_active_query` finds it itself."""
+    running: Any = query._jsq
+    return running.streamingQuery() if running.getClass().getSimpleName() == "StreamingQueryWrapper" else running
+
+
 @dataclass(frozen=True)
 class Publication:
     """What a sink was told: the arguments of `queryable` and `publish`, checked."""

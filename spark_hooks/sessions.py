@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 # More ids than any Spark has cores; a range of them is spread over as many partitions as the application has cores.
@@ -34,6 +34,14 @@ def describe_jobs(session: SparkSession, text: str) -> None:
     """Say in Spark's UI what this thread's next jobs are for; under Spark Connect there is no such place."""
     if not is_connect(session):
         session.sparkContext.setJobDescription(text)
+
+
+def analyzed_plan(df: DataFrame) -> str:
+    """Return what Spark makes of a DataFrame's columns and tables, as text; `~` stands before what is streaming."""
+    if not is_connect(df):
+        return str(df._jdf.queryExecution().analyzed().toString())
+    explained: Any = df
+    return str(explained._explain_string(extended=True)).partition("== Optimized")[0]
 
 
 def parallelism_of(session: SparkSession) -> int:

@@ -9,6 +9,7 @@ Both check all that can be checked before a row is read; `publisher` does the re
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_hooks.columns import check_columns
 from spark_hooks.layout import check_layout
 from spark_hooks.progress import check_apart, is_asked_for
-from spark_hooks.publisher import NAME_MISSING, Mode, Publication, Publisher, Run, partitions_of
-from spark_hooks.sessions import is_connect
+from spark_hooks.publisher import NAME_MISSING, Mode, Publication, Publisher, Run, partitions_of, planned
+from spark_hooks.sessions import analyzed_plan, is_connect
 from state_backend.change_log import check_writable
-from state_backend.descriptor import StateArguments, StateDescriptor, check_name, check_states, check_user_name
+from state_backend.descriptor import Reduce, StateArguments, StateDescriptor, check_name, check_states, check_user_name
 from state_backend.errors import DescriptorError, SparkisError
 from state_backend.filesystems import open_filesystem
 from state_backend.log_writer import OnRewind
@@ -36,6 +37,8 @@ LOG_SETTING = "spark.sparkis.log"
 CHECKPOINT_OPTION = "checkpointLocation"
 CHECKPOINT_SETTING = "spark.sql.streaming.checkpointLocation"
 VISIBILITY_TIMEOUT_S = 10.0
+# As Spark writes a plan; `~` stands before what is streaming.
+STREAMING_AGGREGATION = re.compile(r"^[ :|+-]*~(Aggregate|Distinct)\b", re.MULTILINE)
 
 SINK_TAKEN = (
     "sparkis.queryable is the sink of this query; for several sinks use a foreachBatch function of your own "
@@ -201,15 +204,16 @@ def _publication(
     wait_for_visibility: bool | float,
     on_rewind: OnRewind,
     progress: bool | None,
+    query: StreamingQuery | None = None,
 ) -> Publication:
-    """Return the arguments of a call, checked."""
+    """Return the arguments of a call, checked; with the query that runs, if `df` is a micro-batch of one."""
     _check_choice("mode", mode, get_args(Mode))
     _check_choice("on_rewind", on_rewind, get_args(OnRewind))
     timeout_s = VISIBILITY_TIMEOUT_S if wait_for_visibility is True else wait_for_visibility
     if not isinstance(timeout_s, (int, float)) or timeout_s < 0:
         raise DescriptorError(f"wait_for_visibility= is True, False or seconds, not {wait_for_visibility!r}")
     described = _checked_states(df, states, job, given)
-    _check_folded(described, mode)
+    _check_folded(described, mode, df, query)
     partitions_of(df.sparkSession)
     # Under Spark Connect the log is written by the server, and may be out of this process's reach.
     root = _root_of(df.sparkSession, log) if is_connect(df) else log_of(df.sparkSession, log)
@@ -224,7 +228,8 @@ def _publication(
     return Publication(tuple(described), mode, job, root, float(timeout_s), on_rewind, has_progress)
 
 
-def _check_folded(states: Sequence[StateDescriptor], mode: Mode) -> None:
+def _check_folded(states: Sequence[StateDescriptor], mode: Mode, df: DataFrame, query: StreamingQuery | None) -> None:
+    """Refuse to add up rows that are totals already."""
     for state in states:
         if mode == "complete" and state.reduce is not None:
             raise DescriptorError(
@@ -232,6 +237,19 @@ def _check_folded(states: Sequence[StateDescriptor], mode: Mode) -> None:
                 f"mode='complete' it brings everything again; leave out reduce=, or publish the rows themselves with "
                 f"mode='append'"
             )
+    adding = [state for state in states if state.reduce in (Reduce.SUM, Reduce.COUNT)]
+    if mode != "update" or not adding:
+        return
+    plan = analyzed_plan(df) if query is None else planned(query)
+    if found := STREAMING_AGGREGATION.search(plan):
+        reduce = adding[0].reduce
+        assert reduce is not None
+        raise DescriptorError(
+            f"state {adding[0].name!r}: reduce={reduce.value!r} adds up what each micro-batch brings, and in update "
+            f"mode an aggregation ({found[1]} in the query's plan) brings a key's whole result again whenever it "
+            f"changes. Leave out reduce= to publish that result, or publish the rows without the aggregation, with "
+            f"mode='append'; if each key comes only once (a window with a watermark), pass mode='append'"
+        )
 
 
 def _checked_states(
@@ -375,6 +393,7 @@ def publish(
                 wait_for_visibility=wait_for_visibility,
                 on_rewind=on_rewind,
                 progress=progress,
+                query=run.query,
             )
             if is_connect(batch_df):
                 from spark_hooks.connect import know_server

@@ -262,3 +262,11 @@ def test_a_table_is_published_by_the_client(spark: SparkSession, client: redis.R
     table = spark.createDataFrame([("a", 1), ("b", 2)], "k string, v int")
     sparkis.publish_table(table, "limits", field="k", value="v", job="rules")
     assert client.hgetall("rules:limits") == {"a": "1", "b": "2"}
+
+
+def test_totals_are_not_added_up(spark: SparkSession, batches: Make, tmp_path: Path):
+    rows = batches("k string, v int")
+    totals = rows.df.groupBy("k").agg(F.sum("v").alias("v"))
+    with pytest.raises(DescriptorError, match=r"reduce='sum' adds up what each micro-batch brings.*Aggregate in the"):
+        sparkis.queryable(totals, "s", key="k", value="v", reduce="sum", log=tmp_path / "log")
+    sparkis.queryable(rows.df, "s", key="k", value="v", reduce="sum", log=tmp_path / "log")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, start
-from pyspark.sql import DataFrame
+from micro_batches import Batches, failure_of, start
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import sparkis
@@ -194,3 +195,37 @@ def test_what_cannot_be_folded_is_refused_at_the_start(batches: Make, arguments,
     df = df.groupBy("k").agg(F.sum("n").alias("n")) if mode == "complete" else df
     with pytest.raises(sparkis.SparkisError, match=reason):
         sparkis.queryable(df, "s", mode=mode, **({"key": "k", "value": "n"} | arguments))
+
+
+TOTALS = r"state 's': reduce='{}' adds up what each micro-batch brings.*Leave out reduce=.*mode='append'"
+
+
+def test_totals_are_not_added_up(spark: SparkSession, batches: Make):
+    """An aggregation in update mode brings a key's sum again with each change of it: the state would double."""
+    rows = batches("k string, n int, at timestamp")
+    totals = rows.df.groupBy("k").agg(F.sum("n").alias("n")).where("n > 0").select("n", "k")
+    rows.df.createOrReplaceTempView("rows_to_add_up")
+    in_sql = spark.sql("SELECT k, count(*) AS n FROM rows_to_add_up GROUP BY k")
+    for df in (totals, in_sql, totals.join(spark.createDataFrame([("a",)], "k string"), "k")):
+        for reduce in ("sum", "count"):
+            with pytest.raises(sparkis.SparkisError, match=TOTALS.format(reduce)):
+                sparkis.queryable(df, "s", mode="update", key="k", value="n", reduce=reduce)
+        for reduce in ("min", "max"):  # of a total's values the least, or the greatest, so far
+            sparkis.queryable(df, "s", mode="update", key="k", value="n", reduce=reduce)
+    once = rows.df.withWatermark("at", "1 minute").groupBy("k", F.window("at", "1 minute")).agg(F.sum("n").alias("n"))
+    sparkis.queryable(once, "s", mode="append", key="k", value="n", reduce="sum")
+    limits = spark.createDataFrame([("a", 1), ("a", 2)], "k string, most int").groupBy("k").agg(F.max("most"))
+    for df in (rows.df.join(limits, "k"), rows.df.dropDuplicates(["k", "n"])):
+        sparkis.queryable(df, "s", mode="update", key="k", value="n", reduce="sum")
+
+
+def test_totals_are_not_added_up_in_a_function_of_ones_own_either(batches: Make, tmp_path: Path):
+    rows = batches("k string, n int")
+    rows.add({"k": "a", "n": 1})
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        sparkis.publish(batch, batch_id, "s", key="k", value="n", reduce="sum")
+
+    totals = rows.df.groupBy("k").agg(F.sum("n").alias("n"))
+    query = totals.writeStream.foreachBatch(write).outputMode("update").queryName("own")
+    assert re.search(TOTALS.format("sum"), failure_of(query.option("checkpointLocation", str(tmp_path / "c")).start()))

@@ -1,0 +1,113 @@
+"""What `pip install` without extras brings is enough to serve, and what needs Spark says so in a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+import venv
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+import redis
+
+import sparkis
+from sparkis import Change, LogWriter, Op, StateDescriptor
+
+ROOT = Path(__file__).parents[2]
+WAIT_S_MAX = 60.0
+
+
+def base_distributions() -> set[str]:
+    """Return the names of what is installed without extras, with what these need themselves."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    found: set[str] = set()
+    while declared:
+        requirement = declared.pop()
+        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        if "extra ==" not in requirement and name not in found:
+            found.add(name)
+            declared += distribution(name).requires or []
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has this checkout and its base dependencies, and nothing else."""
+    folder = tmp_path_factory.mktemp("base")
+    venv.create(folder, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name in base_distributions():
+        for file in distribution(name).files or ():
+            first = file.parts[0]
+            if first not in ("..", "__pycache__") and not (packages / first).exists():
+                (packages / first).symlink_to(Path(str(distribution(name).locate_file(first))))
+    (packages / "sparkis.pth").write_text(str(ROOT))
+    return folder / "bin" / "python"
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))}
+
+
+@pytest.fixture
+def served(python: Path, tmp_path: Path) -> Iterator[redis.Redis]:
+    """A client of `sparkis serve` over a log with one key."""
+    with LogWriter(tmp_path / "log", "job", [StateDescriptor("s", key="k", value="v")]) as writer:
+        writer.publish([Change("s", Op.PUT, b"job:s:a", value=b"1")])
+    command = [python, "-m", "spark_hooks.cli", "serve", "--log", tmp_path / "log", "--store", tmp_path / "store"]
+    process = subprocess.Popen(
+        [*map(str, command), "--port", "0", "--child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None and process.stdin is not None
+    try:
+        port = json.loads(process.stdout.readline())["port"]
+        with redis.Redis(port=port, socket_timeout=WAIT_S_MAX) as client:
+            yield client
+    finally:
+        process.stdin.close()
+        process.wait(WAIT_S_MAX)
+        process.stdout.close()
+
+
+def test_a_base_install_serves_a_log(served: redis.Redis) -> None:
+    assert served.get("job:s:a") == b"1"
+
+
+def run(python: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(python), *arguments], env=environment(), capture_output=True, text=True, timeout=WAIT_S_MAX, cwd="/"
+    )
+
+
+def test_what_needs_spark_says_what_to_install_in_one_line(python: Path) -> None:
+    script = """
+import sparkis
+for name in sparkis.__all__:
+    try:
+        getattr(sparkis, name)
+    except ImportError as error:
+        print(error)
+"""
+    answered = run(python, "-c", script)
+    assert answered.stderr == ""
+    needing = sorted(set(sparkis._NEED_SPARK) - {"ServedEndpoint"})
+    assert sorted(answered.stdout.splitlines()) == [
+        f"sparkis.{name} needs pyspark: pip install 'sparkis[spark]'" for name in needing
+    ]
+
+
+def test_commands_that_need_spark_say_what_to_install_in_one_line(python: Path) -> None:
+    for command, extra in ((["attach", "--checkpoint", "/nowhere", "--list"], "spark"), (["demo"], "demo")):
+        answered = run(python, "-m", "spark_hooks.cli", *command)
+        assert answered.returncode == 1
+        (line,) = answered.stderr.splitlines()
+        assert re.fullmatch(rf"sparkis {command[0]}: needs pyspark, .*: pip install 'sparkis\[{extra}\]'", line)
