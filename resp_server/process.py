@@ -18,12 +18,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import uvloop
 
 from resp_server.access.rates import Limit
-from resp_server.access.users import Users
+from resp_server.access.users import AccessError, Users
 from resp_server.children import PASSWORD_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
 from resp_server.cluster.membership import Membership, TopologyFile
 from resp_server.commands.config import CLIENTS_MAX, INT32_MAX
@@ -293,7 +293,7 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
         if options.child:
             ports = {"port": server.port, "tls_port": server.tls_port, "control_port": control_port}
             print(json.dumps(ports), flush=True)
-        await until_told_to_end(watches_input=options.child)
+        await until_told_to_end(watches_input=options.child, users=server)
     finally:
         for task in (loading, following):
             if task is not None:
@@ -321,10 +321,21 @@ def log_started(config: ServerConfig, port: int, tls_port: int) -> None:
             logger.info("started @ %s:%d, TLS", host, tls_port)
 
 
-async def until_told_to_end(*, watches_input: bool) -> bool:
+class HasUsers(Protocol):
+    """Whoever answers clients by the users of a file: a server, or the master of workers."""
+
+    @property
+    def users(self) -> Users:
+        """The users there are now."""
+
+    def reload_users(self) -> None:
+        """Read the ACL file again, for all connections; AccessError says what is wrong with it, and nothing changes."""
+
+
+async def until_told_to_end(*, watches_input: bool, users: HasUsers | None = None) -> bool:
     """Wait for SIGTERM or SIGINT; a child also ends with its parent, which holds the other end of its input.
 
-    Returns whether it was told by a signal.
+    SIGHUP, which a closed terminal sends too, has the ACL file read again. Returns whether it was told by a signal.
     """
     # What was made so far stays: the collector goes over what is made per request alone (measured: a seventh of a
     # proxy's time otherwise).
@@ -333,9 +344,22 @@ async def until_told_to_end(*, watches_input: bool) -> bool:
     ended: asyncio.Future[bool] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _end, ended, True)
+    loop.add_signal_handler(signal.SIGHUP, _read_again, users)
     if watches_input:
         loop.add_reader(sys.stdin.fileno(), _read_to_end, ended)
     return await ended
+
+
+def _read_again(server: HasUsers | None) -> None:
+    if server is None or server.users.path is None:
+        logger.info("SIGHUP: there is no ACL file to read again; certificates are read again when they change")
+        return
+    try:
+        server.reload_users()
+    except AccessError as error:
+        logger.error("SIGHUP: %s", error)
+    else:
+        logger.info("SIGHUP: read %d users from %s", len(server.users), server.users.path)
 
 
 def _end(ended: asyncio.Future[bool], is_signal: bool) -> None:

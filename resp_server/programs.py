@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Program:
 
     def run(self, options: argparse.Namespace) -> int:
         """Log as the options say, and serve until it is over; return the exit code."""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until `until_told_to_end` has a use for it
         logging.basicConfig(
             level=options.loglevel.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
         )

@@ -77,6 +77,11 @@ class Server:
         """Who may do what."""
         return self.instance.users
 
+    def reload_users(self) -> None:
+        """Read the ACL file again, for all connections; AccessError says what is wrong with it, and nothing changes."""
+        self.users.load()
+        self.instance.look_at_users()
+
     @property
     def port(self) -> int:
         """The port that the server listens on; known after `start`."""

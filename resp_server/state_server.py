@@ -233,7 +233,7 @@ async def _serve(
     )
     followers.on_change = link.changed
     tasks: list[asyncio.Task[None]] = []
-    told = asyncio.create_task(until_told_to_end(watches_input=options.child))
+    told = asyncio.create_task(until_told_to_end(watches_input=options.child, users=server))
     try:
         await followers.start()
         tasks.append(asyncio.create_task(_open(server, followers, remembering.is_assigned)))

@@ -34,6 +34,7 @@ import logging
 import os
 import select
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -599,6 +600,8 @@ def main(arguments: list[str] | None = None) -> None:
     def report(event: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(event) + "\n")
         sys.stdout.flush()
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a closed terminal: whether to end is the server's to say
 
     folder = Path(given.store) / given.job
     folder.mkdir(parents=True, exist_ok=True)

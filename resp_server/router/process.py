@@ -161,7 +161,7 @@ async def _serve(options: argparse.Namespace) -> None:
         log_started(config, server.port, server.tls_port)
         if options.child:
             print(json.dumps({"port": server.port, "tls_port": server.tls_port}), flush=True)
-        await until_told_to_end(watches_input=options.child)
+        await until_told_to_end(watches_input=options.child, users=server)
     finally:
         for task in following:
             task.cancel()

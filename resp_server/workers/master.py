@@ -39,7 +39,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from resp_server import children
-from resp_server.access.users import Outcome, Users
+from resp_server.access.users import AccessError, Outcome, Users
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.config import ServerConfig
@@ -421,23 +421,34 @@ class Workers(Readers):
     # -- users --------------------------------------------------------------------------------------------------------
 
     def change_users(self, asking: _Worker, line: Line) -> None:
-        """Change users, and have all workers take that over: in the order in which changes came."""
+        """Change users, and have all workers take that over."""
         outcome = self.users.change(line["change"])
-        taken = [worker.ask(self._users_line(outcome, line), ANSWER_S_MAX) for worker in self._serving]
-        task = asyncio.create_task(self._answer_change(asking, line, outcome, taken))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
 
-    def _users_line(self, outcome: Outcome, line: Line) -> Line:
-        return {"event": "users", "rules": outcome.rules, "caller": line["caller"]}
+        async def answer() -> None:
+            await self._have_taken_over(outcome, line["caller"])
+            asking.send({"event": "answers", "id": line["id"], "answers": outcome.to_json()})
 
-    async def _answer_change(
-        self, asking: _Worker, line: Line, outcome: Outcome, taken: Sequence[Coroutine[Any, Any, None]]
-    ) -> None:
+        self._begin(answer())
+
+    def reload_users(self) -> None:
+        """Read the ACL file again, for all connections; AccessError says what is wrong with it, and nothing changes."""
+        outcome = self.users.change({"load": True})
+        if outcome.error is not None:
+            raise AccessError(outcome.error)
+        self._begin(self._have_taken_over(outcome, 0))
+
+    async def _have_taken_over(self, outcome: Outcome, caller: int) -> None:
+        """Have all workers take a change over, in the order in which changes came."""
+        line = {"event": "users", "rules": outcome.rules, "caller": caller}
+        taken = [worker.ask(line, ANSWER_S_MAX) for worker in self._serving]
         for each in await asyncio.gather(*taken, return_exceptions=True):
             if isinstance(each, WorkerError):
                 logger.warning("%s; it takes over what users may do as soon as it can", each)
-        asking.send({"event": "answers", "id": line["id"], "answers": outcome.to_json()})
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 

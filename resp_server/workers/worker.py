@@ -232,7 +232,8 @@ async def _run(descriptor: int) -> None:
 
 def main() -> None:
     """Run a worker until its line ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a shell is the master's to handle
+    for number in (signal.SIGINT, signal.SIGHUP):  # a shell sends them to all: they are the master's to handle
+        signal.signal(number, signal.SIG_IGN)
     uvloop.run(_run(int(sys.argv[1])))
 
 

@@ -1,0 +1,152 @@
+"""SIGHUP ends nothing: it has the ACL file read again, and a line of the log says so."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+from compat.conformance.wire import Connection
+from sparkis import Change, LogWriter, Op, StateDescriptor
+
+# Bounds a test that would hang; no test's outcome depends on it.
+WAIT_S_MAX = 60.0
+ONE_USER = "user default on nopass ~* &* +@all\n"
+TWO_USERS = ONE_USER + "user reader on >secret ~* +@read\n"
+NOTHING_TO_READ = r"INFO sparkis\.server: SIGHUP: there is no ACL file to read again"
+
+
+class Command:
+    """A running `sparkis ...` in a process group of its own, as a shell starts one, and what it has logged."""
+
+    def __init__(self, *arguments: object) -> None:
+        self.logged = ""
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "spark_hooks.cli", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"SPARKIS_TOKEN": "of-the-test"},
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._lines.put(line)
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Return the first match in what is logged from now on."""
+        ends = monotonic() + WAIT_S_MAX
+        while not (found := re.search(pattern, self.logged)):
+            try:
+                self.logged += self._lines.get(timeout=max(0.0, ends - monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"{pattern!r} was not logged, but:\n{self.logged}") from None
+        self.logged = self.logged[found.end() :]
+        return found
+
+    def hang_up(self) -> None:
+        """Do what a terminal does that is closed: signal all processes of the group."""
+        os.killpg(self.process.pid, signal.SIGHUP)
+
+    def children(self) -> set[str]:
+        pid = self.process.pid
+        return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        assert self.process.wait(WAIT_S_MAX) == 0
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+Start = Callable[..., Command]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    running: list[Command] = []
+
+    def started(*arguments: object) -> Command:
+        running.append(Command(*arguments))
+        return running[-1]
+
+    yield started
+    for each in reversed(running):
+        each.end()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    with LogWriter(tmp_path / "log", "job", [StateDescriptor("s", key="k", value="v")]) as writer:
+        writer.publish([Change("s", Op.PUT, b"job:s:a", value=b"1")])
+    return tmp_path / "log"
+
+
+def can_log_in(port: int, user: str) -> bool:
+    with Connection(port) as connection:
+        return bool(connection.call("AUTH", user, "secret").value == b"OK")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_hangup_reloads_the_users_of_a_server_and_ends_none_of_its_processes(
+    start: Start, log: Path, tmp_path: Path, workers: int
+) -> None:
+    acl_file = tmp_path / "users.acl"
+    acl_file.write_text(ONE_USER)
+    store = ("--store", tmp_path / "store")
+    server = start("serve", "--log", log, *store, "--port", 0, "--aclfile", acl_file, "--workers", workers)
+    port = int(server.wait_for(r"started @ 127\.0\.0\.1:(\d+)")[1])
+    processes = server.children()
+    assert len(processes) == (1 if workers == 1 else 3)
+    assert not can_log_in(port, "reader")
+
+    acl_file.write_text(TWO_USERS)
+    server.hang_up()
+    server.wait_for(rf"INFO sparkis\.server: SIGHUP: read 2 users from {acl_file}")
+    ends = monotonic() + WAIT_S_MAX
+    while not all(can_log_in(port, "reader") for _ in range(2 * workers)):  # with workers: in each, in turn
+        assert monotonic() < ends
+        sleep(0.05)
+
+    acl_file.write_text("user\n")
+    server.hang_up()
+    server.wait_for(rf"ERROR sparkis\.server: SIGHUP: {acl_file}:1 should start with user keyword")
+    assert can_log_in(port, "reader")
+    with Connection(port) as connection:
+        assert connection.call("GET", "job:s:a").value == b"1"
+    assert server.children() == processes
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def test_a_hangup_is_said_to_change_nothing_by_what_has_no_users(start: Start, log: Path, tmp_path: Path) -> None:
+    registry_port = free_port()
+    registry = start("registry", "--log", log, "--port", registry_port)
+    registry.wait_for(r"started|serving|registry @")
+    store = ("--store", tmp_path / "store")
+    state_server = start("state-server", "--log", log, *store, "--port", 0, "--registry", f"127.0.0.1:{registry_port}")
+    state_server.wait_for("started state server @")
+    proxy = start("proxy", "--registry", f"127.0.0.1:{registry_port}", "--port", 0)
+    proxy.wait_for("started @")
+    for each in (registry, state_server, proxy):
+        each.hang_up()
+        each.wait_for(NOTHING_TO_READ)
