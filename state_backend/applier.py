@@ -289,7 +289,9 @@ class Applier:
         if applied.epoch < 0:
             return self._first(current)
         epoch = self._log.epoch(current, at.epoch + 1) or self._after_a_quiet_look(current, at.epoch + 1)
-        if epoch is None and self._is_swept(current, at.epoch + 1):
+        # What follows an epoch is never swept before it, and to look at one file is cheaper than to list snapshots.
+        is_behind = epoch is None and not self._log.has_file(current.generation, at.epoch)
+        if is_behind and self._is_swept(current, at.epoch + 1):
             logger.warning(
                 "job %s: epoch %d was swept from the log; starting from a snapshot", self._log.job, at.epoch + 1
             )

@@ -177,6 +177,10 @@ class JobLog:
         epoch = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
         return None if current.is_void(epoch.ref) else epoch
 
+    def has_file(self, generation: str, number: int) -> bool:
+        """Tell whether an epoch's file is there, whether or not it counts; nothing is read."""
+        return self.filesystem.size(f"{self.job}/{generation}/epochs/{number}.json") is not None
+
     def numbers(self, generation: str) -> list[int]:
         """Return the numbers of the epoch files of a generation, sorted; void ones included."""
         names = self.filesystem.names(f"{self.job}/{generation}/epochs")

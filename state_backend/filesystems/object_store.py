@@ -29,6 +29,7 @@ from state_backend.filesystems import credentials
 from state_backend.filesystems.filesystem import Filesystem
 
 if TYPE_CHECKING:
+    from obstore import WritableFile
     from obstore.store import ObjectStore
 
 # One request up to here; a larger file goes in parts of this size. S3 takes parts of 5 MiB and more, 10,000 at most.
@@ -131,7 +132,7 @@ class ObjectStoreFilesystem(Filesystem):
                 self._store, path, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_A_TIME
             ) as writer,
         ):
-            yield cast(BinaryIO, writer)
+            yield cast(BinaryIO, _Bytes(writer))
 
     def replace(self, path: str, content: bytes, *, is_durable: bool = True) -> None:
         with self._explained("replace", path):
@@ -191,6 +192,21 @@ class ObjectStoreFilesystem(Filesystem):
         except (self._obstore.exceptions.BaseError, OSError, ValueError) as error:
             where = f"{path} in the log {self.root}" if path else f"the log {self.root}"
             raise LogUnavailableError(f"cannot {doing} {where}: {_reason(error)}") from None
+
+
+class _Bytes:
+    """What a file is written through: obstore takes unsigned bytes alone, and those of Arrow are not called so."""
+
+    closed = False
+
+    def __init__(self, writer: WritableFile) -> None:
+        self._writer = writer
+
+    def write(self, content: bytes | memoryview) -> int:
+        return self._writer.write(memoryview(content).cast("B"))
+
+    def flush(self) -> None:
+        """Do nothing: what is not a whole part cannot be sent."""
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,316 @@
+"""A job's log in an S3 bucket: written, read, followed, compacted and swept; whole whatever the network does."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compat.object_store.faulty_proxy import FaultyProxy, Kind
+from state_backend import applier as applier_module
+from state_backend.applier import Applier, Pulse, follow_until_end
+from state_backend.change_log import ChangeLog
+from state_backend.compact import compact_log
+from state_backend.descriptor import StateDescriptor
+from state_backend.errors import FencedWriterError, LogError, LogUnavailableError
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+from state_backend.replay import read_snapshot
+
+STATE = StateDescriptor("count", key="k", value="v", reduce="sum", columns={"v": "bigint"})
+LATER_MS = 10**13
+
+
+def one(key: int, by: int = 1) -> Change:
+    """Return a change that is seen if it is lost or done twice."""
+    return Change("count", Op.FOLD, b"job:count:%d" % key, None, b"%d" % by)
+
+
+def writer_of(root: str, **more: Any) -> LogWriter:
+    return LogWriter(root, "job", [STATE], "q1", **more)
+
+
+def counts(root: str) -> dict[bytes, int]:
+    """Return what the log says."""
+    with read_snapshot(root, "job") as shown:
+        return {change.key: int(change.value or b"0") for change in shown.changes()}
+
+
+class Followed:
+    """An applier of a log, and all that it reported."""
+
+    def __init__(self, root: str, folder: Path) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.applier = Applier(ChangeLog(root), "job", folder, self.events.append)
+
+    @property
+    def known(self) -> dict[str, Any]:
+        return {name: value for event in self.events for name, value in event.items()}
+
+    def counts(self) -> dict[bytes, int]:
+        store = self.applier.store
+        assert store is not None
+        with store.snapshot(0) as shown:
+            return {change.key: int(change.value or b"0") for change in shown.changes()}
+
+
+@pytest.fixture
+def followed(root: str, tmp_path: Path) -> Iterator[Followed]:
+    followed = Followed(root, tmp_path)
+    yield followed
+    followed.applier.close()
+
+
+def test_a_log_is_written_read_compacted_and_swept(root: str, tmp_path: Path) -> None:
+    writer = writer_of(root)
+    for turn in range(5):
+        writer.publish([one(key) for key in range(turn + 1)], clock_ms=turn)
+    large = [Change("count", Op.FOLD, b"job:count:%0512d" % key, None, b"1") for key in range(500)]
+    writer.publish(large, clock_ms=5)
+    expected = {b"job:count:%d" % key: 5 - key for key in range(5)} | {change.key: 1 for change in large}
+    assert counts(root) == expected
+    job = ChangeLog(root).job("job")
+    current = job.current()
+    assert current is not None
+    assert job.numbers(current.generation) == [0, 1, 2, 3, 4, 5]
+    assert "snapshot" in compact_log(root, "job", 0)
+    assert job.numbers(current.generation) == [5]
+    assert len(job.filesystem.names(job.changes_folder(current.generation))) == 1
+    assert counts(root) == expected
+    writer.publish([one(0)], clock_ms=6)
+    followed = Followed(root, tmp_path)
+    followed.applier.step()
+    assert (followed.known["applied"], followed.known["error"]) == (6, "")
+    assert followed.counts() == counts(root) == expected | {b"job:count:0": 6}
+    followed.applier.close()
+
+
+def test_an_epoch_that_was_acknowledged_is_never_overwritten(root: str) -> None:
+    racer = """
+import sys
+from state_backend.errors import LogError
+sys.path.insert(0, sys.argv[3])
+from test_log import one, writer_of
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        writer = writer_of(sys.argv[1])
+        print(writer.publish([one(int(line), int(sys.argv[2]))]), flush=True)
+    except LogError:
+        print(-1, flush=True)
+"""
+    writer_of(root).publish([one(0)])
+    command = [sys.executable, "-c", racer, root]
+    racers = [
+        subprocess.Popen(
+            [*command, str(10**number), os.path.dirname(__file__)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        for number in range(4)
+    ]
+    expected: Counter[bytes] = Counter({b"job:count:0": 1})
+    epochs = [0]
+    try:
+        for racer_process in racers:
+            assert racer_process.stdout is not None
+            assert racer_process.stdout.readline() == "ready\n"
+        for turn in range(1, 21):
+            for racer_process in racers:
+                assert racer_process.stdin is not None
+                racer_process.stdin.write(f"{turn}\n")
+            for number, racer_process in enumerate(racers):
+                assert racer_process.stdout is not None
+                epoch = int(racer_process.stdout.readline())
+                if epoch >= 0:
+                    epochs.append(epoch)
+                    expected[b"job:count:%d" % turn] += 10**number
+        assert len(set(epochs)) == len(epochs)
+        assert sorted(epochs) == list(range(len(epochs)))
+        assert counts(root) == expected
+    finally:
+        for racer_process in racers:
+            assert racer_process.stdin is not None
+            racer_process.stdin.close()
+            racer_process.wait()
+
+
+def test_the_older_writer_is_fenced(root: str) -> None:
+    older = writer_of(root)
+    older.publish([one(0)])
+    writer_of(root).publish([one(0)])
+    with pytest.raises(FencedWriterError):
+        older.publish([one(0)])
+    assert counts(root) == {b"job:count:0": 2}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_lost_or_doubled_on_a_bad_network(
+    proxy: FaultyProxy, root: str, followed: Followed, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """What Spark does is done here: a batch that failed is run again, by a new writer, with the same number."""
+    monkeypatch.setattr("state_backend.filesystems.object_store.RETRY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("state_backend.filesystems.object_store.ANSWER_PAUSES_S", (0.01, 0.02))
+    rng = random.Random(seed)
+    kinds: tuple[Kind, ...] = ("cut", "lose", "500", "503", "late")
+    followed.applier = Applier(ChangeLog(root), "job", followed.applier._folder.parent, followed.events.append)
+    writer: LogWriter | None = None
+    failures = 0
+    for batch in range(12):
+        for _ in range(rng.randint(0, 3)):
+            method = rng.choice(["GET", "PUT", "PUT", "POST"])
+            proxy.fail(rng.choice(kinds), method, times=rng.choice([1, 2, 30]))
+        rows = [one(key) for key in range(batch + 1)]
+        if rng.random() < 0.3:  # a change file
+            rows += [Change("count", Op.FOLD, b"job:count:%0512d" % key, None, b"1") for key in range(200)]
+        while True:
+            try:
+                writer = writer or writer_of(root)
+                if writer.last is None or writer.last.epoch < batch:
+                    writer.publish(rows, batch)
+                break
+            except LogError:
+                failures += 1
+                writer = None
+                proxy.heal()
+        followed.applier.step()
+    proxy.heal()
+    assert failures > 0
+    followed.applier.step()
+    assert followed.known["applied"] == 11
+    assert followed.known["error"] == ""
+    assert followed.counts() == counts(root)
+    assert {key: value for key, value in counts(root).items() if len(key) < 100} == {
+        b"job:count:%d" % key: 12 - key for key in range(12)
+    }
+
+
+def test_a_server_goes_on_with_what_it_has_while_the_store_is_away(
+    proxy: FaultyProxy, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("state_backend.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("state_backend.filesystems.object_store.ANSWER_PAUSES_S", ())
+    followed = Followed(root, tmp_path)
+    writer = writer_of(root)
+    writer.publish([one(0)])
+    followed.applier.step()
+    for method in ("GET", "PUT"):
+        proxy.fail("503", method, times=10**6)
+    with pytest.raises(LogUnavailableError):
+        writer.publish([one(0)])
+    followed.applier.step()
+    assert root in followed.known["error"]
+    assert followed.counts() == {b"job:count:0": 1}
+    proxy.heal()
+    writer_of(root).publish([one(0)])
+    followed.applier.step()
+    assert followed.known["error"] == ""
+    assert followed.counts() == {b"job:count:0": 2}
+    followed.applier.close()
+
+
+def methods(proxy: FaultyProxy) -> Counter[str]:
+    """Count the requests since the last call; a listing is a GET that costs as much as a PUT."""
+    requests = proxy.taken()
+    return Counter("LIST" if "list-type" in path else method for method, path in requests)
+
+
+def test_an_epoch_is_one_put_and_few_gets(proxy: FaultyProxy, root: str, followed: Followed) -> None:
+    writer = writer_of(root)
+    writer.publish([one(0)])
+    followed.applier.step()
+    proxy.taken()
+    for _ in range(10):
+        writer.publish([one(0)])
+    written = methods(proxy)
+    assert written["PUT"] == 10
+    assert written["GET"] <= 20
+    assert written["LIST"] == 0
+    followed.applier.step()
+    proxy.taken()
+    for _ in range(10):
+        writer.publish([one(0)])
+        proxy.taken()
+        followed.applier.step()
+        read = methods(proxy)
+        assert read["GET"] + read["HEAD"] <= 7
+        assert set(read) <= {"GET", "HEAD"}
+
+
+def test_a_look_that_finds_nothing_is_few_gets(proxy: FaultyProxy, root: str, followed: Followed) -> None:
+    writer = writer_of(root)
+    writer.publish([one(0)])
+    writer.beat()
+    followed.applier.step()
+    followed.applier.step()
+    proxy.taken()
+    looks = 50
+    for _ in range(looks):
+        followed.applier.step()
+    cost = methods(proxy)
+    assert cost["GET"] + cost["HEAD"] <= 5 * looks
+    assert cost["LIST"] <= 3
+    assert set(cost) <= {"GET", "HEAD", "LIST"}
+
+
+def test_signs_of_life_are_shown_rarely_and_the_end_at_once(proxy: FaultyProxy, root: str) -> None:
+    writer = writer_of(root)
+    proxy.taken()
+    for _ in range(15):
+        writer.beat()
+    assert methods(proxy) == {"PUT": 1}
+    writer.close()
+    assert methods(proxy) == {"PUT": 1}
+    assert ChangeLog(root).job("job").alive()["is_running"] is False
+
+
+def test_a_writer_is_stale_when_it_misses_three_signs_of_its_own_rhythm(root: str) -> None:
+    now_s = 0.0
+    pulse = Pulse(lambda: now_s)
+    writer = writer_of(root)
+    writer.beat()
+    sign = ChangeLog(root).job("job").alive()
+    assert pulse.is_stale(sign)
+    assert not pulse.is_stale(sign | {"beat": 2})
+    now_s = 3 * sign["every_s"]
+    assert not pulse.is_stale(sign | {"beat": 2})
+    now_s += 1
+    assert pulse.is_stale(sign | {"beat": 2})
+
+
+def test_a_server_looks_ever_more_rarely_and_often_again_after_what_it_found(
+    root: str, followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = writer_of(root)
+    writer.publish([one(0)])
+    waits: list[float] = []
+    reading, writing = os.pipe()
+
+    def wait(lines: list[int], _: Any, __: Any, timeout_s: float) -> tuple[list[int], list[int], list[int]]:
+        """Stand for the time between two looks."""
+        waits.append(timeout_s)
+        if len(waits) == 7:
+            writer.publish([one(0)])  # and nobody tells
+        if len(waits) == 14:
+            writer.publish([one(0)])
+            os.write(writing, b"look\n")
+        if len(waits) == 17:
+            os.close(writing)
+        return (lines if len(waits) in (14, 17) else [], [], [])
+
+    monkeypatch.setattr(applier_module, "select", type("Select", (), {"select": staticmethod(wait)}))
+    follow_until_end(followed.applier, reading, 1.0)
+    os.close(reading)
+    assert waits == [1, 2, 4, 8, 15, 15, 15, 1, 2, 4, 8, 15, 15, 15, 15, 15, 15]
+    assert followed.known["applied"] == 2
+    assert select.select([], [], [], 0) == ([], [], [])
