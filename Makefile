@@ -40,7 +40,7 @@ check: $(READY) ## format, lint, types, import arrow
 	$(VENV)/bin/lint-imports --no-logo
 
 test: setup-test ## the tests; ARGS go to pytest
-	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile $(ARGS)
+	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: setup-test ## what make test leaves out for time, and the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
 	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m "kill or slow" $(ARGS)

@@ -12,11 +12,30 @@ from compat.conformance.dataset import Dataset, standard
 from compat.conformance.dataset_log import dataset_writer, publish
 from compat.conformance.servers import Running, sparkis_server, wait_for_keys
 
+HERE = Path(__file__).parent
+
 # Tests (by the start of their id) that may be skipped where CI is set: none, it has everything.
 EXPECTED_SKIPS: tuple[str, ...] = ()
 
 # Marks of tests that run only where `-m` names the mark.
 LEFT_OUT = ("slow", "large", "cluster")
+
+# Whole files go to the processes that run tests: those that take longest begin first, so that none is left over at the
+# end, when most processes have nothing more to do. First these (from `--durations=0`), then by folder.
+LONGEST_FILES = (
+    "spark/test_beside_a_driver",
+    "spark/test_sink",
+    "spark/test_serving",
+    "spark/test_processor",
+    "spark/test_executors",
+    "spark/test_attach_log",
+    "adversity/test_state_servers",
+    "adversity/test_batches",
+    "clients/test_cluster_clients",
+    "server/test_proxy_shards",
+    "server/test_proxy",
+)
+LONGEST_FOLDERS = ("spark", "examples", "adversity", "server", "clients", "differential", "properties", "unit")
 
 _unexpected_skips: list[str] = []
 
@@ -27,6 +46,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out = [item for item in items if any(map(item.get_closest_marker, unasked))]
     config.hook.pytest_deselected(items=out)
     items[:] = [item for item in items if not any(map(item.get_closest_marker, unasked))]
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _rank(item.path))
+
+
+def _rank(path: Path) -> tuple[int, int]:
+    """Return where a file stands among all: lower ones begin earlier."""
+    file, folder = path.relative_to(HERE).with_suffix("").as_posix(), path.relative_to(HERE).parts[0]
+    return (
+        LONGEST_FILES.index(file) if file in LONGEST_FILES else len(LONGEST_FILES),
+        LONGEST_FOLDERS.index(folder) if folder in LONGEST_FOLDERS else len(LONGEST_FOLDERS),
+    )
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

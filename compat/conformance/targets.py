@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic, sleep
 from typing import Any, Protocol
 
 from compat.conformance.certificates import Authority
@@ -28,11 +27,11 @@ from compat.conformance.servers import (
     wait_for_keys,
 )
 from compat.conformance.wire import Connection
+from compat.waiting import eventually
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 from state_backend.slots import slot_of
 
-WAIT_S_MAX = 30.0
 HOST = "127.0.0.1"
 
 # The slots of the three nodes of each cluster.
@@ -98,15 +97,6 @@ def owner_of(key: bytes) -> int:
 LIVE_OWNER = owner_of(LIVE.encode())
 
 
-def eventually(what: str, is_so: Callable[[], bool]) -> None:
-    """Wait until something is so; RuntimeError if it does not become so."""
-    ends = monotonic() + WAIT_S_MAX
-    while not is_so():
-        if monotonic() > ends:
-            raise RuntimeError(f"waited for: {what}")
-        sleep(0.005)
-
-
 def ask(server: Running, *words: bytes | str | int) -> Any:
     """Ask a server once; RuntimeError for an error."""
     with server.connect() as connection:
@@ -119,7 +109,7 @@ def ask(server: Running, *words: bytes | str | int) -> Any:
 def wait_for_value(server: Running, key: str, value: str | None) -> None:
     """Wait until a server answers a key with a value, or with none."""
     wanted = None if value is None else value.encode()
-    eventually(f"{key} to be {value}", lambda: bool(ask(server, "GET", key) == wanted))
+    eventually(lambda: bool(ask(server, "GET", key) == wanted), what=f"{key} to be {value}")
 
 
 class RealServer:
@@ -160,7 +150,7 @@ class RealServer:
     def restart(self) -> None:
         self._replica.stop()
         self._replica.start()
-        eventually("the replica to be filled again", lambda: ask(self._replica.server, "DBSIZE") >= self._size())
+        eventually(lambda: ask(self._replica.server, "DBSIZE") >= self._size(), what="the replica to be filled again")
 
     def _size(self) -> int:
         return int(ask(self._primary, "DBSIZE"))
@@ -180,7 +170,7 @@ class RealCluster:
         for server in self.nodes[1:]:
             bus = ask(server, "CLUSTER", "NODES").split()[1].partition(b"@")[2]
             ask(self.nodes[0], "CLUSTER", "MEET", HOST, server.port, bus)
-        eventually("the nodes to meet", lambda: all(map(self._is_settled, self.nodes)))
+        eventually(lambda: all(map(self._is_settled, self.nodes)), what="the nodes to meet")
         self._fill(dataset)
 
     @staticmethod
@@ -330,8 +320,8 @@ class Nodes(Ours):
 
     def _wait(self) -> None:
         eventually(
-            "the nodes to hold all keys",
             lambda: sum(ask(node.server, "DBSIZE") for node in self._nodes) >= self._keys,
+            what="the nodes to hold all keys",
         )
 
     def _asked(self) -> Running:

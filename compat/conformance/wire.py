@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from time import sleep
 from typing import Any, NamedTuple
 
+from compat.waiting import WAIT_S_MAX
+
 Words = Sequence[bytes]
 
-# Guess: a server on this machine that says nothing for so long has nothing to say.
-TIMEOUT_S = 10.0
 
 LAST_COMMAND = b"the-end"
 LAST_REPLY = b"-ERR unknown command 'the-end', with args beginning with: \r\n"
@@ -111,7 +111,7 @@ class Connection:
     """One client's connection to a server, on this machine unless told otherwise."""
 
     def __init__(self, port: int, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
-        self._socket = socket.create_connection((host, port), TIMEOUT_S)
+        self._socket = socket.create_connection((host, port), WAIT_S_MAX)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             self._socket = tls.wrap_socket(self._socket, server_hostname=host)

@@ -32,8 +32,10 @@ logger = logging.getLogger("sparkis.server")
 REPORT_EVERY_S = 0.25
 # What changes fast is told together.
 REPORT_GAP_S = 0.02
-# A registry answers each report; one that is silent for this long is as good as none.
+# A registry answers each report; one that is silent for this long, and at this many looks, is as good as none. A look
+# that ends because this process itself stood still is one.
 SILENT_S = 2.0
+SILENT_LOOKS = 8
 CONNECT_S_MAX = 1.0
 LOOK_EVERY_S = 1.0
 # The storage of a log may hang.
@@ -257,8 +259,7 @@ class RegistryLink:
     async def _listen(self, reader: asyncio.StreamReader, address: str) -> NoReturn:
         replies = hiredis.Reader(notEnoughData=Ellipsis)
         while True:
-            async with asyncio.timeout(SILENT_S):
-                data = await reader.read(READ_BYTES)
+            data = await _read(reader)
             if not data:
                 raise EOFError("it closed the connection")
             replies.feed(data)
@@ -301,6 +302,15 @@ class RegistryLink:
             self._followers.want(wanted)
         self._wake.set()
         self._moved.set()
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    """Return what comes next; TimeoutError where a registry is silent."""
+    for _ in range(SILENT_LOOKS):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SILENT_S / SILENT_LOOKS):
+                return await reader.read(READ_BYTES)
+    raise TimeoutError
 
 
 def _packed(*words: str) -> bytes:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
+from resp_server.awake import AwakeClock
 from resp_server.cluster.topology import NODES_MAX, Topology
 from resp_server.errors import PlainError
 from resp_server.protocol.replies import OK, Push, Reply, encode
@@ -94,7 +95,7 @@ class Connection:
 
 @dataclass
 class Known:
-    """A state server: what it said last, and when, by the event loop's clock."""
+    """A state server: what it said last, and when, by the registry's clock."""
 
     report: Report
     joined: int
@@ -148,6 +149,8 @@ class Registry:
         self._connections: set[Connection] = set()
         self._waiting: set[tuple[str, int, asyncio.Future[None]]] = set()
         self._joined = 0
+        # Nobody is silent, and no time to wait for anybody passes, while this process does not listen.
+        self._clock = AwakeClock(2 * TICK_S)
         self._wake = asyncio.Event()
         self._saved = asyncio.Event()
         self._unsaved = asyncio.Event()
@@ -189,24 +192,18 @@ class Registry:
     # -- deciding -----------------------------------------------------------------------------------------------------
 
     async def _decide(self) -> None:
-        loop = asyncio.get_running_loop()
+        now_s = self._clock.tick()
         if self._assignment.topology is not None:
-            self._settles_at_s = loop.time() + SETTLE_S
-        ticked_s = loop.time()
+            self._settles_at_s = now_s + SETTLE_S
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), TICK_S)
             self._wake.clear()
-            now_s = loop.time()
-            late_s = now_s - ticked_s - TICK_S
-            if late_s > SILENT_S / 2:  # it was this process that did not listen
-                for known in self._known.values():
-                    known.heard_s += late_s
+            now_s = self._clock.tick()
             self._look(now_s)
             if not self._is_settling(now_s) and self._step(now_s):
                 await self._save()
             self._tell()
-            ticked_s = loop.time()
 
     def _look(self, now_s: float) -> None:
         """See who is silent, take in who has come, and forget who is gone for good."""
@@ -340,7 +337,7 @@ class Registry:
         for known in self._known.values():
             if known.connection is connection:
                 known.connection = None
-                known.heard_s = asyncio.get_running_loop().time()
+                known.heard_s = self._clock()
                 logger.log(
                     logging.INFO if known.is_ending else logging.WARNING, "server %s is gone", _name(known.report)
                 )
@@ -373,7 +370,7 @@ class Registry:
         return PlainError(f"not a request of a registry; there are {verbs}")
 
     def _take(self, connection: Connection, report: Report) -> Reply:
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._clock()
         known = self._known.get(report.id)
         address = _address(report)
         if known is None or not known.is_here or _address(known.report) != address:  # else the address is its own

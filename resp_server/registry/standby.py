@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from resp_server.addresses import host_and_port
+from resp_server.awake import AwakeClock
 from resp_server.client import Client, ClientError
 from resp_server.registry.record import read_record
 from state_backend.errors import SparkisError
@@ -26,11 +27,11 @@ Connect = Callable[[str, int], Client]
 
 async def until_away(filesystem: Filesystem, connect: Connect) -> None:
     """Wait until no registry has answered for `AWAY_S`, where the log says that it is."""
-    clock = asyncio.get_running_loop().time
+    clock = AwakeClock(ANSWER_S_MAX + LOOK_EVERY_S)
     heard_s = clock()
-    while clock() - heard_s < AWAY_S:
+    while clock.tick() - heard_s < AWAY_S:
         if await asyncio.to_thread(_is_there, filesystem, connect):
-            heard_s = clock()
+            heard_s = clock.tick()
         await asyncio.sleep(LOOK_EVERY_S)
 
 

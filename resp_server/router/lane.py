@@ -119,7 +119,7 @@ class Lane:
             ask.refuse(PlainError(self.reason))
         else:
             if ask.held_until_s is None:
-                ask.held_until_s = min(ask.deadline_s, self._loop.time() + self._upstreams.timeout_s)
+                ask.held_until_s = min(ask.deadline_s, self._upstreams.clock() + self._upstreams.timeout_s)
             self._held.append(ask)
             self._held_bytes += len(ask.packed)
             self.connect()
@@ -196,7 +196,7 @@ class Lane:
 
     def heard(self, replies: Sequence[bytes], are_bulks: bool) -> None:
         """Take replies in the order of the questions; are_bulks: there is neither an error nor a push among them."""
-        self._heard_s = self._loop.time()
+        self._heard_s = self._upstreams.clock()
         if not are_bulks:
             self._heard_each(replies)
             return
@@ -307,8 +307,8 @@ class Lane:
         return (
             self._down_since_s is not None
             and self._link is None
-            and self._loop.time() < self._not_before_s
-            and self._loop.time() - self._down_since_s > self._upstreams.timeout_s
+            and self._upstreams.clock() < self._not_before_s
+            and self._upstreams.clock() - self._down_since_s > self._upstreams.timeout_s
         )
 
     async def _connect(self) -> None:
@@ -336,7 +336,7 @@ class Lane:
                     ask.refuse(PlainError(self.reason))
         else:
             self._link = link
-            self._connected_s = self._heard_s = self._loop.time()
+            self._connected_s = self._heard_s = self._upstreams.clock()
             self._down_since_s, self.reason = None, ""
             self.follow()
             self.settle()
@@ -347,11 +347,11 @@ class Lane:
     async def _pause(self) -> None:
         """Wait until the server may be tried again."""
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(self._not_before_s):
+            async with asyncio.timeout(max(0.0, self._not_before_s - self._upstreams.clock())):
                 await self._is_awake.wait()
 
     def _failed(self, reason: str) -> None:
-        now_s = self._loop.time()
+        now_s = self._upstreams.clock()
         self._is_awake.clear()
         if self._down_since_s is None:
             self._down_since_s = now_s

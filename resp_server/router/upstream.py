@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import compress, pairwise
 from operator import ne
 
+from resp_server.awake import AwakeClock
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.errors import ClusterDownError, PlainError, TryAgainError
 from resp_server.protocol.following import GONE, NOT_TOLD, NOTHING, Epochs, Reached, Told, latest
@@ -82,6 +83,8 @@ class Upstreams:
     def start(self) -> None:
         """Begin to look after what waits."""
         self._loop = asyncio.get_running_loop()
+        # No server is slow, and no question waits, while this process does not listen.
+        self.clock = AwakeClock(2 * self.timeout_s / CHECKS_PER_TIMEOUT)
         self._refreshing: set[str] = set()
         self._is_stopping = False
         self._known: frozenset[str] = frozenset()
@@ -104,18 +107,13 @@ class Upstreams:
         self._long_replies.stop()
 
     @property
-    def clock(self) -> Callable[[], float]:
-        """The clock of deadlines."""
-        return self._loop.time
-
-    @property
     def now_s(self) -> float:
-        """What it shows."""
-        return self._loop.time()
+        """What the clock of deadlines shows."""
+        return self.clock()
 
     def deadline_s(self, is_long: bool = False) -> float:
         """Return until when a question that is asked now may wait."""
-        return self.now_s + (LONG_TIMEOUT_S if is_long else self.timeout_s)
+        return self.clock() + (LONG_TIMEOUT_S if is_long else self.timeout_s)
 
     def send(self, ask: Ask) -> None:
         """Ask; the answer comes later, or an error, at once or later."""
@@ -454,7 +452,7 @@ class Upstreams:
 
     def _check(self) -> None:
         self._checking = self._loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._check)
-        now_s = self.now_s
+        now_s = self.clock.tick()
         self._forget_gone_jobs(now_s)
         replaceable = self._replaceable()
         for lane in list(self.lanes.values()):

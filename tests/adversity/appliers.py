@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from compat.waiting import eventually
 from state_backend import packed_map
 from state_backend.descriptor import StateDescriptor
 from state_backend.lmdb_store import LmdbStore
@@ -20,7 +21,6 @@ from state_backend.records import Change, Op
 from state_backend.store import Snapshot
 
 ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS", "8"))
-TIMEOUT_S = 60.0
 JOB = "job"
 QUERY_ID = "query"
 STATES = (
@@ -100,7 +100,6 @@ class RunningApplier:
             text=True,
         )
         self.known: dict[str, Any] = {"applied": -1, "path": None, "error": ""}
-        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -109,14 +108,11 @@ class RunningApplier:
         for line in self.process.stdout:
             if not line.endswith("\n"):
                 return  # killed in the middle of it
-            with self._changed:
-                self.known |= json.loads(line)
-                self._changed.notify_all()
+            self.known = self.known | json.loads(line)
 
     def wait_for(self, epoch: int) -> None:
         """Wait until an epoch is told as applied."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.known["applied"] >= epoch, TIMEOUT_S), self.known
+        eventually(lambda: dict(self.known), lambda known: known["applied"] >= epoch, runs=[self.process])
 
     def kill(self) -> None:
         self.process.kill()

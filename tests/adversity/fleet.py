@@ -6,11 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import redis
@@ -19,6 +18,7 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
 from compat.conformance.servers import free_port
+from compat.waiting import eventually
 from resp_server.client import Client, ClientError
 from resp_server.registry.record import Record
 from state_backend.descriptor import StateDescriptor
@@ -28,17 +28,7 @@ from state_backend.records import Change, Op
 TOKEN = "of-the-tests"
 JOB = "job"
 KEYS = [f"{JOB}:n:k{number}" for number in range(300)]
-WAIT_S_MAX = 60.0
 EPOCH_EVERY_S = 0.2
-
-
-def eventually(what: str, is_so: Callable[[], Any]) -> Any:
-    """Return what is true as soon as it is; fail if that takes too long."""
-    ends = monotonic() + WAIT_S_MAX
-    while not (found := is_so()):
-        assert monotonic() < ends, what
-        sleep(0.02)
-    return found
 
 
 class Process:
@@ -218,10 +208,7 @@ class Fleet:
                 if health == "online"
             }
 
-        ends = monotonic() + WAIT_S_MAX
-        while shown() != expected:
-            assert monotonic() < ends, f"{self.nodes()} instead of {expected}"
-            sleep(0.05)
+        eventually(lambda: (shown(), self.nodes()), lambda found: found[0] == expected, f"{expected} is waited for")
 
     def wait_until_all_show_it(self) -> None:
         """Wait until every server shows the newest topology, and holds what it is to hold and nothing else."""
@@ -233,7 +220,7 @@ class Fleet:
             assert topology is not None
             return all(each["shown"] == topology.version and each["held"] == each["wanted"] for each in members)
 
-        eventually("not all servers show the topology", is_quiet)
+        eventually(is_quiet, what="not all servers show the topology")
 
     def wait_for_all_keys(self) -> None:
         """Wait until all keys are answered with an epoch that was not there before."""
@@ -245,7 +232,7 @@ class Fleet:
                 return all(int(client.get(key)) > since for key in KEYS)
             return False
 
-        eventually("not all keys are answered", answers)
+        eventually(answers, what="not all keys are answered")
         client.close()
 
 

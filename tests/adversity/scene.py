@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any, TypeVar
 
 import redis
@@ -21,24 +21,15 @@ from driver import JOB, Orders
 
 from benchmarks import processes
 from compat.conformance.servers import free_port
+from compat.waiting import eventually
 
 Found = TypeVar("Found")
 
 HERE = Path(__file__).parent
-WAIT_S_MAX = 90.0
 # Each file names every marker once: their counts are the number of files, in every whole epoch.
 MARKERS = [f"marker{number}" for number in range(8)]
 KEYS_PER_FILE = 20
 KEYS = [f"k{number}" for number in range(60)]
-
-
-def eventually(find: Callable[[], Found], is_enough: Callable[[Found], bool]) -> Found:
-    """Return what is found as soon as it is enough; fail with it if that takes too long."""
-    ends = monotonic() + WAIT_S_MAX
-    while not is_enough(found := find()):
-        assert monotonic() < ends, f"still {found!r} after {WAIT_S_MAX} s"
-        sleep(0.05)
-    return found
 
 
 class Process:

@@ -20,9 +20,10 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from scene import MARKERS, Scene, eventually
+from scene import MARKERS, Scene
 
 import sparkis
+from compat.waiting import eventually
 from spark_hooks import task as sink_task
 from state_backend.change_log import ChangeLog
 from state_backend.log_writer import LogWriter

@@ -10,7 +10,9 @@ from time import sleep
 
 import pytest
 from driver import JOB
-from scene import Process, Scene, eventually
+from scene import Process, Scene
+
+from compat.waiting import eventually
 
 pytestmark = [pytest.mark.kill, pytest.mark.spark]
 

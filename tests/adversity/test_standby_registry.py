@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fleet import Fleet, eventually
+from fleet import Fleet
+
+from compat.waiting import eventually
 
 
 def test_it_takes_over_from_one_that_was_killed_and_steps_back_when_that_one_is_started_again(fleet: Fleet) -> None:
@@ -15,13 +17,13 @@ def test_it_takes_over_from_one_that_was_killed_and_steps_back_when_that_one_is_
     assert fleet.record().term == 1
 
     first.kill()
-    eventually("nobody takes over", lambda: fleet.record().term == 2)
+    eventually(lambda: fleet.record().term == 2, what="nobody takes over")
     second.kill()
     fleet.wait_for(_0="0-16383")
     fleet.wait_for_all_keys()
 
     fleet.registry()
-    eventually("it does not step back", lambda: standing.said.count("standing by") == 2)
+    eventually(lambda: standing.said.count("standing by") == 2, what="it does not step back")
     assert fleet.record().term == 3
     fleet.server(1)
     fleet.wait_for(_0="0-8191", _1="8192-16383")
@@ -38,6 +40,6 @@ def test_it_stays_away_while_the_registry_answers(fleet: Fleet) -> None:
     fleet.wait_for(_0="0-16383")
     # So long that it would have taken over if it had not been answered.
     began = fleet.epoch
-    eventually("the job stands still", lambda: fleet.epoch > began + 30)
+    eventually(lambda: fleet.epoch > began + 30, what="the job stands still")
     assert fleet.record().term == 1
     assert "started registry" not in standing.said

@@ -15,9 +15,10 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from scene import Scene, children_of, eventually
+from scene import Scene, children_of
 
 from compat.conformance.servers import Running, sparkis_server
+from compat.waiting import eventually
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op

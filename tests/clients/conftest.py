@@ -6,9 +6,8 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -16,10 +15,9 @@ import pytest
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_program, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection
+from compat.waiting import WAIT_S_MAX, eventually
 
 HERE = Path(__file__).parent
-SCRIPT_S_MAX = 60.0
-ASSIGN_S_MAX = 60.0
 
 
 class Restartable:
@@ -88,7 +86,7 @@ def run_script() -> Script:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "waiting\n"
                 meanwhile()
-            out, errors = process.communicate("go on\n", timeout=SCRIPT_S_MAX)
+            out, errors = process.communicate("go on\n", timeout=WAIT_S_MAX)
         finally:
             process.kill()
             process.wait()
@@ -135,18 +133,31 @@ class Cluster:
         self.servers[at].process.wait()
 
 
-@pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: Dataset) -> Iterator[Cluster]:
-    """Two servers with half of the slots each, one of them with two workers, and a replica of the first."""
+@contextmanager
+def _cluster(factory: pytest.TempPathFactory, log: Path, keys: int) -> Iterator[Cluster]:
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(sparkis_server(tmp_path_factory.mktemp("store"), dataset_log, *options))
+            stack.enter_context(sparkis_server(factory.mktemp("store"), log, *options))
             for options in ((), ("--workers", "2"), ())
         ]
         for server in servers:
-            wait_for_keys(server, len(dataset.keys))
+            wait_for_keys(server, keys)
         made = Cluster(servers)
         made.show("0-8191", "8192-16383", "replica of 0")
+        yield made
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: Dataset) -> Iterator[Cluster]:
+    """Two servers with half of the slots each, one of them with two workers, and a replica of the first."""
+    with _cluster(tmp_path_factory, dataset_log, len(dataset.keys)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def still_cluster(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: Dataset) -> Iterator[Cluster]:
+    """The same for tests that change nothing."""
+    with _cluster(tmp_path_factory, dataset_log, len(dataset.keys)) as made:
         yield made
 
 
@@ -195,10 +206,7 @@ class Assigned:
     def wait_for(self, *expected: str) -> None:
         """Wait until servers have these slots; `gone` is one that was killed."""
         wanted = {at: slots for at, slots in enumerate(expected) if slots != "gone"}
-        ends = monotonic() + ASSIGN_S_MAX
-        while (found := self.nodes()) != wanted:
-            assert monotonic() < ends, f"{found} instead of {wanted}"
-            sleep(0.05)
+        eventually(self.nodes, lambda found: found == wanted, f"{wanted} is waited for")
 
 
 @pytest.fixture

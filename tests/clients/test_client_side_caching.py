@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -14,13 +13,13 @@ import redis
 from redis.cache import CacheConfig
 
 from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server
+from compat.waiting import eventually
 from resp_server.client import Client
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 
 KEYS = ("job:n:{x}a", "job:n:{x}b")
-WAIT_S_MAX = 30.0
 
 
 class Job:
@@ -38,12 +37,9 @@ class Job:
         options = ("--cluster", str(topology), "--cluster-node", f"127.0.0.1:{port}")
         self.server = stack.enter_context(sparkis_server(folder / "store", folder / "log", *options, port=port))
         self._control = Client("127.0.0.1", self.server.control_port, password=CONTROL_TOKEN)
-        self.proxy = stack.enter_context(sparkis_proxy(topology))
-        ends = monotonic() + WAIT_S_MAX
+        self.proxy = stack.enter_context(sparkis_proxy(topology, "--upstream-timeout", "60000"))
         with self.proxy.connect() as connection:
-            while connection.call("GET", KEYS[0]).value is None:
-                assert monotonic() < ends
-                sleep(0.02)
+            eventually(lambda: connection.call("GET", KEYS[0]).value)
 
     def publish(self) -> None:
         """Publish an epoch that changes all keys, and have the server look."""
@@ -72,9 +68,7 @@ def endpoint(request: pytest.FixtureRequest, job: Job) -> Running:
 
 def test_the_cache_of_redis_py_is_told(job: Job, endpoint: Running) -> None:
     with redis.Redis(port=endpoint.port, protocol=3, cache_config=CacheConfig(), decode_responses=True) as client:
-        ends = monotonic() + WAIT_S_MAX
-        while client.get(KEYS[0]) != job.now:
-            assert monotonic() < ends
+        eventually(lambda: client.get(KEYS[0]), lambda found: found == job.now)
         assert client.mget(KEYS) == [job.now] * 2
         cache = client.get_cache()
         assert cache is not None
@@ -83,8 +77,7 @@ def test_the_cache_of_redis_py_is_told(job: Job, endpoint: Running) -> None:
         assert [client.get(KEYS[0]) for _ in range(20)] == [job.now] * 20
         assert client.info("commandstats")["cmdstat_get"]["calls"] == calls
         job.publish()
-        while client.get(KEYS[0]) != job.now:
-            assert monotonic() < ends
+        eventually(lambda: client.get(KEYS[0]), lambda found: found == job.now)
         assert client.mget(KEYS) == [job.now] * 2
 
 

@@ -15,28 +15,28 @@ from redis.exceptions import RedisClusterException, ResponseError
 from redis.retry import Retry
 
 from compat.conformance.dataset import Dataset
+from compat.waiting import WAIT_S_MAX
 
-RUN_S_MAX = 30.0
 MANY = {f"many:{number:03d}".encode(): b"%d" % number for number in range(300)}
 REPLICAS_FIRST = LoadBalancingStrategy.RANDOM_REPLICA
 
 
 def client(cluster: Any, **options: Any) -> RedisCluster:
     return RedisCluster(
-        host="127.0.0.1", port=cluster.port(0), retry=Retry(ConstantBackoff(0.1), 30), socket_timeout=5, **options
+        host="127.0.0.1", port=cluster.port(0), retry=Retry(ConstantBackoff(0.1), 30), socket_timeout=WAIT_S_MAX, **options
     )
 
 
 def cli(cluster: Any, *arguments: str) -> str:
     command = ["redis-cli", *arguments]
     environment = {**os.environ, "TERM": "dumb", "HOME": "/nonexistent"}
-    done = subprocess.run(command, capture_output=True, timeout=RUN_S_MAX, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=WAIT_S_MAX, env=environment, check=False)
     return (done.stdout + done.stderr).decode()
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_redis_py_finds_every_key(cluster: Any, dataset: Dataset, protocol: int) -> None:
-    with client(cluster, protocol=protocol) as redis:
+def test_redis_py_finds_every_key(still_cluster: Any, dataset: Dataset, protocol: int) -> None:
+    with client(still_cluster, protocol=protocol) as redis:
         assert {key: redis.get(key) for key in MANY} == MANY
         assert redis.mget_nonatomic(*MANY) == list(MANY.values())
         assert redis.hgetall("hash:one") == {b"field": b"value"}
@@ -45,17 +45,17 @@ def test_redis_py_finds_every_key(cluster: Any, dataset: Dataset, protocol: int)
         )
         assert redis.dbsize(target_nodes=RedisCluster.PRIMARIES) == len(dataset.keys)
         assert redis.cluster_keyslot("foo") == 12182
-        assert sorted(redis.cluster_nodes()) == sorted(f"127.0.0.1:{cluster.port(at)}" for at in range(3))
+        assert sorted(redis.cluster_nodes()) == sorted(f"127.0.0.1:{still_cluster.port(at)}" for at in range(3))
         with pytest.raises(ResponseError, match=r"command 'cluster\|addslots' is not served by sparkis"):
             redis.cluster_addslots(redis.get_default_node(), 1)
         with pytest.raises(RedisClusterException):
             redis.mget(*MANY)
 
 
-def test_redis_py_reads_from_replicas(cluster: Any) -> None:
-    with client(cluster, load_balancing_strategy=REPLICAS_FIRST) as redis:
+def test_redis_py_reads_from_replicas(still_cluster: Any) -> None:
+    with client(still_cluster, load_balancing_strategy=REPLICAS_FIRST) as redis:
         assert {key: redis.get(key) for key in MANY} == MANY
-        node = redis.get_node(port=cluster.port(2), host="127.0.0.1")
+        node = redis.get_node(port=still_cluster.port(2), host="127.0.0.1")
         assert redis.info("keyspace", target_nodes=node)
         assert redis.info("commandstats", target_nodes=node)["cmdstat_get"]["calls"] > 0
 

@@ -19,6 +19,7 @@ from compat.conformance.servers import (
     sparkis_server,
     wait_for_keys,
 )
+from compat.waiting import WAIT_S_MAX
 from resp_server.client import Client
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -26,7 +27,6 @@ from state_backend.records import Change, Op
 
 KEY, CHANNEL = "job:n:a", "__keyspace@0__:job:n:a"
 EPOCHS = "__sparkis__:epoch:job"
-WAIT_S_MAX = 20.0
 
 
 class Job:
@@ -41,7 +41,7 @@ class Job:
         all_events = ("--notify-keyspace-events", "KEA")
         options = ("--cluster", str(topology), "--cluster-node", f"127.0.0.1:{port}", *all_events)
         self.server = stack.enter_context(sparkis_server(folder / "store", folder / "log", *options, port=port))
-        self.proxy = stack.enter_context(sparkis_proxy(topology, *all_events))
+        self.proxy = stack.enter_context(sparkis_proxy(topology, "--upstream-timeout", "60000", *all_events))
         wait_for_keys(self.proxy, 1)
         self._control = stack.enter_context(Client("127.0.0.1", self.server.control_port, password=CONTROL_TOKEN))
         self.epoch = 0

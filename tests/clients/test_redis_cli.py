@@ -19,8 +19,8 @@ import pytest
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running
 from compat.conformance.wire import requests
+from compat.waiting import WAIT_S_MAX
 
-RUN_S_MAX = 20.0
 READONLY = "READONLY You can't write against a read only replica."
 NO_TERMINAL = {"TERM": "dumb", "HOME": "/nonexistent"}  # no history file, no colours
 
@@ -31,7 +31,7 @@ def cli(server: Running, *arguments: str, program: str = "redis-cli", given: byt
     """Run a program to its end and return what it prints."""
     command = [program, "-p", str(server.port), *arguments]
     environment = {**os.environ, **NO_TERMINAL}
-    done = subprocess.run(command, input=given, capture_output=True, timeout=RUN_S_MAX, env=environment, check=False)
+    done = subprocess.run(command, input=given, capture_output=True, timeout=WAIT_S_MAX, env=environment, check=False)
     return (done.stdout + done.stderr).decode("utf-8", "replace")
 
 
@@ -141,7 +141,7 @@ class Terminal:
         """Type, wait until what a pattern matches is shown, and return what was shown since."""
         start = len(self.shown)
         os.write(self._main, text.encode())
-        ends = monotonic() + RUN_S_MAX
+        ends = monotonic() + WAIT_S_MAX
         while not re.search(until, self.shown[start:]):
             ready, _, _ = select.select([self._main], [], [], max(0.0, ends - monotonic()))
             assert ready, f"{until!r} was not shown, but {self.shown[start:]!r}"

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -15,8 +14,8 @@ import pytest
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, free_port, redis_server, sparkis_server
 from compat.conformance.wire import Words
+from compat.waiting import eventually
 
-READY_S_MAX = 30.0
 # Of the data set: keys of both masters' slots, and of slots that nobody has.
 RANGES = ((0, 5000), (5001, 12_000))
 
@@ -35,13 +34,6 @@ class Trio:
                 connection.call("HELLO", greeting)
                 answers.append([connection.call(*request).raw for request in requests])
         return answers[0], answers[1]
-
-
-def _wait(what: str, is_there: Any) -> None:
-    ends = monotonic() + READY_S_MAX
-    while not is_there():
-        assert monotonic() < ends, what
-        sleep(0.05)
 
 
 def _nodes(server: Running) -> dict[str, list[str]]:
@@ -75,10 +67,10 @@ def trio(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: D
             bus = _nodes(server)[ids[theirs.index(server)]][1].partition("@")[2]
             with first.connect() as connection:
                 connection.call("CLUSTER", "MEET", "127.0.0.1", str(server.port), bus)
-        _wait("the nodes do not meet", lambda: all(set(_nodes(server)) == set(ids) for server in theirs))
+        eventually(lambda: all(set(_nodes(server)) == set(ids) for server in theirs), what="the nodes do not meet")
         with replica.connect() as connection:
             assert connection.call("CLUSTER", "REPLICATE", ids[0]).plain == b"OK"
-        _wait("the replica does not follow", lambda: all(_is_settled(server, ids) for server in theirs))
+        eventually(lambda: all(_is_settled(server, ids) for server in theirs), what="the replica does not follow")
         topology = {
             "version": 3,
             "nodes": [
@@ -98,7 +90,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: D
         ):
             _fill(first, dataset, RANGES[0])
             _fill(second, dataset, RANGES[1])
-            _wait("the replica is not filled", lambda: _size(replica) == _size(first))
+            eventually(lambda: _size(replica) == _size(first), what="the replica is not filled")
             yield Trio(theirs, [ours_first, ours_second, ours_replica])
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from compat.conformance.pair import Pair
 from compat.conformance.wire import request
+from compat.waiting import WAIT_S_MAX
 
-WAIT_S_MAX = 10.0
 Step = tuple[str, str]  # who, and what it sends at once: requests with semicolons between
 
 

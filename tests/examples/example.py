@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from compat.waiting import WAIT_S_MAX
+
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 300
 
 
 def command(name: str, *arguments: str) -> list[str]:
@@ -27,7 +28,7 @@ def run(name: str, *arguments: str, **more: str) -> list[str]:
         command(name, *arguments),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=WAIT_S_MAX,
         env=environment(**more),
         check=False,
     )

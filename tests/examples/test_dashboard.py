@@ -6,7 +6,9 @@ import re
 import subprocess
 
 import pytest
-from example import ROOT, TIMEOUT_S, command, environment
+from example import ROOT, command, environment
+
+from compat.waiting import WAIT_S_MAX
 
 pytestmark = pytest.mark.spark
 
@@ -27,21 +29,23 @@ def test_five_sensors_by_redis_py_and_by_redis_cli_while_the_job_runs():
         assert re.fullmatch(r"(sensor_[1-5] +-?\d+(\.\d)? *){5}", job.stdout.readline().strip() + " ")
 
         script = ["sh", str(ROOT / "examples" / "dashboard.sh"), port, "2"]
-        by_cli = subprocess.run(script, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        by_cli = subprocess.run(script, capture_output=True, text=True, timeout=WAIT_S_MAX, check=True)
         assert len(re.findall(r"^-?\d+(?:\.\d)?$", by_cli.stdout, re.MULTILINE)) == 10
 
         beside = [*command("dashboard", "--url", f"redis://127.0.0.1:{port}", "--rounds", "2")]
-        shown = subprocess.run(beside, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment(), check=True)
+        shown = subprocess.run(
+            beside, capture_output=True, text=True, timeout=WAIT_S_MAX, env=environment(), check=True
+        )
         assert len(shown.stdout.splitlines()) == 2
         assert "starting Spark" not in shown.stderr
     finally:
         job.terminate()
-        job.communicate(timeout=TIMEOUT_S)
+        job.communicate(timeout=WAIT_S_MAX)
 
 
 def test_a_server_that_is_not_there_is_one_line():
     asked = command("dashboard", "--url", "redis://127.0.0.1:1", "--rounds", "1")
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment(), check=False)
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=WAIT_S_MAX, env=environment(), check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("dashboard: ")
     assert len(done.stderr.splitlines()) == 1

@@ -9,14 +9,14 @@ from typing import Any
 
 import hiredis
 
-WAIT_SECONDS_MAX = 20
+from compat.waiting import WAIT_S_MAX
 
 
 class CachingClient:
     """Speaks RESP3. All values are the number of the epoch that made them."""
 
     def __init__(self, port: int, *options: bytes) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), WAIT_SECONDS_MAX)
+        self._socket = socket.create_connection(("127.0.0.1", port), WAIT_S_MAX)
         self._reader = hiredis.Reader()
         self.cache: dict[bytes, int] = {}
         self.pushes = 0
@@ -65,7 +65,7 @@ class CachingClient:
         except TimeoutError:
             pass
         finally:
-            self._socket.settimeout(WAIT_SECONDS_MAX)
+            self._socket.settimeout(WAIT_S_MAX)
         while (found := self._reader.gets()) is not False:
             self._take(found)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from compat.waiting import WAIT_S_MAX
 from resp_server.config import ServerConfig
 from resp_server.server import Server
 from state_backend import packed_map
@@ -23,8 +24,7 @@ from state_backend.store import EpochChanges, Store
 NOW_MS = 1_700_000_000_000
 KEYS = 20_000
 LARGE_BYTES = 1 << 20
-# Bounds a test that would hang; no test's outcome depends on it.
-WAIT_SECONDS_MAX = 20
+
 
 STATES = [
     StateDescriptor("temp", key="sensor", value="temp"),
@@ -43,7 +43,7 @@ class Peer:
     """A client that sends bytes and reads bytes."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
-        self.socket = socket.create_connection((host, port), WAIT_SECONDS_MAX)
+        self.socket = socket.create_connection((host, port), WAIT_S_MAX)
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(data)
@@ -92,7 +92,7 @@ class Running:
 
     def run(self, awaitable: Any) -> Any:
         """Run something on the server's loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(awaitable, self.loop).result(WAIT_SECONDS_MAX)
+        return asyncio.run_coroutine_threadsafe(awaitable, self.loop).result(WAIT_S_MAX)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Call a function on the server's thread, between its turns."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server
 
+# A proxy's patience with servers that share a busy machine: as long as it may be.
+PATIENT = ("--upstream-timeout", "60000")
 HALVES = ({"slots": "0-8191"}, {"slots": "8192-16383"})
 
 
@@ -45,5 +47,7 @@ class Nodes:
         )
 
     def start_proxy(self, *options: str) -> Running:
-        """Start a proxy."""
-        return self._stack.enter_context(sparkis_proxy(self.topology, *options, upstream_password=self._upstream))
+        """Start a proxy. It is patient unless told otherwise: no server that is only slow makes an error."""
+        return self._stack.enter_context(
+            sparkis_proxy(self.topology, *PATIENT, *options, upstream_password=self._upstream)
+        )

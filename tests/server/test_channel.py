@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import uvloop
 
+from compat.waiting import WAIT_S_MAX, eventually_async
 from resp_server.workers import channel
 from resp_server.workers.channel import Channel
-
-WAIT_S_MAX = 20.0
 
 
 class End:
@@ -30,9 +29,7 @@ class End:
         self.taken.append((line, handed))
 
     async def wait_for(self, count: int) -> None:
-        async with asyncio.timeout(WAIT_S_MAX):
-            while len(self.taken) < count:
-                await asyncio.sleep(0.001)
+        await eventually_async(lambda: len(self.taken), lambda taken: taken >= count)
 
 
 def run(body: Callable[[End, End], Awaitable[None]]) -> None:

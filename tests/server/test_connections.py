@@ -25,7 +25,6 @@ def bulk(text: bytes) -> bytes:
 def test_pipelined_requests_are_answered_in_order(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
     numbers = [at * 7 % KEYS for at in range(30_000)]
-    peer.socket.settimeout(20)
     expected = b"".join(bulk(b"%d" % number) for number in numbers)
     peer.answers(b"".join(get(b"job:temp:%d" % number) for number in numbers), expected)
 

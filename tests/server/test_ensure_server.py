@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -17,13 +16,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from compat.waiting import eventually
 from resp_server.keeper import start_of
 from spark_hooks import executors
 from spark_hooks.attach.task import BatchesTask
 from spark_hooks.executors import Plan, ensure_state_server
 from spark_hooks.task import Task as SinkTask
 
-WAIT_S_MAX = 30.0
 PLAN = Plan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", token="the token", password="the password")
 
 # A server that writes down its process id and what it was given, and ends with its input.
@@ -63,14 +62,7 @@ class Executor:
     def close(self) -> None:
         self.jvm.kill()
         self.jvm.wait()
-        wait_until(lambda: not [pid for pid in self.servers if start_of(pid) is not None])
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    ends = time.monotonic() + WAIT_S_MAX
-    while not is_so():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
+        eventually(lambda: not [pid for pid in self.servers if start_of(pid) is not None])
 
 
 @pytest.fixture
@@ -87,7 +79,7 @@ def keeper_of(server: int) -> int:
 def test_tasks_that_begin_together_start_one_server(executor: Executor):
     with ProcessPoolExecutor(8, mp_context=get_context("fork")) as workers:
         assert list(workers.map(ensure_state_server, [PLAN] * 32)) == [None] * 32
-    wait_until(lambda: bool(executor.servers))
+    eventually(lambda: bool(executor.servers))
     assert ensure_state_server(PLAN) is None
     assert len(executor.servers) == 1
     assert executor.shared.stat().st_mode & 0o777 == 0o700
@@ -101,7 +93,7 @@ def test_every_task_makes_sure_of_a_server_also_one_without_rows(executor: Execu
         "placing": executors.PlacingTask(PLAN),
     }[kind]
     results = [row for batch in task(iter(())) for row in batch.to_pylist()]
-    wait_until(lambda: len(executor.servers) == 1)
+    eventually(lambda: len(executor.servers) == 1)
     assert [row.get("error") or row.get("failure") for row in results] == [None] * len(results)
 
 
@@ -111,8 +103,8 @@ def test_a_server_has_the_secrets_by_its_environment_and_not_those_of_spark(
     monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "spark's own")
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     ensure_state_server(PLAN)
-    wait_until((executor.folder / "environment").exists)
-    wait_until(lambda: "}" in (executor.folder / "environment").read_text())
+    eventually((executor.folder / "environment").exists)
+    eventually(lambda: "}" in (executor.folder / "environment").read_text())
     environment = (executor.folder / "environment").read_text()
     assert '"SPARKIS_CONTROL_TOKEN": "the token"' in environment
     assert '"SPARKIS_PASSWORD": "the password"' in environment
@@ -124,11 +116,11 @@ def test_a_server_has_the_secrets_by_its_environment_and_not_those_of_spark(
 
 def test_the_next_task_starts_another_keeper_where_one_was_killed(executor: Executor):
     ensure_state_server(PLAN)
-    wait_until(lambda: bool(executor.servers))
+    eventually(lambda: bool(executor.servers))
     os.kill(keeper_of(executor.servers[0]), signal.SIGKILL)
-    wait_until(lambda: start_of(executor.servers[0]) is None)
+    eventually(lambda: start_of(executor.servers[0]) is None)
     assert ensure_state_server(PLAN) is None
-    wait_until(lambda: len(executor.servers) == 2)
+    eventually(lambda: len(executor.servers) == 2)
 
 
 def test_a_server_that_was_told_to_end_is_not_started_again(executor: Executor):
@@ -150,7 +142,7 @@ def test_a_keeper_that_cannot_be_started_is_told_once_and_not_tried_with_every_t
     assert executor.servers == []
     monkeypatch.setattr(executors, "START_AGAIN_S", 0.0)
     assert ensure_state_server(PLAN) is None
-    wait_until(lambda: bool(executor.servers))
+    eventually(lambda: bool(executor.servers))
 
 
 def test_a_limit_of_the_workers_memory_is_named(executor: Executor, monkeypatch: pytest.MonkeyPatch):
@@ -161,7 +153,7 @@ def test_a_limit_of_the_workers_memory_is_named(executor: Executor, monkeypatch:
 
 def test_what_a_keeper_failed_with_is_told_to_one_task(executor: Executor):
     ensure_state_server(PLAN)
-    wait_until(lambda: bool(executor.servers))
+    eventually(lambda: bool(executor.servers))
     (executor.shared / "failed").write_text("no port is free")
     told = ensure_state_server(PLAN)
     assert told is not None and told.endswith("no port is free")

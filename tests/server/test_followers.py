@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import groupby
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 
+from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server import followers as followers_module
 from resp_server.followers import Followers, Visible
 from resp_server.shown import ShownJobs
@@ -26,8 +26,6 @@ from state_backend.records import Change, Op
 from state_backend.slots import slot_of
 from state_backend.store import Snapshot
 
-# Bounds a test that would hang; no test's outcome depends on it.
-WAIT_S_MAX = 60.0
 LOW, HIGH, QUARTER = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383"), KeyGroups.parse("0-4095")
 STATE = StateDescriptor("s", key="k", value="v")
 NOW_MS = 1
@@ -84,12 +82,13 @@ class Scene:
     def stand_still_until(self, is_so: Callable[[Snapshot], bool]) -> None:
         """Hold this process up until the store of the only job is so."""
         (job,) = self.keyspace.jobs.values()
-        ends_s = monotonic() + WAIT_S_MAX
         with job.store.snapshot(NOW_MS) as snapshot:
-            while not is_so(snapshot):
-                assert monotonic() < ends_s
-                sleep(0.001)
+
+            def renewed() -> Snapshot:
                 snapshot.renew(NOW_MS)
+                return snapshot
+
+            eventually(renewed, is_so)
 
     async def notice(self, job: str, value: bytes) -> int:
         """Publish an epoch and tell of it."""
@@ -211,9 +210,7 @@ def test_a_store_that_was_full_is_relied_on_some_time_after_it_could_be_written(
             _, hard = resource.prlimit(applier, resource.RLIMIT_FSIZE)
             resource.prlimit(applier, resource.RLIMIT_FSIZE, (16 << 10, hard))
             await scene.notice("a", b"1")
-            async with asyncio.timeout(WAIT_S_MAX):
-                while scene.followers.have_room:
-                    await asyncio.sleep(0.01)
+            await eventually_async(lambda: not scene.followers.have_room)
             assert scene.read("a") == of(ALL, "a", b"0")
             resource.prlimit(applier, resource.RLIMIT_FSIZE, (hard, hard))
             await scene.notice("a", b"2")

@@ -7,18 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server import children, keeper
 from resp_server.keeper import ENDED, FAILED, STORE, Watched, start_of
 from resp_server.registry import report
-
-WAIT_S_MAX = 30.0
 
 # A server that writes its id down, says where it listens, and does what it is told to by files in its folder.
 SERVER = """
@@ -112,14 +110,7 @@ class Scene:
         self.executor.kill()
         self.executor.wait()
         for pid in self.servers:
-            wait_until(lambda pid=pid: start_of(pid) is None)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    ends = time.monotonic() + WAIT_S_MAX
-    while not is_so():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
+            eventually(lambda pid=pid: start_of(pid) is None)
 
 
 @pytest.fixture
@@ -132,18 +123,18 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 def test_a_server_is_started_and_the_lock_is_taken_as_long_as_it_runs(scene: Scene):
     assert scene.keep() == 0
     assert scene.is_kept
-    wait_until(lambda: "state server started @ 127.0.0.1:7401" in scene.stderr.read_text())
+    eventually(lambda: "state server started @ 127.0.0.1:7401" in scene.stderr.read_text())
     (server,) = scene.servers
     assert os.getsid(server) == server  # no signal to the executor's group reaches it
 
 
 def test_with_the_executor_the_server_ends_and_may_hand_over_before(scene: Scene):
     scene.keep()
-    wait_until(lambda: bool(scene.servers))
+    eventually(lambda: bool(scene.servers))
     keeper = scene.keeper
     scene.executor.kill()
     scene.executor.wait()
-    wait_until(lambda: start_of(keeper) is None)
+    eventually(lambda: start_of(keeper) is None)
     assert scene.has_said("drained")
     assert start_of(scene.servers[0]) is None
     assert not scene.folder.exists()
@@ -152,24 +143,24 @@ def test_with_the_executor_the_server_ends_and_may_hand_over_before(scene: Scene
 def test_a_server_that_does_not_end_in_time_is_killed(scene: Scene):
     scene.say("stubborn")
     scene.keep(before="keeper.DRAIN_S_MAX = 0.2")
-    wait_until(lambda: bool(scene.servers))
+    eventually(lambda: bool(scene.servers))
     keeper = scene.keeper
     scene.executor.kill()
     scene.executor.wait()
-    wait_until(lambda: start_of(keeper) is None)
+    eventually(lambda: start_of(keeper) is None)
     assert scene.has_said("drained")
     assert start_of(scene.servers[0]) is None
 
 
 def test_without_pidfd_the_end_of_the_executor_is_seen_as_well(scene: Scene):
     scene.keep(before="del os.pidfd_open")
-    wait_until(lambda: bool(scene.servers))
+    eventually(lambda: bool(scene.servers))
     keeper = scene.keeper
     os.kill(scene.servers[0], signal.SIGKILL)
-    wait_until(lambda: len(scene.servers) == 2)
+    eventually(lambda: len(scene.servers) == 2)
     scene.executor.kill()
     scene.executor.wait()
-    wait_until(lambda: start_of(keeper) is None)
+    eventually(lambda: start_of(keeper) is None)
     assert start_of(scene.servers[1]) is None
 
 
@@ -183,25 +174,25 @@ def test_an_executor_that_is_gone_before_it_can_be_watched_gets_no_lasting_serve
     ended = subprocess.run(command, pass_fds=(lock,), env=children.environment(), stderr=subprocess.PIPE, check=False)
     os.close(lock)
     assert ended.returncode == 0
-    wait_until(lambda: not scene.folder.exists())
+    eventually(lambda: not scene.folder.exists())
 
 
 def test_a_server_that_dies_is_started_again(scene: Scene):
     scene.keep()
     for number in (1, 2):
-        wait_until(lambda number=number: len(scene.servers) == number)
+        eventually(lambda number=number: len(scene.servers) == number)
         os.kill(scene.servers[-1], signal.SIGKILL)
-    wait_until(lambda: len(scene.servers) == 3)
+    eventually(lambda: len(scene.servers) == 3)
     assert scene.is_kept
     assert "the state server ended with code -9; starting another in 0 s" in scene.stderr.read_text()
 
 
 def test_a_server_that_ends_by_itself_is_not_started_again_by_anybody(scene: Scene):
     scene.keep()
-    wait_until(lambda: bool(scene.servers))
+    eventually(lambda: bool(scene.servers))
     keeper = scene.keeper
     scene.say("leave")
-    wait_until(lambda: start_of(keeper) is None)
+    eventually(lambda: start_of(keeper) is None)
     assert (scene.folder / ENDED).exists()
     assert not (scene.folder / STORE).exists()
     assert not scene.is_kept
@@ -209,19 +200,19 @@ def test_a_server_that_ends_by_itself_is_not_started_again_by_anybody(scene: Sce
 
 def test_a_keeper_that_is_killed_takes_its_server_with_it(scene: Scene):
     scene.keep()
-    wait_until(lambda: bool(scene.servers))
+    eventually(lambda: bool(scene.servers))
     os.kill(scene.keeper, signal.SIGKILL)
-    wait_until(lambda: start_of(scene.servers[0]) is None)
+    eventually(lambda: start_of(scene.servers[0]) is None)
     assert not scene.is_kept
     assert not scene.has_said("drained")
 
 
 def test_a_keeper_that_is_told_to_end_ends_its_server_first(scene: Scene):
     scene.keep()
-    wait_until(lambda: bool(scene.servers))
+    eventually(lambda: bool(scene.servers))
     keeper = scene.keeper
     os.kill(keeper, signal.SIGTERM)
-    wait_until(lambda: start_of(keeper) is None)
+    eventually(lambda: start_of(keeper) is None)
     assert start_of(scene.servers[0]) is None
     assert scene.folder.exists()  # the executor lives, and its next task may want a server
 
@@ -233,18 +224,18 @@ def test_a_keeper_waits_for_longer_than_a_server_hands_over():
 def test_why_a_server_cannot_be_started_is_noted_for_the_next_task(scene: Scene):
     scene.say("broken")
     scene.keep(before="keeper.PAUSE_S = keeper.PAUSE_S_MAX = 0.01")
-    wait_until((scene.folder / FAILED).exists)
-    wait_until(lambda: (scene.folder / FAILED).read_text() == "the state server ended with code 1: the port is taken")
+    eventually((scene.folder / FAILED).exists)
+    eventually(lambda: (scene.folder / FAILED).read_text() == "the state server ended with code 1: the port is taken")
     (scene.server / "broken").unlink()
-    wait_until(lambda: not (scene.folder / FAILED).exists())
+    eventually(lambda: not (scene.folder / FAILED).exists())
     assert len(scene.servers) == 1
 
 
 def test_what_a_server_writes_goes_on_to_the_executors_log_but_not_all_of_a_flood(scene: Scene):
     scene.keep()
-    wait_until(lambda: bool(scene.servers))
+    eventually(lambda: bool(scene.servers))
     scene.say("flood")
-    wait_until(lambda: scene.has_said("flooded"))
+    eventually(lambda: scene.has_said("flooded"))
     lines = scene.stderr.read_text().splitlines()
     assert "a line that is rather long, about nothing in particular 0" in lines
     assert len(lines) == 60
@@ -259,11 +250,11 @@ def test_a_log_that_nobody_reads_holds_nobody_up(scene: Scene):
     except BlockingIOError:
         os.set_blocking(writes, True)
     scene.keep(stderr=writes)
-    wait_until(lambda: bool(scene.servers))
+    eventually(lambda: bool(scene.servers))
     scene.say("flood")
-    wait_until(lambda: scene.has_said("flooded"))
+    eventually(lambda: scene.has_said("flooded"))
     os.kill(scene.servers[0], signal.SIGKILL)
-    wait_until(lambda: len(scene.servers) == 2)
+    eventually(lambda: len(scene.servers) == 2)
     os.close(reads)
     os.close(writes)
 
@@ -277,5 +268,5 @@ def test_a_process_that_nobody_has_waited_for_has_ended_nevertheless(scene: Scen
     watched = Watched(scene.executor.pid, start_of(scene.executor.pid))
     assert not watched.has_ended()
     scene.executor.kill()
-    wait_until(watched.has_ended)
+    eventually(watched.has_ended)
     watched.close()

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from nodes import PATIENT
 
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
@@ -32,7 +33,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: 
     nodes = [{"host": "127.0.0.1", "port": port, "slots": "0-16383"}]
     topology.write_text(json.dumps({"version": 1, "nodes": nodes}))
     options = ("--cluster", str(topology), "--cluster-node", f"127.0.0.1:{port}")
-    with sparkis_server(folder / "store", dataset_log, *options, port=port), sparkis_proxy(topology) as found:
+    with sparkis_server(folder / "store", dataset_log, *options, port=port), sparkis_proxy(topology, *PATIENT) as found:
         wait_for_keys(found, len(dataset.keys))
         yield found
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from compat.waiting import eventually
 from resp_server import instance
 
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 LIST = b"CLIENT LIST TYPE pubsub\r\n"  # of nobody, so that the whole answer is known
 NOBODY = b"$0\r\n\r\n"
-WAIT_S_MAX = 20.0
 
 
 class Others:
@@ -30,10 +29,7 @@ class Others:
 
     def wait_for(self, count: int) -> None:
         """Wait until so many questions were asked."""
-        ends = time.monotonic() + WAIT_S_MAX
-        while self._server.call(lambda: len(self.waiting)) < count:
-            assert time.monotonic() < ends
-            time.sleep(0.001)
+        eventually(lambda: self._server.call(lambda: len(self.waiting)), lambda found: found >= count)
 
     def answer(self, *answers: Any) -> None:
         """Answer the question that was asked first."""

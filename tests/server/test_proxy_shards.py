@@ -13,21 +13,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import pytest
-from nodes import HALVES, Nodes
+from nodes import HALVES, PATIENT, Nodes
 
 from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, replies_in, requests
+from compat.waiting import WAIT_S_MAX, eventually
 from state_backend.descriptor import StateDescriptor
 from state_backend.key_groups import KeyGroups
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op, runs_of
 from state_backend.slots import SLOTS, slot_of
 
-WAIT_S_MAX = 30.0
 KEYS = 60
 LONG_BYTES = 24 << 20
 
@@ -58,13 +58,6 @@ class Job:
         )
 
 
-def until(what: str, is_so: Any) -> None:
-    ends = monotonic() + WAIT_S_MAX
-    while not is_so():
-        assert monotonic() < ends, what
-        sleep(0.02)
-
-
 def tell(server: Running, job: Job, name: str) -> None:
     """Have a server look at the log now."""
     with Connection(server.control_port) as connection:
@@ -82,11 +75,11 @@ def appliers_of(server: Running) -> list[int]:
 class Cluster(Nodes):
     """Two servers of a log, of which the second may be a replica, and a proxy."""
 
-    def __init__(self, folder: Path, stack: ExitStack, *rows: dict[str, str]) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *rows: dict[str, str], patience_ms: int = 60_000) -> None:
         super().__init__(folder, stack, *rows)
         self.job = Job(self.log, "j")
         self.servers = [self.start(at) for at in range(len(rows))]
-        self.proxy = self.start_proxy()
+        self.proxy = self.start_proxy("--upstream-timeout", str(patience_ms))
         wait_for_keys(self.proxy, KEYS)
 
     def shows(self, at: int) -> bool:
@@ -101,6 +94,10 @@ class Cluster(Nodes):
             tell(self.servers[at], self.job, "j")
 
 
+# How long a proxy waits for a server that hangs: longer than one that is only slow takes for an answer.
+HANG_MS = 4_000
+# The same where what it waits for never comes.
+REFUSED_MS = 1_000
 MASTER_AND_REPLICA = ({"slots": "0-16383"}, {"replica_of": "the first"})
 
 
@@ -153,18 +150,18 @@ def read_meanwhile(cluster: Cluster) -> Iterator[None]:
 
 def test_a_replica_stands_in_for_a_master_that_is_killed_or_hangs(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA)
+        cluster = Cluster(tmp_path, stack, *MASTER_AND_REPLICA, patience_ms=HANG_MS)
         with read_meanwhile(cluster):
             cluster.publish(0, 1)
             cluster.servers[0].process.send_signal(signal.SIGSTOP)
-            until("stood in for", lambda: _answers(cluster, 1))
+            eventually(lambda: _answers(cluster, 1), what="stood in for")
             cluster.servers[0].process.send_signal(signal.SIGCONT)
-            until("back", lambda: _answers(cluster, 0))
+            eventually(lambda: _answers(cluster, 0), what="back")
             cluster.servers[0].process.kill()
-            until("stood in for", lambda: _answers(cluster, 1))
+            eventually(lambda: _answers(cluster, 1), what="stood in for")
             cluster.publish(1)
             cluster.servers[0] = cluster.start(0)
-            until("back", lambda: _answers(cluster, 0))
+            eventually(lambda: _answers(cluster, 0), what="back")
             cluster.publish(0, 1)
 
 
@@ -176,12 +173,12 @@ def test_a_master_that_falls_behind_gives_way_to_its_replica(tmp_path: Path) -> 
             os.kill(applier, signal.SIGSTOP)
             try:
                 cluster.publish(1)
-                until("the replica answers", lambda: _answers(cluster, 1))
+                eventually(lambda: _answers(cluster, 1), what="the replica answers")
                 with cluster.proxy.connect() as connection:
                     assert connection.call("GET", cluster.job.keys[0]).plain == b"1"
             finally:
                 os.kill(applier, signal.SIGCONT)
-            until("the master is back", lambda: _answers(cluster, 0))
+            eventually(lambda: _answers(cluster, 0), what="the master is back")
 
 
 def _answers(cluster: Cluster, at: int) -> bool:
@@ -200,23 +197,23 @@ def test_servers_that_are_epochs_apart_answer_no_client_out_of_order(tmp_path: P
                 os.kill(appliers[slower], signal.SIGSTOP)
                 cluster.publish(faster)
                 # Some read the newer one from then on, and wait for the slower server.
-                until("it is there", lambda at=faster: cluster.shows(at))
+                eventually(lambda at=faster: cluster.shows(at), what="it is there")
                 sleep(0.02)
                 os.kill(appliers[slower], signal.SIGCONT)
                 tell(cluster.servers[slower], cluster.job, "j")
-                until("it is there too", lambda at=slower: cluster.shows(at))
+                eventually(lambda at=slower: cluster.shows(at), what="it is there too")
 
 
 def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others_are(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        cluster = Cluster(tmp_path, stack, *HALVES)
+        cluster = Cluster(tmp_path, stack, *HALVES, patience_ms=REFUSED_MS)
         (applier,) = appliers_of(cluster.servers[1])
         newer, older = (next(key for key in cluster.job.keys if slot_of(key) // 8192 == half) for half in (0, 1))
         with cluster.proxy.connect() as client, cluster.proxy.connect() as other:
             os.kill(applier, signal.SIGSTOP)
             try:
                 cluster.publish(0)
-                until("the first server has it", lambda: client.call("GET", newer).plain == b"1")
+                eventually(lambda: client.call("GET", newer).plain == b"1", what="the first server has it")
                 for request in (("GET", older), ("MGET", older, newer), ("STRLEN", older), ("SCAN", str(1 << 52))):
                     assert client.call(*request).raw.startswith(b"-TRYAGAIN")
                 assert other.call("GET", older).plain == b"0"
@@ -228,7 +225,7 @@ def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others
                 assert client.call("INFO", "server").plain
             finally:
                 os.kill(applier, signal.SIGCONT)
-            until("it has it too", lambda: client.call("GET", older).plain == b"1")
+            eventually(lambda: client.call("GET", older).plain == b"1", what="it has it too")
 
 
 def test_who_has_seen_an_epoch_is_answered_by_a_replica_that_has_it(tmp_path: Path) -> None:
@@ -240,7 +237,7 @@ def test_who_has_seen_an_epoch_is_answered_by_a_replica_that_has_it(tmp_path: Pa
             os.kill(applier, signal.SIGSTOP)
             try:
                 cluster.publish(1, 2)
-                until("the second server has it", lambda: client.call("GET", newer).plain == b"1")
+                eventually(lambda: client.call("GET", newer).plain == b"1", what="the second server has it")
                 assert client.call("GET", older).plain == b"1"
             finally:
                 os.kill(applier, signal.SIGCONT)
@@ -248,21 +245,24 @@ def test_who_has_seen_an_epoch_is_answered_by_a_replica_that_has_it(tmp_path: Pa
 
 def test_a_new_owner_is_asked_when_it_has_reached_what_the_old_one_answered(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        cluster = Cluster(tmp_path, stack, *HALVES)
+        cluster = Cluster(tmp_path, stack, *HALVES, patience_ms=REFUSED_MS)
         (applier,) = appliers_of(cluster.servers[1])
         key = next(key for key in cluster.job.keys if slot_of(key) < 8192)
         with cluster.proxy.connect() as connection:
             os.kill(applier, signal.SIGSTOP)
             try:
                 cluster.publish(0)
-                until("the first server has it", lambda: connection.call("GET", key).plain == b"1")
+                eventually(lambda: connection.call("GET", key).plain == b"1", what="the first server has it")
                 cluster.show({"slots": ""}, {"slots": "0-16383"})
-                until("it is moved", lambda: b"topology_version:2\r\n" in bytes(connection.call("INFO", "proxy").plain))
+                eventually(
+                    lambda: b"topology_version:2\r\n" in bytes(connection.call("INFO", "proxy").plain),
+                    what="it is moved",
+                )
                 for request in (("GET", key), ("STRLEN", key), ("MGET", key, cluster.job.keys[1]), ("DBSIZE",)):
-                    until("refused", lambda r=request: connection.call(*r).raw.startswith(b"-TRYAGAIN"))
+                    eventually(lambda r=request: connection.call(*r).raw.startswith(b"-TRYAGAIN"), what="refused")
             finally:
                 os.kill(applier, signal.SIGCONT)
-            until("the new owner answers", lambda: not connection.call("GET", key).is_error)
+            eventually(lambda: not connection.call("GET", key).is_error, what="the new owner answers")
             assert connection.call("GET", key).plain == b"1"
 
 
@@ -274,7 +274,7 @@ def test_a_long_value_comes_whole_among_others_and_others_come_meanwhile(tmp_pat
         cluster.job.publish({long: text})
         tell(cluster.servers[0], cluster.job, "j")
         with cluster.proxy.connect() as connection, cluster.proxy.connect() as other:
-            until("it is there", lambda: connection.call("STRLEN", long).plain == len(text))
+            eventually(lambda: connection.call("STRLEN", long).plain == len(text), what="it is there")
             asked = [(b"GET", key) for key in (others[0], long, others[1])] * 2 + [(b"MGET", long, others[0])]
             connection.send(requests(asked))
             for key in others:
@@ -328,7 +328,7 @@ def test_a_proxy_finds_the_servers_of_a_log_and_needs_no_registry_afterwards(tmp
             _started(stack, "resp_server.state_server", *options)
         for proxy in (by_log, by_registry):
             wait_for(proxy, KEYS)
-        until("the slots are where they are to be", lambda: _is_settled(log))
+        eventually(lambda: _is_settled(log), what="the slots are where they are to be")
         registry.process.kill()
         late = _started(stack, *PROXY, "--log", str(log))
         wait_for(late, KEYS)
@@ -379,7 +379,7 @@ def _is_settled(log: Path) -> bool:
 
 def wait_for(proxy: Running, keys: int) -> None:
     with proxy.connect() as connection:
-        until("the keys are there", lambda: connection.call("DBSIZE").plain == keys)
+        eventually(lambda: connection.call("DBSIZE").plain == keys, what="the keys are there")
 
 
 def test_several_applications_answer_behind_one_proxy(tmp_path: Path) -> None:
@@ -397,11 +397,11 @@ def test_several_applications_answer_behind_one_proxy(tmp_path: Path) -> None:
             wait_for_keys(server, KEYS)
             files.append(file)
         jobs[1].publish(dict.fromkeys(jobs[1].keys, b"of b"))
-        proxy = stack.enter_context(sparkis_proxy(files[0], "--cluster", str(files[1])))
+        proxy = stack.enter_context(sparkis_proxy(files[0], *PATIENT, "--cluster", str(files[1])))
         wait_for_keys(proxy, 2 * KEYS)
         a, b = jobs[0].keys, jobs[1].keys
         with proxy.connect() as connection:
-            until("b's epoch", lambda: connection.call("GET", b[0]).plain == b"of b")
+            eventually(lambda: connection.call("GET", b[0]).plain == b"of b", what="b's epoch")
             assert connection.call("MGET", a[0], b[0], b"a:nothing", b"nobody", b[1]).plain == [
                 b"0",
                 b"of b",
@@ -424,9 +424,9 @@ def test_several_applications_answer_behind_one_proxy(tmp_path: Path) -> None:
             assert connection.call("STATE", "DESCRIBE", "b:value").plain[1] == b"b"
             connection.send(requests([(b"GET", key) for key in (a[0], b[0])] * 100))
             assert [connection.read().plain for _ in range(200)] == [b"0", b"of b"] * 100
-        twice = stack.enter_context(sparkis_proxy(files[0], "--cluster", str(files[2])))
+        twice = stack.enter_context(sparkis_proxy(files[0], *PATIENT, "--cluster", str(files[2])))
         with twice.connect() as connection:
-            until("both are known", lambda: b"is in" in connection.call("GET", a[0]).raw)
+            eventually(lambda: b"is in" in connection.call("GET", a[0]).raw, what="both are known")
             answer = connection.call("GET", a[0])
             assert answer.is_error
             assert all(str(each).encode() in answer.raw for each in (files[0], files[2]))

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
-from time import monotonic, sleep
 
 import pytest
 from caching import CachingClient
 from nodes import HALVES, Nodes
 
 from compat.conformance.servers import CONTROL_TOKEN
+from compat.waiting import eventually
 from resp_server.client import Client
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -21,7 +21,6 @@ from state_backend.records import Change, Op
 
 STATES = [StateDescriptor("n", key="k", value="v")]
 KEYS = [b"job:n:%d" % number for number in range(40)]
-WAIT_S_MAX = 30.0
 
 
 class Cluster(Nodes):
@@ -52,11 +51,11 @@ class Cluster(Nodes):
 
     def wait(self) -> None:
         """Wait until the proxy answers what was published last."""
-        ends = monotonic() + WAIT_S_MAX
         with self.proxy.connect() as connection:
-            while any(connection.call("GET", key).value != b"%d" % value for key, value in self.values.items()):
-                assert monotonic() < ends
-                sleep(0.02)
+            expected = {key: b"%d" % value for key, value in self.values.items()}
+            eventually(
+                lambda: {key: connection.call("GET", key).value for key in expected}, lambda found: found == expected
+            )
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +64,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield Cluster(tmp_path_factory.mktemp("tracking"), stack)
 
 
-def told_in_the_end(client: CachingClient, cluster: Cluster) -> bool:
+def listen_until_true(client: CachingClient, cluster: Cluster) -> None:
     """Wait until a client that asks nothing holds nothing but what is so."""
-    ends = monotonic() + WAIT_S_MAX
-    while any(cluster.values[key] != value for key, value in client.cache.items()):
+
+    def untrue() -> list[bytes]:
         client.listen(0.05)
-        if monotonic() > ends:
-            return False
-    return True
+        return [key for key, value in client.cache.items() if cluster.values[key] != value]
+
+    eventually(untrue, lambda keys: not keys)
 
 
 @pytest.mark.parametrize("options", [(), (b"BCAST",), (b"BCAST", b"PREFIX", b"job:n:")], ids=["default", "all", "some"])
@@ -94,7 +93,8 @@ def test_no_client_of_a_proxy_keeps_what_holds_no_more(cluster: Cluster, options
     finally:
         over.set()
         publishing.join()
-    assert all(told_in_the_end(client, cluster) for client in clients)
+    for client in clients:
+        listen_until_true(client, cluster)
     assert all(client.pushes for client in clients)
     for client in clients:
         client.close()
@@ -106,7 +106,7 @@ def test_what_was_read_stays_until_it_changes(cluster: Cluster) -> None:
     for key in KEYS:
         client.cache[key] = int(client.call(b"GET", key))
     cluster.publish(KEYS[:3])
-    assert told_in_the_end(client, cluster)
+    listen_until_true(client, cluster)
     assert client.cache.keys() == set(KEYS[3:])
     assert client.nulls == 0
     client.close()
@@ -117,12 +117,14 @@ def test_slots_that_move_make_everything_invalid(cluster: Cluster) -> None:
     cluster.wait()
     client.read(KEYS)
     cluster.show({"slots": "0-99"}, {"slots": "100-16383"})
-    ends = monotonic() + WAIT_S_MAX
-    while client.cache:
+
+    def held() -> int:
         client.listen(0.05)
-        assert monotonic() < ends
+        return len(client.cache)
+
+    eventually(held, lambda count: count == 0)
     client.read(KEYS)
-    assert told_in_the_end(client, cluster)
+    listen_until_true(client, cluster)
     client.close()
 
 

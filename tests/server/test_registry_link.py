@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from compat.waiting import eventually_async
 from resp_server.cluster import registry_link
 from resp_server.cluster.registry_link import Advertised, RegistryLink
 from resp_server.cluster.topology import Topology
@@ -23,7 +25,6 @@ from state_backend.filesystems import open_filesystem
 from state_backend.key_groups import ALL, NONE, KeyGroups
 
 ME, OTHER = "1" * 40, "2" * 40
-WAIT_S_MAX = 20.0
 
 
 def topology(version: int, mine: str = "0-8191") -> dict[str, Any]:
@@ -123,12 +124,6 @@ class Scene:
         return -1 if self.shown.topology is None else self.shown.topology.version
 
 
-async def _until(what: str, is_so: Callable[[], Any]) -> None:
-    async with asyncio.timeout(WAIT_S_MAX):
-        while not is_so():
-            await asyncio.sleep(0.01)
-
-
 def play(scene: Scene, acts: Callable[[], Awaitable[None]]) -> None:
     """Run a link while something is done."""
 
@@ -149,18 +144,18 @@ def test_what_is_assigned_is_done_and_reported(tmp_path: Path) -> None:
 
     async def acts() -> None:
         scene.write_record(3, await registry.start())
-        await _until("it reports", lambda: registry.reports)
+        await eventually_async(lambda: registry.reports, what="it reports")
         first = registry.reports[0]
         assert (first.id, first.host, first.port, first.shown, first.held) == (ME, "127.0.0.1", 7400, -1, NONE)
         assert first.jobs == {"job": Visible("g", 1, 7)}
         registry.assign(topology(5), "0-9000")
-        await _until("it shows it", lambda: registry.reports[-1].shown == 5)
+        await eventually_async(lambda: registry.reports[-1].shown == 5, what="it shows it")
         assert str(registry.reports[-1].held) == "0-9000"
         assert registry.reports[-1].has_room
         scene.appliers.have_room = False
-        await _until("it says that there is no room", lambda: not registry.reports[-1].has_room)
+        await eventually_async(lambda: not registry.reports[-1].has_room, what="it says that there is no room")
         registry.push(b"notice", b"job", 8)
-        await _until("it looks", lambda: scene.appliers.noticed == ["job"])
+        await eventually_async(lambda: scene.appliers.noticed == ["job"], what="it looks")
         assert list(map(str, scene.wanted)) == ["0-9000"]
 
     play(scene, acts)
@@ -171,14 +166,14 @@ def test_a_registry_of_a_lower_term_is_not_followed(tmp_path: Path) -> None:
 
     async def acts() -> None:
         scene.write_record(3, await newer.start())
-        await _until("it reports", lambda: newer.reports)
+        await eventually_async(lambda: newer.reports, what="it reports")
         newer.assign(topology(5), "0-8191")
-        await _until("it shows it", lambda: scene.version == 5)
+        await eventually_async(lambda: scene.version == 5, what="it shows it")
         newer.stop()
         scene.link._given = await older.start()
-        await _until("it tries the older one", lambda: older.reports)
+        await eventually_async(lambda: older.reports, what="it tries the older one")
         older.assign(topology(6, ""), "")
-        await _until("it comes again", lambda: len(older.connections) > 1)
+        await eventually_async(lambda: len(older.connections) > 1, what="it comes again")
         assert scene.version == 5
         assert str(scene.appliers.held) == "0-8191"
 
@@ -191,13 +186,32 @@ def test_a_registry_that_does_not_answer_is_left_for_another(tmp_path: Path, mon
 
     async def acts() -> None:
         scene.write_record(3, await hung.start())
-        await _until("it reports", lambda: hung.reports)
+        await eventually_async(lambda: hung.reports, what="it reports")
         hung.assign(topology(5), "0-8191")
-        await _until("it shows it", lambda: scene.version == 5)
+        await eventually_async(lambda: scene.version == 5, what="it shows it")
         hung.is_mute = True
         scene.write_record(4, await other.start())
-        await _until("it reports to the other one", lambda: other.reports)
+        await eventually_async(lambda: other.reports, what="it reports to the other one")
         assert other.reports[0].shown == 5
+
+    play(scene, acts)
+
+
+def test_a_registry_is_not_left_because_this_process_stood_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_link, "SILENT_S", 1.0)
+    scene, registry = Scene(tmp_path, None), Registry(3)
+
+    async def acts() -> None:
+        scene.write_record(3, await registry.start())
+        await eventually_async(lambda: registry.reports, what="it reports")
+        registry.assign(topology(5), "0-8191")
+        await eventually_async(lambda: scene.version == 5, what="it shows it")
+        time.sleep(1.5)  # on the thread of the event loop, which hears nobody meanwhile
+        before = len(registry.reports)
+        await eventually_async(lambda: len(registry.reports) > before + 4, what="it goes on reporting")
+        assert len(registry.connections) == 1
 
     play(scene, acts)
 
@@ -207,7 +221,7 @@ def test_without_a_registry_it_serves_what_is_written_down_about_it(tmp_path: Pa
 
     async def acts() -> None:
         scene.write_record(3, "127.0.0.1:1", topology(5))
-        await _until("it serves", lambda: scene.version == 5)
+        await eventually_async(lambda: scene.version == 5, what="it serves")
         assert list(map(str, scene.wanted)) == ["0-8191"]
         await scene.link.drain(1000)  # there is nobody to wait for
 
@@ -219,13 +233,13 @@ def test_it_leaves_when_others_have_what_it_had(tmp_path: Path) -> None:
 
     async def acts() -> None:
         scene.write_record(1, await registry.start())
-        await _until("it reports", lambda: registry.reports)
+        await eventually_async(lambda: registry.reports, what="it reports")
         registry.assign(topology(5), "0-8191")
-        await _until("it shows it", lambda: scene.version == 5)
+        await eventually_async(lambda: scene.version == 5, what="it shows it")
         draining = asyncio.create_task(scene.link.drain(1000))
-        await _until("it says so", lambda: registry.reports[-1].wants_nothing)
+        await eventually_async(lambda: registry.reports[-1].wants_nothing, what="it says so")
         registry.assign(topology(6, ""), "0-8191")
-        await _until("it shows it", lambda: registry.reports[-1].shown == 6)
+        await eventually_async(lambda: registry.reports[-1].shown == 6, what="it shows it")
         assert not draining.done()  # others may still send clients here
         registry.assign(topology(6, ""), "")
         await draining
@@ -238,11 +252,11 @@ def test_an_assignment_that_cannot_be_changes_nothing(tmp_path: Path, caplog: py
 
     async def acts() -> None:
         scene.write_record(1, await registry.start())
-        await _until("it reports", lambda: registry.reports)
+        await eventually_async(lambda: registry.reports, what="it reports")
         for text in (b"{", b"{}", b'{"topology": {"version": 1, "nodes": []}, "wanted": ""}'):
             registry.push(b"assignment", 1, text)
-        await _until("it says so", lambda: caplog.text.count("what the registry assigns cannot be") == 3)
+        await eventually_async(lambda: caplog.text.count("what the registry assigns cannot be") == 3, what="it says so")
         registry.assign(topology(5), "0-8191")
-        await _until("it shows what can be", lambda: scene.version == 5)
+        await eventually_async(lambda: scene.version == 5, what="it shows what can be")
 
     play(scene, acts)

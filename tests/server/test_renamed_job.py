@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from time import monotonic, sleep
 from typing import TypeVar
 
 import pytest
 
 from compat.conformance.servers import sparkis_server
 from compat.conformance.wire import Connection
+from compat.waiting import eventually
 from resp_server.shown import ShownJobs
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job, Keyspace
@@ -22,16 +21,6 @@ from state_backend.rename import rename
 Found = TypeVar("Found")
 
 STATES = [StateDescriptor("temp", key="k", value="v"), StateDescriptor("planes", key_format="plane/<k>", value="v")]
-WAIT_S_MAX = 60.0
-
-
-def eventually(find: Callable[[], Found], is_enough: Callable[[Found], bool]) -> Found:
-    """Return what is found as soon as it is enough."""
-    ends = monotonic() + WAIT_S_MAX
-    while not is_enough(found := find()):
-        assert monotonic() < ends, f"still {found!r} after {WAIT_S_MAX} s"
-        sleep(0.01)
-    return found
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from compat.waiting import eventually
 from resp_server import children
 from resp_server.children import TOKEN_VARIABLE
 from spark_hooks import kept
 from spark_hooks.kept import KeptProcess
 from spark_hooks.serve import DriverEndpoint
-
-WAIT_S_MAX = 30.0
 
 # A server that cannot be started while there is a file of this name, and counts how often that was tried.
 SERVER = """
@@ -47,13 +46,6 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver
     made.stop()
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    ends = time.monotonic() + WAIT_S_MAX
-    while not is_so():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
-
-
 def tries(folder: Path) -> int:
     return len((folder / "tries").read_text())
 
@@ -61,7 +53,7 @@ def tries(folder: Path) -> int:
 def test_a_server_that_died_is_started_again(endpoint: DriverEndpoint) -> None:
     first = endpoint.pid
     endpoint._kept._process.kill()
-    wait_until(lambda: endpoint.pid != first)
+    eventually(lambda: endpoint.pid != first)
     assert endpoint._kept._process.poll() is None
 
 
@@ -71,12 +63,12 @@ def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
     first = endpoint.pid
     (tmp_path / "taken").touch()
     endpoint._kept._process.kill()
-    wait_until(lambda: tries(tmp_path) >= 5)
+    eventually(lambda: tries(tmp_path) >= 5)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
     assert "did not start at port 7; the line above tells why (is the port in use?)" in errors[0]
     (tmp_path / "taken").unlink()
-    wait_until(lambda: endpoint.pid != first)
+    eventually(lambda: endpoint.pid != first)
 
 
 def test_a_child_that_ends_for_good_is_not_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -84,7 +76,7 @@ def test_a_child_that_ends_for_good_is_not_started_again(tmp_path: Path, caplog:
     child = KeptProcess("the server", command, children.environment(), last_words={3: "another has its place"})
     assert child._process.stdin is not None
     child._process.stdin.close()
-    wait_until(lambda: not child._keeper.is_alive())
+    eventually(lambda: not child._keeper.is_alive())
     assert tries(tmp_path) == 1
     assert [record.getMessage() for record in caplog.records] == ["the server has ended: another has its place"]
     child.stop()
@@ -93,9 +85,9 @@ def test_a_child_that_ends_for_good_is_not_started_again(tmp_path: Path, caplog:
 def test_nothing_is_started_after_the_end(endpoint: DriverEndpoint, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     endpoint._kept._process.kill()
-    wait_until(lambda: tries(tmp_path) >= 2)
+    eventually(lambda: tries(tmp_path) >= 2)
     endpoint.stop()
-    wait_until(lambda: not endpoint._kept._keeper.is_alive())
+    eventually(lambda: not endpoint._kept._keeper.is_alive())
     before = tries(tmp_path)
     (tmp_path / "taken").unlink()
     time.sleep(0.05)

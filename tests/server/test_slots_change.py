@@ -18,6 +18,7 @@ import pytest
 from redis.cluster import RedisCluster
 
 from compat.conformance.wire import Connection, Reply, requests
+from compat.waiting import WAIT_S_MAX
 from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.followers import Followers
@@ -31,8 +32,6 @@ from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 from state_backend.slots import slot_of
 
-# Bounds a test that would hang; no test's outcome depends on it.
-WAIT_S_MAX = 60.0
 READERS = 3
 EPOCH_EVERY_S = 0.05
 STATE = StateDescriptor("s", key="k", value="v").for_job("job")

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from nodes import PATIENT
 
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, replies_in, request, requests
@@ -117,7 +118,7 @@ def endpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             for port in ports:
                 options = ("--cluster", str(topology), "--cluster-node", f"127.0.0.1:{port}")
                 stack.enter_context(sparkis_server(folder / str(port), log, *options, port=port))
-            running = stack.enter_context(sparkis_proxy(topology))
+            running = stack.enter_context(sparkis_proxy(topology, *PATIENT))
         wait_for_keys(running, KEYS)
         with running.connect() as connection:
             assert connection.call(*SETUSER).value == b"OK"

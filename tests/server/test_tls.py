@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from redis.retry import Retry
 from compat.conformance.certificates import Authority
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_server
 from compat.conformance.wire import Connection
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client, ClientError
 from resp_server.tls import TlsFiles, client_context
 from state_backend.descriptor import StateDescriptor
@@ -31,7 +31,6 @@ from state_backend.records import Change, Op
 
 KEYS = 3000
 LARGE = b"x" * (8 << 20)
-WAIT_S_MAX = 30.0
 CLIENTS_MAX = 8
 
 Serve = Callable[..., Running]
@@ -61,7 +60,7 @@ def serve(tmp_path: Path, log: Path, authority: Authority) -> Iterator[Serve]:
             server = stack.enter_context(sparkis_server(tmp_path / "store", log, *given))
             showing: dict[str, Any] = {"ssl": True, "ssl_check_hostname": False, **authority.client("waiting")}
             with redis.Redis(port=server.port, **(showing if server.port == server.tls_port else {})) as client:
-                eventually("the server is loading", lambda: answers(client))
+                eventually(lambda: answers(client), what="the server is loading")
             return server
 
         yield started
@@ -69,13 +68,6 @@ def serve(tmp_path: Path, log: Path, authority: Authority) -> Iterator[Serve]:
 
 def connect(server: Running, **given: Any) -> Any:
     return redis.Redis(port=server.tls_port, ssl=True, retry=Retry(NoBackoff(), 0), **given)
-
-
-def eventually(what: str, is_so: Callable[[], Any]) -> None:
-    ends = monotonic() + WAIT_S_MAX
-    while not is_so():
-        assert monotonic() < ends, what
-        sleep(0.02)
 
 
 def answers(client: Any) -> bool:
@@ -202,7 +194,7 @@ def test_who_speaks_no_tls_is_closed_and_takes_nobodys_place(
             except redis.ConnectionError:
                 return False  # the master hears of the last ones in a moment
 
-    eventually("places are taken by connections that are gone", is_all_there)
+    eventually(is_all_there, what="places are taken by connections that are gone")
     said = capfd.readouterr().err
     assert "a client was not taken in: it does not speak TLS" in said
     assert "Traceback" not in said
@@ -211,7 +203,7 @@ def test_who_speaks_no_tls_is_closed_and_takes_nobodys_place(
 def test_clients_beyond_the_limit_are_closed(serve: Serve, authority: Authority) -> None:
     server = serve(*authority.options(auth_clients="no"), "--maxclients", "1")
     with connect(server, **authority.client()) as first, connect(server, **authority.client()) as second:
-        eventually("the place of who came before is free", lambda: answers(first))
+        eventually(lambda: answers(first), what="the place of who came before is free")
         with pytest.raises(redis.ConnectionError):
             second.ping()
         assert first.info("stats")["rejected_connections"] >= 1
@@ -233,7 +225,9 @@ def test_a_new_certificate_is_shown_to_new_connections(
 
     (authority.folder / "changing.crt").write_text("no certificate")
     assert [shown_at(server.port, authority) for _ in range(2 * workers)] == after
-    eventually("a wrong file is not told of", lambda: "going on with what was there before" in capfd.readouterr().err)
+    eventually(
+        lambda: "going on with what was there before" in capfd.readouterr().err, what="a wrong file is not told of"
+    )
     authority.issue("changing")
     assert {shown_at(server.port, authority) for _ in range(2 * workers)}.isdisjoint({before, *after})
 

@@ -6,10 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from redis.cluster import RedisCluster
 
 from compat.conformance.certificates import Authority
 from compat.conformance.servers import sparkis_proxy, sparkis_server
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client
 from resp_server.tls import TlsFiles, client_context
 from state_backend.descriptor import StateDescriptor
@@ -28,7 +28,6 @@ TOKEN = "of-the-tests"
 KEYS = [f"job:n:{number}" for number in range(200)]
 # Longer than what a proxy passes on over a connection that others share.
 LARGE_KEY, LARGE = "job:n:large", b"x" * (8 << 20)
-WAIT_S_MAX = 60.0
 
 
 class Cluster:
@@ -76,13 +75,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.communicate()
 
 
-def eventually(what: Callable[[], str], is_so: Callable[[], Any]) -> None:
-    ends = monotonic() + WAIT_S_MAX
-    while not is_so():
-        assert monotonic() < ends, what()
-        sleep(0.05)
-
-
 def reads_all(client: Any) -> bool:
     with suppress(redis.RedisError, OSError):
         return bool([client.get(key) for key in KEYS] == [key.encode() for key in KEYS])
@@ -106,8 +98,8 @@ def test_all_parts_speak_tls_and_ask_each_other_for_certificates(cluster: Cluste
     shown: dict[str, Any] = authority.client("reader")
     at = {"host": "127.0.0.1", "ssl": True, **shown}
     eventually(
-        lambda: cluster.said("server0") + cluster.said("server1"),
         lambda: all(reads_all_of_its_own(port, at) for port in ports),
+        what=lambda: cluster.said("server0") + cluster.said("server1"),
     )
     with RedisCluster(port=ports[0], **at) as client:
         assert reads_all(client)
@@ -118,7 +110,7 @@ def test_all_parts_speak_tls_and_ask_each_other_for_certificates(cluster: Cluste
     ):
         proxy = cluster.proxy(name, *options, *authority.options("proxy"))
         with redis.Redis(port=proxy, **at) as client:
-            eventually(lambda name=name: cluster.said(name), lambda client=client: reads_all(client))
+            eventually(lambda client=client: reads_all(client), what=lambda name=name: cluster.said(name))
             assert client.dbsize() == len(KEYS) + 1
             assert client.get(LARGE_KEY) == LARGE
         with redis.Redis(port=proxy) as plain, pytest.raises(redis.ConnectionError):
@@ -142,8 +134,8 @@ def test_a_server_and_a_registry_of_different_authorities_do_not_talk(
     cluster.registry(*authority.options("registry"))
     cluster.server("stranger", *Authority(tmp_path / "other").options("stranger"))
     cluster.server("plain")
-    eventually(lambda: cluster.said("stranger"), lambda: "its certificate is refused" in cluster.said("stranger"))
-    eventually(lambda: cluster.said("plain"), lambda: "no registry at" in cluster.said("plain"))
+    eventually(lambda: "its certificate is refused" in cluster.said("stranger"), what=lambda: cluster.said("stranger"))
+    eventually(lambda: "no registry at" in cluster.said("plain"), what=lambda: cluster.said("plain"))
     assert "Traceback" not in cluster.said("registry") + cluster.said("stranger") + cluster.said("plain")
 
 
@@ -162,9 +154,9 @@ def test_a_proxy_speaks_tls_with_servers_or_with_clients_or_with_neither(
         only_clients = stack.enter_context(sparkis_proxy(files["plain"], *shows, "--upstream-tls", "no"))
         wrong = stack.enter_context(sparkis_proxy(files["plain"], "--tls-ca-cert-file", str(authority.ca)))
         with redis.Redis(port=only_upstream.port) as client:
-            eventually(lambda: "not all keys are read over TLS", lambda client=client: reads_all(client))
+            eventually(lambda client=client: reads_all(client), what=lambda: "not all keys are read over TLS")
         with redis.Redis(port=only_clients.port, ssl=True, ssl_ca_certs=str(authority.ca)) as client:
-            eventually(lambda: "not all keys are read with TLS", lambda client=client: reads_all(client))
+            eventually(lambda client=client: reads_all(client), what=lambda: "not all keys are read with TLS")
         with redis.Redis(port=wrong.port) as client, pytest.raises(redis.ResponseError, match="it does not speak TLS"):
             client.get(KEYS[0])
 

@@ -7,16 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_server
 from compat.conformance.wire import Connection
+from compat.waiting import WAIT_S_MAX, eventually
 from state_backend.slots import slot_of
 
-WAIT_S_MAX = 20.0
 HERE = "sparkis.example.org:7000"
 
 
@@ -37,19 +36,18 @@ def write(path: Path, text: str) -> None:
 def wait_for(server: Running, connections: int, key: str, expected: bytes) -> None:
     """Wait until a key is answered so on each of several connections."""
     opened = [server.connect() for _ in range(connections)]
-    ends = monotonic() + WAIT_S_MAX
-    while any(each.call("GET", key).raw != expected for each in opened):
-        assert monotonic() < ends, [each.call("GET", key).raw for each in opened]
-        sleep(0.05)
+    eventually(lambda: {each.call("GET", key).raw for each in opened}, lambda found: found == {expected})
 
 
 def wait_until_refused(capfd: Any) -> None:
     """Wait until the server says that it does not show a new content of its file."""
-    said, ends = "", monotonic() + WAIT_S_MAX
-    while "what was shown before is kept" not in said:
-        assert monotonic() < ends, said
-        sleep(0.05)
-        said += capfd.readouterr().err
+    said = [""]
+
+    def listen() -> str:
+        said.append(capfd.readouterr().err)
+        return "".join(said)
+
+    eventually(listen, lambda text: "what was shown before is kept" in text)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
 from compat.conformance.wire import requests
+from compat.waiting import eventually
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job
 from state_backend.lmdb_store import LmdbStore
@@ -21,7 +21,6 @@ STATES = [
     StateDescriptor("map", key="k", value="v", field="f"),
 ]
 FIELDS = 3_000
-WAIT_S_MAX = 60.0
 OK, PONG, QUEUED = b"+OK\r\n", b"+PONG\r\n", b"+QUEUED\r\n"
 
 
@@ -256,7 +255,5 @@ def test_what_the_last_client_read_is_let_go_of_when_it_has_gone(server: Any, ep
     peer.answers(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
     assert server.call(lambda: tracking.keys) == 1
     peer.socket.close()
-    ends = monotonic() + WAIT_S_MAX
-    while server.call(lambda: bool(tracking.clients) or tracking.is_freeing) and monotonic() < ends:
-        sleep(0.01)
+    eventually(lambda: server.call(lambda: not tracking.clients and not tracking.is_freeing))
     assert server.call(lambda: (tracking.keys, tracking.is_freeing)) == (0, False)

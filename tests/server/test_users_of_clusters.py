@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 from nodes import HALVES, Nodes
 
 from compat.conformance.servers import CONTROL_TOKEN, Running
 from compat.conformance.wire import Connection
+from compat.waiting import WAIT_S_MAX, eventually
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
@@ -26,7 +26,6 @@ user admin on >a ~* &* +@all
 user tenant on >t ~job:v:1* &job:* +@read +@connection +@pubsub
 """
 KEYS = [b"job:v:%d" % number for number in range(20)]
-WAIT_S_MAX = 60.0
 BETWEEN_US = "a password of the cluster's parts"
 
 
@@ -59,9 +58,8 @@ def logged_in(at: Running, user: str, password: str) -> Connection:
 
 def test_a_proxy_reads_from_nodes_and_is_not_held_to_the_rules_and_rates_of_default(cluster: Cluster) -> None:
     with logged_in(cluster.proxy, "admin", "a") as client:
-        ends = monotonic() + WAIT_S_MAX
-        while client.call("DBSIZE").value != len(KEYS) and monotonic() < ends:  # the nodes may just have been found
-            sleep(0.05)
+        # The nodes may just have been found.
+        eventually(lambda: client.call("DBSIZE").value, lambda count: count == len(KEYS))
         for _ in range(3):
             assert [client.call("GET", key).value for key in KEYS] == [b"1"] * len(KEYS)
     with logged_in(cluster.proxy, "tenant", "t") as client:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
 from compat.conformance.servers import Running, sparkis_server
 from compat.conformance.wire import Connection
+from compat.waiting import eventually
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 
 STATES = [StateDescriptor("n", key="k", value="v")]
-WAIT_S_MAX = 60.0
 FILE = """\
 user default on nopass ~* &* +@all
 user tenant on >secret ~job:n:1 +@read
@@ -132,12 +131,14 @@ def test_processes_that_are_started_later_know_what_was_changed(server: Running,
 
 def answering(server: Running) -> Connection:
     """Connect to a process that answers: one that was killed may have been handed a connection before."""
-    ends = monotonic() + WAIT_S_MAX
-    while monotonic() < ends:
+
+    def connected() -> Connection | None:
         connection = Connection(server.port)
-        try:
+        with suppress(EOFError, OSError):
             connection.call("PING")
             return connection
-        except (EOFError, OSError):
-            sleep(0.02)
-    raise AssertionError(f"nobody answered for {WAIT_S_MAX} s")
+        return None
+
+    found = eventually(connected, what="nobody answers")
+    assert found is not None
+    return found

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic, sleep
 from typing import TypeVar
 
 import pytest
@@ -21,6 +20,7 @@ import pytest
 from compat.conformance.judge import client_lines, info_fields
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_server
 from compat.conformance.wire import Connection, request
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -32,16 +32,6 @@ JOB = "job"
 STATES = [StateDescriptor("n", key="k", value="v"), StateDescriptor("filling", key="k", value="v")]
 MARKERS = [f"job:n:{number}" for number in range(4)]
 WORKERS = 2
-WAIT_S_MAX = 60.0
-
-
-def eventually(find: Callable[[], Found], is_enough: Callable[[Found], bool]) -> Found:
-    """Return what is found as soon as it is enough."""
-    ends = monotonic() + WAIT_S_MAX
-    while not is_enough(found := find()):
-        assert monotonic() < ends, f"still {found!r} after {WAIT_S_MAX} s"
-        sleep(0.02)
-    return found
 
 
 def markers(count: int) -> list[Change]:
@@ -412,7 +402,7 @@ def test_keys_are_loading_while_a_job_is_being_opened(tmp_path: Path, log: Path,
     folder.mkdir(parents=True)
     with open(folder / "lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with sparkis_server(tmp_path / "store", log, "--workers", workers) as server:
+        with sparkis_server(tmp_path / "store", log, "--workers", workers, is_loaded=False) as server:
             loading = b"-LOADING Redis is loading the dataset in memory\r\n"
             for _ in range(2):
                 with Connection(server.port) as connection:

@@ -13,11 +13,32 @@ from micro_batches import Batches, Settings, local_session
 from pyspark.sql import SparkSession
 
 import sparkis
+from compat.waiting import WAIT_S_MAX
+from spark_hooks import executors, kept, publisher, sink, table
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 HERE = Path(__file__).parent
+
+# What a user waits for no longer than this a test waits for to the end: on a machine that runs thirty other things the
+# first micro-batch alone takes minutes. (Which tests are about these limits give their own.)
+PATIENCE = (
+    (executors, "START_TIMEOUT_S"),
+    (kept, "START_TIMEOUT_S"),
+    (publisher, "FIRST_VISIBILITY_TIMEOUT_S"),
+    (sink, "VISIBILITY_TIMEOUT_S"),
+    (table, "VISIBILITY_TIMEOUT_S"),
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patience() -> Iterator[None]:
+    """Wait for what is to come until it is there."""
+    with pytest.MonkeyPatch.context() as patched:
+        for module, name in PATIENCE:
+            patched.setattr(module, name, WAIT_S_MAX)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

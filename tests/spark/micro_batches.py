@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
@@ -15,8 +14,6 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 Found = TypeVar("Found")
 Settings = Callable[[dict[str, str]], None]
-
-WAIT_S_MAX = 120.0  # bounds a test that would hang; a first batch of 60 states takes half a minute on a busy machine
 
 
 def local_session(master: str, **settings: str) -> SparkSession:
@@ -77,12 +74,3 @@ def failure_of(query: StreamingQuery) -> str:
     except Exception as error:  # several classes, by where the query was when it failed
         return str(query.exception() or error)
     raise AssertionError("the query did not fail")
-
-
-def eventually(find: Callable[[], Found], is_enough: Callable[[Found], bool], timeout_s: float = WAIT_S_MAX) -> Found:
-    """Return what is found as soon as it is enough; fail with it if that takes too long."""
-    ends = monotonic() + timeout_s
-    while not is_enough(found := find()):
-        assert monotonic() < ends, f"still {found!r} after {timeout_s} s"
-        sleep(0.05)
-    return found

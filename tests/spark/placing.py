@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import sparkis
+from compat.waiting import WAIT_S_MAX
 from resp_server.keeper import start_of
 from spark_hooks.placed import PlacedEndpoint
 
@@ -86,7 +87,7 @@ class ByHand:
 
     def _ask(self, there: tuple[str, int], words: tuple[str, ...]) -> Any:
         if there not in self._connections:
-            self._connections[there] = socket.create_connection(there, 10), hiredis.Reader(encoding="utf-8")
+            self._connections[there] = socket.create_connection(there, WAIT_S_MAX), hiredis.Reader(encoding="utf-8")
         connection, reader = self._connections[there]
         connection.sendall(f"*{len(words)}\r\n".encode() + b"".join(_bulk(word) for word in words))
         while (reply := reader.gets()) is False:
@@ -136,7 +137,7 @@ class Watcher:
     def stop(self) -> None:
         """End."""
         self._over.set()
-        self._thread.join(30)
+        self._thread.join()
         self._client.close()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-END_S_MAX = 30.0
+from compat.waiting import WAIT_S_MAX
 
 
 class Command:
@@ -38,23 +38,24 @@ class Command:
             self._lines.put(line)
         self._lines.put(None)
 
-    def wait_for(self, pattern: str, timeout_s: float = 60.0) -> re.Match[str]:
-        """Return the first match in what is printed; fail, with all of it, if none comes."""
-        ends = monotonic() + timeout_s
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Return the first match in what is printed; fail, with all of it, if none comes, or at once when this ends."""
+        ends = monotonic() + WAIT_S_MAX
         while not (found := re.search(pattern, self.printed)):
             try:
                 line = self._lines.get(timeout=max(0.0, ends - monotonic()))
             except queue.Empty:
-                raise AssertionError(f"{pattern!r} was not printed in {timeout_s} s, but:\n{self.printed}") from None
+                raise AssertionError(f"{pattern!r} was not printed in {WAIT_S_MAX} s, but:\n{self.printed}") from None
             if line is None:
-                raise AssertionError(f"ended without printing {pattern!r}:\n{self.printed}")
+                code = self.process.wait(WAIT_S_MAX)
+                raise AssertionError(f"ended with exit code {code} without printing {pattern!r}:\n{self.printed}")
             self.printed += line
         return found
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(END_S_MAX)
+        return self.process.wait(WAIT_S_MAX)
 
 
 @contextmanager
@@ -67,7 +68,7 @@ def sparkis(*arguments: object) -> Iterator[Command]:
         if command.process.poll() is None:
             command.process.terminate()
             try:
-                command.process.wait(END_S_MAX)
+                command.process.wait(WAIT_S_MAX)
             except subprocess.TimeoutExpired:
                 command.process.kill()
                 command.process.wait()
@@ -83,4 +84,4 @@ def served(*arguments: object) -> Iterator[str]:
 def status(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run `sparkis status`."""
     command = [sys.executable, "-m", "spark_hooks.cli", "status", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=END_S_MAX, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)

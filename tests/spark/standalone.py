@@ -9,12 +9,10 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import monotonic, sleep
 
 from pyspark.find_spark_home import _find_spark_home
 
-START_S_MAX = 120.0
-END_S_MAX = 30.0
+from compat.waiting import WAIT_S_MAX, eventually
 
 
 class Daemon:
@@ -35,10 +33,11 @@ class Daemon:
 
     def wait_for(self, pattern: str) -> str:
         """Return the first group of the first match in its log."""
-        ends = monotonic() + START_S_MAX
-        while not (found := re.search(pattern, self._log.read_text(errors="replace"))):
-            assert self.process.poll() is None and monotonic() < ends, self._log.read_text(errors="replace")
-            sleep(0.05)
+        eventually(
+            lambda: self._log.read_text(errors="replace"), lambda said: re.search(pattern, said), runs=[self.process]
+        )
+        found = re.search(pattern, self._log.read_text(errors="replace"))
+        assert found is not None
         return found[1]
 
     def end(self) -> None:
@@ -46,7 +45,7 @@ class Daemon:
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(END_S_MAX)
+            self.process.wait(WAIT_S_MAX)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

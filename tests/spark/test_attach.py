@@ -12,6 +12,8 @@ from micro_batches import Batches, start
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from compat.waiting import WAIT_S_MAX
+
 __all__ = ["attached"]
 
 Make = Callable[[str], Batches]
@@ -37,11 +39,11 @@ def test_a_stopped_querys_checkpoint_is_enough(
     attachment = attached(
         checkpoint=tmp_path / "checkpoint", job="elsewhere", state="mean", columns={"mean": "sum / _2"}
     )
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert shown(client, "elsewhere") == {"elsewhere:mean:a": "2", "elsewhere:mean:b": "2"}
     rows.add({"k": "b", "v": 3})
     start(writer, "stopped", tmp_path / "checkpoint").stop()
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert client.get("elsewhere:mean:b") == "2.5"
 
 
@@ -57,12 +59,12 @@ def test_a_window_may_be_the_field_of_a_hash_and_a_key_may_have_a_form_of_its_ow
     query = start(windowed(rows.df).writeStream.outputMode("update").format("noop"), "fields", tmp_path / "checkpoint")
     columns = {"k": "coalesce(k, 'none')"}
     attachment = attached(query, key_format="top/<k>", field="window", columns=columns)
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert client.hgetall("top/a") == {"2026-01-01T00:00:00Z": "1.5", "2026-01-01T00:00:30Z": "2.5"}
     assert client.hgetall("top/none") == {"2026-01-01T00:00:30Z": "3.5"}
     rows.add({"k": "a", "v": 4, "t": "2026-01-01T00:01:45Z"})
     query.processAllAvailable()
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert client.hgetall("top/a") == {"2026-01-01T00:00:30Z": "2.5", "2026-01-01T00:01:30Z": "4"}
 
 
@@ -73,7 +75,7 @@ def test_the_aggregate_of_a_whole_stream_is_one_key(
     rows.add({"k": "a"}, {"k": "b"})
     counted = rows.df.agg(F.count("*").alias("n"))
     query = start(counted.writeStream.outputMode("update").format("noop"), "one", tmp_path / "checkpoint")
-    assert attached(query, state="rows").wait()
+    assert attached(query, state="rows").wait(timeout_s=WAIT_S_MAX)
     assert shown(client, "one") == {"one:rows:all": "2"}
 
 
@@ -84,5 +86,5 @@ def test_a_buffer_that_is_called_as_the_key_is_found_by_its_position(
     rows.add({"n": 7}, {"n": 7}, {"n": 8})
     counted = rows.df.groupBy(F.col("n").alias("count")).agg(F.count("*"))
     query = start(counted.writeStream.outputMode("update").format("noop"), "same", tmp_path / "checkpoint")
-    assert attached(query).wait()
+    assert attached(query).wait(timeout_s=WAIT_S_MAX)
     assert shown(client, "same") == {"same:aggregation:7": "2", "same:aggregation:8": "1"}

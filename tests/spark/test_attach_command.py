@@ -16,6 +16,8 @@ from processes import sparkis as command
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from compat.waiting import WAIT_S_MAX
+
 pytestmark = pytest.mark.slow
 
 Make = Callable[[str], Batches]
@@ -35,7 +37,7 @@ def checkpoint(spark: SparkSession, batches: Make, tmp_path: Path) -> Path:
 
 def listed(*arguments: object) -> subprocess.CompletedProcess[str]:
     whole = [sys.executable, "-m", "spark_hooks.cli", "attach", *map(str, arguments)]
-    return subprocess.run(whole, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
 
 
 def test_what_a_checkpoint_holds_is_listed(checkpoint: Path):
@@ -54,8 +56,8 @@ def test_a_checkpoint_is_followed_and_served_until_a_signal(checkpoint: Path, tm
     with command(
         "attach", "--checkpoint", checkpoint, "--job", "j", "--log", log, "--serve", "--port", 0, *state
     ) as running:
-        running.wait_for(r"attached: j:mean:<k> \(hash\); log .*log", timeout_s=180)
-        url = running.wait_for(r"redis-cli -u (\S+)", timeout_s=180)[1]
+        running.wait_for(r"attached: j:mean:<k> \(hash\); log .*log")
+        url = running.wait_for(r"redis-cli -u (\S+)")[1]
         with redis.Redis.from_url(url, decode_responses=True) as client:
             assert client.hgetall("j:mean:a") == {"2026-01-01T00:00:00Z": "2"}
         assert running.end(signal.SIGTERM) == 0

@@ -16,11 +16,12 @@ from time import sleep
 import pytest
 import redis
 from attaching import SCHEMA, SEED, shown, some_rows, whole
-from micro_batches import Batches, eventually
+from micro_batches import Batches
 from processes import Command, served
 from processes import sparkis as command
 from pyspark.sql import SparkSession
 
+from compat.waiting import eventually
 from state_backend.change_log import ChangeLog
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
@@ -30,7 +31,6 @@ FILES_PER_ROUND = 6
 JOB = "killed"
 
 # A JVM starts, and reads its first batch, with everything still to be compiled.
-START_S_MAX = 180.0
 
 
 class Scene:
@@ -93,7 +93,7 @@ class Scene:
     def wait_for_one_more(self) -> None:
         """Wait until another batch is in the log."""
         before = max(self.epochs(), default=-1)
-        eventually(lambda: max(self.epochs(), default=-1), lambda epoch: epoch > before, START_S_MAX)
+        eventually(lambda: max(self.epochs(), default=-1), lambda epoch: epoch > before)
 
 
 def test_kills_of_either_side_at_random_moments(spark: SparkSession, batches: Callable[[str], Batches], tmp_path: Path):
@@ -102,7 +102,7 @@ def test_kills_of_either_side_at_random_moments(spark: SparkSession, batches: Ca
     with ExitStack() as queries, ExitStack() as attachments:
         queries.enter_context(scene.query())
         scene.add_files(1)
-        eventually(scene.newest, lambda batch: batch >= 0, START_S_MAX)
+        eventually(scene.newest, lambda batch: batch >= 0)
         attachments.enter_context(scene.attachment())
         for number in range(ROUNDS):
             scene.add_files(FILES_PER_ROUND)
@@ -116,7 +116,7 @@ def test_kills_of_either_side_at_random_moments(spark: SparkSession, batches: Ca
                 queries.enter_context(scene.query())
         scene.add_files(1)
         newest = scene.files - 1
-        eventually(scene.epochs, lambda epochs: newest in epochs, START_S_MAX)
+        eventually(scene.epochs, lambda epochs: newest in epochs)
         assert scene.newest() == newest
     assert scene.epochs() == list(range(scene.epochs()[0], newest + 1))
     query_id = json.loads((scene.checkpoint / "metadata").read_text())["id"]

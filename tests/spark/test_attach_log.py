@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import redis
 from attaching import SCHEMA, Attach, attached, current_of, epochs_of, shown
-from micro_batches import Batches, Settings, eventually, start
+from micro_batches import Batches, Settings, start
 from processes import served
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
+from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import Attachment, SparkisError
 from state_backend.change_log import ChangeLog
 from state_backend.errors import DescriptorError, FencedWriterError, LogUnavailableError
@@ -60,7 +61,7 @@ def test_an_attachment_that_comes_too_late_reads_the_whole_state_in_one_epoch(
     rows.add({"k": "old", "t": "2026-01-01T00:00:00Z"})
     query = run(windows, "late", checkpoint)
     attachment = attached(query)
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert list(shown(client, "late")) == ["late:aggregation:2026-01-01T00:00:00Z:old"]
     attachment.stop()
     for minute in range(1, 6):
@@ -70,13 +71,13 @@ def test_an_attachment_that_comes_too_late_reads_the_whole_state_in_one_epoch(
 
     assert shown(client, "late"), "the old state is readable until the new one is there"
     attachment = attached(query)
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     eventually(lambda: shown(client, "late"), lambda found: found == {"late:aggregation:2026-01-01T00:05:00Z:new": "1"})
     assert current_of(attachment).generation.endswith("-1")
     assert (first_epoch(attachment).replaces, first_epoch(attachment).origin) == (("aggregation",), 0)
     rows.add({"k": "newer", "t": "2026-01-01T00:05:30Z"})
     query.processAllAvailable()
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert client.get("late:aggregation:2026-01-01T00:05:00Z:newer") == "1"
     assert len(epochs_of(attachment)) > 1, "and goes on with the changes"
     (job,) = (job for job in client.execute_command("STATE", "JOBS") if job["name"] == "late")
@@ -103,7 +104,7 @@ def test_a_checkpoint_that_was_set_back_is_read_anew(
 
     query = add_in_another_life("b", "c")
     attachment = attached(query)
-    assert attachment.wait(2)
+    assert attachment.wait(2, WAIT_S_MAX)
     query.stop()
     query = add_in_another_life("d")
     eventually(lambda: sorted(shown(client, "back")), lambda keys: keys == [f"back:aggregation:{k}" for k in "ad"])
@@ -112,7 +113,7 @@ def test_a_checkpoint_that_was_set_back_is_read_anew(
     query.stop()
     query = add_in_another_life("e", "f", "g")  # further than the log is: only the batches' timestamps tell
     attachment = attached(query)
-    assert attachment.wait(3)
+    assert attachment.wait(3, WAIT_S_MAX)
     eventually(lambda: sorted(shown(client, "back")), lambda keys: keys == [f"back:aggregation:{k}" for k in "aefg"])
     assert current_of(attachment).generation.endswith("-2")
 
@@ -124,19 +125,19 @@ def test_another_checkpoint_or_another_form_of_the_state_replaces_what_was_there
     rows.add({"k": "a", "n": 2})
     query = run(counts(rows.df), "other", tmp_path / "first")
     attachment = attached(query)
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert shown(client, "other") == {"other:aggregation:a": "1"}
 
     newer = attached(query, columns={"twice": "_0 * 2"})
-    assert newer.wait()
+    assert newer.wait(timeout_s=WAIT_S_MAX)
     eventually(lambda: shown(client, "other"), lambda found: found == {"other:aggregation:a": "2"})
     assert current_of(newer).generation == f"{query.id}-1"
     rows.add({"k": "a", "n": 2})
     query.processAllAvailable()
     with pytest.raises(FencedWriterError, match="job 'other'"):
-        attachment.wait()
+        attachment.wait(timeout_s=WAIT_S_MAX)
     assert isinstance(attachment.error, FencedWriterError)
-    assert newer.wait()
+    assert newer.wait(timeout_s=WAIT_S_MAX)
     assert client.get("other:aggregation:a") == "4"
     newer.stop()
     query.stop()
@@ -145,7 +146,7 @@ def test_another_checkpoint_or_another_form_of_the_state_replaces_what_was_there
     rows.add({"k": "c", "n": 3})
     again.processAllAvailable()
     attachment = attached(again)
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     eventually(lambda: shown(client, "other"), lambda found: found == {"other:aggregation:c": "1"})
     assert current_of(attachment).generation == f"{again.id}-0"
 
@@ -157,7 +158,7 @@ def test_an_operator_that_looks_otherwise_is_refused_unless_the_log_may_begin_an
     rows.add({"k": "a", "v": 1})
     first = run(counts(rows.df), "changed", tmp_path / "first")
     attachment = attached(first)
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     attachment.stop()
     first.stop()
     other = run(rows.df.groupBy("n").agg(F.max("v")), "changed", tmp_path / "second")
@@ -169,7 +170,7 @@ def test_an_operator_that_looks_otherwise_is_refused_unless_the_log_may_begin_an
     assert shown(client, "changed") == {"changed:aggregation:a": "1"}
     columns = {"n": "coalesce(n, -1)"}
     replaced = attached(checkpoint=tmp_path / "second", job="changed", columns=columns, on_mismatch="replace")
-    assert replaced.wait()
+    assert replaced.wait(timeout_s=WAIT_S_MAX)
     eventually(lambda: shown(client, "changed"), lambda found: found == {"changed:aggregation:-1": "1"})
 
 
@@ -182,7 +183,7 @@ def test_an_attachment_outlives_that_its_log_is_away(
     rows.add({"k": "a"})
     query = run(counts(rows.df), "away", checkpoint)
     attachment = attached(query, log=log)
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     with served("--log", log, "--store", tmp_path / "store") as url, redis.Redis.from_url(url) as client:
         eventually(lambda: answer(client, "away:aggregation:a"), lambda count: count == b"1")
         log.rename(tmp_path / "gone")
@@ -203,7 +204,7 @@ def test_an_attachment_outlives_that_its_log_is_away(
         elif in_its_place == "an empty folder":
             shutil.rmtree(log)
         (tmp_path / "gone").rename(log)
-        assert attachment.wait()
+        assert attachment.wait(timeout_s=WAIT_S_MAX)
         eventually(lambda: answer(client, "away:aggregation:a"), lambda count: count == b"4")
         eventually(lambda: attachment.failure, lambda failure: failure is None)
     assert epochs_of(attachment) == list(range(attachment.batch + 1)), "nothing is lost, nothing is there twice"
@@ -217,14 +218,14 @@ def test_an_attachment_outlives_that_the_checkpoint_is_away(batches: Make, attac
     writer = counts(rows.df).writeStream.outputMode("update").format("noop")
     start(writer, "unreachable", checkpoint).stop()
     attachment = attached(checkpoint=checkpoint, job="unreachable")
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     checkpoint.rename(tmp_path / "gone")
     failure = eventually(lambda: attachment.failure, bool)
     assert "checkpoint has no committed batch any more, or cannot be reached" in str(failure)
     (tmp_path / "gone").rename(checkpoint)
     rows.add({"k": "a"})
     start(writer, "unreachable", checkpoint).stop()
-    assert attachment.wait(1)
+    assert attachment.wait(1, WAIT_S_MAX)
     assert attachment.error is None
     assert current_of(attachment).generation.endswith("-0")
 
@@ -246,7 +247,7 @@ def test_a_log_that_the_query_writes_itself_is_left_alone(
     with pytest.raises(DescriptorError, match=r"job 'own' .* is written by its query itself"):
         attached(query)
     attachment = attached(query, job="own-attached", state="n")
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert client.get("own:n:a") == client.get("own-attached:n:a") == "1"
 
 

@@ -42,6 +42,8 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.streaming.state import GroupState
 
+from compat.waiting import WAIT_S_MAX
+
 __all__ = ["attached"]
 
 Make = Callable[[str], Batches]
@@ -53,7 +55,6 @@ pytestmark = [pytest.mark.usefixtures("endpoint"), pytest.mark.kill]
 ROUNDS = min(50, int(os.environ.get("SPARKIS_KILL_ROUNDS") or 2))
 # Long enough for a batch to come before it, short enough that some pass within a test.
 BRIEF_MS, LONG_MS = 4_000, 3_600_000
-RUN_S_MAX = 120.0
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Spark's workers cannot import this module
 
@@ -304,7 +305,7 @@ def check(client: redis.Redis, job: str, expected: Mapping[str, Any]) -> dict[st
 def run(writer: DataStreamWriter) -> None:
     """Start a query again, for the one batch that is there."""
     query = writer.trigger(once=True).start()
-    assert query.awaitTermination(RUN_S_MAX)
+    assert query.awaitTermination(WAIT_S_MAX)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +349,7 @@ def test_after_every_batch_all_keys_are_as_in_sparks_state_over_restarts_of_both
             run(writer)
         if is_away:
             attachment = attached(checkpoint=checkpoint, job=job)
-        assert attachment.wait()
+        assert attachment.wait(timeout_s=WAIT_S_MAX)
         expected = operator.expected(partial(whole, spark, checkpoint, attachment.batch))
         ever |= check(client, job, expected).keys()
     assert ever

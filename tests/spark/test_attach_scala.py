@@ -10,7 +10,8 @@ import pyspark
 import pytest
 import redis
 from attaching import Attach, attached, shown
-from micro_batches import eventually
+
+from compat.waiting import WAIT_S_MAX, eventually
 
 __all__ = ["attached"]
 
@@ -25,8 +26,6 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }
-# The shell compiles each statement.
-RUN_S_MAX = 180.0
 
 
 def test_the_state_of_scala_queries_is_read_whole_and_by_its_changes(
@@ -48,24 +47,24 @@ def test_the_state_of_scala_queries_is_read_whole_and_by_its_changes(
         ) as shell,
     ):
         try:
-            eventually(lambda: (tmp_path / "ready").exists() or shell.poll() is not None, bool, RUN_S_MAX)
+            eventually(lambda: (tmp_path / "ready").exists() or shell.poll() is not None)
             assert shell.poll() is None, (tmp_path / "printed").read_text()
             groups = attached(checkpoint=tmp_path / "groups", job="groups")
             machines = attached(checkpoint=tmp_path / "machines", job="machines")
-            assert groups.wait()
-            assert machines.wait()
+            assert groups.wait(timeout_s=WAIT_S_MAX)
+            assert machines.wait(timeout_s=WAIT_S_MAX)
             assert shown(client, "groups") == {
                 "groups:groupState:a": {"n": "2", "sum": "3.5"},
                 "groups:groupState:b": {"n": "1", "sum": "2.5"},
             }
             (tmp_path / "input" / "2.json").write_text('{"k":"a","v":4}\n')
             (tmp_path / "go").touch()
-            shell.wait(RUN_S_MAX)
+            shell.wait(WAIT_S_MAX)
         finally:
             shell.kill()
-    assert groups.wait(1)
+    assert groups.wait(1, WAIT_S_MAX)
     assert shown(client, "groups")["groups:groupState:a"] == {"n": "3", "sum": "7.5"}
-    assert machines.wait(1)
+    assert machines.wait(1, WAIT_S_MAX)
     assert shown(client, "machines") == {
         "machines:last:a": "4",
         "machines:last:b": "2.5",

@@ -12,6 +12,7 @@ from micro_batches import Batches, Settings, start
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from compat.waiting import WAIT_S_MAX
 from state_backend.errors import DescriptorError
 
 __all__ = ["attached"]
@@ -40,12 +41,12 @@ def test_state_in_rocksdb_is_followed_by_its_change_log(
     name = f"rocks{format_version}"
     query = start(counted.writeStream.outputMode("update").format("noop"), name, tmp_path / "checkpoint")
     attachment = attached(query)
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert shown(client, name) == {f"{name}:aggregation:a": "1", f"{name}:aggregation:b": "1"}
     rows.add({"k": "a"})
     rows.add({"k": "a"}, {"k": "c"})
     query.processAllAvailable()
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert shown(client, name) == {f"{name}:aggregation:{key}": count for key, count in zip("abc", "311", strict=True)}
 
 

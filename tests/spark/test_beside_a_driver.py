@@ -13,13 +13,14 @@ from typing import Any
 import hiredis
 import placing
 import pytest
-from micro_batches import Batches, eventually, local_session, start
+from micro_batches import Batches, local_session, start
 from placing import is_running
 from processes import Command
 from processes import sparkis as command
 from pyspark.sql import SparkSession
 
 import sparkis
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server import children
 from resp_server.registry.record import read_record
 from resp_server.registry.report import Report
@@ -27,7 +28,6 @@ from spark_hooks.placed import PlacedEndpoint
 from state_backend.filesystems import open_filesystem
 
 TOKEN = "of-the-tests"
-WAIT_S_MAX = 60.0
 
 
 @pytest.fixture(scope="module")

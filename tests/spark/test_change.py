@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
+from compat.waiting import WAIT_S_MAX
 from spark_hooks import cli
 from sparkis import StateDescriptor
 from state_backend.errors import DescriptorError
@@ -60,7 +61,7 @@ def test_the_partitions_of_a_query_and_of_what_is_attached_to_it_may_change(
             writer = counted(rows).writeStream.format("noop").outputMode("update")
             start(writer, "plain", tmp_path / "checkpoint").stop()
             with sparkis.attach(checkpoint=tmp_path / "checkpoint", job="attachedTo", state="s") as attachment:
-                assert attachment.wait()
+                assert attachment.wait(timeout_s=WAIT_S_MAX)
         finally:
             spark.conf.set("spark.sql.shuffle.partitions", 2)
         for key, number in numbers.items():

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import redis
-from micro_batches import Batches, eventually, failure_of, start
+from micro_batches import Batches, failure_of, start
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 import sparkis
+from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import StateDescriptor
 from state_backend.change_log import ChangeLog
 from state_backend.errors import DescriptorError
@@ -198,7 +199,7 @@ def test_the_state_of_a_query_is_attached_to_by_its_checkpoint(client: redis.Red
         )
 
     with attach() as attachment:
-        assert attachment.wait()
+        assert attachment.wait(timeout_s=WAIT_S_MAX)
         assert client.mget("attached:s:a", "attached:s:b") == ["2", "4"]
         rows.add({"k": "a", "v": 5}, {"k": "c", "v": 3})
         query.processAllAvailable()
@@ -208,7 +209,7 @@ def test_the_state_of_a_query_is_attached_to_by_its_checkpoint(client: redis.Red
     query.processAllAvailable()
     query.stop()
     with attach() as attachment:
-        assert attachment.wait()
+        assert attachment.wait(timeout_s=WAIT_S_MAX)
         assert client.mget("attached:s:a", "attached:s:b", "attached:s:c") == ["12", "14", "6"]
 
 
@@ -241,7 +242,7 @@ def test_a_declared_processor_runs_and_is_attached_to_by_its_checkpoint(
     assert "under Spark Connect what a processor declares is not attached to by itself" in caplog.text
     states = [sparkis.AttachedState("s", variable="last")]
     with sparkis.attach(checkpoint=tmp_path / "checkpoint", job="declared", states=states) as attachment:
-        assert attachment.wait()
+        assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert client.mget("declared:s:a", "declared:s:b") == ["1", "2"]
 
 

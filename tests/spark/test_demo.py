@@ -14,8 +14,6 @@ import pytest
 import redis
 from processes import served, sparkis, status
 
-TIMEOUT_S = 240.0
-
 State = dict[str, Any]
 
 
@@ -129,8 +127,8 @@ def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path
     assert len(expected) > 8_000
     assert expected["flights:recent:N14228"][-1] == "2013-12-28T23:47Z UA1481 EWR-DEN +16"
     with sparkis("demo", "--speed", 0, "--port", 0, "--log", tmp_path / "log") as demo:
-        url = demo.wait_for(r"serving at (redis://\S+);", TIMEOUT_S)[1]
-        demo.wait_for("all data is through", TIMEOUT_S)
+        url = demo.wait_for(r"serving at (redis://\S+);")[1]
+        demo.wait_for("all data is through")
         check(state_at(url), expected)
         with redis.Redis.from_url(url) as client:
             assert all(3000 < client.ttl(f"weather:latest:{origin}") <= 3600 for origin in ("EWR", "JFK", "LGA"))

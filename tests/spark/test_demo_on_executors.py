@@ -14,12 +14,13 @@ import placing
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from micro_batches import eventually, local_session
+from micro_batches import local_session
 from placing import ByHand
 from processes import served
 from redis.cluster import RedisCluster
 
 import sparkis
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server import children
 from spark_hooks import demo
 from spark_hooks.placed import PlacedEndpoint
@@ -30,7 +31,6 @@ CLIENTS = Path(__file__).parents[1] / "clients"
 # A month: each airport and carrier, and most planes.
 UNTIL = pa.scalar(datetime(2013, 2, 1, tzinfo=UTC), pa.timestamp("us", "UTC"))
 READERS = {"string": ["GET"], "hash": ["HGETALL"], "list": ["LRANGE", "0", "-1"]}
-RUN_S_MAX = 120.0
 
 Request = list[str]
 
@@ -86,7 +86,7 @@ def by_javascript(name: str) -> Callable[[PlacedEndpoint, Sequence[Request]], li
         _, port = placing.addresses(endpoint)[0]
         done = subprocess.run(
             [node, str(CLIENTS / "cluster.mjs"), "everything", str(port), name],
-            input=json.dumps(requests), capture_output=True, text=True, timeout=RUN_S_MAX, cwd=CLIENTS, check=False,
+            input=json.dumps(requests), capture_output=True, text=True, timeout=WAIT_S_MAX, cwd=CLIENTS, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return list(json.loads(done.stdout))
@@ -99,7 +99,7 @@ def by_redis_cli(endpoint: PlacedEndpoint, requests: Sequence[Request]) -> list[
     lines = "".join(" ".join(json.dumps(word) for word in request) + "\n" for request in requests)
     done = subprocess.run(
         ["redis-cli", "-c", "-h", host, "-p", str(port), "--json", "-2"],
-        input=lines, capture_output=True, text=True, timeout=RUN_S_MAX, check=True,
+        input=lines, capture_output=True, text=True, timeout=WAIT_S_MAX, check=True,
     )  # fmt: skip
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", '"', "{", "n"))]
 
@@ -126,7 +126,7 @@ def test_the_demo_is_answered_as_by_one_server_to_every_client(tmp_path: Path, e
         assert isinstance(endpoint, PlacedEndpoint)
         feeder = demo.Feeder(tmp_path, tables, 0)
         feeder.start()
-        assert feeder.is_done.wait(RUN_S_MAX)
+        assert feeder.is_done.wait(WAIT_S_MAX)
         queries = demo.start_queries(spark, tmp_path, tmp_path / "checkpoints")
         for query in queries:
             query.processAllAvailable()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -16,11 +15,11 @@ import redis
 from processes import sparkis
 from redis.cache import CacheConfig
 
+from compat.waiting import WAIT_S_MAX, eventually
+
 pytestmark = pytest.mark.slow
 
 CLIENTS = Path(__file__).parents[1] / "clients"
-START_S_MAX = 240.0
-WAIT_S_MAX = 240.0
 # Of each carrier there is a flight in every batch.
 KEY = "flights:golden:UA"
 CHANNEL, EPOCHS = f"__keyspace@0__:{KEY}", "__sparkis__:epoch:flights"
@@ -31,13 +30,10 @@ MODES = ["", "NOLOOP", "OPTIN", "OPTOUT", "BCAST PREFIX flights:golden:"]
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The demo, slow enough to run through all of this, which notifies of everything."""
     with sparkis("demo", "--speed", 1, "--port", 0, "--log", tmp_path_factory.mktemp("demo") / "log") as demo:
-        found = int(demo.wait_for(r"serving at redis://[0-9.]+:([0-9]+);", START_S_MAX)[1])
+        found = int(demo.wait_for(r"serving at redis://[0-9.]+:([0-9]+);")[1])
         with redis.Redis(port=found) as client:
             assert client.config_set("notify-keyspace-events", "KEA")
-            ends = monotonic() + START_S_MAX
-            while not client.exists(KEY):
-                assert monotonic() < ends
-                sleep(0.1)
+            eventually(lambda: client.exists(KEY), runs=[demo.process])
         yield found
         assert demo.end(signal.SIGINT) == 0
         assert "Traceback" not in demo.printed
@@ -70,12 +66,12 @@ def test_redis_py_is_told_of_what_the_demo_changes(port: int) -> None:
     with redis.Redis(**options) as told, redis.Redis(**options).client() as client, told.pubsub() as pubsub:
 
         def next_of(channel: str) -> Any:
-            ends = monotonic() + WAIT_S_MAX
-            while monotonic() < ends:
-                found = pubsub.get_message(ignore_subscribe_messages=True, timeout=1.0)
-                if found is not None and found["channel"] == channel:
-                    return found["data"]
-            raise AssertionError(f"nothing came over {channel}")
+            found = eventually(
+                lambda: pubsub.get_message(ignore_subscribe_messages=True, timeout=1.0),
+                lambda message: message is not None and message["channel"] == channel,
+                f"nothing comes over {channel}",
+            )
+            return found["data"]
 
         pubsub.subscribe("news", EPOCHS, "__redis__:invalidate")
         pubsub.psubscribe("__keyspace@0__:*")
@@ -105,7 +101,4 @@ def test_the_cache_of_redis_py_goes_with_the_demo(port: int) -> None:
         assert cache is not None
         before = client.hgetall(KEY)
         assert cache.size == 1
-        ends = monotonic() + WAIT_S_MAX
-        while client.hgetall(KEY) == before:
-            assert monotonic() < ends
-            sleep(0.01)
+        eventually(lambda: client.hgetall(KEY), lambda found: found != before)

@@ -12,7 +12,7 @@ from typing import Any
 import placing
 import pytest
 import redis
-from micro_batches import Batches, eventually, local_session, start
+from micro_batches import Batches, local_session, start
 from placing import ByHand, everything, is_running
 from processes import served
 from pyspark.sql import SparkSession
@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
+from compat.waiting import eventually
 from resp_server import children
 from spark_hooks.placed import PlacedEndpoint
 

@@ -14,12 +14,13 @@ from typing import Any
 import placing
 import pytest
 import redis
-from micro_batches import Batches, eventually, local_session, start
+from micro_batches import Batches, local_session, start
 from placing import ByHand, is_running
 from pyspark.sql import SparkSession
 from standalone import standalone
 
 import sparkis
+from compat.waiting import eventually
 from resp_server import children
 from spark_hooks.placed import PlacedEndpoint
 from spark_hooks.sessions import is_stopped

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import redis
 from attaching import SCHEMA, shown, text, whole
-from micro_batches import Batches, Settings, eventually, failure_of, start
+from micro_batches import Batches, Settings, failure_of, start
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -21,6 +21,7 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
+from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import AttachedState
 from state_backend.errors import DescriptorError
 
@@ -133,7 +134,7 @@ def test_what_a_processor_declares_is_readable_with_no_further_call_over_restart
         taken(query, len(added))
         attachment = sparkis.attach(query)
         query.stop()
-        assert attachment.wait()
+        assert attachment.wait(timeout_s=WAIT_S_MAX)
         read = partial(whole, spark, checkpoint, attachment.batch)
         assert seen(client, "tws") == expected(read, "tws")
     assert client.ttl("rows-of/a") > 0
@@ -212,11 +213,11 @@ def test_what_a_timer_clears_is_gone_for_readers_too(client: redis.Redis, batche
     writer = made.writeStream.format("noop").outputMode("append")
     query = start(writer, "timed", tmp_path / "checkpoint")
     attachment = sparkis.attach(query)
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert shown(client, "timed") == {"timed:rows:a": "1", "timed:rows:b": "1"}
     rows.add({"k": "b", "t": "2026-01-01T00:01:20Z"})
     query.processAllAvailable()
-    assert attachment.wait()
+    assert attachment.wait(timeout_s=WAIT_S_MAX)
     assert shown(client, "timed") == {"timed:rows:b": "2"}
 
 
@@ -379,11 +380,11 @@ def test_attach_finds_the_declaration_where_nobody_heard_of_the_query(
     query.processAllAvailable()
     assert not list(client.scan_iter(match="elsewhere:*"))
     with sparkis.attach(query) as attachment:
-        assert attachment.wait()
+        assert attachment.wait(timeout_s=WAIT_S_MAX)
         assert shown(client, "elsewhere") == {"elsewhere:ones:a": "2"}
     query.stop()
     with sparkis.attach(checkpoint=checkpoint, job="stopped", states=processor.states) as attachment:
-        assert attachment.wait()
+        assert attachment.wait(timeout_s=WAIT_S_MAX)
         assert shown(client, "stopped") == {"stopped:ones:a": "2"}
 
 
@@ -467,5 +468,5 @@ def test_a_query_that_declares_nothing_is_left_alone(client: redis.Redis, batche
     made = rows.df.groupBy("k").agg(F.count("*").alias("n"))
     query = start(made.writeStream.format("noop").outputMode("update"), "plain", tmp_path / "checkpoint")
     with sparkis.attach(query, state="n") as attachment:
-        assert attachment.wait()
+        assert attachment.wait(timeout_s=WAIT_S_MAX)
         assert shown(client, "plain") == {"plain:n:a": "1"}

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import sparkis
+from compat.waiting import WAIT_S_MAX
 from sparkis import StateDescriptor
 from state_backend.replay import read_snapshot
 
@@ -117,7 +118,7 @@ def test_what_is_attached_to_a_query_shows_its_facts_too(client: redis.Redis, ba
     with sparkis.attach(query, state="count", progress=True) as attachment:
         rows.add({"k": "a", "n": 3})
         query.processAllAvailable()
-        assert attachment.wait()
+        assert attachment.wait(timeout_s=WAIT_S_MAX)
         assert client.get("followed:count:a") == "2"
         facts = client.hgetall("followed:_progress")
         (told,) = [each for each in query.recentProgress if str(each.batchId) == facts["batch"]][-1:]

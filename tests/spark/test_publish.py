@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, eventually, failure_of, start
+from micro_batches import Batches, failure_of, start
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
+from compat.waiting import eventually
 from sparkis import StateDescriptor
 
 Make = Callable[[str], Batches]

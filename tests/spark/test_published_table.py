@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from micro_batches import Batches, eventually, start
+from micro_batches import Batches, start
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import sparkis
+from compat.waiting import eventually
 from spark_hooks import table
 from state_backend.applier import STALE_AFTER_S
 from state_backend.errors import DescriptorError, FencedWriterError

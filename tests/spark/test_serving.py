@@ -14,11 +14,12 @@ from typing import Any
 import placing
 import pytest
 import redis
-from micro_batches import Batches, eventually, start
+from micro_batches import Batches, start
 from processes import served, sparkis, status
 from pyspark.sql import SparkSession
 
 import sparkis as public
+from compat.waiting import eventually
 from spark_hooks import endpoints
 from spark_hooks.placed import PlacedEndpoint
 

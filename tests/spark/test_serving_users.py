@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import redis
-from micro_batches import Batches, Settings, eventually, start
+from micro_batches import Batches, Settings, start
 from pyspark.sql import SparkSession
 
 import sparkis
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.children import UPSTREAM_PASSWORD_VARIABLE
 from spark_hooks.placed import PlacedEndpoint
 from state_backend.errors import SparkisError
@@ -81,10 +82,10 @@ def test_a_server_beside_the_driver_has_the_users_rates_and_events_that_serve_is
         look_at(address)
         with as_user(address, "tenant", "secret") as client, client.pubsub() as listener:
             listener.psubscribe("__keyspace@0__:*")
-            assert listener.get_message(timeout=60)["type"] == "psubscribe"
+            assert listener.get_message(timeout=WAIT_S_MAX)["type"] == "psubscribe"
             for value in (3, 4):  # what is told of the first epoch comes before what is told of the second
                 rows.add({"k": "b", "v": value}, {"k": "a", "v": value})
-                assert listener.get_message(timeout=60)["channel"] == "__keyspace@0__:job:s:a"  # none of b's
+                assert listener.get_message(timeout=WAIT_S_MAX)["channel"] == "__keyspace@0__:job:s:a"  # none of b's
 
 
 def test_servers_on_executors_and_the_proxy_have_them_by_settings(

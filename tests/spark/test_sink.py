@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import redis
-from micro_batches import Batches, eventually, failure_of, start
+from micro_batches import Batches, failure_of, start
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
+from compat.waiting import eventually
 from sparkis import StateDescriptor
 from state_backend.change_log import ChangeLog
 from state_backend.store import Snapshot

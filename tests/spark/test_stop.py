@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from compat.waiting import WAIT_S_MAX
+
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 180
 
 # In a process of its own: what Spark prints comes from the JVM, whose threads have a stack here that a long text in
 # Spark's way to tell a stop from a failure overflows for sure. With usual ones it does so now and then.
@@ -62,7 +63,7 @@ def test_stopping_a_query_in_the_middle_of_a_batch_is_no_failure_and_prints_no_j
         [sys.executable, "-c", SCRIPT, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=WAIT_S_MAX,
         env=os.environ | {"PYTHONPATH": paths},
         check=False,
     )

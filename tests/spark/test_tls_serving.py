@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import redis
-from micro_batches import Batches, Settings, eventually, start
+from micro_batches import Batches, Settings, start
 from pyspark.sql import SparkSession
 
 import sparkis
 from compat.conformance.certificates import Authority
+from compat.waiting import eventually
 from resp_server.tls import TlsError
 from spark_hooks.placed import PlacedEndpoint
 

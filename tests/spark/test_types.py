@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pytest
 import redis
-from micro_batches import eventually
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import sparkis
+from compat.waiting import eventually
 from sparkis import StateDescriptor
 
 

@@ -1,0 +1,69 @@
+"""A registry that stands by takes the other's place when that one is away, not when it stood still itself."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from compat.waiting import eventually_async
+from resp_server.client import Client
+from resp_server.registry import standby
+from resp_server.registry.record import FILE, Record
+from resp_server.registry.standby import until_away
+from state_backend.filesystems import Filesystem, open_filesystem
+
+LOOK_EVERY_S, AWAY_S = 0.01, 0.5
+
+
+class Other:
+    """The registry of a log, as one that stands by sees it: connections to it succeed."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.port = listener.getsockname()[1]
+        self.looks = 0
+
+    def connect(self, host: str, port: int) -> Client:
+        self.looks += 1
+        return Client(host, port)
+
+
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[Other]:
+    for name, seconds in (("LOOK_EVERY_S", LOOK_EVERY_S), ("AWAY_S", AWAY_S), ("ANSWER_S_MAX", 0.1)):
+        monkeypatch.setattr(standby, name, seconds)
+    with closing(socket.create_server(("127.0.0.1", 0), backlog=1000)) as listener:
+        yield Other(listener)
+
+
+@pytest.fixture
+def log(tmp_path: Path, other: Other) -> Filesystem:
+    made = open_filesystem(tmp_path)
+    made.replace(FILE, Record(1, f"127.0.0.1:{other.port}", 0, None).to_bytes())
+    return made
+
+
+def test_a_pause_of_its_own_is_not_taken_for_the_others_absence(log: Filesystem, other: Other) -> None:
+    async def play() -> None:
+        waiting = asyncio.create_task(until_away(log, other.connect))
+        await eventually_async(lambda: other.looks)
+        for _ in range(3):
+            before = other.looks
+            time.sleep(2 * AWAY_S)  # on the thread of the event loop
+            await eventually_async(lambda before=before: other.looks > before + 3 or waiting.done())  # type: ignore[misc]
+        assert not waiting.done()
+        waiting.cancel()
+
+    asyncio.run(play())
+
+
+def test_a_registry_that_cannot_be_reached_is_away_in_the_end(log: Filesystem, other: Other) -> None:
+    def refuses(host: str, port: int) -> Client:
+        raise standby.ClientError("nobody listens")
+
+    asyncio.run(until_away(log, refuses))
