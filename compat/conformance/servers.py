@@ -132,15 +132,17 @@ def sparkis_server(
     """Run a sparkis server on a log, with its stores in a folder of its own; it has loaded the log unless told."""
     given = ("--port", str(port), "--log", str(log), "--store", str(folder), *options)
     with sparkis_program(program, *given, password=password, upstream_password=upstream_password) as server:
-        if is_loaded and server.port:
-            with server.connect() as connection:
-                eventually(
-                    lambda: connection.call("INFO", "persistence"),
-                    lambda info: info.is_error or b"loading:1" not in info.value,  # not everybody may ask
-                    "a server is loading",
-                    runs=[server.process],
-                )
+        if is_loaded:
+            eventually(lambda: not _is_loading(server), what="a server is loading", runs=[server.process])
         yield server
+
+
+def _is_loading(server: Running) -> bool:
+    """Tell whether a server says so: to one that speaks TLS, or may not ask, it says nothing."""
+    with suppress(OSError, EOFError), server.connect() as connection:
+        info = connection.call("INFO", "persistence")
+        return not info.is_error and b"loading:1" in info.value
+    return False
 
 
 @contextmanager

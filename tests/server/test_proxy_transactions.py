@@ -134,7 +134,7 @@ def test_a_transaction_over_keys_of_two_servers_shows_one_epoch_which_never_goes
             try:
                 eventually(
                     lambda: [len(each) for each in seen],
-                    lambda counts: min(counts) > 20 or any(reader.done() for reader in readers),
+                    lambda counts: min(counts) > 10 or any(reader.done() for reader in readers),
                     "readers see few epochs",
                 )
             finally:
