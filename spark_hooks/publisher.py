@@ -21,7 +21,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_hooks import endpoints, executors, progress, task
 from spark_hooks.layout import Layout
 from spark_hooks.sessions import parallelism_of
-from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import DescriptorError, SparkisError
 from state_backend.log_writer import LogWriter, OnRewind
@@ -172,7 +171,7 @@ class Publisher:
         """Write and commit one micro-batch. Always runs the batch to its end, also when it was committed before."""
         writer = self._writer or self.open(Run.of_batch(batch))
         self.check_not_committed(writer.job, batch_id)
-        clock_ms = now_ms()
+        clock_ms = writer.clock_ms()
         results = self._write_files(batch, batch_id, writer, clock_ms)
         replaces = tuple(state.name for state in self._told.states) if self._told.mode == "complete" else ()
         own = None if self._query is None else progress.stream_of(writer.job, self._query)

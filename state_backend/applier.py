@@ -485,7 +485,7 @@ class Applier:
         return -1
 
     def _tidy(self) -> bool:
-        """Remove expired keys, the slots of dead readers, free pages and memory; True if more has expired.
+        """Clear away expired keys, the slots of dead readers, free pages and memory; True if there is more.
 
         An error here shows at the next epoch as well.
         """
@@ -495,7 +495,7 @@ class Applier:
         with suppress(SparkisError, OSError):
             has_more = self._store.remove_left(LOST_KEYS_MAX)
             self._store.tells_events = self._tells_events and self._store.path == self._announced
-            has_more |= self._store.remove_expired(self._clock(), EXPIRED_KEYS_MAX) >= EXPIRED_KEYS_MAX
+            has_more |= self._store.expire(self._clock(), EXPIRED_KEYS_MAX) >= EXPIRED_KEYS_MAX
             if not self._tells_events:
                 has_more |= not self._store.forget_events(FORGOTTEN_PORTIONS_MAX)
             self._store.clear_stale_readers()

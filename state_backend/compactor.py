@@ -194,8 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
             shown = store.snapshot(now_ms())
         elif (told := _told()) is not None:
             store = LmdbStore(told["store"], told["generation"], is_reader=True)
-            # As of the epoch: all parts have to agree, and this store may be long behind.
-            shown = store.snapshot(store.applied.clock_ms)
+            shown = store.snapshot(now_ms())
             print(flush=True)
         else:
             return 0

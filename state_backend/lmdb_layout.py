@@ -13,6 +13,8 @@ Tables (LMDB databases) of an environment; all numbers in names are big endian, 
             set id (8), number of a node (8)  -> the order of a large sorted set (see `lmdb_ranks`)
     expiry  expire_at_ms (8), b"k", position (6) -> nothing; a key at that position expires then
             due_ms (8), b"m", map id (8)      -> nothing; the line of a map with fields that expire
+            due_ms (8), b"n", map id (8)      -> nothing; the next field to expire of a map whose own line lies behind
+            what was noted (see `Meta.noted`)
             0 (8), b"d", id (8)               -> nothing; a map, list ... that is no key's any more and is to go
     meta    b"applied"                        -> JSON: what the store holds (see `store.Applied`), states, counters
             b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
@@ -61,7 +63,7 @@ from state_backend.slots import HASH_BITS, POSITION_BYTES
 from state_backend.store import Applied
 
 # Of the layout: a store of another one is made anew.
-FORMAT = 5
+FORMAT = 6
 
 HEADER = struct.Struct("<IqHB")
 read_header = HEADER.unpack_from
@@ -97,6 +99,9 @@ PIECE_BYTES = (64 << 10) - 16
 SLOT_COUNT = struct.Struct("<Iq")
 EXPIRING, EXPIRING_MAPS = 1 << 16, (1 << 16) + 1
 
+# What a line of the expiry index stands for; their order is that in which lines of one time are looked at.
+DROPPED_LINE, KEY_LINE, MAP_LINE, NOTE_LINE = b"d", b"k", b"m", b"n"
+
 TABLES = (b"keys", b"fields", b"maps", b"dues", b"blocks", b"expiry", b"meta")
 
 
@@ -116,18 +121,22 @@ class Tables(NamedTuple):
 class Meta:
     """The `applied` record: what the store holds and the numbers its records use.
 
+    noted: the last line of the expiry index that counts and notifications have taken in. A key whose line is not after
+    it is in no count, whether it was removed or not.
     holding: None while it owns all slots and always did; then nothing is counted by slot.
     """
 
     applied: Applied
     state_numbers: dict[str, int] = field(default_factory=dict)
     next_id: int = 1
+    noted: bytes = b""
     holding: Holding | None = None
 
     def to_bytes(self) -> bytes:
         content = asdict(self.applied) | {
             "state_numbers": self.state_numbers,
             "next_id": self.next_id,
+            "noted": self.noted.hex(),
         }
         if self.holding is not None:
             content["holding"] = self.holding.to_json()
@@ -137,8 +146,8 @@ class Meta:
     def from_bytes(cls, stored: bytes) -> Meta:
         content = json.loads(stored)
         numbers, next_id = content.pop("state_numbers"), content.pop("next_id")
-        holding = content.pop("holding", None)
-        return cls(Applied(**content), numbers, next_id, holding and Holding.from_json(holding))
+        noted, holding = bytes.fromhex(content.pop("noted")), content.pop("holding", None)
+        return cls(Applied(**content), numbers, next_id, noted, holding and Holding.from_json(holding))
 
     def new_id(self) -> int:
         """Return the id of a new map, list or text."""
@@ -209,15 +218,17 @@ class Table:
         if self._cursor.set_key(last_at):
             self._cursor.delete()
 
-    def expires_at(self, position: bytes, at_ms: int) -> bool:
-        """Tell whether one of the records at a position expires at a time."""
+    def at(self, position: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over (place, record) of what stands at a position."""
         at, ordinal = position, 0
         while (record := self.get(at)) is not None:
-            if expiry_of(record) == at_ms:
-                return True
+            yield at, record
             ordinal += 1
             at = position + ordinal.to_bytes(2, "big")
-        return False
+
+    def expires_at(self, position: bytes, at_ms: int) -> bool:
+        """Tell whether one of the records at a position expires at a time."""
+        return any(expiry_of(record) == at_ms for _, record in self.at(position))
 
 
 def make_record(name: bytes, payload: bytes, expire_at_ms: int | None, state: int, form: int) -> bytes:

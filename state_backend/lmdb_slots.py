@@ -50,28 +50,18 @@ class SlotsTransaction(LmdbTransaction):
 
     # Counting ----------------------------------------------------------------------------------------------------
 
-    def _put_key(self, at: bytes, old: bytes | None, new: bytes) -> None:
-        before = self._expiring, self._expiring_maps
-        super()._put_key(at, old, new)
-        self._add(at, state_number_of(new), int(old is None), before)
-
-    def _delete_key(self, at: bytes, record: bytes) -> None:
-        before = self._expiring, self._expiring_maps
-        super()._delete_key(at, record)
-        self._add(at, state_number_of(record), -1, before)
+    def _count(self, at: bytes, record: bytes, sign: int) -> None:
+        if self._is_noted(at, record):
+            return
+        added = self._added[at[:SLOT_BYTES]]
+        added[state_number_of(record)] += sign
+        added[EXPIRING] += sign * (expiry_of(record) > 0)
+        added[EXPIRING_MAPS] += sign * (record[14] == LARGE and LargeMap.of(payload_of(record)).due_ms > 0)
 
     def _count_new(self, number: int, places: list[bytes]) -> None:
         super()._count_new(number, places)
         for slot, keys in Counter(place[:SLOT_BYTES] for place in places).items():
             self._added[slot][number] += keys
-
-    def _add(self, at: bytes, number: int, keys: int, before: tuple[int, int]) -> None:
-        expiring, expiring_maps = self._expiring - before[0], self._expiring_maps - before[1]
-        if keys or expiring or expiring_maps:
-            added = self._added[at[:SLOT_BYTES]]
-            added[number] += keys
-            added[EXPIRING] += expiring
-            added[EXPIRING_MAPS] += expiring_maps
 
     def count_all(self) -> None:
         """Count everything by slot, in a store that did not until now: about a microsecond a key."""
@@ -81,13 +71,12 @@ class SlotsTransaction(LmdbTransaction):
                 self._added[slot_and_number[:SLOT_BYTES]][number] += keys
 
     def _plain(self, cursor: lmdb.Cursor[bytes]) -> Iterator[bytes]:
-        """Return slot and state of each key, and count what expires."""
+        """Return slot and state of each key that does not expire, and count those that do."""
         for at, record in cursor.iternext():
             if record[4:12] != NEVER or record[14] == LARGE:
-                added = self._added[at[:SLOT_BYTES]]
-                added[EXPIRING] += expiry_of(record) > 0
-                added[EXPIRING_MAPS] += record[14] == LARGE and LargeMap.of(payload_of(record)).due_ms > 0
-            yield at[:SLOT_BYTES] + record[12:14]
+                self._count(at, record, 1)
+            else:
+                yield at[:SLOT_BYTES] + record[12:14]
 
     def finish(self) -> None:
         assert self.meta.holding is not None
@@ -96,7 +85,7 @@ class SlotsTransaction(LmdbTransaction):
         applied, owned = self.meta.applied, self.meta.holding.owned
         numbers = self.meta.state_numbers
         counts = Counter({numbers[name]: count for name, count in applied.keys.items()})
-        counts += Counter({EXPIRING: applied.expiring, EXPIRING_MAPS: applied.expiring_maps})
+        counts.update({EXPIRING: applied.expiring, EXPIRING_MAPS: applied.expiring_maps})
         for slot, added in self._added.items():
             self._write_counts(slot, added)
             if int.from_bytes(slot, "big") in self._owned:

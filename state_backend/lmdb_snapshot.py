@@ -96,22 +96,24 @@ class LmdbSnapshot(Snapshot):
         self._tables = tables
         self._generation = generation
         self._txn = begin()
-        self._now_ms = now_ms
         self._meta: Meta | None = None
         self._states: list[str] = []
         self._given_back: Callable[[], None] | None = None  # of one that is lent
         # Of large sorted sets that do not expire, while nothing changes: what they are, and their trees' inner nodes.
         self._trees: dict[bytes, tuple[LargeSet, dict[int, Inner]]] = {}
         self.version = self._txn.id()
+        self._clock_ms = self.applied.clock_ms
+        self._now_ms = max(now_ms, self._clock_ms)
 
     def renew(self, now_ms: int) -> None:
         self._txn.abort()  # py-lmdb keeps the transaction's reader slot and takes it again: 0.2 us for both
         self._txn = self._begin()
-        self._now_ms = now_ms
         if self.version != (version := self._txn.id()):
             self._meta = None
             self._trees = {}
             self.version = version
+            self._clock_ms = self.applied.clock_ms
+        self._now_ms = now_ms if now_ms > self._clock_ms else self._clock_ms
 
     def close(self) -> None:
         if self._given_back is not None:
@@ -122,7 +124,7 @@ class LmdbSnapshot(Snapshot):
     def lend(self, now_ms: int, given_back: Callable[[], None]) -> LmdbSnapshot:
         self._known()
         lent = copy(self)
-        lent._now_ms, lent._given_back = now_ms, given_back
+        lent._now_ms, lent._given_back = max(now_ms, self._clock_ms), given_back
         return lent
 
     def _known(self) -> Meta:
@@ -575,6 +577,9 @@ class LmdbSnapshot(Snapshot):
         return records.iternext() if records.set_range(position.to_bytes(POSITION_BYTES, "big")) else ()
 
     def changes(self) -> Iterator[Change]:
+        return self.lend(self._clock_ms, lambda: None)._live_changes()
+
+    def _live_changes(self) -> Iterator[Change]:
         names = self._known().names()
         with self._txn.cursor(db=self._tables.keys) as records:
             for _, record in self._records(records):

@@ -31,7 +31,7 @@ from state_backend.lmdb_events import EVENTS, forget
 from state_backend.lmdb_layout import FORMAT, TABLES, Meta, Tables, read_meta
 from state_backend.lmdb_slots import SlotsTransaction
 from state_backend.lmdb_snapshot import LmdbSnapshot
-from state_backend.lmdb_transaction import LmdbTransaction
+from state_backend.lmdb_transaction import LmdbTransaction, has_expired
 from state_backend.store import Applied, EpochChanges, Store
 
 # Address space, not disk: the file grows as it is written (guess; a state server holds a part of a job).
@@ -198,23 +198,26 @@ class LmdbStore(Store):
             work.apply(run)
         work.remove_untouched()
 
-    def remove_expired(self, now_ms: int, keys_max: int) -> int:
-        loading = self.holding.loading
-        if loading is not None:
-            # What is loaded is in the past, and what expired since may still be changed there before it does.
-            now_ms = min(now_ms, loading.clock_ms)
-        if not self._has_expired(now_ms):
-            return 0
-        with self._writing() as txn:
+    def expire(self, now_ms: int, most: int) -> int:
+        with self._env.begin() as txn:
             meta = self._meta(txn)
-            work = self._work(txn, meta, now_ms, ALL)
+            clock_ms = removed_to_ms = meta.applied.clock_ms
+            if meta.holding is not None and meta.holding.loading is not None:
+                # What is loaded is in the past, and what expired since may still be changed there before it does.
+                removed_to_ms = min(clock_ms, meta.holding.loading.clock_ms)
+            noted_to_ms = max(now_ms, clock_ms)
+            if not has_expired(txn, self.tables, meta.noted, noted_to_ms, removed_to_ms):
+                return 0
+        with self._writing() as txn:
+            work = self._work(txn, meta, removed_to_ms, ALL)
             if self.tells_events:
                 applied = meta.applied
                 work.tell_events(applied.epoch, applied.term, self.events_portion_bytes, self.events_bytes_max)
-            removed = work.remove_expired(keys_max)
+            done = work.note_expired(noted_to_ms, most)
             work.keep_expired_keys()
+            done += work.remove_expired(most - done)
             work.finish()
-            return removed
+            return done
 
     def forget_events(self, portions_max: int) -> bool:
         """Remove what is kept of events, about so many portions; True if nothing of them is left."""
@@ -223,10 +226,6 @@ class LmdbStore(Store):
                 return True
         with self._writing() as txn:
             return forget(txn, self.tables.meta, portions_max)
-
-    def _has_expired(self, now_ms: int) -> bool:
-        with self.begin() as txn, txn.cursor(db=self.tables.expiry) as cursor:
-            return bool(cursor.first()) and int.from_bytes(cursor.key()[:8], "big") <= now_ms
 
     def hold(self, wanted: KeyGroups) -> Holding:
         """Own no slot but those wanted from now on, and begin to load some that are missing; return what is held.

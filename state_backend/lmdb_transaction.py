@@ -21,17 +21,21 @@ from state_backend.errors import KeyConflictError, StoreError
 from state_backend.key_events import What
 from state_backend.lmdb_events import Before, KeyEvents, before, dead_events, what_happened
 from state_backend.lmdb_layout import (
+    DROPPED_LINE,
     FEW,
     FIELD_POSITION_BYTES,
     HEADER,
     ID_BYTES,
+    KEY_LINE,
     LARGE,
     LONG,
     LONG_LIST,
     LONG_TEXT,
     MANY,
+    MAP_LINE,
     NAME_AT,
     NEVER,
+    NOTE_LINE,
     PACKED,
     PIECE_BYTES,
     RANKED,
@@ -67,11 +71,13 @@ from state_backend.reductions import Reduction, folded, reduction_of
 from state_backend.slots import POSITION_BYTES, place_of, places_of
 
 PUT, FOLD = int(Op.PUT), int(Op.FOLD)
-# What a line of the expiry index stands for (see `lmdb_layout`).
-KEY_LINE, MAP_LINE, DROPPED_LINE = b"k", b"m", b"d"
 NEW_VALUE, CHANGED_VALUE = bytes((What.NEW, What.SET)), bytes((What.SET,))
 # To find so many fields of a small map one by one takes less time than to take it apart (about).
 FINDS_MAX = 4
+# A clock that is set back by less makes no difference to what was noted (guess).
+CLOCK_STEP_MS = 5_000
+# The first line of the expiry index that stands for a time, and what is behind all lines of one time.
+FIRST_TIMED, ALL_LINES = (1).to_bytes(8, "big"), b"\xff"
 STATE_AND_KEY = itemgetter(0, 2)  # of a row (see `records.rows_in`)
 
 
@@ -117,7 +123,8 @@ class LmdbTransaction:
         self._counts = {number: self.meta.applied.keys.get(name, 0) for name, number in self.meta.state_numbers.items()}
         self._expiring = self.meta.applied.expiring
         self._expiring_maps = self.meta.applied.expiring_maps
-        self._expired_fields = 0
+        self._expired_keys = self._expired_fields = 0
+        self._has_late_field = False
         self._states: dict[str, _State] = {}
         self._replaced_numbers: set[int] = set()
         self._touched: set[bytes] = set()
@@ -186,7 +193,8 @@ class LmdbTransaction:
                     at, record = self._make_way(at, record, key, state)
             if self._events is not None:
                 rows = list(rows)
-                was = self._before(standing[1], record, rows, state)
+                was = self._before(standing, record, rows, state)
+                self._has_late_field = False
             is_first = True
             if self._replaced_numbers:
                 is_first = key not in touched
@@ -208,18 +216,30 @@ class LmdbTransaction:
                     at, record, changes = self._without_other_fields(at, record, changes)
                 self._apply_to_map(at, record, changes, state.number)
             if self._events is not None:
-                what = what_happened(was, find(get, place_of(key), key)[1], self._fields.get)
+                after = find(get, place_of(key), key)
+                what = what_happened(was, after[1], self._fields.get)
                 if what:
-                    self._events.add(key, what)
+                    self._events.add(key, what + self._late_events(*after))
 
     def _before(
-        self, standing: bytes | None, record: bytes | None, rows: Sequence[tuple[Any, ...]], state: _State
+        self,
+        standing: tuple[bytes, bytes | None],
+        record: bytes | None,
+        rows: Sequence[tuple[Any, ...]],
+        state: _State,
     ) -> Before:
-        """Look at a key before it is changed; `standing` is what was there, dead or alive."""
+        """Look at a key before it is changed; `standing` is what was there, dead or alive, and where."""
         told = b""
-        if standing is not None and record is None:
-            told = dead_events(standing, self._now_ms, state_number_of(standing) == state.number)
+        at, stood = standing
+        if stood is not None and record is None and not self._is_noted(at, stood):
+            told = dead_events(stood, self._now_ms, state_number_of(stood) == state.number)
         return before(state.kind, rows, record, told, self._fields.get)
+
+    def _late_events(self, at: bytes, record: bytes | None) -> bytes:
+        """Tell what of a key expires before the time that was noted already: nobody comes by to tell it later."""
+        if record is not None and self._is_noted(at, record):
+            return bytes((What.EXPIRED,))
+        return bytes((What.FIELDS_EXPIRED,)) if self._has_late_field else b""
 
     def _is_plain(self, run: pa.RecordBatch) -> bool:
         """Tell whether all that a run does is to put values that never expire, of one state that is not replaced.
@@ -341,25 +361,39 @@ class LmdbTransaction:
         self._keys.put(at, new)
         self._changed_keys.add(name_of(new))
         if old is None:
-            self._counts[state_number_of(new)] += 1
-        elif old[14] >= LARGE and id_of(old) != id_of(new):
+            self._count(at, new, 1)
+        elif old[4:15] != new[4:15] or new[14] == LARGE:
+            self._count(at, old, -1)
+            self._count(at, new, 1)
+        if old is not None and old[14] >= LARGE and id_of(old) != id_of(new):
             self._drop(old)
             old = old[:14] + b"\0"  # for its expiry; nothing else of it is left
         if new[14] == LARGE:
             self._move_due(LargeMap.of(payload_of(old)).due_ms if old is not None and old[14] == LARGE else 0, new)
         if new[4:12] != (old[4:12] if old is not None else NEVER):
             before, after = expiry_of(old) if old is not None else 0, expiry_of(new)
-            self._expiring += (after > 0) - (before > 0)
             self._move_line(at[:POSITION_BYTES], before, after)
+
+    def _is_noted(self, at: bytes, record: bytes) -> bool:
+        """Tell whether it was noted that a key expired: then it is in no count."""
+        expire_at_ms = expiry_of(record)
+        return expire_at_ms > 0 and expiry_line(expire_at_ms, KEY_LINE, at[:POSITION_BYTES]) <= self.meta.noted
+
+    def _count(self, at: bytes, record: bytes, sign: int) -> None:
+        """Count a key in, or out; one of which it was noted that it expired is in no count."""
+        if self._is_noted(at, record):
+            return
+        self._counts[state_number_of(record)] += sign
+        self._expiring += sign * (expiry_of(record) > 0)
+        self._expiring_maps += sign * (record[14] == LARGE and LargeMap.of(payload_of(record)).due_ms > 0)
 
     def _delete_key(self, at: bytes, record: bytes) -> None:
         self._changed_keys.add(name_of(record))
         self._drop(record)
-        self._counts[state_number_of(record)] -= 1
+        self._count(at, record, -1)
         self._keys.delete(at)
         expire_at_ms = expiry_of(record)
         if expire_at_ms:
-            self._expiring -= 1
             self._move_line(at[:POSITION_BYTES], expire_at_ms, 0)
 
     def _drop(self, record: bytes) -> None:
@@ -368,7 +402,6 @@ class LmdbTransaction:
             return
         if record[14] == LARGE and (due_ms := LargeMap.of(payload_of(record)).due_ms):
             self._txn.delete(expiry_line(due_ms, MAP_LINE, id_of(record)), db=self._tables.expiry)
-            self._expiring_maps -= 1
         self._txn.put(expiry_line(0, DROPPED_LINE, id_of(record)), b"", db=self._tables.expiry)
 
     def _move_line(self, position: bytes, before: int, after: int) -> None:
@@ -383,11 +416,22 @@ class LmdbTransaction:
         large = LargeMap.of(payload_of(record))
         if before == large.due_ms:
             return
-        self._expiring_maps += (large.due_ms > 0) - (before > 0)
         if before:
             self._txn.delete(expiry_line(before, MAP_LINE, large.prefix), db=self._tables.expiry)
         if large.due_ms:
             self._txn.put(expiry_line(large.due_ms, MAP_LINE, large.prefix), b"", db=self._tables.expiry)
+
+    def _look_again(self, large: LargeMap, after_ms: int) -> None:
+        """Have a map looked at when its next field expires after a time, if its own line was looked at before."""
+        if large.due_ms and expiry_line(large.due_ms, MAP_LINE, large.prefix) <= self.meta.noted:
+            name = due_name(large.prefix, after_ms + 1)
+            if self._dues.set_range(name) and (due := self._dues.key()).startswith(large.prefix):
+                line = due[ID_BYTES : 2 * ID_BYTES] + NOTE_LINE + large.prefix
+                self._txn.put(line, b"", db=self._tables.expiry)
+
+    @property
+    def _noted_ms(self) -> int:
+        return int.from_bytes(self.meta.noted[:8], "big")
 
     # Values ----------------------------------------------------------------------------------------------------
 
@@ -790,6 +834,7 @@ class LmdbTransaction:
         self, at: bytes, old: bytes | None, key: bytes, expire_at_ms: int | None, number: int, large: LargeMap
     ) -> bool:
         """Write a large map's record; False if it stands there already."""
+        self._look_again(large, self._noted_ms)
         new = make_record(key, large.pack(), expire_at_ms, number, LARGE)
         if new == old:
             return False
@@ -830,6 +875,7 @@ class LmdbTransaction:
         before, after = expiry_of(old) if old is not None else 0, expiry_of(new)
         if before != after:
             self._move_field_due(at, before, after)
+            self._has_late_field |= 0 < after <= self._noted_ms
 
     def _delete_field(self, at: bytes, record: bytes) -> None:
         self._drop(record)
@@ -870,37 +916,115 @@ class LmdbTransaction:
             self._events.add(key, bytes(what))
 
     def _may_hold(self, number: int) -> bool:
-        """Tell whether a state has keys where this transaction works."""
-        return bool(self._counts.get(number))
+        """Tell whether a state may have keys where this transaction works; what was noted is in no count."""
+        return bool(self._counts.get(number) or self.meta.noted)
 
     def _records(self, cursor: lmdb.Cursor[bytes]) -> Iterable[tuple[bytes, bytes]]:
         """Iterate over (place, record) of all keys where this transaction works."""
         return cursor.iternext()
 
+    def note_expired(self, clock_ms: int, most: int) -> int:
+        """Take keys that have expired by a clock out of the counts, oldest first, and tell of them and of fields.
+
+        They stay where they are: by the log's clock they may still be changed. Returns how many lines of the expiry
+        index were looked at, `most` if there may be more.
+        """
+        if clock_ms < self._noted_ms - CLOCK_STEP_MS:
+            return self._take_back(clock_ms + CLOCK_STEP_MS, most)
+        with self._txn.cursor(db=self._tables.expiry) as lines:
+            for done in range(most):
+                found = lines.set_range(max(self.meta.noted + b"\0", FIRST_TIMED))
+                line = lines.key()
+                at_ms = int.from_bytes(line[:8], "big")
+                if not found or at_ms > clock_ms:
+                    if done:  # whatever comes later with such an expiry has expired when it comes
+                        self.meta.noted = expiry_line(clock_ms, ALL_LINES, b"")
+                    return done
+                if line[8:9] == KEY_LINE:
+                    self._note_keys_at(line[9:], at_ms)
+                    self.meta.noted = line
+                else:
+                    self.meta.noted = line
+                    self._note_fields(line, clock_ms)
+        return most
+
+    def _note_keys_at(self, position: bytes, at_ms: int) -> None:
+        for at, record in self._keys.at(position):
+            if expiry_of(record) == at_ms:
+                self._count(at, record, -1)
+                self._changed_keys.add(name_of(record))
+                self._tell(name_of(record), What.EXPIRED)
+                self._expired_keys += 1
+
+    def _note_fields(self, line: bytes, clock_ms: int) -> None:
+        """Tell of fields of a large map that have expired by a clock, at one of its two lines."""
+        at_ms, prefix = int.from_bytes(line[:8], "big"), line[9:]
+        at, record = self._map_of(prefix)
+        large = None if record is None else LargeMap.of(payload_of(record))
+        if line[8:9] == NOTE_LINE:
+            self._txn.delete(line, db=self._tables.expiry)
+            if large is not None and large.due_ms >= at_ms:
+                large = None  # its own line was looked at just now, or will be
+        if record is None or large is None:
+            return
+        found = self._dues.set_range(due_name(prefix, at_ms)) and self._dues.key()
+        is_due = found and found.startswith(prefix) and found < due_name(prefix, clock_ms + 1)
+        if is_due and not self._is_noted(at, record):
+            self._changed_keys.add(name_of(record))
+            is_live = large.is_live(self._dues, clock_ms)
+            self._tell(name_of(record), What.FIELDS_EXPIRED, *(() if is_live else (What.DELETED,)))
+        self._look_again(large, clock_ms)
+
+    def _map_of(self, prefix: bytes) -> tuple[bytes, bytes | None]:
+        """Return the place and the record of the key that a large map belongs to, if it still does."""
+        key = self._txn.get(prefix, db=self._tables.maps)
+        if key is None:
+            return b"", None
+        at, record = find(self._keys.get, place_of(key), key)
+        is_its = record is not None and record[14] == LARGE and id_of(record) == prefix
+        return at, record if is_its else None
+
+    def _take_back(self, until_ms: int, most: int) -> int:
+        """Count keys in again, latest first, that have not expired after all: the clock was set back."""
+        with self._txn.cursor(db=self._tables.expiry) as lines:
+            found = lines.prev() if lines.set_range(self.meta.noted + b"\0") else lines.last()
+            for done in range(most):
+                line = lines.key() if found else b""
+                at_ms = int.from_bytes(line[:8], "big")
+                if at_ms <= until_ms:
+                    self.meta.noted = line
+                    return done
+                found = lines.prev()
+                self.meta.noted = lines.key() if found else b""
+                if line[8:9] == KEY_LINE:
+                    for at, record in self._keys.at(line[9:]):
+                        if expiry_of(record) == at_ms:
+                            self._count(at, record, 1)
+        return most
+
     def remove_expired(self, most: int) -> int:
-        """Work off lines of the expiry index that are due, oldest first: remove what they stand for.
+        """Remove what expired at or before this transaction's clock, oldest first, once that was noted; tell nobody.
 
         Returns how many keys, fields, elements and pieces went, about `most` if there is more.
         """
-        keys_before = sum(self._counts.values())
+        self._changed_keys = ChangedKeys()  # what was noted is told of already
         done = 0
         with self._txn.cursor(db=self._tables.expiry) as lines:
             while done < most and lines.first():
                 line = lines.key()
-                if int.from_bytes(line[:8], "big") > self._now_ms:
-                    break
                 tag, name = line[8:9], line[9:]
-                if tag == KEY_LINE:
-                    done += self._remove_keys_at(name)
-                elif tag == MAP_LINE:
-                    done += self._remove_fields(name, most - done)
-                else:
+                if tag == DROPPED_LINE:
                     done += self._remove_dropped(line, name, most - done)
-        removed_keys = keys_before - sum(self._counts.values())
+                elif int.from_bytes(line[:8], "big") > self._now_ms or line > self.meta.noted:
+                    break
+                elif tag == KEY_LINE:
+                    done += self._remove_keys_at(name)
+                else:
+                    done += self._remove_fields(name, most - done)
         applied = self.meta.applied
         self.meta.applied = replace(
             applied,
-            expired_keys=applied.expired_keys + removed_keys,
+            expired_keys=applied.expired_keys + self._expired_keys,
             expired_fields=applied.expired_fields + self._expired_fields,
         )
         return done
@@ -911,9 +1035,8 @@ class LmdbTransaction:
         ordinal = 0
         at = position
         while (record := self._keys.get(at)) is not None:
-            if 0 < expiry_of(record) <= self._now_ms:
+            if expiry_of(record) <= self._now_ms and self._is_noted(at, record):
                 self._delete_key(at, record)
-                self._tell(name_of(record), What.EXPIRED)
                 removed += 1  # another record now stands here, if there was one behind
             else:
                 ordinal += 1
@@ -922,8 +1045,7 @@ class LmdbTransaction:
 
     def _remove_fields(self, prefix: bytes, most: int) -> int:
         """Remove fields of a large map that have expired, and let its line stand where it has to; return how many."""
-        key = self._txn.get(prefix, db=self._tables.maps)
-        at, record = (b"", None) if key is None else find(self._keys.get, place_of(key), key)
+        at, record = self._map_of(prefix)
         if record is None:
             raise StoreError("an expiring field of a map without a key stands in the store; remove the store's folder")
         map_id, size, expiring, _ = LargeMap.of(payload_of(record))
@@ -942,9 +1064,8 @@ class LmdbTransaction:
         if large.size:
             self._put_large_map(at, record, name_of(record), expiry_of(record) or None, state_number_of(record), large)
         else:
+            self._expired_keys += not self._is_noted(at, record)
             self._delete_key(at, record)
-        if removed:
-            self._tell(name_of(record), What.FIELDS_EXPIRED, *(() if large.size else (What.DELETED,)))
         return max(removed, 1)
 
     def _remove_fields_at(self, position: bytes, due_ms: int) -> int:
@@ -976,3 +1097,16 @@ class LmdbTransaction:
         self._txn.delete(prefix, db=self._tables.maps)
         self._txn.delete(line, db=self._tables.expiry)
         return max(removed, 1)
+
+
+def has_expired(
+    txn: lmdb.Transaction[bytes], tables: Tables, noted: bytes, noted_to_ms: int, removed_to_ms: int
+) -> bool:
+    """Tell whether anything is to be noted by one clock or removed by another, or was dropped."""
+    if noted_to_ms < int.from_bytes(noted[:8], "big") - CLOCK_STEP_MS:
+        return True
+    with txn.cursor(db=tables.expiry) as lines:
+        if lines.first() and int.from_bytes(lines.key()[:8], "big") <= removed_to_ms:
+            return True
+        found = lines.set_range(max(noted + b"\0", FIRST_TIMED))
+        return found and int.from_bytes(lines.key()[:8], "big") <= noted_to_ms

@@ -207,7 +207,7 @@ class LogWriter:
             raise DescriptorError(f"job {self.job!r} has no state {error}; it has {known}") from None
         self.commit(
             number,
-            clock_ms=now_ms() if clock_ms is None else clock_ms,
+            clock_ms=self.clock_ms() if clock_ms is None else clock_ms,
             files=[file] if file else [],
             inline=[inline] if inline else [],
             rows=rows,
@@ -223,6 +223,10 @@ class LogWriter:
         else:
             check_change(change, state, reduction)
         return change
+
+    def clock_ms(self) -> int:
+        """Read the clock for the next epoch: never below that of the last one, so that what has expired stays so."""
+        return max(now_ms(), self.last.clock_ms if self.last else 0)
 
     def commit(
         self,
@@ -257,7 +261,7 @@ class LogWriter:
             epoch=number,
             term=self.current.term,
             previous=previous,
-            clock_ms=clock_ms,
+            clock_ms=max(clock_ms, self.last.clock_ms) if self.last else clock_ms,
             rows=rows,
             digest=digest,
             replaces=(*replaces, *self._to_empty()),

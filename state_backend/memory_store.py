@@ -22,6 +22,8 @@ from state_backend.slots import field_position_of, position_of, slot_of
 from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store, Text, Values
 
 SETS = (Kind.SET, Kind.SORTED_SET)
+# As in the LMDB store: a clock that is set back by less makes no difference to what was noted.
+CLOCK_STEP_MS = 5_000
 
 
 class _Field(NamedTuple):
@@ -56,6 +58,12 @@ class _Held(NamedTuple):
         return packed_map.pack((name, each.value) for name, each in self.fields.items())
 
     @property
+    def expiries(self) -> list[int]:
+        """When the key expires, and its fields."""
+        each = (self.expire_at_ms, *(field.expire_at_ms for field in self.fields.values()))
+        return [at_ms for at_ms in each if at_ms is not None]
+
+    @property
     def ranking(self) -> list[tuple[float, bytes]]:
         """The members of a set in their order."""
         return sorted((score, member) for member, score in self.scores.items())
@@ -84,6 +92,7 @@ class MemoryStore(Store):
         self._changed: dict[int, Sequence[bytes]] = {}
         self._expired: dict[int, Sequence[bytes]] = {}
         self._version = 0
+        self._noted_ms = 0
         self._key_groups = ALL
         self._lineage = token_hex(8)
 
@@ -136,40 +145,43 @@ class MemoryStore(Store):
         self._count(replace(self._applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms))
         return changed
 
-    def remove_expired(self, now_ms: int, keys_max: int) -> int:
-        held = dict(self._held)
-        done = removed_fields = 0
-        for key, old in self._held.items():
-            if done >= keys_max:
-                break
-            live = _alive(old, now_ms)
-            if _is_live(old.expire_at_ms, now_ms):  # otherwise they went with the key
-                removed_fields += len(old.fields) - (0 if live is None else len(live.fields))
-            if live is None:
-                del held[key]
-                done += 1
-            elif live != old:
-                held[key] = live
-                done += 1
-        removed_keys = len(self._held) - len(held)
-        differ = [key for key, old in self._held.items() if held.get(key) != old]
-        self._held = held
+    def expire(self, now_ms: int, most: int) -> int:
+        """As the interface says, all at once; `most` is no limit here."""
+        clock_ms, before_ms = self._applied.clock_ms, self._noted_ms
+        noted_ms = max(now_ms, clock_ms)
+        is_set_back = noted_ms < before_ms - CLOCK_STEP_MS
+        self._noted_ms = noted_ms + CLOCK_STEP_MS if is_set_back else max(noted_ms, before_ms)
+        is_due = [
+            key for key, held in self._held.items() if any(before_ms < each <= self._noted_ms for each in held.expiries)
+        ]
+        expired_keys = sum(before_ms < (self._held[key].expire_at_ms or 0) <= self._noted_ms for key in is_due)
+        left = {key: _alive(held, clock_ms) for key, held in self._held.items()}
+        gone = sum(
+            len(held.fields) - len(now.fields if (now := left[key]) else ())
+            for key, held in self._held.items()
+            if _is_live(held.expire_at_ms, clock_ms)  # otherwise they go with the key
+        )
+        done = len(is_due) + sum(left[key] != held for key, held in self._held.items())
+        self._held = {key: held for key, held in left.items() if held is not None}
         applied = self._applied
-        if differ:
+        if is_due:
             applied = replace(applied, removals=applied.removals + 1)
             kept = {each: keys for each, keys in self._expired.items() if each > applied.removals - REMOVALS_KEPT}
-            self._expired = {**kept, applied.removals: differ}
-        self._count(
-            replace(
+            self._expired = {**kept, applied.removals: is_due}
+        if done or self._noted_ms < before_ms:
+            applied = replace(
                 applied,
-                expired_keys=applied.expired_keys + removed_keys,
-                expired_fields=applied.expired_fields + removed_fields,
+                expired_keys=applied.expired_keys + expired_keys,
+                expired_fields=applied.expired_fields + gone,
             )
-        )
+            self._count(applied)
         return done
 
+    def _is_counted(self, held: _Held) -> bool:
+        return held.expire_at_ms is None or held.expire_at_ms > self._noted_ms
+
     def _count(self, applied: Applied) -> None:
-        shown = self._shown().values()
+        shown = list(filter(self._is_counted, self._shown().values()))
         keys = Counter(each.state for each in shown)
         expiring = sum(each.expire_at_ms is not None for each in shown)
         expiring_maps = sum(any(field.expire_at_ms is not None for field in each.fields.values()) for each in shown)
@@ -264,7 +276,7 @@ class MemorySnapshot(Snapshot):
         self._changed = self._store._changed
         self._expired = self._store._expired
         self.version = self._store._version
-        self._now_ms = now_ms
+        self._now_ms = max(now_ms, self._applied.clock_ms)
         self._order = []
 
     def close(self) -> None:
@@ -273,7 +285,8 @@ class MemorySnapshot(Snapshot):
 
     def lend(self, now_ms: int, given_back: Callable[[], None]) -> MemorySnapshot:
         lent = copy(self)
-        lent._now_ms, lent._order, lent._given_back = now_ms, [], given_back
+        lent._order, lent._given_back = [], given_back
+        lent._now_ms = max(now_ms, self._applied.clock_ms)
         return lent
 
     @property
@@ -456,7 +469,7 @@ class MemorySnapshot(Snapshot):
 
     def changes(self) -> Iterator[Change]:
         for key in sorted(self._held, key=lambda key: (position_of(key), key)):
-            held = self._live(key)
+            held = _alive(self._held[key], self._applied.clock_ms)
             if held is None:
                 continue
             if held.kind is Kind.VALUE:

@@ -76,7 +76,8 @@ def write(log: JobLog, current: Current, shown: Snapshot) -> Epoch | None:
     part = f"{folder}/part-{applied.term}-{sha256(str(slots).encode()).hexdigest()[:32]}"
     if slots != ALL and not log.filesystem.create(f"{part}.claim", b""):
         return None
-    files = tuple(_write_files(log, folder, runs_of(shown.changes(), applied.keys)))
+    names = [state.name for state in log.description(current.generation).known]
+    files = tuple(_write_files(log, folder, runs_of(shown.changes(), names)))
     manifest = Epoch(
         epoch=applied.epoch,
         term=applied.term,

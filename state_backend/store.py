@@ -24,9 +24,10 @@ from state_backend.records import Change
 class Applied:
     """What a store holds: the last whole epoch applied to it, and counts as of then.
 
-    epoch and term are -1 and 0 before the first epoch. Counts include keys that expired and are not yet removed.
+    epoch and term are -1 and 0 before the first epoch. Counts are without the keys that expired, once that was noted
+    (see `Store.expire`); maps all of whose fields expired are counted until they are removed.
     expiring_maps are those with a field that expires, which is apart from what the whole key does (`expiring`);
-    expired_keys and expired_fields were removed since the store was made, in so many removals.
+    expired_keys were noted, and expired_fields removed, since the store was made; in so many portions, `removals`.
     """
 
     generation: str
@@ -115,6 +116,8 @@ class EpochChanges(NamedTuple):
 class Snapshot(ABC):
     """A read view of one epoch at one clock reading. Not to be shared between threads.
 
+    A clock that is behind that of the epoch counts as the epoch's: what the log is past has expired for every reader.
+
     A reader that asks for a value at a key that holds a map, or the other way round, gets WrongKindError; a missing or
     expired key reads as None, an empty list, or zero.
 
@@ -178,10 +181,10 @@ class Snapshot(ABC):
 
     @abstractmethod
     def expired_since(self, removals: int) -> Sequence[bytes] | None:
-        """Return the keys that went, or lost fields, in the removals after so many; None if that is not known.
+        """Return the keys that expired, or whose fields did, in the portions after so many; None if that is not known.
 
         It is known of the last few, if these were few enough keys. A key reads as missing as soon as it has expired;
-        that it is removed comes after that, within a bounded time.
+        that this is noted comes after that, within a bounded time.
         """
 
     @abstractmethod
@@ -358,7 +361,11 @@ class Snapshot(ABC):
 
     @abstractmethod
     def changes(self) -> Iterator[Change]:
-        """Iterate over changes that make this state out of nothing, in store order. What has expired is left out."""
+        """Iterate over changes that make this state out of nothing, in store order.
+
+        What expired at or before the clock of the last epoch is left out; this view's own clock does not matter, so
+        that what is written of an epoch is the same on every server.
+        """
 
     @abstractmethod
     def random_keys(self) -> Iterator[bytes | None]:
@@ -367,7 +374,7 @@ class Snapshot(ABC):
 
 
 class Store(ABC):
-    """One job generation's state. `apply` and `remove_expired` are for the one writer; `snapshot` is for all."""
+    """One job generation's state. `apply` and `expire` are for the one writer; `snapshot` is for all."""
 
     @abstractmethod
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
@@ -378,10 +385,12 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def remove_expired(self, now_ms: int, keys_max: int) -> int:
-        """Remove up to about `keys_max` keys and fields that have expired; return how many.
+    def expire(self, now_ms: int, most: int) -> int:
+        """Note what has expired by a clock, and remove what has expired by the log's: about so much; return how much.
 
-        Less than `keys_max` means that nothing expired is left.
+        What is noted is in no count, and is told of (`Snapshot.expired_since`, `Snapshot.events`). It is removed once
+        an epoch's clock has passed it: until then an epoch may still fold into it, and what an epoch makes of a state
+        must not depend on when a server looked at its clock. Less than `most` means that nothing is left to do.
         """
 
     @abstractmethod

@@ -112,7 +112,7 @@ def test_a_sorted_set_of_a_million_members(tmp_path: Path, report: Any, monkeypa
         assert nodes.read < 100
     apply(iter([Change("top", Op.CLEAR, KEY)]))
     assert store.applied.key_count == 0
-    while store.remove_expired(1_000, 5_000) >= 5_000:
+    while store.expire(1_000, 5_000) >= 5_000:
         pass
     assert store.used_bytes()[0] < 1 << 20
     store.close()

@@ -149,9 +149,9 @@ class RepliesHeld(RuleBasedStateMachine):
             return {key: entry and (entry, read[entry.kind](key)) for key, entry in entries.items()}
 
     @rule(job=st.sampled_from(JOBS))
-    def remove_expired(self, job: str) -> None:
+    def expire(self, job: str) -> None:
         if job in self.keyspace.jobs:
-            self.keyspace.jobs[job].store.remove_expired(self.clock_ms, 100)
+            self.keyspace.jobs[job].store.expire(self.clock_ms, 100)
 
     @rule(step=st.sampled_from((-2, 1, 4)))
     def move_clock(self, step: int) -> None:

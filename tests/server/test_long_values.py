@@ -139,7 +139,7 @@ def test_a_long_value_is_read_at_one_epoch_whatever_is_committed_meanwhile(store
     changes = [Change("v", Op.PUT, at(b"v:long"), None, b"-" * LENGTH)]
     for epoch in (1, 2, 3):
         running.call(lambda epoch=epoch: store.apply(EpochChanges(epoch, 1, 1, list(runs_of(changes, ["v"]))), STATES))
-        running.call(lambda: store.remove_expired(1, 1000))
+        running.call(lambda: store.expire(1, 1000))
     assert peer.read(LENGTH + 2) == LONG + b"\r\n"
     peer.answers(encode([b"GET", at(b"v:long")], 2), encode(b"-" * LENGTH, 2))
     assert not running.call(lambda: [each for each in running.server._connections.values() if each._sliced])

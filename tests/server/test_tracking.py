@@ -199,10 +199,10 @@ def test_a_table_that_is_full_lets_the_oldest_go_and_says_so(client: Any, epochs
     client.answers(b"", invalid("job:temp:a"))
 
 
-def test_a_key_that_expires_is_told_once_it_is_removed(server: Any, client: Any, epochs: Epochs) -> None:
+def test_a_key_that_expires_is_told_once_that_is_noted(server: Any, client: Any, epochs: Epochs) -> None:
     epochs.publish("soon", expire_at_ms=1)
     client.answers(lines("CLIENT TRACKING ON", "EXISTS job:temp:soon"), OK + b":0\r\n")
-    server.call(lambda: epochs.store.remove_expired(2, 100))
+    server.call(lambda: epochs.store.expire(2, 100))
     client.answers(b"", invalid("job:temp:soon"))
 
 

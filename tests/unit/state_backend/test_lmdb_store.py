@@ -15,7 +15,7 @@ import pytest
 from state_backend import packed_map
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, StoreFullError
-from state_backend.lmdb_layout import PIECE_BYTES, Tables
+from state_backend.lmdb_layout import PIECE_BYTES, Tables, name_of
 from state_backend.lmdb_store import LOCK_BYTES, LmdbStore
 from state_backend.records import Change, Op, runs_of
 from state_backend.store import EpochChanges, LongText
@@ -29,6 +29,11 @@ NAMES = [state.name for state in STATES]
 
 def epoch_of(number: int, changes: Iterable[Change], clock_ms: int = 1) -> EpochChanges:
     return EpochChanges(number, 1, clock_ms, list(runs_of(changes, NAMES)))
+
+
+def pass_time(store: LmdbStore, clock_ms: int) -> None:
+    """Apply an epoch without changes: the log's clock moves on."""
+    store.apply(epoch_of(store.applied.epoch + 1, [], clock_ms), STATES)
 
 
 def put(key: bytes, value: bytes = b"v", expire_at_ms: int | None = None) -> Change:
@@ -264,10 +269,14 @@ def test_the_expiry_index_is_empty_again_when_everything_expired_or_was_deleted(
     store.apply(epoch_of(1, [put(b"a", expire_at_ms=300), Change("temp", Op.DELETE, b"b"), put(b"c")]), STATES)
     assert (lines_of_expiry(store), rows_of_dues(store)) == (2, len(many))
     assert (store.applied.expiring, store.applied.expiring_maps) == (1, 1)
-    assert store.remove_expired(150, 1 << 20) >= len(many)
+    pass_time(store, 150)
+    assert store.expire(150, 1 << 20) >= len(many)
     assert (lines_of_expiry(store), rows_of_dues(store), store.applied.expired_keys) == (1, 0, 1)
     assert (store.applied.expiring_maps, store.applied.expired_fields) == (0, len(many))
-    assert store.remove_expired(300, 1 << 20) == 1
+    assert store.expire(300, 1 << 20) == 1  # it is noted, and stays for the log's clock
+    assert (lines_of_expiry(store), store.applied.keys, store.applied.expiring) == (1, {"temp": 1}, 0)
+    pass_time(store, 300)
+    assert store.expire(0, 1 << 20) == 1
     assert (lines_of_expiry(store), store.applied.keys, store.applied.expiring) == (0, {"temp": 1}, 0)
     store.close()
 
@@ -280,7 +289,7 @@ def test_what_a_deleted_key_had_goes_in_bounded_portions(tmp_path: Path) -> None
     store.apply(epoch_of(1, [Change("city", Op.CLEAR, b"map"), Change("temp", Op.DELETE, b"long")]), STATES)
     portions = []
     while not portions or portions[-1] >= 20:
-        portions.append(store.remove_expired(1, 20))
+        portions.append(store.expire(1, 20))
     assert (portions[:5], sum(portions)) == ([20, 20, 20, 20, 20], 104)
     assert [entries(store, table) for table in Tables._fields if table != "meta"] == [0] * 6
     assert (store.applied.key_count, store.applied.expired_keys) == (0, 0)
@@ -291,13 +300,14 @@ def test_a_large_map_whose_fields_expire_goes_in_bounded_portions_and_reads_as_i
     store = LmdbStore(tmp_path, "g")
     fields = [put_field(b"%d" % number, 100 + number) for number in range(500)]
     store.apply(epoch_of(0, [*fields, put_field(b"last")]), STATES)
+    pass_time(store, 499)
     sizes = []
     for _ in range(4):
         with store.snapshot(499) as snapshot:
             sizes.append((snapshot.map_size(b"map"), len(list(snapshot.map_pairs(b"map")))))
-        store.remove_expired(499, 150)
+        store.expire(499, 150)
     assert sizes == [(101, 101)] * 4
-    assert (entries(store, "fields"), rows_of_dues(store), lines_of_expiry(store)) == (101, 100, 1)
+    assert (entries(store, "fields"), rows_of_dues(store), lines_of_expiry(store)) == (101, 100, 2)
     assert (store.applied.expiring_maps, store.applied.expired_fields) == (1, 400)
     store.close()
 
@@ -343,7 +353,7 @@ def test_a_long_value_that_is_put_again_is_not_written_again(tmp_path: Path) -> 
     assert (entries(store, "blocks"), lines_of_expiry(store)) == (3, 1)
     assert store.apply(epoch_of(3, [put(b"k", value[:-1] + b"y")]), STATES) == 1
     assert (entries(store, "blocks"), lines_of_expiry(store)) == (6, 1)
-    assert store.remove_expired(1, 100) == 3
+    assert store.expire(1, 100) == 3
     assert (entries(store, "blocks"), lines_of_expiry(store)) == (3, 0)
     store.close()
 
@@ -377,9 +387,10 @@ def test_a_scan_ends_a_step_early_where_records_are_long(tmp_path: Path) -> None
 def test_the_oldest_go_first(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     store.apply(epoch_of(0, [put(b"%d" % number, expire_at_ms=100 + number) for number in range(10)]), STATES)
-    assert store.remove_expired(1000, 4) == 4
-    with store.snapshot(1) as snapshot:
-        assert sorted(snapshot.scan(0, 100)[1]) == [b"%d" % number for number in range(4, 10)]
+    pass_time(store, 1000)
+    assert [store.expire(1000, 4) for _ in range(4)] == [4] * 4  # ten are noted, and six of them removed
+    with store.begin() as txn, txn.cursor(db=store.tables.keys) as cursor:
+        assert sorted(map(name_of, cursor.iternext(keys=False))) == [b"%d" % number for number in range(6, 10)]
     store.close()
 
 
@@ -388,7 +399,7 @@ def test_a_time_before_1970_has_come(tmp_path: Path) -> None:
     store.apply(epoch_of(0, [put(b"a", expire_at_ms=0), put(b"b", expire_at_ms=-5)]), STATES)
     with store.snapshot(10) as snapshot:
         assert (snapshot.value(b"a"), snapshot.value(b"b")) == (None, None)
-    assert store.remove_expired(10, 10) == 2
+    assert store.expire(10, 10) == 4  # noted and removed: the log's clock is behind them, too
     store.close()
 
 

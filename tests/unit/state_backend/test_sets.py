@@ -112,7 +112,7 @@ def test_a_large_set_that_is_replaced_keeps_what_stays_and_its_records(store: Lm
     apply(store, *kept, replaces=frozenset({"top"}))
     with store.snapshot(1_000) as shown:
         assert ranking(shown) == [(b"%04d" % number, number) for number in range(1, 501)]
-    assert store.remove_expired(1_000, 10) == 0  # nothing was left behind to be removed
+    assert store.expire(1_000, 10) == 0  # nothing was left behind to be removed
     assert store.used_bytes()[0] <= before + 8 * 4096
 
 
