@@ -27,6 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.endpoints import ServedEndpoint
 from spark_hooks.serve import serve
+from spark_hooks.signals import EndSignal
 from spark_hooks.sink import queryable
 from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor
@@ -259,13 +260,14 @@ def run(options: argparse.Namespace) -> int:
         print("sparkis demo: --speed is a number of days per second, 0 for no pace", file=sys.stderr)
         return 1
     try:
+        ended = EndSignal()
         with _folder() as folder:
-            _replay_and_serve(options, folder)
+            _replay_and_serve(options, folder, ended)
     except SparkisError as error:
         print(f"sparkis demo: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("\nended", file=sys.stderr)
+    if ended.is_set():
+        print("ended", file=sys.stderr)
     return 0
 
 
@@ -278,10 +280,11 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _replay_and_serve(options: argparse.Namespace, folder: Path) -> None:
+def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSignal) -> None:
     print("starting Spark ...", file=sys.stderr)
     tables = {"weather": weather_table(), "flights": flights_table()}
     spark = session()
+    ended.take()
     endpoint = serve(spark, log=options.log or folder / "log", port=options.port)
     feeder = Feeder(folder, tables, options.speed)
     queries: list[StreamingQuery] = []
@@ -289,12 +292,11 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path) -> None:
         queries = start_queries(spark, folder, folder / "checkpoints")
         _explain(endpoint)
         feeder.start()
-        _watch(feeder, queries, sum(table.num_rows for table in tables.values()))
-        if options.once:
+        _watch(queries, sum(table.num_rows for table in tables.values()), ended)
+        if options.once or ended.is_set():
             return
         print("all data is through; serving on until Ctrl-C", file=sys.stderr)
-        while True:
-            time.sleep(3600)
+        ended.wait()
     finally:
         feeder.stop()
         for query in queries:
@@ -328,11 +330,10 @@ def _sparkis() -> str:
     return min(str(installed), os.path.relpath(installed), key=len) if installed.exists() else "sparkis"
 
 
-def _watch(feeder: Feeder, queries: list[StreamingQuery], rows: int) -> None:
-    """Return when every row is committed; show a bar on a terminal. An error of a query is raised."""
+def _watch(queries: list[StreamingQuery], rows: int, ended: EndSignal) -> None:
+    """Return when every row is committed, or it is over; show a bar on a terminal. An error of a query is raised."""
     seen: dict[tuple[str, int], int] = {}
-    while sum(seen.values()) < rows:
-        time.sleep(POLL_INTERVAL_S)
+    while sum(seen.values()) < rows and not ended.wait(POLL_INTERVAL_S):
         for query in queries:
             failed = query.exception()
             if failed is not None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +16,7 @@ from spark_hooks import serve
 from spark_hooks.attach.attachment import attach, bind, reading_session
 from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError
 from spark_hooks.attach.rows import AttachedState, BoundState
+from spark_hooks.signals import EndSignal
 from state_backend.descriptor import Kind
 from state_backend.errors import DescriptorError, SparkisError
 
@@ -28,15 +27,13 @@ LOOK_INTERVAL_S = 0.5
 
 def run(options: argparse.Namespace) -> int:
     """Run the command until a signal, or an error; return the exit code."""
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
+    ended = EndSignal()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("py4j").setLevel(logging.WARNING)
     try:
         if not options.list and (options.job is None or options.log is None):
             raise DescriptorError("--job names the job, and --log says where to write; --list needs neither")
         with _session(_pairs("--conf", options.conf), options.master) as spark:
+            ended.take()
             if options.list:
                 _list(spark, options)
             else:
@@ -100,7 +97,7 @@ def described(state: BoundState, job: str) -> Iterator[str]:
     yield f"  {REDIS_TYPES[made.kind]:<7}  {made.format_for(job).text}  {field}{value}"
 
 
-def _follow(spark: SparkSession, options: argparse.Namespace, ended: threading.Event) -> None:
+def _follow(spark: SparkSession, options: argparse.Namespace, ended: EndSignal) -> None:
     endpoint = serve.serve(spark, log=options.log, port=options.port) if options.serve else None
     given = _state_of(options)
     states = [AttachedState(options.state, **given)] if given or options.state else []

@@ -52,6 +52,13 @@ class Command:
             self.printed += line
         return found
 
+    def rest(self) -> str:
+        """Wait until the command has closed its outputs, and return what it printed and nobody has waited for."""
+        rest = ""
+        while (line := self._lines.get(timeout=END_S_MAX)) is not None:
+            rest += line
+        return rest
+
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
