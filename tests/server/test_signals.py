@@ -13,15 +13,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 
 import pytest
 
 from compat.conformance.wire import Connection
+from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import Change, LogWriter, Op, StateDescriptor
 
-# Bounds a test that would hang; no test's outcome depends on it.
-WAIT_S_MAX = 60.0
 ONE_USER = "user default on nopass ~* &* +@all\n"
 TWO_USERS = ONE_USER + "user reader on >secret ~* +@read\n"
 NOTHING_TO_READ = r"INFO sparkis\.server: SIGHUP: there is no ACL file to read again"
@@ -119,10 +118,7 @@ def test_a_hangup_reloads_the_users_of_a_server_and_ends_none_of_its_processes(
     acl_file.write_text(TWO_USERS)
     server.hang_up()
     server.wait_for(rf"INFO sparkis\.server: SIGHUP: read 2 users from {acl_file}")
-    ends = monotonic() + WAIT_S_MAX
-    while not all(can_log_in(port, "reader") for _ in range(2 * workers)):  # with workers: in each, in turn
-        assert monotonic() < ends
-        sleep(0.05)
+    eventually(lambda: all(can_log_in(port, "reader") for _ in range(2 * workers)))  # with workers: in each, in turn
 
     acl_file.write_text("user\n")
     server.hang_up()

@@ -55,7 +55,7 @@ class Command:
     def rest(self) -> str:
         """Wait until the command has closed its outputs, and return what it printed and nobody has waited for."""
         rest = ""
-        while (line := self._lines.get(timeout=END_S_MAX)) is not None:
+        while (line := self._lines.get(timeout=WAIT_S_MAX)) is not None:
             rest += line
         return rest
 

@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import redis
-from micro_batches import eventually
 from processes import served, sparkis, status
+
+from compat.waiting import eventually
 
 State = dict[str, Any]
 
@@ -151,10 +152,10 @@ def test_every_key_of_the_demo_is_what_pandas_computes(expected: State, tmp_path
 def test_the_demo_ends_by_a_signal_with_a_line(number: signal.Signals):
     """By its process id, in the middle of micro-batches: Python and the JVM have nothing to say about it."""
     with sparkis("demo", "--speed", 50, "--port", 0) as demo:
-        url = demo.wait_for(r"serving at (redis://\S+);", TIMEOUT_S)[1]
+        url = demo.wait_for(r"serving at (redis://\S+);")[1]
         demo.wait_for(r"sparkis status --url .*\n")
         with redis.Redis.from_url(url) as client:
-            eventually(client.dbsize, lambda keys: keys > 0, TIMEOUT_S)
+            eventually(client.dbsize, lambda keys: keys > 0)
         assert demo.end(number) == 0
         assert demo.rest() == "ended\n"
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import redis
-from micro_batches import Batches, eventually, start
+from micro_batches import Batches, start
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import sparkis
+from compat.waiting import eventually
 from resp_server import status
 from resp_server.client import Client
 from state_backend.errors import DescriptorError
