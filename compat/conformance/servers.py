@@ -19,7 +19,7 @@ from pathlib import Path
 
 from compat.conformance.dataset import Dataset
 from compat.conformance.wire import Connection, replies_in, requests
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
 
 # Below those that the system gives to whoever asks for any, or connects (Linux: from 32768 on). Processes that run at
 # the same time have numbers near each other, and so parts of their own.
@@ -30,6 +30,16 @@ _ports_given = count()
 STOP_S_MAX = 60.0
 
 REDIS_SERVER = "redis-server"
+# A registry for what is not about silence: where everybody shares a busy machine, nobody is taken for gone.
+PATIENT_REGISTRY = (
+    "-c",
+    f"""
+import sys
+from resp_server.registry import process, service
+service.SILENT_S = service.DRAIN_S_MAX = {WAIT_S_MAX}
+sys.exit(process.main())
+""",
+)
 # What the control listeners of our servers ask for.
 CONTROL_TOKEN = "of-the-tests"
 

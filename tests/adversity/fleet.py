@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -17,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
-from compat.conformance.servers import free_port
+from compat.conformance.servers import PATIENT_REGISTRY, free_port
 from compat.waiting import eventually
 from resp_server.client import Client, ClientError
 from resp_server.registry.record import Record
@@ -34,12 +35,12 @@ EPOCH_EVERY_S = 0.2
 class Process:
     """A registry or a state server. One that stands by says nothing, and is not waited for."""
 
-    def __init__(self, program: str, options: list[str], log: Path) -> None:
+    def __init__(self, program: Sequence[str], options: list[str], log: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
         self.log = log
         self._errors = log.open("ab")
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", program, "--child", *options],
+            [sys.executable, *program, "--child", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -134,16 +135,16 @@ class Fleet:
 
     # Processes
 
-    def registry(self, *options: str) -> Process:
-        """Start a registry."""
+    def registry(self, *options: str, program: Sequence[str] = PATIENT_REGISTRY) -> Process:
+        """Start a registry; one to which a server that is slow is not silent, unless told otherwise."""
         given = ["--log", str(self.log), "--port", "0", "--replicas", str(self.replicas), *options]
-        return self._started("resp_server.registry.process", given, "registry")
+        return self._started(program, given, "registry")
 
     def server(self, number: int, *more: str) -> Process:
         """Start a state server; one of the same number is the same server."""
         options = ["--log", str(self.log), "--compact", "--store", str(self.folder / f"store{number}")]
         options += ["--port", str(self._ports[number]), *more]
-        self.servers.append(self._started("resp_server.state_server", options, f"server{number}"))
+        self.servers.append(self._started(("-m", "resp_server.state_server"), options, f"server{number}"))
         return self.servers[-1]
 
     def halves(self) -> tuple[Process, Process]:
@@ -154,7 +155,7 @@ class Fleet:
         self.wait_for(_0="0-8191", _1="8192-16383")
         return first, second
 
-    def _started(self, program: str, options: list[str], name: str) -> Process:
+    def _started(self, program: Sequence[str], options: list[str], name: str) -> Process:
         self._processes.append(Process(program, options, self.folder / f"{name}.{len(self._processes)}.log"))
         return self._processes[-1]
 

@@ -131,7 +131,7 @@ def test_others_take_over_what_a_server_has_whose_disk_is_full(fleet: Fleet) -> 
 
 @pytest.mark.slow
 def test_a_server_that_hangs_is_done_without_and_taken_in_again(fleet: Fleet) -> None:
-    fleet.registry()
+    fleet.registry(program=("-m", "resp_server.registry.process"))
     _, second = fleet.halves()
     second.popen.send_signal(signal.SIGSTOP)
     try:

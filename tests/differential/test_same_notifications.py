@@ -192,8 +192,13 @@ def test_what_an_epoch_did_is_told_as_by_redis(
     theirs.close()
 
 
+def soon_ms() -> int:
+    """Return when something expires that is published now: not before that is done, also on a busy machine."""
+    return int(time.time() * 1000) + 3_000
+
+
 def test_what_expires_is_told_when_it_is_removed(job: Job, redis: Running) -> None:
-    at_ms = int(time.time() * 1000) + 300
+    at_ms = soon_ms()
     ours, theirs = Listener(job.server.port, ""), Listener(redis.port, "")
     job.publish([put("text", "soon", "1", at_ms=at_ms)])
     with Connection(redis.port) as commands:
@@ -210,7 +215,7 @@ def test_what_expires_is_told_when_it_is_removed(job: Job, redis: Running) -> No
 
 def test_a_field_that_expires_is_told_and_with_the_last_one_its_key(job: Job) -> None:
     ours = Listener(job.server.port, "")
-    at_ms = int(time.time() * 1000) + 300
+    at_ms = soon_ms()
     job.publish([put("map", "brief", "1", "x", at_ms=at_ms), put("map", "brief", "1", "y", at_ms=at_ms)])
     told: list[bytes] = []
     while not told or told[-1] != b"del":

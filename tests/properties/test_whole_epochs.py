@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from compat.waiting import WAIT_S_MAX
 from state_backend import packed_map
 from state_backend.descriptor import StateDescriptor
 from state_backend.lmdb_store import LmdbStore
@@ -77,7 +78,7 @@ def test_readers_in_other_processes_see_whole_epochs_only(tmp_path: Path) -> Non
         store.apply(epoch_of(number), STATES)
         with store.snapshot(1) as snapshot:
             assert assert_whole(snapshot) == number
-    seen = [int(reader.communicate(timeout=60)[0]) for reader in readers]
+    seen = [int(reader.communicate(timeout=WAIT_S_MAX)[0]) for reader in readers]
     assert [reader.returncode for reader in readers] == [0, 0]
     assert min(seen) > 0
     store.close()

@@ -23,7 +23,7 @@ from redis import Redis
 from compat.conformance.dataset import Dataset
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, replies_in, requests
-from compat.waiting import eventually, eventually_async
+from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.protocol.following import NOT_TOLD, Told
@@ -329,9 +329,11 @@ def test_redis_py_reads_through_it(still: Behind, dataset: Dataset, protocol: in
 
 def test_redis_cli_reads_through_it(still: Behind) -> None:
     command = ["redis-cli", "-p", str(still.proxy.port)]
-    done = subprocess.run([*command, "get", "many:007"], capture_output=True, timeout=30, check=True)
+    done = subprocess.run([*command, "get", "many:007"], capture_output=True, timeout=WAIT_S_MAX, check=True)
     assert done.stdout == b"7\n"
-    done = subprocess.run([*command, "--scan", "--pattern", "many:00*"], capture_output=True, timeout=30, check=True)
+    done = subprocess.run(
+        [*command, "--scan", "--pattern", "many:00*"], capture_output=True, timeout=WAIT_S_MAX, check=True
+    )
     assert len(done.stdout.split()) == 10
 
 
@@ -341,7 +343,7 @@ def test_a_topology_that_is_wrong_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "resp_server.router.process", "--cluster", str(file)],
         capture_output=True,
-        timeout=30,
+        timeout=WAIT_S_MAX,
         check=False,
     )
     assert done.returncode == 1

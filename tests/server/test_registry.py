@@ -17,7 +17,7 @@ from typing import Any
 import hiredis
 import pytest
 
-from compat.conformance.servers import CONTROL_TOKEN
+from compat.conformance.servers import CONTROL_TOKEN, PATIENT_REGISTRY
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.registry import service
 from resp_server.registry.record import Place
@@ -25,14 +25,8 @@ from state_backend.filesystems import open_filesystem
 
 NAMES = [f"{number:040x}" for number in range(1, 5)]
 PROGRAM = [sys.executable, "-m", "resp_server.registry.process", "--port", "0"]
-# The same for tests that are not about silence: one thread plays all the servers, and that may stand still for long.
-PATIENT = """
-import sys
-from resp_server.registry import process, service
-service.SILENT_S = service.DRAIN_S_MAX = float(sys.argv.pop(1))
-sys.exit(process.main())
-"""
-PATIENT_PROGRAM = [sys.executable, "-c", PATIENT, str(WAIT_S_MAX), "--port", "0"]
+# One thread plays all the servers, and that may stand still for long.
+PATIENT = [sys.executable, *PATIENT_REGISTRY, "--port", "0"]
 
 
 class Talk:
@@ -107,7 +101,7 @@ def registry(tmp_path: Path) -> Iterator[Callable[..., int]]:
     """Start a registry and return its port."""
     with ExitStack() as stack:
 
-        def started(*options: str, program: Sequence[str] = PATIENT_PROGRAM) -> int:
+        def started(*options: str, program: Sequence[str] = PATIENT) -> int:
             process = subprocess.Popen(
                 [*program, "--child", "--log", str(tmp_path), "--loglevel", "error", *options],
                 stdin=subprocess.PIPE,

@@ -422,7 +422,9 @@ def test_keys_are_loading_while_a_job_is_being_opened(tmp_path: Path, log: Path,
 def test_two_servers_on_one_port_are_one_too_many(serve: Serve, tmp_path: Path, log: Path) -> None:
     port = str(serve().port)
     command = [sys.executable, "-m", "resp_server.process", "--log", str(log), "--store", str(tmp_path / "other")]
-    ended = subprocess.run([*command, "--port", port, "--workers", "2"], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [*command, "--port", port, "--workers", "2"], capture_output=True, text=True, timeout=WAIT_S_MAX
+    )
     assert ended.returncode == 1
     assert f"cannot listen on 127.0.0.1, port {port}: Address already in use" in ended.stderr
 
@@ -430,7 +432,7 @@ def test_two_servers_on_one_port_are_one_too_many(serve: Serve, tmp_path: Path, 
 @pytest.mark.parametrize("count", ["0", "-1", "two", "65"])
 def test_a_number_of_workers_that_makes_no_sense_is_refused(log: Path, count: str) -> None:
     command = [sys.executable, "-m", "resp_server.process", "--log", str(log), f"--workers={count}"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert ended.returncode == 2
     assert "is not a number of processes from 1 to 64" in ended.stderr
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from compat.waiting import WAIT_S_MAX
 from state_backend import packed_map
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, StoreFullError
@@ -59,7 +60,11 @@ def rows_of_dues(store: LmdbStore) -> int:
 
 def in_another_process(code: str, *arguments: object) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *map(str, arguments)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S_MAX,
     )
     return done.stdout.strip()
 
@@ -158,7 +163,7 @@ store = LmdbStore(sys.argv[1], "g")
 held = store._env.begin(write=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=WAIT_S_MAX)
     assert killed.returncode == -signal.SIGKILL
     store = LmdbStore(tmp_path, "g")
     store.apply(epoch_of(0, [put(b"k")]), STATES)
@@ -434,7 +439,7 @@ del store
 shutil.rmtree(sys.argv[1])
 print(is_open(), snapshot.value(b"k").decode())
 del snapshot
-ends = time.monotonic() + 30
+ends = time.monotonic() + 300
 while is_open() and time.monotonic() < ends:
     time.sleep(0.001)
 print(is_open())
