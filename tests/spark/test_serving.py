@@ -65,7 +65,7 @@ def test_a_log_is_served_while_its_job_runs_and_after(batches: Make, tmp_path: P
         rows.add({"k": "a", "v": 2})
         query.processAllAvailable()
         eventually(lambda: client.get("job:s:a"), lambda value: value == "2")
-        eventually(lambda: status("--url", url).stdout, lambda table: "live" in table)
+        eventually(lambda: status("--url", url), lambda shown: "live" in shown.stdout)
         begin(rows, "later", tmp_path / "later", log=log)
         eventually(lambda: unless_loading(client, "later:s:a"), lambda value: value == "2")
         query.stop()
@@ -108,8 +108,7 @@ def test_status_shows_a_line_per_state_and_the_same_as_json(batches: Make, tmp_p
     log = tmp_path / "log"
     start(public.queryable(rows.df, *states, mode="append", log=log), "job", tmp_path / "checkpoint")
     with served("--log", log, "--store", tmp_path / "store") as url:
-        eventually(lambda: status("--url", url).stdout, lambda table: "live" in table)
-        table = status("--url", url)
+        table = eventually(lambda: status("--url", url), lambda shown: shown.stdout.count("live") == 2)
         assert table.returncode == 0
         heading, *lines = table.stdout.splitlines()
         assert heading.split() == ["JOB", "STATE", "KIND", "KEYS", "COMMITTED", "APPLIED", "LAG", "AGE", "CONDITION"]
@@ -117,7 +116,9 @@ def test_status_shows_a_line_per_state_and_the_same_as_json(batches: Make, tmp_p
             ["job", "s", "value", "2", "0", "0", "0", "epochs,", "0", "ms", "AGE", "live"],
             ["job", "m", "map", "2", "0", "0", "0", "epochs,", "0", "ms", "AGE", "live"],
         ]
-        (job,) = json.loads(status("--url", url, "--json").stdout)
+        (job,) = eventually(
+            lambda: json.loads(status("--url", url, "--json").stdout), lambda jobs: not jobs[0]["stale"]
+        )
         assert (job["name"], job["applied"], job["committed"], job["stale"], job["error"]) == ("job", 0, 0, 0, "")
         assert [(each["name"], each["kind"], each["keys"]) for each in job["states"]] == [
             ("s", "value", 2),
