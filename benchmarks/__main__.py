@@ -24,6 +24,7 @@ PARTS = {
     "moves": "until a new state server has taken over a million keys, until one has loaded ten million (--full)",
     "proxy": "GET and MGET through a proxy to two servers, beside twemproxy to two redis-servers",
     "surface": "ranks of a million members, SCAN, 1,000 and 10,000 connections, TLS, a user, a tracking client",
+    "object_store": "commit of an epoch and the time until it can be read, in an S3 bucket beside a local folder",
     "updates": "rows of a Spark stream until they can be read, beside the same job that writes to redis-server",
     "delay": "from the end of a micro-batch's last task to the first read, step by step",
     "attach": "the delay of what is attached to a query, and what the query's own rate loses by it",
@@ -36,8 +37,8 @@ count of commands that differs from what was sent, makes a part void: it is said
 EXAMPLES = """\
 parts:
 {parts}
-  all       everything above (the default)
-  page      measure nothing, only draw docs/performance.md and docs/plots/ from results.json
+  all          everything above (the default)
+  page         measure nothing, only draw docs/performance.md and docs/plots/ from results.json
 
 examples:
   make bench                                  everything but the largest cases: about 25 minutes on a quiet machine
@@ -66,7 +67,7 @@ def main() -> int:
 
 
 def _parse() -> tuple[Options, list[str], bool]:
-    listed = "\n".join(f"  {name:9} {text}" for name, text in PARTS.items())
+    listed = "\n".join(f"  {name:12} {text}" for name, text in PARTS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=DESCRIPTION,

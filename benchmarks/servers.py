@@ -139,7 +139,7 @@ def publish(writer: LogWriter, runs: Iterable[pa.RecordBatch]) -> int:
     return number
 
 
-def load_log(log: Path, keys: int, *, has_maps_and_lists: bool = True, members: int = 0) -> LogWriter:
+def load_log(log: str | Path, keys: int, *, has_maps_and_lists: bool = True, members: int = 0) -> LogWriter:
     """Write a log of so many values, in epochs of bounded size; members: of the sorted set, none if 0."""
     writer = LogWriter(log, JOB, states())
     for start in range(0, keys, LOAD_KEYS):

@@ -219,8 +219,7 @@ class Applier:
         """Let go of slots that are not wanted any more, and say so, before anything that may take long."""
         if self._store is not None:
             self._store.hold(self._wanted)
-            if self._told:
-                self._tell(*(self._told[name] for name in ("is_stale", "error", "is_full")))
+            self._tell_again()
 
     def _load(self) -> bool:
         """Load portions of what is to be gained, for a moment; True if there may be more."""
@@ -264,6 +263,7 @@ class Applier:
                 self._announce(current)
                 return
             self._apply(current, epoch)
+            self._tell_again()  # not only after the looks for what is next: they may take long
         if self._store is not None:
             raise LogUnavailableError(
                 f"job {self._log.job!r} is gone from the log {self._log.filesystem.root}: was it moved, or its storage "
@@ -464,6 +464,11 @@ class Applier:
         if self._description is not None:
             # Not known from the beginning: a store may be shown before the log has its first epoch.
             self._is_incomplete = bool(self._description.late) or self._origin > 0
+
+    def _tell_again(self) -> None:
+        """Report what readers see now, if it is something else, and the rest as it was."""
+        if self._told:
+            self._tell(*(self._told[name] for name in ("is_stale", "error", "is_full")))
 
     def _what_is_seen(self) -> dict[str, Any]:
         slots = self._shown_slots & self._wanted

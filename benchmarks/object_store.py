@@ -1,0 +1,105 @@
+"""An epoch's commit, and the time from the commit until it can be read, in an S3 bucket beside a local folder.
+
+The S3 server is the one of the tests, on this machine: what is measured is what sparkis and obstore add to the way to
+a store, and how many of its answers they wait for. A real store's answers take 10 to 50 ms each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from benchmarks.options import Options
+from benchmarks.results import Row, compared
+from benchmarks.servers import VoidError, load_log, publish, runs_of_values, temporary_folder
+from compat.object_store import s3_server
+from resp_server import children
+
+EPOCHS = 40
+CASES = (("small epoch", 100), ("epoch with a file", 5_000))
+PEER = "a local folder"
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield two rows for each size of epoch."""
+    epochs = max(3, int(EPOCHS * options.scale))
+    with temporary_folder() as folder, s3_server.running("bench") as port:
+        os.environ.update(s3_server.environment(port))
+        for name, keys in CASES:
+            rounds = []
+            for number in range(options.rounds):
+                options.report(f"object_store: {name}, round {number + 1} of {options.rounds}")
+                place = folder / f"{keys}-{number}"
+                rounds.append(
+                    (
+                        _timed(f"s3://bench/{keys}-{number}", place / "s3", keys, epochs),
+                        _timed(str(place / "log"), place / "local", keys, epochs),
+                    )
+                )
+            for index, what in enumerate(("commit", "commit until readable")):
+                pairs = [(ours[index], peer[index]) for ours, peer in rounds]
+                note = f"{keys:,} changes; {epochs} epochs a round, their median"
+                title = f"{name}, {what}"
+                yield compared(title, "object_store", pairs, unit="ms", better="less", peer_name=PEER, note=note)
+
+
+def _timed(log: str, store: Path, keys: int, epochs: int) -> tuple[float, float]:
+    """Return the median times, in ms, of a commit and of what follows until readers see it."""
+    commits, seen = [], []
+    writer = load_log(log, keys, has_maps_and_lists=False)
+    numbers = np.arange(keys)
+    with _applier(log, writer.job, store) as applier:
+        applier.reach(writer.last.epoch if writer.last else 0)
+        for turn in range(1, epochs + 1):
+            began_s = time.perf_counter()
+            epoch = publish(writer, runs_of_values(numbers, turn))
+            committed_s = time.perf_counter()
+            applier.reach(epoch)
+            commits.append((committed_s - began_s) * 1000)
+            seen.append((time.perf_counter() - committed_s) * 1000)
+    writer.close()
+    return median(commits), median(seen)
+
+
+class _Applier:
+    """A server's applier process, told of each epoch as a driver tells it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def reach(self, epoch: int) -> None:
+        """Have it look, and wait until readers see an epoch."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("look\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            event = json.loads(line)
+            if event.get("error"):
+                raise VoidError(event["error"])
+            if event["applied"] >= epoch:
+                return
+        raise VoidError("the applier ended")
+
+
+@contextmanager
+def _applier(log: str, job: str, store: Path) -> Iterator[_Applier]:
+    command = [sys.executable, "-m", "state_backend.applier", "--log", log, "--job", job, "--store", str(store)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=children.environment()
+    )
+    try:
+        yield _Applier(process)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(60)
