@@ -1,0 +1,93 @@
+"""What a job and a server in an S3 bucket ask of it within an hour, and what that costs by list prices."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from compat.object_store.faulty_proxy import FaultyProxy
+from state_backend import applier as applier_module
+from state_backend import log_writer as log_writer_module
+from state_backend.applier import Applier, follow_until_end
+from state_backend.change_log import ChangeLog
+from state_backend.descriptor import StateDescriptor
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op
+
+HOUR_S = 3600
+HOURS_A_MONTH = 730
+# US dollars, S3 Standard, us-east-1.
+DOLLARS = {"PUT": 5e-6, "POST": 5e-6, "LIST": 5e-6, "GET": 4e-7, "HEAD": 4e-7}
+STATE = StateDescriptor("count", key="k", value="v")
+
+
+def requests(proxy: FaultyProxy) -> Counter[str]:
+    return Counter("LIST" if "list-type" in path else method for method, path in proxy.taken())
+
+
+def a_month(cost: Counter[str]) -> float:
+    return HOURS_A_MONTH * sum(DOLLARS[method] * count for method, count in cost.items())
+
+
+@pytest.mark.parametrize(
+    ("every_s", "is_told", "dollars_max"),
+    [
+        pytest.param(None, False, 2.0, id="at rest"),
+        pytest.param(60, True, 2.5, id="an epoch a minute, told by the driver"),
+        pytest.param(10, True, 5.0, id="an epoch every ten seconds, told by the driver"),
+        pytest.param(10, False, 7.0, id="an epoch every ten seconds, found by looking"),
+    ],
+)
+def test_an_hour_costs_little(
+    proxy: FaultyProxy,
+    root: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    every_s: int | None,
+    is_told: bool,
+    dollars_max: float,
+) -> None:
+    """The hour passes as fast as the requests are done: only the waiting is left out."""
+    now_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now_s)
+    monkeypatch.setattr(applier_module, "time", clock)
+    monkeypatch.setattr(log_writer_module, "time", clock)
+    writer = LogWriter(root, "job", [STATE], "q1")
+    epoch = writer.publish([Change("count", Op.PUT, b"job:count:a", None, b"1")])
+    events: list[dict[str, Any]] = []
+    applier = Applier(ChangeLog(root), "job", tmp_path, events.append)
+    applier.step()
+    proxy.taken()
+    reading, writing = os.pipe()
+
+    def wait(lines: list[int], _: Any, __: Any, timeout_s: float) -> tuple[list[int], list[int], list[int]]:
+        """Let the time pass, second by second, with what the driver does in it."""
+        nonlocal now_s, epoch
+        for _second in range(int(timeout_s)):
+            if now_s >= HOUR_S:
+                os.close(writing)
+                return lines, [], []
+            now_s += 1
+            writer.beat()
+            if every_s is not None and now_s % every_s == 0:
+                epoch = writer.publish([Change("count", Op.PUT, b"job:count:a", None, b"%d" % now_s)])
+                if is_told:
+                    os.write(writing, b"look\n")
+                    return lines, [], []
+        return [], [], []
+
+    monkeypatch.setattr(applier_module, "select", SimpleNamespace(select=wait))
+    follow_until_end(applier, reading, 1.0)
+    os.close(reading)
+    shown = {name: value for event in events for name, value in event.items()}
+    assert (shown["is_stale"], shown["error"]) == (False, "")
+    assert shown["applied"] >= epoch - 1
+    for _ in range(HOUR_S // int(ChangeLog(root).filesystem.jobs_interval_s_max)):
+        assert ChangeLog(root).jobs() == ["job"]
+    applier.close()
+    assert a_month(requests(proxy)) < dollars_max
