@@ -19,7 +19,7 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
 from compat.conformance.servers import PATIENT_REGISTRY, free_port
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client, ClientError
 from resp_server.registry.record import Record
 from state_backend.descriptor import StateDescriptor
@@ -185,7 +185,7 @@ class Fleet:
         """Return what the registry has written down."""
         return Record.parse((self.log / "registry.json").read_bytes(), "registry.json")
 
-    def ask(self, timeout_s: float = 5.0) -> Client:
+    def ask(self, timeout_s: float = WAIT_S_MAX) -> Client:
         """Connect to the registry."""
         host, _, port = self.record().address.rpartition(":")
         return Client(host, int(port), password=TOKEN, timeout_s=timeout_s)

@@ -13,7 +13,7 @@ import redis
 from redis.cache import CacheConfig
 
 from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -36,7 +36,7 @@ class Job:
         )
         options = ("--cluster", str(topology), "--cluster-node", f"127.0.0.1:{port}")
         self.server = stack.enter_context(sparkis_server(folder / "store", folder / "log", *options, port=port))
-        self._control = Client("127.0.0.1", self.server.control_port, password=CONTROL_TOKEN)
+        self._control = Client("127.0.0.1", self.server.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX)
         self.proxy = stack.enter_context(sparkis_proxy(topology, "--upstream-timeout", "60000"))
         with self.proxy.connect() as connection:
             eventually(lambda: connection.call("GET", KEYS[0]).value)

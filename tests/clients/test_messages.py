@@ -43,7 +43,7 @@ class Job:
         self.server = stack.enter_context(sparkis_server(folder / "store", folder / "log", *options, port=port))
         self.proxy = stack.enter_context(sparkis_proxy(topology, "--upstream-timeout", "60000", *all_events))
         wait_for_keys(self.proxy, 1)
-        self._control = stack.enter_context(Client("127.0.0.1", self.server.control_port, password=CONTROL_TOKEN))
+        self._control = stack.enter_context(Client("127.0.0.1", self.server.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX))
         self.epoch = 0
 
     def publish(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from compat.conformance.pair import Pair
 from compat.conformance.servers import CONTROL_TOKEN, Running, redis_server, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, Reply
+from compat.waiting import WAIT_S_MAX
 from resp_server.client import Client
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -63,7 +64,7 @@ class Both:
 
     def __init__(self, redis: Running, ours: Running, writer: LogWriter) -> None:
         self._redis, self._ours, self._writer = redis, ours, writer
-        self._control = Client("127.0.0.1", ours.control_port, password=CONTROL_TOKEN)
+        self._control = Client("127.0.0.1", ours.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX)
         self._changes = 0
         self._marker = 0
         self._stack = ExitStack()

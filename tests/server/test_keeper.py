@@ -142,7 +142,7 @@ def test_with_the_executor_the_server_ends_and_may_hand_over_before(scene: Scene
 
 def test_a_server_that_does_not_end_in_time_is_killed(scene: Scene):
     scene.say("stubborn")
-    scene.keep(before="keeper.DRAIN_S_MAX = 0.2")
+    scene.keep(before="keeper.DRAIN_S_MAX = 2.0")
     eventually(lambda: bool(scene.servers))
     keeper = scene.keeper
     scene.executor.kill()

@@ -13,7 +13,7 @@ from caching import CachingClient
 from nodes import HALVES, Nodes
 
 from compat.conformance.servers import CONTROL_TOKEN
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -37,7 +37,10 @@ class Cluster(Nodes):
         self.controls: list[Client] = []
         self.publish(KEYS)
         self.servers = [self.start(0), self.start(1, "--workers", "2")]
-        self.controls = [Client("127.0.0.1", each.control_port, password=CONTROL_TOKEN) for each in self.servers]
+        self.controls = [
+            Client("127.0.0.1", each.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX)
+            for each in self.servers
+        ]
         self.proxy = self.start_proxy()
         self.wait()
 

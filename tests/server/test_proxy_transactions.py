@@ -18,7 +18,7 @@ from redis import Redis, WatchError
 
 from compat.conformance.servers import CONTROL_TOKEN
 from compat.conformance.wire import Connection, Reply, requests
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client
 from resp_server.execution import NOTHING_RUN
 from resp_server.router.transactions import Block
@@ -43,7 +43,10 @@ class Cluster(Nodes):
         self.controls: list[Client] = []
         self.publish([Change("still", Op.PUT, key, value=b"still") for key in STILL])
         self.servers = [self.start(at, *options) for at in range(2)]
-        self.controls = [Client("127.0.0.1", each.control_port, password=CONTROL_TOKEN) for each in self.servers]
+        self.controls = [
+            Client("127.0.0.1", each.control_port, password=CONTROL_TOKEN, timeout_s=WAIT_S_MAX)
+            for each in self.servers
+        ]
         self.proxy = self.start_proxy("--upstream-timeout", str(patience_ms))
         self.wait_for(0)
 

@@ -283,7 +283,7 @@ def test_the_control_listener_speaks_tls_as_well(serve: Serve, authority: Author
         str(authority.ca) if with_ca else None,
     )
     at = ("127.0.0.1", server.control_port)
-    with Client(*at, password=CONTROL_TOKEN, tls=client_context(files)) as client:
+    with Client(*at, password=CONTROL_TOKEN, tls=client_context(files), timeout_s=WAIT_S_MAX) as client:
         assert client.call("WAIT", "job", "0", "5000") == 1
     with pytest.raises(ClientError):
         Client(*at, password=CONTROL_TOKEN)

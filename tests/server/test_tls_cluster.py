@@ -116,7 +116,7 @@ def test_all_parts_speak_tls_and_ask_each_other_for_certificates(cluster: Cluste
         with redis.Redis(port=proxy) as plain, pytest.raises(redis.ConnectionError):
             plain.ping()
     files = TlsFiles(shown["ssl_certfile"], shown["ssl_keyfile"], str(authority.ca))
-    with Client("127.0.0.1", registry, password=TOKEN, tls=client_context(files)) as asking:
+    with Client("127.0.0.1", registry, password=TOKEN, tls=client_context(files), timeout_s=WAIT_S_MAX) as asking:
         assert len(asking.call("MEMBERS")) == 2
     assert all("Traceback" not in path.read_text() for path in cluster.folder.glob("*.log"))
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server import children
 from spark_hooks.placed import PlacedEndpoint
 
@@ -76,7 +76,7 @@ def placed(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
     assert isinstance(endpoint, PlacedEndpoint)
     rows = Batches(spark, folder / "input", "k string, v long")
     rows.add(*placing.batch(0))
-    writer = sparkis.queryable(placing.sums(rows.df), *placing.states(), wait_for_visibility=60.0)
+    writer = sparkis.queryable(placing.sums(rows.df), *placing.states(), wait_for_visibility=WAIT_S_MAX)
     made = Placed(endpoint, rows, start(writer, "job", folder / "checkpoint"), folder / "log", batches=1)
     yield made
     made.query.stop()

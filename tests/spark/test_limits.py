@@ -11,6 +11,7 @@ from micro_batches import Batches, failure_of, start
 from pyspark.sql import DataFrame
 
 import sparkis
+from compat.waiting import WAIT_S_MAX
 from state_backend.records import KEY_BYTES_MAX, VALUE_BYTES_MAX
 
 Make = Callable[[str], Batches]
@@ -34,7 +35,7 @@ def test_the_longest_key_field_and_value_are_readable(client: redis.Redis, batch
         sparkis.StateDescriptor("s", key="k", value="v"),
         sparkis.StateDescriptor("m", key="k", field="f", value="k"),
         mode="append",
-        wait_for_visibility=60,
+        wait_for_visibility=WAIT_S_MAX,
     )
     start(writer, "l", tmp_path / "checkpoint")
     assert client.strlen(key) == VALUE_BYTES_MAX
@@ -83,7 +84,9 @@ def test_a_map_grows_to_a_million_fields(client: redis.Redis, batches: Make, tmp
     fields = rows.df.selectExpr("'k' AS k", "explode(sequence(first, first + 499999)) AS f").selectExpr(
         "k", "f", "2 * f AS v"
     )
-    writer = sparkis.queryable(fields, "m", key="k", field="f", value="v", mode="append", wait_for_visibility=120)
+    writer = sparkis.queryable(
+        fields, "m", key="k", field="f", value="v", mode="append", wait_for_visibility=WAIT_S_MAX
+    )
     start(writer, "million", tmp_path / "checkpoint")
     assert client.hlen("million:m:k") == 1_000_000
     asked = range(0, 1_000_000, 9_973)

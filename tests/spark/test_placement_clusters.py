@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from standalone import standalone
 
 import sparkis
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server import children
 from spark_hooks.placed import PlacedEndpoint
 from spark_hooks.sessions import is_stopped
@@ -59,7 +59,7 @@ def placed(spark: SparkSession, folder: Path, executors: int, **options: Any) ->
     assert isinstance(endpoint, PlacedEndpoint)
     rows = Batches(spark, folder / "input", "k string, v long")
     rows.add(*placing.batch(0))
-    writer = sparkis.queryable(placing.sums(rows.df), *placing.states(), wait_for_visibility=60.0)
+    writer = sparkis.queryable(placing.sums(rows.df), *placing.states(), wait_for_visibility=WAIT_S_MAX)
     query = start(writer, "job", folder / "checkpoint")
     eventually(lambda: len(placing.addresses(endpoint)), lambda count: count == executors)
     rows.add(*placing.batch(1))

@@ -19,7 +19,7 @@ from processes import served, sparkis, status
 from pyspark.sql import SparkSession
 
 import sparkis as public
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
 from spark_hooks import endpoints
 from spark_hooks.placed import PlacedEndpoint
 
@@ -233,7 +233,7 @@ def test_a_state_server_may_be_beside_a_local_driver_and_one_started_by_hand_joi
     rows.add(*({"k": f"k{i}", "v": i} for i in range(100)))
     endpoint = public.serve(spark, log=tmp_path / "log", placement="executors")
     assert isinstance(endpoint, PlacedEndpoint)
-    begin(rows, "job", tmp_path / "checkpoint", wait_for_visibility=60.0)
+    begin(rows, "job", tmp_path / "checkpoint", wait_for_visibility=WAIT_S_MAX)
     own = placing.server_pids(endpoint)
     options = ("--log", tmp_path / "log", "--store", tmp_path / "store", "--bind", "127.0.0.1", "--port", 0)
     with sparkis("state-server", "--registry", endpoint.registry, *options) as server:

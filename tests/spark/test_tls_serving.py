@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import sparkis
 from compat.conformance.certificates import Authority
-from compat.waiting import eventually
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.tls import TlsError
 from spark_hooks.placed import PlacedEndpoint
 
@@ -41,7 +41,7 @@ def publish(batches: Make, checkpoint: Path) -> None:
     """Run a job to the moment when its first rows can be read."""
     rows = batches("k string, v int")
     rows.add(*({"k": f"k{number}", "v": number} for number in range(ROWS)))
-    writer = sparkis.queryable(rows.df, "s", key="k", value="v", mode="append", wait_for_visibility=60.0)
+    writer = sparkis.queryable(rows.df, "s", key="k", value="v", mode="append", wait_for_visibility=WAIT_S_MAX)
     start(writer, "job", checkpoint)
 
 
