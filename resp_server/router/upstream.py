@@ -84,7 +84,7 @@ class Upstreams:
         """Begin to look after what waits."""
         self._loop = asyncio.get_running_loop()
         # No server is slow, and no question waits, while this process does not listen.
-        self.clock = AwakeClock(2 * self.timeout_s / CHECKS_PER_TIMEOUT)
+        self.clock = AwakeClock(2 * self.timeout_s / CHECKS_PER_TIMEOUT, self._loop.time)
         self._refreshing: set[str] = set()
         self._is_stopping = False
         self._known: frozenset[str] = frozenset()
