@@ -6,17 +6,21 @@ not take its replies. So what a client can make the server hold is one input buf
 
 What a client is sent without having asked (`push`) goes out between two replies, at once or behind the one that is on
 its way, whether the client takes it or not: one that has more waiting than it may is cut.
+
+What a request raises is its answer, which the dispatcher makes. What else is raised for a connection, such as in the
+text of a push, is no request's: it ends that connection, and nobody else's (`alone`, `break_off`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
 from itertools import islice
 from operator import length_hint
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
 from resp_server.errors import PlainError, ProtocolError, QueryBufferError
 from resp_server.execution import Execution
@@ -56,6 +60,23 @@ def counted(requests: Iterable[Request], rate: Rate) -> Iterator[Request]:
     for request in requests:
         rate.take(1, sum(map(len, request)))
         yield request
+
+
+Its = TypeVar("Its", bound="Connection")
+Arguments = ParamSpec("Arguments")
+
+
+def alone(method: Callable[Concatenate[Its, Arguments], None]) -> Callable[Concatenate[Its, Arguments], None]:
+    """Have what a connection's method raises end this connection: it is called in others' turns, and by timers."""
+
+    @wraps(method)
+    def run(self: Its, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> None:
+        try:
+            method(self, *arguments, **named)
+        except Exception as error:
+            self.break_off(error)
+
+    return run
 
 
 class Connection(asyncio.Protocol):
@@ -106,6 +127,12 @@ class Connection(asyncio.Protocol):
         self._server.add(self)
 
     def data_received(self, data: bytes) -> None:
+        try:
+            self._take(data)
+        except Exception as error:
+            self.break_off(error)
+
+    def _take(self, data: bytes) -> None:
         self._instance.stats.input_bytes += len(data)
         if self._is_calm:
             if len(data) > MUCH_BYTES and self._server.turns.is_long:
@@ -152,7 +179,7 @@ class Connection(asyncio.Protocol):
             return  # it was not let in
         if self._next_turn is not None:
             self._next_turn.cancel()
-        self._end_sliced()
+        self._instance.attempt(self._end_sliced)
         if self._pending is not None:
             self._pending.when_resolved(None)
         self._requests, self._input = iter(()), b""
@@ -166,6 +193,24 @@ class Connection(asyncio.Protocol):
         """How much waits to be sent."""
         return self._transport.get_write_buffer_size() + self._pushed_bytes + self._unsent_bytes
 
+    def break_off(self, error: Exception) -> None:
+        """End the connection because of what is no request's error: behind what was answered, it says so."""
+        line = self._instance.report(error).line
+        self._is_calm = False
+        self.session.close()
+        if self._transport.is_closing():
+            return
+        try:
+            out, self._out = self._out or [], None
+            if self._sliced is None or not self._sliced.has_begun:
+                self._write(b"".join([*out, b"-%b\r\n" % line]))
+                self._close_transport()
+                return
+        except Exception as another:
+            self._instance.report(another)
+        self._transport.abort()
+
+    @alone
     def send_now(self, reply: bytes) -> None:
         """Send what was in the outbox."""
         self._unsent_bytes -= len(reply)
@@ -185,15 +230,20 @@ class Connection(asyncio.Protocol):
         self._is_calm = False
         self._transport.abort()
 
-    def tell(self) -> bool:
-        """Tell a client that follows this server what is new, unless a reply is on its way; False if it does not."""
-        following = self.session.following
-        if following is None or self._transport.is_closing():
-            return False
-        if self._sliced is None and self._is_writable and self._instance.moves != following.moves:
-            self._send([self._instance.news(following)])
-        return True
+    @property
+    def is_following(self) -> bool:
+        """Tell whether this is a client that follows the server."""
+        return self.session.following is not None and not self._transport.is_closing()
 
+    @alone
+    def tell(self) -> None:
+        """Tell a client that follows this server what is new, unless a reply is on its way."""
+        following = self.session.following
+        is_between = self._sliced is None and self._is_writable
+        if following is not None and is_between and self._instance.moves != following.moves:
+            self._send([self._instance.news(following)])
+
+    @alone
     def tell_invalid(self) -> None:
         """Tell a client that tracks which keys changed, unless that would be within a reply, or much waits for it."""
         if self._sliced is None and self._is_writable and not self._transport.is_closing():
@@ -204,6 +254,7 @@ class Connection(asyncio.Protocol):
         """Tell whether it takes what it is sent."""
         return self._is_writable
 
+    @alone
     def push(self, frame: bytes) -> None:
         """Send whole frames that nobody asked for, between two replies.
 
@@ -224,12 +275,14 @@ class Connection(asyncio.Protocol):
             self._write(frame)
         self._check_output()
 
+    @alone
     def resume(self) -> None:
         """Go on after a CLIENT PAUSE."""
         if self.session.is_held_back:
             self.session.is_held_back = False
             self._go_on_soon()
 
+    @alone
     def check_age(self, now_ms: int) -> None:
         """End a reply in steps that keeps its epoch from being freed for too long."""
         age_ms = now_ms - self._sliced_since_ms
@@ -244,6 +297,7 @@ class Connection(asyncio.Protocol):
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
+    @alone
     def _turn(self) -> None:
         """Answer for as long as a turn may take, and send it all at once."""
         self._next_turn = None
@@ -253,10 +307,8 @@ class Connection(asyncio.Protocol):
         self.session.active_ms = self._instance.view.now_ms
         out: list[bytes] = []
         self._out = out
-        try:
-            has_more = self._progress(out) and self._go_on(out)
-        finally:
-            self._out = None
+        has_more = self._progress(out) and self._go_on(out)
+        self._out = None
         if out:
             self._send(out)
             if self.session.user.rate is not None:
@@ -453,6 +505,7 @@ class Connection(asyncio.Protocol):
             self._write(reply)
             self._check_output()
 
+    @alone
     def check_limits(self, now_ms: int, limits: RequestLimits) -> None:
         """Take what may be asked at once from now on; cut a client for which too much has waited for too long."""
         self._parser.limits = limits

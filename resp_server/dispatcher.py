@@ -3,6 +3,9 @@
     unknown command or subcommand -> arity -> NOAUTH -> NOPERM -> another node's -> READONLY or not served -> LOADING
     -> queue, within a transaction -> run
 
+Whatever one request raises, in any of these, is its answer: a `ReplyError` as it is, what nobody expected as `ERR
+internal error <id>` (`Instance.report`). Requests before it and behind it are answered.
+
 A connection without anything special (`Session.is_plain`) has a run of like requests about keys checked once, by the
 command's name as it was typed. What has a short way (`short_way`) comes here only if it could not be taken.
 """
@@ -10,7 +13,6 @@ command's name as it was typed. What has a short way (`short_way`) comes here on
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
@@ -89,6 +91,14 @@ def keys_read(command: Command, request: Request) -> list[bytes]:
     """Return the keys that a request reads, which are those that a client may hold because of it."""
     facts = command.facts
     return [key for key, _ in keys_of(facts, request) or ()] if facts.key_specs and "readonly" in facts.flags else []
+
+
+def let_go(reply: bytes | Later | None) -> None:
+    """Let go of what a reply would be made from, which nobody gets."""
+    if isinstance(reply, Sliced):
+        reply.release()
+    elif isinstance(reply, Execution):
+        reply.close()
 
 
 def end_caching(session: Session, request: Request) -> None:
@@ -218,7 +228,7 @@ class Dispatcher:
             command.check_arity(request)
             if self._instance.cluster is not None:
                 self._instance.cluster.check(command.facts, request, call.session.is_readonly)
-        except ReplyError as error:
+        except Exception as error:
             tally.rejected += 1
             return self.error_reply(error)
         return self._run(call, command, tally, request)
@@ -238,16 +248,22 @@ class Dispatcher:
                 return QUEUED
             if command.declaration is None:
                 raise command.refusal()
-        except ReplyError as error:
+        except Exception as error:
             return self._rejected(call, command, request, error)
         tally = self._stats.tally(command.name)
         tally.calls += 1
         if call.session.tracked is not None and command.name == "exec":
             self._instance.look()  # so that its view is as new as what is told before it, and hardly ever newer
         reply = self._run(call, command, tally, request)
-        self._time(call, command, tally, request, reply, perf_counter_ns() - started)
-        if call.session.tracked is not None:
-            self._track(call.session, call.session.tracked, command, request, reply)
+        try:
+            self._time(call, command, tally, request, reply, perf_counter_ns() - started)
+            if call.session.tracked is not None:
+                self._track(call.session, call.session.tracked, command, request, reply)
+        except Exception as error:
+            let_go(reply)
+            if call.session.tracked is not None:
+                call.session.close()  # what it holds could be old, and nobody would tell
+            return self.error_reply(error)
         return reply
 
     def _track(
@@ -321,28 +337,32 @@ class Dispatcher:
 
     def answer_queued(self, call: Call, request: Request) -> bytes | Sliced | Pending:
         """Answer a request that was queued, and could be then."""
-        started = perf_counter_ns()
-        command = self._table.find(request)
-        tally = self._stats.tally(command.name)
-        tally.calls += 1
-        denied: Denial | None = call.session.user.denial(command, request)
-        if denied is not None:  # its rights were changed since
-            tally.failed += 1
-            call.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
-            return self.error_reply(NoPermError(LATE_DENIAL.format(LATE_REASONS[denied.reason])))
-        reply = self._run(call, command, tally, request)
-        self._time(call, command, tally, request, reply, perf_counter_ns() - started)
-        assert not isinstance(reply, Execution)
-        return reply
+        started, reply = perf_counter_ns(), None
+        try:
+            command = self._table.find(request)
+            tally = self._stats.tally(command.name)
+            tally.calls += 1
+            denied: Denial | None = call.session.user.denial(command, request)
+            if denied is not None:  # its rights were changed since
+                tally.failed += 1
+                call.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
+                return self.error_reply(NoPermError(LATE_DENIAL.format(LATE_REASONS[denied.reason])))
+            reply = self._run(call, command, tally, request)
+            self._time(call, command, tally, request, reply, perf_counter_ns() - started)
+            assert not isinstance(reply, Execution)
+            return reply
+        except Exception as error:
+            let_go(reply)
+            return self.error_reply(error)
 
-    def _rejected(self, call: Call, command: Command | None, request: Request, error: ReplyError) -> bytes:
+    def _rejected(self, call: Call, command: Command | None, request: Request, error: Exception) -> bytes:
         if call.session.transaction is not None:
             call.session.transaction.is_void = True
         if command is not None:
             self._stats.tally(command.name).rejected += 1
             if command.name == "exec":
                 call.session.end_transaction()
-                return self.error_reply(ExecAbortError(error))
+                return self.error_reply(ExecAbortError(self._expected(error)))
         elif request[0].lower() in HTTP_WORDS:
             log.warning("closed %s: it speaks HTTP, which a web page may have made a browser do", call.session.address)
             call.session.close()
@@ -358,6 +378,8 @@ class Dispatcher:
             return reply if kind is Sliced or kind is Pending else encode(reply, call.session.protocol)
         except Exception as error:
             tally.failed += 1
+            if command.name == "exec" and call.session.transaction is not None:
+                call.session.end_transaction()
             return self.error_reply(error)
 
     def pending_reply(self, call: Call, pending: Pending) -> bytes:
@@ -370,11 +392,12 @@ class Dispatcher:
 
     def error_reply(self, error: Exception) -> bytes:
         """Return an error as it is sent, and count it. One that nobody expected is logged under an id."""
+        told = self._expected(error)
+        self._stats.count_error(told.code)
+        return b"-%b\r\n" % told.line
+
+    def _expected(self, error: Exception) -> ReplyError:
+        """Return what a client is told of an exception."""
         if isinstance(error, StoreError):
-            error = reply_error_of(error, is_node=self._instance.cluster is not None)
-        elif not isinstance(error, ReplyError):
-            error_id = secrets.token_hex(4)
-            log.error("internal error %s", error_id, exc_info=error)
-            error = PlainError(f"internal error {error_id}")
-        self._stats.count_error(error.code)
-        return b"-%b\r\n" % error.line
+            return reply_error_of(error, is_node=self._instance.cluster is not None)
+        return error if isinstance(error, ReplyError) else self._instance.report(error)

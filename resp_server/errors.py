@@ -24,10 +24,14 @@ Texts may hold bytes of a client's own that are no UTF-8; they travel as surroga
 
 from __future__ import annotations
 
+import logging
+import secrets
 from collections.abc import Sequence
 from typing import ClassVar
 
 from state_backend.errors import JobLoadingError, SlotLoadingError, StoreError, WrongKindError
+
+log = logging.getLogger(__name__)
 
 # In bytes of the message's part that repeats what was typed; standard: Redis' own limit.
 ECHO_BYTES_MAX = 128
@@ -243,6 +247,13 @@ def cluster_disabled() -> PlainError:
 def cluster_is_given(name: str) -> PlainError:
     """Return what a command that would change a cluster is answered with by one of its nodes."""
     return PlainError(f"command '{name}' is not served by sparkis: its nodes are told a topology and never change it")
+
+
+def internal_error(error: BaseException) -> PlainError:
+    """Log an exception that nobody expected, with its traceback, under an id; return what a client is told of it."""
+    error_id = secrets.token_hex(4)
+    log.error("internal error %s", error_id, exc_info=error)
+    return PlainError(f"internal error {error_id}")
 
 
 def reply_error_of(error: StoreError, *, is_node: bool = False) -> ReplyError:

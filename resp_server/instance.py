@@ -13,7 +13,7 @@ from resp_server.access.sight import Sight
 from resp_server.access.users import Change, Outcome, Users
 from resp_server.cluster.view import PartView
 from resp_server.config import ServerConfig
-from resp_server.errors import PlainError
+from resp_server.errors import PlainError, internal_error
 from resp_server.latency import LatencyEvents
 from resp_server.monitors import Monitors
 from resp_server.notifications import Notifications
@@ -205,7 +205,7 @@ class Instance:
         """Tell who holds keys that have expired. What is ready to be sent again is of none."""
         if not self.tracking.is_idle:
             self.moves += 1
-            self.tracking.changed(snapshot.expired_since(removals))
+            self._tell_changed(snapshot.expired_since(removals))
 
     @property
     def is_slave(self) -> bool:
@@ -216,7 +216,12 @@ class Instance:
         self.moves += 1
         for cache in self.replies.values():
             cache.drop(keys)
-        self.tracking.changed(keys)
+        self._tell_changed(keys)
+
+    def _tell_changed(self, keys: Sequence[bytes] | None) -> None:
+        """Have those told who hold keys. This runs in the turn of whoever reads first: it is not to pay for others."""
+        if not self.attempt(self.tracking.changed, keys):
+            self.cut_who_tracks()
 
     def renew(self) -> None:
         """Move to the newest epochs: once per input buffer, so that its requests see one epoch and one time."""
@@ -254,9 +259,10 @@ class Instance:
 
     def leave(self, session: Session) -> None:
         """Tell a session nothing more that it has not asked for: it has gone, or sent RESET."""
-        self.publishing.hub.leave(session)
-        self.monitors.remove(session)
-        self._leave(session)
+        for leave in (self.publishing.hub.leave, self.monitors.remove, self._leave, self._end_tracking):
+            self.attempt(leave, session)
+
+    def _end_tracking(self, session: Session) -> None:
         if session.tracked is not None:
             self.tracking.end(session.tracked)
             session.track(None)
@@ -330,6 +336,28 @@ class Instance:
                 session.look_at_user()
                 if session.subscriptions is not None and not may_be_subscribed(session.user, session.subscriptions):
                     self.cut(session.id)
+
+    # -- what nobody expected -----------------------------------------------------------------------------------------
+
+    def report(self, error: Exception) -> PlainError:
+        """Log and count an exception that nobody expected; return what a client is told of it."""
+        self.stats.internal_errors += 1
+        return internal_error(error)
+
+    def attempt(self, do: Callable[..., object], *arguments: object) -> bool:
+        """Do what no client waits for; False if it raised, which ends nothing else."""
+        try:
+            do(*arguments)
+        except Exception as error:
+            self.report(error)
+            return False
+        return True
+
+    def cut_who_tracks(self) -> None:
+        """Cut whoever may hold a key in a cache of its own, and may not have been told that the key changed."""
+        for session in list(self.sessions.values()):
+            if session.tracked is not None or session.following is not None:
+                self.cut(session.id, "which keys changed could not be told")
 
     def close(self) -> None:
         """Let go of all snapshots."""

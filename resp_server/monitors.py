@@ -124,15 +124,16 @@ class Monitors:
 
     def take(self, lines: Sequence[Shown]) -> None:
         """Send lines to those here who may see them."""
-        whole = b""
+        whole = b"".join([each.line for each in lines])
         for session in list(self._own.values()):
-            if session.user.reads_all_keys:
-                whole = whole or b"".join([each.line for each in lines])
-                text = whole
-            else:
-                text = b"".join([each.line for each in lines if may_see(session, each)])
-            if text:
-                self._instance.push(session.id, text)
+            if not self._instance.attempt(self._send_to, session, lines, whole):
+                self._instance.cut(session.id, "requests could not be shown")
+
+    def _send_to(self, session: Session, lines: Sequence[Shown], whole: bytes) -> None:
+        reads_all = session.user.reads_all_keys
+        text = whole if reads_all else b"".join([each.line for each in lines if may_see(session, each)])
+        if text:
+            self._instance.push(session.id, text)
 
     def cut(self) -> None:
         """Cut those here, because lines were lost."""

@@ -212,6 +212,9 @@ class Notifications:
                     await self._tell()
                 except StoreError as error:  # who reads is told as well; the next look may find it mended
                     logger.warning("nobody is notified of a job for now: %s", error)
+                except Exception as error:
+                    self._instance.report(error)
+                    self._cut_listeners()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), LOOK_S)
         finally:
@@ -286,7 +289,8 @@ class Notifications:
         for way in (Way.CHANNEL, Way.PATTERN):
             for name in [each for each in self._hub.names(way) if may_be_of_keys(way, each)]:
                 for session in self._hub.sessions(way, name):
-                    self._instance.cut(session.id, "it is too late for what it would be notified of next")
+                    if session.id in self._instance.sessions:  # by another name it may have been cut already
+                        self._instance.cut(session.id, "what it would be notified of next is lost")
 
     async def _tell_portion(self, portion: Portion) -> None:
         mail = Mail()

@@ -17,7 +17,7 @@ class Sender(Protocol):
     """A connection."""
 
     def send_now(self, reply: bytes) -> None:
-        """Send."""
+        """Send. It does not raise: others' replies wait behind."""
 
 
 class Outbox:

@@ -216,7 +216,9 @@ class Server:
         if self._told or self.instance.tracking.clients or self.instance.tracking.is_freeing:
             self._keep_telling()
             self.instance.look()
-            self._told = {each for each in self._told if each.tell()}
+            self._told = {each for each in self._told if each.is_following}
+            for each in list(self._told):
+                each.tell()
             self._invalid.tell()
             self.instance.tracking.free()
 

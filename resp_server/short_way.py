@@ -142,8 +142,11 @@ class ShortWay:
                     del wholes[replies.index(None) :], replies[len(wholes) :]
                     text = data[: sum(map(len, wholes)) + len(wholes)]
             reply = b"".join(replies)  # type: ignore[arg-type]
-        except Exception:
+        except (ReplyError, StoreError):
             return b"", data  # the general way meets it again, and answers it
+        except Exception as error:
+            self._instance.report(error)
+            return b"", data
         if wholes:
             elapsed_ns = perf_counter_ns() - started_ns
             self._count(session, text, wholes, replies, many, elapsed_ns)
@@ -164,8 +167,11 @@ class ShortWay:
             elif many := self._lone_mget(whole, its_head):
                 reply, name, keys, misses = many
                 tally = self._stats.tally(name)
-        except Exception:
+        except (ReplyError, StoreError):
             return b""  # the general way meets it again, and answers it
+        except Exception as error:
+            self._instance.report(error)
+            return b""
         if not reply:
             return b""
         elapsed_ns = self._count_lone(session, name, tally, keys, misses, started_ns)

@@ -25,6 +25,7 @@ SUMS = (
     "output_bytes_per_second",
     "closed_for_input",
     "closed_for_output",
+    "internal_errors",
 )
 
 
@@ -94,6 +95,7 @@ class Stats:
     output_bytes_per_second: float = 0.0
     closed_for_input: int = 0
     closed_for_output: int = 0
+    internal_errors: int = 0  # exceptions that nobody expected; each is in the log under an id
     denied: Counter[str] = field(default_factory=Counter)
     _sample: tuple[float, int, int, int] = (0.0, 0, 0, 0)
 

@@ -53,7 +53,9 @@ class Telling:
     def _step(self, clients: deque[Tracked]) -> None:
         ends_ns = perf_counter_ns() + STEP_NS_MAX
         while clients and perf_counter_ns() < ends_ns:
-            self.tell_client(clients.popleft())
+            client = clients.popleft()
+            if not self._instance.attempt(self.tell_client, client) and client.session_id in self._connections:
+                self._instance.cut(client.session_id, "which keys changed could not be told")
         self._next = asyncio.get_running_loop().call_soon(self._step, clients) if clients else None
 
     def tell_client(self, client: Tracked) -> None:

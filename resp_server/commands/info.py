@@ -300,7 +300,7 @@ def _stats(call: Call, total: Numbers) -> Section:
         "tracking_total_keys": total.tracked_keys,
         "tracking_total_items": total.tracked_items,
         "tracking_total_prefixes": total.tracked_prefixes,
-        "unexpected_error_replies": 0,
+        "unexpected_error_replies": stats.internal_errors,
         "total_error_replies": stats.errors.total(),
         "dump_payload_sanitizations": 0,
         "io_threaded_reads_processed": 0,

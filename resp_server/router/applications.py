@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import hiredis
 
 from resp_server.errors import LoadingError, PlainError
-from resp_server.protocol.following import NOT_TOLD, Told
-from resp_server.router.asks import MISREAD, Ask, TakesReplies
+from resp_server.router.asks import MISREAD, Ask, OnItsOwn
 from resp_server.router.frames import pack
 from resp_server.router.upstream import Upstreams
 
@@ -115,14 +114,14 @@ def clash(one: Upstreams, job: str, other: Upstreams, its_job: str) -> str:
 
 
 @dataclass
-class LearnsKeys(TakesReplies):
+class LearnsKeys(OnItsOwn):
     """Takes what a server says of its jobs."""
 
     applications: Applications
     upstreams: Upstreams
     address: str
 
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def take_in(self, reply: bytes) -> None:
         if reply[:1] == b"-":
             self.applications.learn_keys_later(self.upstreams, self.address)
             logger.warning("%s does not tell its jobs: %s", self.address, reply[1:200].decode("utf-8", "replace"))

@@ -1,21 +1,28 @@
-"""What is asked of servers, and who takes the answers. Knows no connection."""
+"""What is asked of servers, and who takes the answers. Knows no connection.
+
+A client's request waits as a place in its `TakesReplies`; between that and the servers may be steps (`Step`), each of
+which makes one answer of some. Answers come in somebody else's turn, or a timer's: what is raised on the way there, or
+when something is asked again, is passed on (`fail`) to the place that waits for it, which alone makes an error of it.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 import hiredis
 
-from resp_server.errors import PlainError, ReplyError
+from resp_server.errors import PlainError, ReplyError, internal_error
 from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told
 from resp_server.router.frames import FrameError
 from resp_server.router.guard import together
 from state_backend.errors import SparkisError
 
 logger = logging.getLogger("sparkis.proxy")
+
+Arguments = ParamSpec("Arguments")
 
 # Makes one reply of several.
 Merge = Callable[[Sequence[bytes]], bytes]
@@ -38,15 +45,18 @@ def understood(read: Callable[[], bytes]) -> bytes:
 
 def not_understood(error: Exception) -> bytes:
     """Return the reply where servers' answers are not what was asked for."""
-    logger.warning("what a server answered is not understood: %s", error)
+    logger.warning("what a server answered is not understood: %s", error, exc_info=error)
     return b"-%b\r\n" % PlainError("what a server answered is not understood").line
 
 
 class TakesReplies(Protocol):
-    """Whoever waits for an answer."""
+    """Whoever waits for an answer. None of this raises: others' answers come behind."""
 
     def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Take the answer to the question of a number, and what it is from: nothing where the proxy itself answers."""
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Take what was raised instead of the answer to the question of a number."""
 
     def seen_by(self, index: int) -> Epochs:
         """Return what a client has seen for whom a question is asked: nothing before that will do."""
@@ -67,6 +77,9 @@ class Asked(Protocol):
 
     def take(self, replies: Sequence[bytes], told: Told) -> None:
         """Take the next answers, no more than are wanted, and what they are from."""
+
+    def fail_all(self, error: Exception) -> None:
+        """Take what was raised when answers were taken: whoever waits for these gets no others."""
 
     def next_ask(self) -> Ask:
         """Return the next question to be answered as one of its own; it is wanted here no more."""
@@ -99,6 +112,10 @@ class Ask:
         """Pass the answer on."""
         self.whose.put(self.index, replies[0], told)
 
+    def fail_all(self, error: Exception) -> None:
+        """Pass on what was raised."""
+        self.whose.fail(self.index, error)
+
     def next_ask(self) -> Ask:
         """Return itself."""
         return self
@@ -108,26 +125,79 @@ class Ask:
         self.whose.put(self.index, b"-%b\r\n" % error.line)
 
 
-class Nobody(TakesReplies):
-    """Takes answers that nobody needs."""
+class OnItsOwn(TakesReplies):
+    """Takes answers that no client waits for. What is raised is logged."""
 
     def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
-        """Let it go."""
+        try:
+            self.take_in(reply)
+        except Exception as error:
+            self.fail(index, error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        internal_error(error)
+
+    def take_in(self, reply: bytes) -> None:
+        """Take the answer."""
 
 
-class Joined(TakesReplies):
+class Nobody(OnItsOwn):
+    """Takes answers that nobody needs."""
+
+
+class Step(TakesReplies):
+    """Makes one answer of others. Whoever waits for it gets one, or what was raised instead, and nothing after that."""
+
+    def __init__(self, whose: TakesReplies, index: int) -> None:
+        self._whose, self._index = whose, index
+        self._is_over = False
+
+    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+        self.attempt(self.take_in, index, reply, told)
+
+    def take_in(self, index: int, reply: bytes, told: Told) -> None:
+        """Take one of the answers."""
+        raise NotImplementedError
+
+    def attempt(self, do: Callable[Arguments, None], *arguments: Arguments.args, **named: Arguments.kwargs) -> None:
+        """Do something for whoever waits."""
+        if self._is_over:
+            return
+        try:
+            do(*arguments, **named)
+        except Exception as error:
+            self.fail(0, error)
+
+    def end(self, reply: bytes, told: Told = NOT_TOLD) -> None:
+        """Pass the answer on."""
+        if not self._is_over:
+            self._is_over = True
+            self._whose.put(self._index, reply, told)
+
+    def begin_again(self) -> None:
+        """Wait for answers once more."""
+        self._is_over = False
+
+    def fail(self, index: int, error: Exception) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._whose.fail(self._index, error)
+
+    def seen_by(self, index: int) -> Epochs:
+        return self._whose.seen_by(self._index)
+
+
+class Joined(Step):
     """Answers of several servers that make one reply. The first error among them is the reply."""
 
     def __init__(self, count: int, merge: Merge, whose: TakesReplies, index: int) -> None:
+        super().__init__(whose, index)
         self._replies: list[bytes | None] = [None] * count
         self._missing = count
-        self._merge, self._whose, self.index = merge, whose, index
+        self._merge = merge
         self._told = NOT_TOLD
 
-    def seen_by(self, index: int) -> Epochs:
-        return self._whose.seen_by(self.index)
-
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def take_in(self, index: int, reply: bytes, told: Told) -> None:
         self._replies[index] = reply
         self._told = together(self._told, told)
         self._missing -= 1
@@ -136,4 +206,4 @@ class Joined(TakesReplies):
         replies = [each for each in self._replies if each is not None]
         error = next((each for each in replies if each[:1] == b"-"), None)
         reply = understood(lambda: self._merge(replies)) if error is None else error
-        self._whose.put(self.index, reply, self._told)
+        self.end(reply, self._told)

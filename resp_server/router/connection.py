@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from resp_server.connection import Connection
+from resp_server.connection import Connection, alone
 from resp_server.protocol.following import NOT_TOLD, Epochs, Told
 from resp_server.protocol.replies import Pending
 from resp_server.router.asks import TakesReplies
@@ -55,7 +55,7 @@ class ProxyConnection(Connection, TakesReplies):
         """The event loop."""
         return self._loop
 
-    def data_received(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> None:
         if self._is_calm:
             if self.begun:
                 data, self.begun = self.begun + data, b""
@@ -63,10 +63,17 @@ class ProxyConnection(Connection, TakesReplies):
                 if data.startswith(STARTS):
                     self._ask(data)
                     return
-                if self._mgets.ask_for(data, self.session.protocol, self):  # type: ignore[union-attr]
+                if self._ask_for_many(data):
                     self._wait("mget")
                     return
-        super().data_received(data)
+        super()._take(data)
+
+    def _ask_for_many(self, data: bytes) -> bool:
+        try:
+            return self._mgets.ask_for(data, self.session.protocol, self)  # type: ignore[union-attr]
+        except Exception as error:  # nothing was asked so far: the general way meets it again, and answers it
+            self._instance.report(error)
+            return False
 
     def _ask(self, data: bytes) -> None:
         self._wait("get")
@@ -84,11 +91,16 @@ class ProxyConnection(Connection, TakesReplies):
         """Take the reply to an MGET."""
         self.answered(reply, told)
 
+    def fail(self, index: int, error: Exception) -> None:
+        """Take what was raised instead of the reply to a GET, or an MGET."""
+        self.answered(self._dispatcher.error_reply(error), NOT_TOLD)
+
     @property
     def seen(self) -> Epochs:
         """What this client has seen."""
         return self.session.seen.epochs
 
+    @alone
     def leave_to_others(self, data: bytes) -> None:
         """Answer what is no GET, or cannot be asked now, the general way."""
         self._pending = self._next_turn = None
@@ -98,7 +110,7 @@ class ProxyConnection(Connection, TakesReplies):
             self._send(self._take_pushed())
         data, self._input = data + self._input, b""
         self._is_calm = self._is_writable
-        super().data_received(data)
+        super()._take(data)
 
     def in_its_protocol(self, replies: Sequence[bytes]) -> bytes:
         """Return replies to GETs as they are sent to this client."""
@@ -106,6 +118,7 @@ class ProxyConnection(Connection, TakesReplies):
             replies = [NIL_3 if each == NIL_2 else each for each in replies]
         return b"".join(replies)
 
+    @alone
     def answered_unevenly(self, data: bytes, count: int, told: Told) -> None:
         """Have it asked again, the general way, of servers that have reached all of it."""
         self.session.seen.add(told)
@@ -117,6 +130,12 @@ class ProxyConnection(Connection, TakesReplies):
 
     def answered(self, reply: bytes, told: Told) -> None:
         """Send what was waited for, and go on with what came meanwhile."""
+        try:
+            self._take_answer(reply, told)
+        except Exception as error:
+            self.break_off(error)
+
+    def _take_answer(self, reply: bytes, told: Told) -> None:
         self._pending = self._next_turn = None
         if self._transport.is_closing():
             return

@@ -16,7 +16,7 @@ from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
 from resp_server.commands.table import Command
 from resp_server.commands.transactions import check_room
-from resp_server.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read
+from resp_server.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read, let_go
 from resp_server.errors import (
     ClusterDownError,
     ExecAbortError,
@@ -81,9 +81,16 @@ class Batch(Pending, TakesReplies):
     again, until its deadline.
     """
 
-    def __init__(self, session: Session, now_s: Callable[[], float], deadline_s: float) -> None:
+    def __init__(
+        self,
+        session: Session,
+        now_s: Callable[[], float],
+        deadline_s: float,
+        error_reply: Callable[[Exception], bytes],
+    ) -> None:
         super().__init__(BATCH_S_MAX, self.joined)
         self._session = session
+        self._error_reply = error_reply
         self._now_s, self._deadline_s = now_s, deadline_s
         self._replies: list[bytes | None] = []
         self._told: dict[int, Told] = {}
@@ -125,11 +132,37 @@ class Batch(Pending, TakesReplies):
         """Say how one that is to come is asked for once more."""
         self._again[index] = ask
 
+    def __len__(self) -> int:
+        return len(self._replies)
+
     def seen_by(self, index: int) -> Epochs:
         return self._session.seen.epochs
 
     def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Take a reply that was to come."""
+        try:
+            self._put(index, reply, told)
+        except Exception as error:  # it concerns all that are still to come
+            line = self._error_reply(error)
+            self._replies = [line if each is None else each for each in self._replies]
+            self.missing, self._then = 0, None
+            if self._is_sealed:
+                self.resolve(self.joined)
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Have what was raised be the reply that was to come."""
+        self.put(index, self._error_reply(error))
+
+    def refuse(self, index: int, error: Exception) -> None:
+        """Have what was raised be the reply to the request in hand, whose place is the last one or the next."""
+        if index == len(self._replies):
+            self.add(b"")
+        else:
+            self.missing -= self._replies[index] is None
+            self._silenced.discard(index)
+        self._replies[index] = b"" if self._session.is_silent else self._error_reply(error)
+
+    def _put(self, index: int, reply: bytes, told: Told) -> None:
         if self._replies[index] is not None:
             return
         self._bytes += len(reply)
@@ -208,37 +241,49 @@ class ProxyDispatcher(Dispatcher):
     def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Later | None:
         session, applications, rules = call.session, self._applications, self._rules
         first = applications.each[0]
-        batch = Batch(session, first.clock, first.deadline_s())
+        batch = Batch(session, first.clock, first.deadline_s(), self.error_reply)
         for request in requests:
-            name = request[0]
-            rule = rules[name] if name in rules else self._learn_rule(name)
-            is_lone = rule is not None and rule.lone_key_at and session.is_plain and _fits(rule, request)
-            upstreams = applications.only
-            if rule is not None and is_lone and upstreams is not None:
-                rule.tally.calls += 1
-                session.last_command = rule.command.name
-                slot = slot_of(request[rule.lone_key_at])
-                batch.ask(upstreams, pack(request), slot)
-                continue
-            session.begin_command()
-            if rule is not None and (session.transaction is not None or rule.command.facts.group == TRANSACTIONS):
-                is_to_wait = self._transact(call, request, batch)
+            place, later, is_to_wait = len(batch), None, False
+            try:
+                name = request[0]
+                rule = rules[name] if name in rules else self._learn_rule(name)
+                is_lone = rule is not None and rule.lone_key_at and session.is_plain and _fits(rule, request)
+                upstreams = applications.only
+                if rule is not None and is_lone and upstreams is not None:
+                    rule.tally.calls += 1
+                    session.last_command = rule.command.name
+                    slot = slot_of(request[rule.lone_key_at])
+                    batch.ask(upstreams, pack(request), slot)
+                    continue
+                session.begin_command()
+                if rule is not None and (session.transaction is not None or rule.command.facts.group == TRANSACTIONS):
+                    is_to_wait = self._transact(call, rule.command, request, batch)
+                elif not self._ask(call, request, batch):
+                    later = self._answer_here(call, request, batch)
                 end_caching(session, request)
-                if is_to_wait or session.is_closing:
-                    break
-                continue
-            later = None if self._ask(call, request, batch) else self._answer_here(call, request, batch)
-            end_caching(session, request)
+            except Exception as error:  # of this request alone, wherever it was raised
+                let_go(later)
+                later = None
+                self._refuse(session, request, batch, place, error)
             if later is not None:
                 out.append(batch.joined())
                 return later
-            if session.is_closing:
+            if is_to_wait or session.is_closing:
                 break
         batch.seal()
         if batch.missing:
             return batch
         out.append(batch.joined())
         return None
+
+    def _refuse(self, session: Session, request: Request, batch: Batch, place: int, error: Exception) -> None:
+        """Answer a request with what it raised; a transaction that it is part of is not run, or over."""
+        if session.transaction is not None:
+            if request[0].lower() == b"exec":
+                session.end_transaction()
+            else:
+                session.transaction.is_void = True
+        batch.refuse(place, error)
 
     def _check(self, call: Call, command: Command, request: Request) -> None:
         super()._check(call, command, request)
@@ -252,22 +297,34 @@ class ProxyDispatcher(Dispatcher):
         if way is Way.KEYS:
             split(command.facts, request, self.place_of)
 
-    def _transact(self, call: Call, request: Request, batch: Batch) -> bool:
-        """Take a request within a transaction, or about one; tell whether the next one has to wait for its answer."""
-        session, name = call.session, request[0].lower()
-        transaction = session.transaction
-        if session.is_authenticated and session.user.denial(self._table.find(request), request) is None:
-            if name == b"exec" and len(request) == 1 and transaction is not None and not transaction.is_void:
+    def _transact(self, call: Call, command: Command, request: Request, batch: Batch) -> bool:
+        """Take a request within a transaction, or about one; tell whether the next one has to wait for its answer.
+
+        command: by the request's first word alone, so that of another name it may be one of several.
+        """
+        session, transaction = call.session, call.session.transaction
+        name, words = command.name, len(request)
+        is_exec = name == "exec" and words == 1 and transaction is not None and not transaction.is_void
+        is_watch = name == "watch" and words > 1 and transaction is None and session.db == 0
+        if (is_exec or is_watch) and self._may_be_asked(call, command, request):
+            if transaction is not None:
                 self._execute(call, transaction.requests, batch)
-                return True
-            if name == b"watch" and len(request) > 1 and transaction is None and session.db == 0:
+            else:
                 self._watch(call, request, batch)
-                return True
+            return True
         reply = self.reply_to(call, request)
         reply = _whole(reply, session.protocol) if isinstance(reply, Sliced) else reply
         assert isinstance(reply, bytes)
         batch.add(b"" if session.is_silent else reply)
         return False
+
+    def _may_be_asked(self, call: Call, command: Command, request: Request) -> bool:
+        """Tell whether the servers may be asked for a request; if not, the error is made here."""
+        session = call.session
+        if not session.is_authenticated or session.user.denial(command, request) is not None:
+            return False
+        is_refused = session.is_monitor and "readonly" in command.facts.flags
+        return not is_refused and (session.subscriptions is None or session.protocol != RESP2)
 
     def _execute(self, call: Call, requests: Sequence[Request], batch: Batch) -> None:
         session = call.session
@@ -291,7 +348,7 @@ class ProxyDispatcher(Dispatcher):
         if session.tracked is not None and not session.tracked.is_bcast:
             # The epoch that it is answered from may be older than what was told.
             keys = [key for each in requests for key in keys_read(self.command(each), each)]
-            whose = Remembers(batch, self._tracking, session.tracked, keys, is_kept=False)
+            whose = Remembers(batch, index, self._tracking, session.tracked, keys, is_kept=False)
         run = TransactionRun(self, self._applications, call, requests, watched, whose, index)
         if before:
             batch.before_last(run.start)  # no answer before this one is to be of a later epoch
@@ -306,10 +363,9 @@ class ProxyDispatcher(Dispatcher):
         try:
             check_room(call, new)
             places = [self.place_of(key)[0] for key in new]
-        except ReplyError as error:
+        except ReplyError:
             self._stats.tally("watch").failed += 1
-            batch.add(b"" if session.is_silent else self.error_reply(error))
-            return
+            raise
         self._stats.tally("watch").calls += 1
         asked = [(self._applications.each[number], key) for number, key in zip(places, new, strict=True)]
         if asked:
@@ -321,12 +377,13 @@ class ProxyDispatcher(Dispatcher):
         """Return the command of a request that was queued."""
         return self._table.find(request)
 
-    def answer_within(self, call: Call, request: Request) -> bytes:
+    def answer_within(self, call: Call, request: Request) -> bytes | Pending:
         """Answer a queued request that is the proxy's own."""
         reply = self.answer_queued(call, request)
-        if isinstance(reply, Sliced):
-            return _whole(reply, call.session.protocol)
-        return super().pending_reply(call, reply) if isinstance(reply, Pending) else reply
+        try:
+            return _whole(reply, call.session.protocol) if isinstance(reply, Sliced) else reply
+        except Exception as error:
+            return self.error_reply(error)
 
     def pending_reply(self, call: Call, pending: Pending) -> bytes:
         if isinstance(pending, Batch):
@@ -353,17 +410,9 @@ class ProxyDispatcher(Dispatcher):
             return False
         way = way_of(command)
         # The other databases are empty everywhere, so here as well.
-        if way is Way.HERE or session.db != 0 or not session.is_authenticated:
+        if way is Way.HERE or session.db != 0 or not self._may_be_asked(call, command, request):
             return False
-        is_refused = session.is_monitor and "readonly" in command.facts.flags
-        is_refused = is_refused or (session.subscriptions is not None and session.protocol == RESP2)
-        if is_refused or session.user.denial(command, request) is not None:
-            return False  # the error is made here
-        try:
-            is_asked = self._ask_of(command, way, request, session, batch)
-        except ReplyError as error:
-            batch.add(b"" if session.is_silent else self.error_reply(error))
-            return True
+        is_asked = self._ask_of(command, way, request, session, batch)
         if is_asked:
             session.last_command = command.name
             self._stats.tally(command.name).calls += 1
@@ -428,7 +477,7 @@ class ProxyDispatcher(Dispatcher):
             upstreams = self._applications.each[number]
             whose: TakesReplies = joined
             if tracked is not None:
-                whose = Remembers(joined, self._tracking, tracked, keys_read(command, part.request))
+                whose = Remembers(joined, place, self._tracking, tracked, keys_read(command, part.request))
             upstreams.send(Ask(pack(part.request), slot, session.protocol, upstreams.deadline_s(), whose, place))
 
     def _ask_for_many(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
@@ -512,19 +561,19 @@ class ProxyDispatcher(Dispatcher):
                 return reply
             reply = _whole(reply, call.session.protocol)
         elif isinstance(reply, Pending):
-            self._await(call, reply, batch, batch.expect(call.session.is_silent))
+            self.when_there(call, reply, partial(batch.put, batch.expect(call.session.is_silent)))
             return None
         assert isinstance(reply, bytes)
         batch.add(b"" if call.session.is_silent else reply)
         return None
 
-    def _await(self, call: Call, pending: Pending, batch: Batch, index: int) -> None:
-        """Take what is waited for into a batch when it is there, or its time is up."""
+    def when_there(self, call: Call, pending: Pending, then: Callable[[bytes], object]) -> None:
+        """Call back with what is waited for when it is there, or its time is up."""
 
         def answered() -> None:
             late.cancel()
             pending.when_resolved(None)
-            batch.put(index, super(ProxyDispatcher, self).pending_reply(call, pending))
+            then(super(ProxyDispatcher, self).pending_reply(call, pending))
 
         loop = asyncio.get_running_loop()
         late: asyncio.Handle = loop.call_later(pending.seconds_max, answered)

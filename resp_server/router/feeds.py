@@ -27,7 +27,6 @@ from resp_server.access.rules import DEFAULT_USER
 from resp_server.errors import ClusterDownError, PlainError
 from resp_server.instance import Call, Instance
 from resp_server.notifications import KEYEVENT, KEYSPACE, may_be_of_keys
-from resp_server.protocol.following import NOT_TOLD, Told
 from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.requests import Request
 from resp_server.protocol.session import Session
@@ -35,7 +34,7 @@ from resp_server.protocol.subscriptions import Way, message
 from resp_server.publishing import Publishing
 from resp_server.pubsub import OWN_CHANNELS, Mail
 from resp_server.router.applications import Applications
-from resp_server.router.asks import Ask, TakesReplies
+from resp_server.router.asks import Ask, OnItsOwn
 from resp_server.router.frames import pack
 from resp_server.router.lane import PING, LaneKey
 from resp_server.router.upstream import Upstreams
@@ -412,14 +411,20 @@ class Feeds:
         return self._hub.matches(channel)
 
 
-class _Counted(TakesReplies):
+class _Counted(OnItsOwn):
     """Takes a server's answer to a PUBLISH."""
 
     def __init__(self, pending: Pending, count: Callable[[int], int]) -> None:
         self._pending = pending
         self._count = count
 
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def fail(self, index: int, error: Exception) -> None:
+        def raised() -> Reply:
+            raise error
+
+        self._pending.resolve(raised)
+
+    def take_in(self, reply: bytes) -> None:
         """Answer with how many clients there were, or with the error as it is."""
         if reply[:1] == b":":
             self._pending.resolve(lambda: self._count(int(reply[1:])))

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import hiredis
 
-from resp_server.protocol.following import NOT_TOLD, Told
+from resp_server.protocol.following import Told
 from resp_server.protocol.replies import Verbatim, encode
 from resp_server.protocol.requests import Request
-from resp_server.router.asks import Ask, TakesReplies, understood
+from resp_server.router.asks import Ask, Step, TakesReplies, understood
 from resp_server.router.frames import pack
 from resp_server.router.merges import (
     Row,
@@ -46,7 +46,7 @@ class Answers(NamedTuple):
         return next((each for each in self.replies if each[:1] == b"-"), None)
 
 
-class Gathering(TakesReplies):
+class Gathering(Step):
     """The same questions to whoever answers each shard, of some applications. finish: makes a reply of the answers."""
 
     def __init__(
@@ -54,28 +54,30 @@ class Gathering(TakesReplies):
         asked: Sequence[Upstreams],
         requests: Sequence[Request],
         finish: Callable[[Sequence[Answers]], bytes],
-        answer: Callable[[bytes], None],
+        whose: TakesReplies,
+        index: int,
     ) -> None:
+        super().__init__(whose, index)
         places = [(upstreams, master) for upstreams in asked for master in upstreams.slots.counts]
-        self._finish, self._answer = finish, answer
+        self._finish = finish
         self._count = len(requests)
         self._addresses = [upstreams.answering(master) for upstreams, master in places]
         self._replies: list[bytes] = [b""] * (len(places) * len(requests))
         self._missing = len(self._replies)
         if not places:
-            answer(finish([]))
+            self.end(finish([]))
         for at, (upstreams, master) in enumerate(places):
             for number, request in enumerate(requests, at * len(requests)):
                 upstreams.send(Ask(pack(request), 0, 2, upstreams.deadline_s(), self, number, None, master))
 
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def take_in(self, index: int, reply: bytes, told: Told) -> None:
         """Take one answer."""
         self._replies[index] = reply
         self._missing -= 1
         if not self._missing:
             parts = [self._replies[at : at + self._count] for at in range(0, len(self._replies), self._count)]
             answers = [Answers(*row) for row in zip(self._addresses, parts, strict=True)]
-            self._answer(understood(lambda: self._finish(answers)))
+            self.end(understood(lambda: self._finish(answers)))
 
 
 class Jobs:
@@ -143,10 +145,7 @@ class Jobs:
         self._gather([request], finish)
 
     def _gather(self, requests: Sequence[Request], finish: Callable[[Sequence[Answers]], bytes]) -> None:
-        Gathering(self._asked, [(*self._within, *each) for each in requests], finish, self._answer)
-
-    def _answer(self, reply: bytes) -> None:
-        self._whose.put(self._index, reply)
+        Gathering(self._asked, [(*self._within, *each) for each in requests], finish, self._whose, self._index)
 
 
 def wanted_of_servers(names: Sequence[bytes]) -> set[str]:

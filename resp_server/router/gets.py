@@ -17,7 +17,7 @@ from itertools import accumulate, compress, islice, permutations, repeat
 from operator import getitem
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from resp_server.protocol.following import NOT_TOLD, Epochs, Told, latest
+from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told, latest
 from resp_server.router.asks import Ask, TakesReplies
 from resp_server.router.frames import pack
 from resp_server.router.guard import has_reached, is_behind, together
@@ -85,13 +85,17 @@ class Gets:
     def _ask_all(self) -> None:
         connections, buffers = self._connections, self._buffers
         self._connections, self._buffers = [], []
-        pieces = b"".join(buffers)[START_BYTES:-2].split(UPPER.separator)
-        ends = ends_of(pieces, buffers)
-        if ends is not None and self._ask(connections, pieces, ends):
-            self._stats.input_bytes += sum(map(len, buffers))
-            return
+        try:
+            pieces = b"".join(buffers)[START_BYTES:-2].split(UPPER.separator)
+            ends = ends_of(pieces, buffers)
+            if ends is not None and self._ask(connections, pieces, ends):
+                self._stats.input_bytes += sum(map(len, buffers))
+                return
+        except Exception as error:  # nothing was asked so far: one by one it may be only one's
+            self._instance.report(error)
         for connection, data in zip(connections, buffers, strict=True):
-            self._ask_one(connection, data)
+            if not self._instance.attempt(self._ask_one, connection, data):
+                connection.leave_to_others(data)
 
     def _ask_one(self, connection: ProxyConnection, data: bytes) -> None:
         """Ask for what is whole of a buffer, or leave it to the general way."""
@@ -115,10 +119,10 @@ class Gets:
         lanes = self.lanes(numbers, len(pieces))
         if lanes is None or not self.have_reached(lanes, (each.seen for each in connections)):
             return False
-        run = Run(connections, ends, numbers, pieces) if len(connections) < len(pieces) else None
+        self._instance.renew()  # its clock says when clients were last active
+        run = Run(connections, ends, numbers, pieces, self._instance) if len(connections) < len(pieces) else None
         self._send(connections, pieces, numbers, lanes, run)
         self._stats.tally("get").calls += len(pieces)
-        self._instance.renew()  # its clock says when clients were last active
         return True
 
     def numbers(self, keys: Iterator[bytes], text: bytes) -> bytes:
@@ -154,14 +158,17 @@ class Gets:
     ) -> None:
         """Send each connection its GETs; run: None if each of the takers takes one reply."""
         deadline_s = self._upstreams.deadline_s()
+        asked: list[tuple[Lane, bytes, Sent]] = []
         for lane, number in lanes:
             some, its_takers = pieces, takers
             if len(lanes) > 1:
                 selection = numbers.translate(SELECTIONS[number])
                 some = list(compress(pieces, selection))
                 its_takers = list(compress(takers, selection)) if run is None else ()
-            part = Lone(some, deadline_s, its_takers) if run is None else Part(some, deadline_s, run, number)
-            lane.send(b"%b%b\r\n" % (UPPER.start, UPPER.separator.join(some)), part)
+            part: Sent = Lone(some, deadline_s, its_takers) if run is None else Part(some, deadline_s, run, number)
+            asked.append((lane, b"%b%b\r\n" % (UPPER.start, UPPER.separator.join(some)), part))
+        for lane, packed, each in asked:
+            lane.send(packed, each)
 
 
 def ends_of(pieces: Sequence[bytes], buffers: Sequence[bytes]) -> list[int] | None:
@@ -199,7 +206,7 @@ def keys_in(pieces: Sequence[bytes]) -> Iterator[bytes]:
 
 
 class Taker(Protocol):
-    """Whoever asked: a client's connection."""
+    """Whoever asked: a client's connection. Taking an answer does not raise: others' come behind."""
 
     @property
     def seen(self) -> Epochs:
@@ -212,7 +219,10 @@ class Taker(Protocol):
         """Take what was waited for, and what it is from."""
 
     def answered_unevenly(self, data: bytes, count: int, told: Told) -> None:
-        """Ask again for so many GETs, some of whose replies are from earlier epochs than others before them."""
+        """Ask again, the general way, for so many GETs: replies are from earlier epochs than others before them."""
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Take what was raised instead."""
 
 
 class Run:
@@ -221,19 +231,28 @@ class Run:
     A client is answered when the connections that it needs have brought theirs: it does not wait for others.
     """
 
-    def __init__(self, connections: Sequence[Taker], ends: Sequence[int], numbers: bytes, pieces: list[bytes]) -> None:
+    def __init__(
+        self,
+        connections: Sequence[Taker],
+        ends: Sequence[int],
+        numbers: bytes,
+        pieces: list[bytes],
+        instance: Instance,
+    ) -> None:
         self.parts: dict[int, Part] = {}
+        self._instance = instance
         self._pieces = pieces
         self._told = NOT_TOLD
         self._told_by: dict[int, Told] = {}
         self._numbers = numbers
         self._done = b""
-        self._waiting = list(zip(connections, (0, *ends), ends, strict=False))
+        rows = zip(connections, (0, *ends), ends, strict=False)
+        self._waiting = {start: (connection, start, end) for connection, start, end in rows}
 
     @property
     def seen(self) -> Epochs:
         """What any of the clients has seen that wait."""
-        return reduce(latest, [connection.seen for connection, _, _ in self._waiting])
+        return reduce(latest, [connection.seen for connection, _, _ in self._waiting.values()], NOTHING)
 
     def came(self, number: int, told: Told) -> None:
         """Take in what replies that came over a connection are from."""
@@ -241,26 +260,37 @@ class Run:
         self._told_by[number] = together(self._told_by.get(number, NOT_TOLD), told)
 
     def _tell(self, taker: Taker, start: int, end: int, replies: Sequence[bytes]) -> None:
-        if len(self._told) > 1 and not is_in_order(self._numbers[start:end], self._told_by):
-            data = UPPER.start + UPPER.separator.join(self._pieces[start:end]) + b"\r\n"
-            taker.answered_unevenly(data, end - start, self._told)
-            return
-        taker.answered(taker.in_its_protocol(replies), self._told)
+        is_even = len(self._told) <= 1 or is_in_order(self._numbers[start:end], self._told_by)
+        reply = taker.in_its_protocol(replies) if is_even else b""
+        del self._waiting[start]
+        if is_even:
+            taker.answered(reply, self._told)
+        else:
+            self._ask_again(taker, start, end, self._told)
+
+    def _ask_again(self, taker: Taker, start: int, end: int, told: Told) -> None:
+        data = UPPER.start + UPPER.separator.join(self._pieces[start:end]) + b"\r\n"
+        taker.answered_unevenly(data, end - start, told)
+
+    def fail(self, error: Exception) -> None:
+        """Have those that wait ask again, the general way: one by one it may be only one's."""
+        self._instance.report(error)
+        waiting, self._waiting = self._waiting, {}
+        for taker, start, end in waiting.values():
+            self._ask_again(taker, start, end, NOT_TOLD)
 
     def part_is_done(self, part: Part) -> None:
         """Answer the clients for which all has come."""
         self._done += bytes((part.number,))
-        waiting, numbers = self._waiting, self._numbers
+        waiting, numbers = list(self._waiting.values()), self._numbers
         if len(self._done) == len(self.parts):
-            self._waiting = []
-            replies = self._in_order(0, len(numbers))
+            replies = self._in_order(0, len(numbers)) if waiting else []
             for connection, start, end in waiting:
                 self._tell(connection, start, end, replies[start:end])
             return
         if len(waiting) == 1:
             return
         done = self._done
-        self._waiting = [row for row in waiting if numbers[row[1] : row[2]].translate(None, done)]
         for connection, start, end in waiting:
             if not numbers[start:end].translate(None, done):
                 self._tell(connection, start, end, self._in_order(start, end))
@@ -298,6 +328,14 @@ class Sent(TakesReplies):
         self.wants = len(pieces)
         self._pieces = pieces
 
+    def take(self, replies: Sequence[bytes], told: Told) -> None:
+        """Take the next replies."""
+        raise NotImplementedError
+
+    def fail_all(self, error: Exception) -> None:
+        """Pass on what was raised."""
+        raise NotImplementedError
+
     def next_ask(self) -> Ask:
         """Return the next question to be answered as one of its own."""
         at = len(self._pieces) - self.wants
@@ -324,6 +362,13 @@ class Lone(Sent):
         for connection, reply in zip(self._connections[start:] if start else self._connections, replies, strict=False):
             connection.answered(reply, told)
 
+    def fail_all(self, error: Exception) -> None:
+        for connection in self._connections[len(self._pieces) - self.wants :]:
+            connection.fail(0, error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._connections[index].fail(0, error)
+
     def seen_by(self, index: int) -> Epochs:
         return self._connections[index].seen
 
@@ -344,12 +389,18 @@ class Part(Sent):
 
     def take(self, replies: Sequence[bytes], told: Told) -> None:
         """Take the next replies."""
+        self.wants -= len(replies)
         self._run.came(self.number, told)
         self.replies += replies
-        self.wants -= len(replies)
         self._missing -= len(replies)
         if not self._missing:
             self._run.part_is_done(self)
+
+    def fail_all(self, error: Exception) -> None:
+        self._run.fail(error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._run.fail(error)
 
     def next_ask(self) -> Ask:
         self.replies.append(b"")
@@ -359,8 +410,11 @@ class Part(Sent):
         return self._run.seen
 
     def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
-        self._run.came(self.number, told)
-        self.replies[index] = reply
-        self._missing -= 1
-        if not self._missing:
-            self._run.part_is_done(self)
+        try:
+            self._run.came(self.number, told)
+            self.replies[index] = reply
+            self._missing -= 1
+            if not self._missing:
+                self._run.part_is_done(self)
+        except Exception as error:
+            self._run.fail(error)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 import hiredis
 
 from resp_server.access.rules import DEFAULT_USER
-from resp_server.errors import PlainError, TryAgainError
+from resp_server.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.following import GONE, NOT_TOLD, NOTHING, Epochs, Told
 from resp_server.protocol.requests import Request
 from resp_server.router.asks import Ask, Asked, Nobody
@@ -209,7 +209,10 @@ class Lane:
             wants = asked.wants
             if wants <= end - at:
                 waiting.popleft()
-            asked.take(replies[at : at + wants], self.replies_from)
+            try:
+                asked.take(replies[at : at + wants], self.replies_from)
+            except Exception as error:
+                asked.fail_all(error)
             at += wants
 
     def told_of(self, push: bytes) -> None:
@@ -283,7 +286,10 @@ class Lane:
             if reply[:1] == b"-":
                 self._upstreams.answered(asked.next_ask(), reply, self)
             else:
-                asked.take([reply], self.replies_from)
+                try:
+                    asked.take([reply], self.replies_from)
+                except Exception as error:
+                    asked.fail_all(error)
 
     def _asks_waiting(self) -> list[Ask]:
         """Return what was sent and not answered, each as a question of its own, and forget it."""
@@ -327,7 +333,9 @@ class Lane:
                 except BaseException:
                     link.forget()
                     raise
-        except (OSError, ValueError, OverflowError, HandshakeError, FrameError) as error:  # some are no addresses
+        except Exception as error:
+            if not isinstance(error, (OSError, ValueError, OverflowError, HandshakeError, FrameError)):
+                internal_error(error)  # those are no addresses, or of whoever is there
             text = why(error) or "it does not answer"
             self._failed(f"{self.key.address} cannot be reached: {text}")
             self._was_reached = False
@@ -475,7 +483,9 @@ class Link(asyncio.Protocol):
                     self._lane.part(self)
             if self._frames.error is not None:
                 raise self._frames.error
-        except (FrameError, ValueError, IndexError) as error:
+        except Exception as error:
+            if not isinstance(error, (FrameError, ValueError, IndexError)):
+                internal_error(error)
             self._fail(f"what came is not understood: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -16,7 +16,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
 from resp_server.protocol.following import NOT_TOLD, Epochs, Told
-from resp_server.router.asks import Ask, Joined, TakesReplies, understood
+from resp_server.router.asks import Ask, Joined, Step, TakesReplies, understood
 from resp_server.router.frames import FrameError, in_order, items_of, pack
 from resp_server.router.gets import NIL_2, NIL_3, SELECTIONS, Gets, are_keys, keys_in
 from resp_server.router.guard import together
@@ -80,24 +80,27 @@ class Mgets:
         numbers, lanes = route
         deadline_s = self._upstreams.deadline_s()
         mget = Mget(self._upstreams, numbers, len(lanes), protocol, whose, index)
+        asked = []
         for lane, number in lanes:
             some = pieces if len(lanes) == 1 else list(compress(pieces, numbers.translate(SELECTIONS[number])))
             text = SEPARATOR.join(some)
             packed = b"*%d\r\n$5\r\nSTATE\r\n$4\r\nMGET\r\n$%b\r\n" % (len(some) + 2, text)
-            lane.send(packed, Part(mget, number, some, lane.key.address, deadline_s))
+            asked.append((lane, packed, Part(mget, number, some, lane.key.address, deadline_s)))
+        for lane, packed, part in asked:  # when all is made: whoever has it raise may ask in another way
+            lane.send(packed, part)
 
 
-class Mget:
+class Mget(Step):
     """One MGET that waits for its servers."""
 
     def __init__(
         self, upstreams: Upstreams, numbers: bytes, missing: int, protocol: int, whose: TakesReplies, index: int
     ) -> None:
+        super().__init__(whose, index)
         self.upstreams = upstreams
         self._numbers = numbers
         self._missing = missing
         self._protocol = protocol
-        self._whose, self._index = whose, index
         self._replies: dict[int, bytes] = {}
         self._told = NOT_TOLD
 
@@ -106,13 +109,13 @@ class Mget:
         """What the client has seen."""
         return self._whose.seen_by(self._index)
 
-    def put(self, number: int, reply: bytes, told: Told) -> None:
-        """Take what came of what was asked over a connection: an array, or an error."""
-        self._replies[number] = reply
+    def take_in(self, index: int, reply: bytes, told: Told) -> None:
+        """Take what came of what was asked over the connection of a number: an array, or an error."""
+        self._replies[index] = reply
         self._told = together(self._told, told)
         self._missing -= 1
         if not self._missing:
-            self._whose.put(self._index, understood(self._joined), self._told)
+            self.end(understood(self._joined), self._told)
 
     def _joined(self) -> bytes:
         replies = list(self._replies.values())
@@ -149,6 +152,13 @@ class Part(TakesReplies):
         self.wants = 0
         self._mget.put(self._number, replies[0], told)
 
+    def fail_all(self, error: Exception) -> None:
+        """Pass on what was raised."""
+        self._mget.fail(self._number, error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self._mget.fail(self._number, error)
+
     def next_ask(self) -> Ask:
         """Return a question whose answer is the one to this; as it is, it is not asked again."""
         self.wants = 0
@@ -160,7 +170,7 @@ class Part(TakesReplies):
     def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Take an answer that came alone: the server's (0), or what came when it was asked by slots (1)."""
         if index == 0 and reply[:1] == b"-" and self._mget.upstreams.now_s < self.deadline_s:
-            self._ask_by_slots()
+            self._mget.attempt(self._ask_by_slots)
         else:
             self._mget.put(self._number, reply, told)
 

@@ -9,33 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resp_server.protocol.following import NOT_TOLD, Epochs, Told
+from resp_server.protocol.following import Told
 from resp_server.protocol.tracked import Tracked
-from resp_server.router.asks import TakesReplies
+from resp_server.router.asks import Step, TakesReplies
 from resp_server.tracking import Tracking
 
 NEVER = -1
 
 
-class Remembers(TakesReplies):
+class Remembers(Step):
     """Passes an answer on, and has it remembered whose it is. is_kept: False has it told to be invalid behind it."""
 
     def __init__(
-        self, whose: TakesReplies, tracking: Tracking, client: Tracked, keys: Sequence[bytes], *, is_kept: bool = True
+        self,
+        whose: TakesReplies,
+        index: int,
+        tracking: Tracking,
+        client: Tracked,
+        keys: Sequence[bytes],
+        *,
+        is_kept: bool = True,
     ) -> None:
-        self._whose = whose
+        super().__init__(whose, index)
         self._tracking = tracking
         self._client = client
         self._keys = keys
         self._voids = tracking.voids if is_kept else NEVER
 
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def take_in(self, index: int, reply: bytes, told: Told) -> None:
         """Take the answer."""
         if self._tracking.voids == self._voids:
             self._tracking.remember(self._client, self._keys)
         else:
             self._tracking.owe_again(self._client, self._keys)
-        self._whose.put(index, reply, told)
-
-    def seen_by(self, index: int) -> Epochs:
-        return self._whose.seen_by(index)
+        self.end(reply, told)

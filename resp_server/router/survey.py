@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from resp_server.commands.generic import cursor
 from resp_server.errors import ClusterDownError, ReplyError, TryAgainError
-from resp_server.protocol.following import NOT_TOLD, Epochs, Told
+from resp_server.protocol.following import NOT_TOLD, Told
 from resp_server.protocol.requests import Request
 from resp_server.router.applications import Applications
-from resp_server.router.asks import Ask, TakesReplies, understood
+from resp_server.router.asks import Ask, Step, TakesReplies, understood
 from resp_server.router.frames import pack
 from resp_server.router.guard import together
 from resp_server.router.routes import POSITION_BITS, merge_all, scan_reply
@@ -35,7 +35,7 @@ class Place(NamedTuple):
     slots: int
 
 
-class Survey(TakesReplies):
+class Survey(Step):
     """One such question."""
 
     def __init__(
@@ -47,12 +47,12 @@ class Survey(TakesReplies):
         index: int,
         within: Request = (),
     ) -> None:
+        super().__init__(whose, index)
         self._within = within
         self._applications = applications.each
         self._name = request[0].lower().decode("latin-1")
         self._request = tuple(request)
         self._protocol = protocol
-        self._whose, self._index = whose, index
         self._is_scan = self._name == "scan"
         first = applications.each[0]
         self._deadline_s = first.deadline_s(not self._is_scan)
@@ -72,6 +72,10 @@ class Survey(TakesReplies):
 
     def ask(self) -> None:
         """Ask all that are concerned."""
+        self.begin_again()
+        self.attempt(self._ask)
+
+    def _ask(self) -> None:
         asked = self._applications
         if self._is_scan:
             asked = asked[self._number : self._number + 1]
@@ -100,10 +104,7 @@ class Survey(TakesReplies):
                 ask = Ask(each, 0, self._protocol, self._deadline_s, self, place, None, master, not self._is_scan)
                 upstreams.send(ask)
 
-    def seen_by(self, index: int) -> Epochs:
-        return self._whose.seen_by(self._index)
-
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def take_in(self, index: int, reply: bytes, told: Told) -> None:
         """Take one server's answer."""
         self._replies[index] = reply
         self._told = together(self._told, told)
@@ -114,7 +115,7 @@ class Survey(TakesReplies):
     def _done(self, replies: Sequence[bytes]) -> None:
         error = next((each for each in replies if each[:1] == b"-"), None)
         if error is not None:
-            self._whose.put(self._index, error, self._told)
+            self.end(error, self._told)
             return
         others = [
             place
@@ -124,16 +125,16 @@ class Survey(TakesReplies):
         if others or any(place.version != place.upstreams.slots.version for place in self._places):
             for place in others:
                 place.upstreams.refresh(place.upstreams.answering(place.master))
-            if not self._places[0].upstreams.later(self._agree_s, self.ask):
+            if not self._places[0].upstreams.later(self._agree_s, lambda: self.attempt(self._ask)):
                 self._end(TryAgainError("the servers do not show the same version of the topology"))
         elif self._is_scan:
             count = len(self._applications)
             reply = understood(lambda: scan_reply(replies[1], self._last, self._number, count))
-            self._whose.put(self._index, reply, self._told)
+            self.end(reply, self._told)
         else:
             weights = [place.slots for place in self._places]
             reply = understood(lambda: merge_all(self._name, replies[1::ASKS], weights))
-            self._whose.put(self._index, reply, self._told)
+            self.end(reply, self._told)
 
     def _end(self, error: ReplyError) -> None:
-        self._whose.put(self._index, b"-%b\r\n" % error.line)
+        self.end(b"-%b\r\n" % error.line)

@@ -12,19 +12,21 @@ by hold it for a moment; one that has yet to reach it, or that passed it by, say
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from resp_server.commands.sort import check_request
 from resp_server.errors import ClusterDownError, PlainError, ReplyError, TryAgainError
 from resp_server.execution import NOTHING_RUN, QueuedCall
 from resp_server.instance import Call
-from resp_server.protocol.following import NOT_TOLD, Epochs, Reached, Told
+from resp_server.protocol.following import NOT_TOLD, Reached, Told
+from resp_server.protocol.replies import Pending
 from resp_server.protocol.requests import Request
 from resp_server.protocol.transaction import Mark
 from resp_server.router.applications import Applications
-from resp_server.router.asks import MISREAD, Ask, Merge, TakesReplies, not_understood
+from resp_server.router.asks import MISREAD, Ask, Merge, Step, TakesReplies, not_understood
 from resp_server.router.frames import items_of, pack
 from resp_server.router.lane import PING, LaneKey
 from resp_server.router.routes import Way, split, way_of
@@ -104,6 +106,13 @@ class Block(TakesReplies):
         if not self.wants and self.is_complete:
             self.whose.answered()
 
+    def fail_all(self, error: Exception) -> None:
+        """Pass on what was raised."""
+        self.whose.fail(0, error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self.whose.fail(0, error)
+
     def next_ask(self) -> Ask:
         """Return a question that brings the next answer, if it is an error or will never come.
 
@@ -139,7 +148,7 @@ class Block(TakesReplies):
         return next((each for each in items_of(self.answer) if each.startswith((b"-MOVED ", *NOT_YET))), None)
 
 
-class TransactionRun:
+class TransactionRun(Step):
     """One EXEC of a client."""
 
     def __init__(
@@ -152,13 +161,15 @@ class TransactionRun:
         whose: TakesReplies,
         index: int,
     ) -> None:
+        super().__init__(whose, index)
         self._dispatcher, self._applications, self._call = dispatcher, applications, call
         self._requests, self._watched = requests, watched
-        self._whose, self._index = whose, index
         self._protocol = call.session.protocol
         self._deadline_s = applications.each[0].deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX)
         self._blocks: dict[tuple[int, str], Block] = {}
         self._planned: list[Planned] = []
+        self._left: Iterator[Planned] = iter(())  # of the plan, when the servers have answered
+        self._replies: list[bytes] = []
         # Of each application: the epochs to read at, and the jobs that each of its servers shows.
         self._epochs: dict[int, dict[str, Reached]] = {}
         self._jobs: dict[str, set[str]] = {}
@@ -168,6 +179,13 @@ class TransactionRun:
 
     def start(self) -> None:
         """Ask the servers."""
+        self.attempt(self._start)
+
+    def take_in(self, index: int, reply: bytes, told: Told) -> None:
+        """Take an error of the proxy's own."""
+        self.end(reply, told)
+
+    def _start(self) -> None:
         self._blocks.clear()
         try:
             self._planned = [self._plan(request) for request in self._requests]
@@ -175,7 +193,7 @@ class TransactionRun:
                 if db == 0:  # the others are empty, and stay so
                     self._block_of(key).watched[key] = mark
         except ReplyError as error:
-            self._end(b"-%b\r\n" % error.line)
+            self.end(b"-%b\r\n" % error.line)
             return
         for number, _ in self._blocks:
             self._choose(number)
@@ -244,7 +262,7 @@ class TransactionRun:
         """Take in that a server has answered all."""
         self._waiting -= 1
         if not self._waiting and all(block.is_complete for block in self._blocks.values()):
-            self._finish()
+            self.attempt(self._finish)
 
     # -- what they answered -------------------------------------------------------------------------------------------
 
@@ -253,18 +271,18 @@ class TransactionRun:
         try:
             self._take_answers()
         except MISREAD as error:
-            self._end(not_understood(error))
+            self.end(not_understood(error))
 
     def _take_answers(self) -> None:
         failed = [each for each in self._blocks.values() if each.error is not None or each.answer[:1] not in b"*_"]
         if not failed:
-            self._end(self._joined(), tuple(self._epochs.values()))
+            self._take_replies()
             return
         for block in failed:
             if block.answer.startswith(b"-NOTHELD "):
                 self._take_held(block)
             elif not self._is_passing(block):
-                self._end(block.error or b"-%b\r\n" % PlainError("the transaction was not answered").line)
+                self.end(block.error or b"-%b\r\n" % PlainError("the transaction was not answered").line)
                 return
         self._again("the servers have no epoch in common", self.start)
 
@@ -294,34 +312,43 @@ class TransactionRun:
         self._tries += 1
         now_s = self._applications.each[0].now_s
         if self._tries > TRIES_MAX or now_s + self._pause_s > self._deadline_s:
-            self._end(b"-%b\r\n" % TryAgainError(reason).line)
+            self.end(b"-%b\r\n" % TryAgainError(reason).line)
             return
-        asyncio.get_running_loop().call_later(self._pause_s, then)
+        asyncio.get_running_loop().call_later(self._pause_s, self.attempt, then)
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
-    def _joined(self) -> bytes:
+    def _take_replies(self) -> None:
+        """Make the reply of the servers', unless a watched key changed."""
         if any(block.answer == NOTHING_RUN[self._protocol] for block in self._blocks.values()):
-            return NOTHING_RUN[self._protocol]
-        items = {id(block): items_of(block.answer) for block in self._blocks.values()}
-        replies = []
-        for planned in self._planned:
+            self.end(NOTHING_RUN[self._protocol], tuple(self._epochs.values()))
+            return
+        self._items = {id(block): items_of(block.answer) for block in self._blocks.values()}
+        self._left = iter(self._planned)
+        self._go_on()
+
+    def _go_on(self, reply: bytes | None = None) -> None:
+        """Take the reply that was waited for, if one was, and make the next ones, up to another that is waited for."""
+        if reply is not None:
+            self._replies.append(reply)
+        for planned in self._left:
             if planned.error is not None:
-                replies.append(self._dispatcher.error_reply(planned.error))
+                self._replies.append(self._dispatcher.error_reply(planned.error))
                 continue
             if planned.merge is None:
                 queued = QueuedCall(self._call.session, self._call.instance, self._call.jobs)
-                replies.append(self._dispatcher.answer_within(queued, planned.request))
+                own = self._dispatcher.answer_within(queued, planned.request)
+                if isinstance(own, Pending):
+                    self._dispatcher.when_there(queued, own, partial(self.attempt, self._go_on))
+                    return
+                self._replies.append(own)
                 continue
-            found = [items[id(part.block)][part.number] for part in planned.parts]
+            found = [self._items[id(part.block)][part.number] for part in planned.parts]
             error = next((each for each in found if each[:1] == b"-"), None)
-            replies.append(planned.merge(found) if error is None else error)
-        return b"*%d\r\n%b" % (len(replies), b"".join(replies))
-
-    def _end(self, reply: bytes, told: Told = NOT_TOLD) -> None:
-        self._whose.put(self._index, reply, told)
+            self._replies.append(planned.merge(found) if error is None else error)
+        self.end(b"*%d\r\n%b" % (len(self._replies), b"".join(self._replies)), tuple(self._epochs.values()))
 
 
-class WatchRun(TakesReplies):
+class WatchRun(Step):
     """One WATCH of a client: what its keys are like is asked of their owners, and noted."""
 
     def __init__(
@@ -331,8 +358,8 @@ class WatchRun(TakesReplies):
         whose: TakesReplies,
         index: int,
     ) -> None:
+        super().__init__(whose, index)
         self._watched, self._asked = watched, asked
-        self._whose, self._index = whose, index
         self._missing = len(asked)
         self._error: bytes | None = None
 
@@ -342,10 +369,7 @@ class WatchRun(TakesReplies):
             packed = pack((b"STATE", b"MARK", key))
             upstreams.send(Ask(packed, slot_of(key), 2, upstreams.deadline_s(), self, at))
 
-    def seen_by(self, index: int) -> Epochs:
-        return self._whose.seen_by(self._index)
-
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def take_in(self, index: int, reply: bytes, told: Told) -> None:
         """Take the mark of one key."""
         try:
             if reply[:1] == b"-":
@@ -356,7 +380,7 @@ class WatchRun(TakesReplies):
             self._error = self._error or not_understood(error)
         self._missing -= 1
         if not self._missing:
-            self._whose.put(self._index, self._error or b"+OK\r\n")
+            self.end(self._error or b"+OK\r\n")
 
 
 def held_in(reply: bytes) -> dict[str, list[Reached]]:

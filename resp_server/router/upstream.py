@@ -17,9 +17,9 @@ from operator import ne
 
 from resp_server.awake import AwakeClock
 from resp_server.cluster.topology import Topology, TopologyError
-from resp_server.errors import ClusterDownError, PlainError, TryAgainError
-from resp_server.protocol.following import GONE, NOT_TOLD, NOTHING, Epochs, Reached, Told, latest
-from resp_server.router.asks import Ask, TakesReplies
+from resp_server.errors import ClusterDownError, PlainError, TryAgainError, internal_error
+from resp_server.protocol.following import GONE, NOTHING, Epochs, Reached, Told, latest
+from resp_server.router.asks import Ask, OnItsOwn
 from resp_server.router.frames import pack
 from resp_server.router.guard import Floors, has_reached
 from resp_server.router.jobs import JobKeys
@@ -117,6 +117,12 @@ class Upstreams:
 
     def send(self, ask: Ask) -> None:
         """Ask; the answer comes later, or an error, at once or later."""
+        try:
+            self._send(ask)
+        except Exception as error:
+            ask.fail_all(error)
+
+    def _send(self, ask: Ask) -> None:
         if self._is_stopping:
             ask.refuse(PlainError("the proxy stops"))
             return
@@ -305,12 +311,15 @@ class Upstreams:
 
     def answered(self, ask: Ask, reply: bytes, lane: Lane) -> None:
         """Pass an error on; one that sends elsewhere is followed, and one that comes too early is not taken."""
-        if ask.address is not None:
-            ask.whose.put(ask.index, reply)
-        elif reply[:7] == b"-MOVED ":
-            self._moved(ask, reply, lane.key.address)
-        elif ask.is_long or not (reply.startswith(NOT_YET) and self.later(ask.deadline_s, lambda: self.send(ask))):
-            ask.whose.put(ask.index, reply, lane.replies_from)
+        try:
+            if ask.address is not None:
+                ask.whose.put(ask.index, reply)
+            elif reply[:7] == b"-MOVED ":
+                self._moved(ask, reply, lane.key.address)
+            elif ask.is_long or not (reply.startswith(NOT_YET) and self.later(ask.deadline_s, lambda: self.send(ask))):
+                ask.whose.put(ask.index, reply, lane.replies_from)
+        except Exception as error:
+            ask.fail_all(error)
 
     def lost(self, asks: Sequence[Ask], reason: str) -> None:
         """Ask again what went with a connection, of whoever answers now, once."""
@@ -457,7 +466,10 @@ class Upstreams:
         replaceable = self._replaceable()
         for lane in list(self.lanes.values()):
             is_hurried = lane.key.address in replaceable and not lane.key.is_long
-            lane.check(now_s, self.timeout_s / 2 if is_hurried else self.timeout_s)
+            try:
+                lane.check(now_s, self.timeout_s / 2 if is_hurried else self.timeout_s)
+            except Exception as error:  # the others are to be looked at as well
+                internal_error(error)
         self._long_replies.check(now_s)
         changed = self._choose()
         if changed:
@@ -493,13 +505,13 @@ class Upstreams:
 
 
 @dataclass
-class Learner(TakesReplies):
+class Learner(OnItsOwn):
     """Takes a server's topology."""
 
     upstreams: Upstreams
     address: str
 
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def take_in(self, reply: bytes) -> None:
         self.upstreams.learn(reply, self.address)
 
 

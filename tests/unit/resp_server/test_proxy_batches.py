@@ -12,7 +12,7 @@ NEW: Told = ({"job": (1, 2)},)
 
 
 def test_what_comes_last_is_asked_for_when_what_is_before_it_is_there_and_as_new_as_it_has_to_be() -> None:
-    batch = Batch(Session(1, "", "", User.default(), 0), lambda: 0.0, 1.0)
+    batch = Batch(Session(1, "", "", User.default(), 0), lambda: 0.0, 1.0, lambda error: b"-ERR\r\n")
     asked: list[str] = []
     first, second, last = (batch.expect() for _ in range(3))
     batch.again(second, lambda: asked.append("second"))
