@@ -528,7 +528,11 @@ class ProxyDispatcher(Dispatcher):
             wanted = wanted_of_servers(request[1:])
             if not wanted:
                 return False
-            own = text_in(self.reply_to(Call(session, self._instance), request))
+            answered = self.reply_to(Call(session, self._instance), request)
+            if isinstance(answered, bytes) and answered.startswith(b"-"):
+                batch.add(b"" if session.is_silent else answered)
+                return True
+            own = text_in(answered)
             jobs = Jobs(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
             jobs.info(own, wanted)
             self._stats.tally("info").calls -= 1  # counted here, and by whoever asks

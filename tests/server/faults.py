@@ -1,0 +1,191 @@
+"""Two servers with half of the slots each and a proxy in front of them, on one event loop, into which faults are put.
+
+All three speak over real sockets. One loop, so that what one of them does in a turn is in the way of all others of that
+turn, and so that a fault is put in between two turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import CodeType, FrameType
+from typing import Any
+
+import uvloop
+from conftest import NOW_MS, WAIT_SECONDS_MAX, Peer
+
+from resp_server.cluster.topology import Topology
+from resp_server.config import ServerConfig
+from resp_server.router.applications import Applications
+from resp_server.router.connection import ProxyConnection
+from resp_server.router.dispatcher import ProxyDispatcher
+from resp_server.router.feeds import feed_clients
+from resp_server.router.upstream import Upstreams
+from resp_server.server import Server
+from state_backend.descriptor import StateDescriptor
+from state_backend.keyspace import Job, Keyspace
+from state_backend.memory_store import MemoryStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+STATES = [
+    StateDescriptor("n", key="k", value="v"),
+    StateDescriptor("l", key="k", value="v", kind="list"),
+    StateDescriptor("s", key="k", member="v"),
+]
+KEYS = [b"job:n:%d" % number for number in range(40)]
+LONG_LIST = b"job:l:long"
+CHANGES = [
+    *(Change("n", Op.PUT, key, value=b"v%d" % number) for number, key in enumerate(KEYS)),
+    *(Change("l", Op.APPEND, LONG_LIST, value=b"item %d" % number) for number in range(3000)),
+    *(Change("s", Op.PUT, b"job:s:1", field=b"m%d" % number, value=b"") for number in range(3)),
+]
+SLOTS = ("0-8191", "8192-16383")
+# What is answered where something was raised that nobody expected.
+ERROR = rb"-(?:ERR|EXECABORT Transaction discarded because of:) internal error [0-9a-f]{8}\r\n"
+
+
+class InjectedError(Exception):
+    """What nobody expected."""
+
+
+class Scene:
+    """The three servers. `call` runs on their loop's thread."""
+
+    states = STATES
+
+    def __init__(self, **settings: Any) -> None:
+        self.epoch = 1
+        self.loop = uvloop.new_event_loop()
+        self.loop.set_exception_handler(lambda loop, context: None)  # what guards nothing is told by what is answered
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.peers: list[Peer] = []
+        self.run(self._start(settings))
+
+    async def _start(self, settings: dict[str, Any]) -> None:
+        config = ServerConfig(port=0, hosts=("127.0.0.1",), **settings)
+        self.store = MemoryStore("g1")
+        self.store.apply(EpochChanges(1, 1, NOW_MS, list(runs_of(CHANGES, [each.name for each in STATES]))), STATES)
+        self.nodes = []
+        for _ in SLOTS:
+            keyspace = Keyspace()
+            job = Job("job", "g1", STATES, self.store, committed_epoch=1, committed_clock_ms=NOW_MS, is_stale=False)
+            keyspace.put(job)
+            self.nodes.append(Server(keyspace, config, clock=lambda: NOW_MS))
+            await self.nodes[-1].start()
+        rows = [
+            {"host": "127.0.0.1", "port": node.port, "slots": slots}
+            for node, slots in zip(self.nodes, SLOTS, strict=True)
+        ]
+        topology = Topology.of_json({"version": 1, "nodes": rows})
+        for node, row in zip(self.nodes, topology.nodes, strict=True):
+            node.show_topology(topology, row.id)
+        # Nothing is to be asked again because a loaded machine took its time.
+        self.upstreams = Upstreams(timeout_s=WAIT_SECONDS_MAX)
+        applications = Applications([self.upstreams])
+        self.proxy = Server(
+            Keyspace(),
+            config,
+            clock=lambda: NOW_MS,
+            dispatcher=lambda instance: ProxyDispatcher(instance, applications),
+            connection=ProxyConnection,
+        )
+        self.proxy.instance.upstreams = applications.facts
+        self.feeds = feed_clients(applications, self.proxy.instance)
+        self.applications = applications
+        applications.start()
+        self.upstreams.take(topology, "the test")
+        await self.proxy.start()
+        self.alone = Server(self.nodes[0].instance.keyspace, config, clock=lambda: NOW_MS)
+        await self.alone.start()
+
+    def port(self, of: str) -> int:
+        """Return the port of the server alone, or of the proxy."""
+        port: int = getattr(self, of).port
+        return port
+
+    @property
+    def servers(self) -> list[Server]:
+        return [self.alone, self.proxy, *self.nodes]
+
+    def run(self, awaitable: Any) -> Any:
+        """Run something on the servers' loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(awaitable, self.loop).result(WAIT_SECONDS_MAX)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function between two turns."""
+
+        async def called() -> Any:
+            return function()
+
+        return self.run(called())
+
+    def connect(self, port: int) -> Peer:
+        self.peers.append(Peer(port))
+        return self.peers[-1]
+
+    @contextmanager
+    def held_up(self) -> Iterator[None]:
+        """Hold the loop up, so that all that is sent meanwhile comes in one turn."""
+        is_held, goes_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            is_held.set()
+            goes_on.wait(WAIT_SECONDS_MAX)
+
+        self.loop.call_soon_threadsafe(hold)
+        assert is_held.wait(WAIT_SECONDS_MAX)
+        try:
+            yield
+        finally:
+            goes_on.set()
+
+    def let_all_go(self) -> None:
+        """Close all clients' connections, and wait until the servers have taken that in."""
+        for peer in self.peers:
+            peer.socket.close()
+        self.peers.clear()
+
+        async def gone() -> None:
+            while self.alone.instance.sessions or self.proxy.instance.sessions or self.waiting:
+                await asyncio.sleep(0.001)
+
+        self.run(gone())
+
+    @property
+    def waiting(self) -> int:
+        """How many questions the proxy waits for."""
+        return sum(lane.waiting for lane in self.upstreams.lanes.values())
+
+    def stop(self) -> None:
+        for peer in self.peers:
+            peer.socket.close()
+
+        async def stop() -> None:
+            for server in (self.alone, self.proxy):
+                await server.stop()
+            self.feeds.stop()
+            self.applications.stop()
+            for node in self.nodes:
+                await node.stop()
+
+        with suppress(Exception):
+            self.run(stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    def watch_calls(self, told: Callable[[CodeType], None] | None) -> None:
+        """Have the code of each function of resp_server told when it is called on the loop; what this raises it raises."""
+
+        def profile(frame: FrameType, event: str, argument: object) -> None:
+            if event == "call" and "/resp_server/" in frame.f_code.co_filename and told is not None:
+                told(frame.f_code)
+
+        self.call(lambda: sys.setprofile(None if told is None else profile))

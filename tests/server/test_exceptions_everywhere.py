@@ -1,0 +1,218 @@
+"""An exception in any function of a server or a proxy costs one client something, and all others nothing.
+
+A round of requests of all kinds, from nine clients in one turn, is watched to learn which functions it calls. Then it is
+played again for each of them, and one call of that function raises. No client is left without an answer. At most one
+has an error where an answer was, or is cut, behind answers that are right; all others have all of theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from types import CodeType
+from typing import Any
+
+import pytest
+from conftest import Peer
+from faults import KEYS, LONG_LIST, InjectedError, Scene
+
+from compat.conformance.wire import NotAReplyError, reply_at, request
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+END = b"$3\r\nend\r\n"
+ANY = rb".*"
+OK = rb"\+OK\r\n"
+
+
+def bulk(value: bytes) -> bytes:
+    return re.escape(b"$%d\r\n%b\r\n" % (len(value), value))
+
+
+def array(*items: bytes) -> bytes:
+    return rb"\*%d\r\n" % len(items) + b"".join(items)
+
+
+VALUES = [bulk(b"v%d" % number) for number in range(40)]
+LIST = array(*(bulk(b"item %d" % number) for number in range(3000)))
+PONG, QUEUED = rb"\+PONG\r\n", rb"\+QUEUED\r\n"
+
+Row = tuple[Sequence[Any], bytes]
+
+# What each client asks, and what it is answered.
+ROUND: dict[str, list[Row]] = {
+    "one": [(["GET", KEYS[1]], VALUES[1])],
+    "another": [(["GET", KEYS[2]], VALUES[2])],
+    "some": [(["GET", KEYS[at]], VALUES[at]) for at in (5, 6, 20, 21)],
+    "many": [(["MGET", KEYS[1], KEYS[2], KEYS[30]], array(VALUES[1], VALUES[2], VALUES[30]))],
+    "mixed": [
+        (["GET", KEYS[8]], VALUES[8]),
+        (["EXISTS", KEYS[1], KEYS[2], KEYS[3]], rb":3\r\n"),
+        (["STRLEN", KEYS[1]], rb":2\r\n"),
+        (["MGET", KEYS[7], KEYS[9]], array(VALUES[7], VALUES[9])),
+        (["GET", KEYS[9]], VALUES[9]),
+    ],
+    "about all": [
+        (["DBSIZE"], rb":\d+\r\n"),
+        (["KEYS", "job:n:3"], array(bulk(KEYS[3]))),
+        (["SCAN", "0", "MATCH", "nothing"], ANY),
+        (["RANDOMKEY"], ANY),
+        (["STATE", "JOBS"], ANY),
+        (["INFO"], ANY),
+        (["CLIENT", "LIST"], ANY),
+        (["COMMAND", "COUNT"], ANY),
+        (["LRANGE", LONG_LIST, "0", "-1"], LIST),
+        (["OBJECT", "NOTHING"], rb"-ERR unknown subcommand[^\r]*\r\n"),
+    ],
+    "at once": [
+        (["WATCH", KEYS[1], KEYS[2]], OK),
+        (["MULTI"], OK),
+        (["GET", KEYS[1]], QUEUED),
+        (["MGET", KEYS[2], KEYS[3]], QUEUED),
+        (["PING"], QUEUED),
+        (["PUBLISH", "nobody's", "x"], QUEUED),
+        (["LRANGE", LONG_LIST, "0", "-1"], QUEUED),
+        (["EXEC"], array(VALUES[1], array(VALUES[2], VALUES[3]), PONG, rb":0\r\n", LIST)),
+        (["GET", KEYS[4]], VALUES[4]),
+    ],
+    "publisher": [(["PUBLISH", "channel", "message"], rb":1\r\n"), (["GET", KEYS[11]], VALUES[11])],
+}
+
+
+class Players:
+    """The clients of one round at one port."""
+
+    def __init__(self, scene: Scene, port: int) -> None:
+        self._scene = scene
+        self.peers = {name: scene.connect(port) for name in ROUND}
+        self.subscriber, self.tracker = scene.connect(port), scene.connect(port)
+        self.subscriber.answers(request("SUBSCRIBE", "channel"), b"*3\r\n$9\r\nsubscribe\r\n$7\r\nchannel\r\n:1\r\n")
+        self.tracker.send(request("HELLO", "3") + request("CLIENT", "TRACKING", "ON") + request("ECHO", "end"))
+        self.tracker.read_until(END)
+
+    def play(self) -> dict[str, str]:
+        """Have all ask in one turn, and a key change; return what was wrong with whom."""
+        with self._scene.held_up():
+            for name, rows in ROUND.items():
+                self.peers[name].send(b"".join(request(*words) for words, _ in rows))
+            self.tracker.send(request("GET", KEYS[39]))
+        found = {}
+        for name, rows in ROUND.items():
+            self.peers[name].send(request("ECHO", "end"))
+            found[name] = what_is_wrong(read(self.peers[name], len(rows) + 1), [*(each for _, each in rows), bulk(b"end")])
+        told = read(self.subscriber, 1)
+        found["subscriber"] = what_is_wrong(told, [array(bulk(b"message"), bulk(b"channel"), bulk(b"message"))])
+        found["tracker"] = what_is_wrong(read(self.tracker, 1), [rb"\$\d+\r\n[^\r]*\r\n"])
+        change(self._scene)
+        if not found["tracker"]:
+            told = read(self.tracker, 1)
+            found["tracker"] = what_is_wrong(told, [rb">2\r\n\$10\r\ninvalidate\r\n" + array(bulk(KEYS[39]))])
+        return {name: wrong for name, wrong in found.items() if wrong}
+
+
+def change(scene: Scene) -> None:
+    """Publish an epoch that changes one key."""
+    scene.epoch += 1
+    changes = [Change("n", Op.PUT, KEYS[39], value=b"%d" % scene.epoch)]
+    runs = list(runs_of(changes, ["n", "l", "s"]))
+    scene.call(lambda: scene.store.apply(EpochChanges(scene.epoch, 1, scene.epoch, runs), scene.states))
+
+
+def read(peer: Peer, count: int) -> list[bytes]:
+    """Read so many replies, or as many as come before the end of the connection."""
+    data, replies, at = b"", list[bytes](), 0
+    while len(replies) < count:
+        try:
+            reply, after = reply_at(data, at)
+        except (NotAReplyError, IndexError, ValueError):
+            try:
+                some = peer.socket.recv(1 << 20)
+            except ConnectionError:
+                some = b""
+            if not some:
+                return replies
+            data += some
+            continue
+        replies.append(reply.raw)
+        at = after
+    return replies
+
+
+def what_is_wrong(replies: Sequence[bytes], expected: Sequence[bytes]) -> str:
+    """Say what was answered with an error, or not at all; nothing else may stand where an answer should."""
+    wrong = []
+    for reply, each in zip(replies, expected, strict=False):
+        if not re.fullmatch(each, reply, re.DOTALL) or (each == ANY and reply[:1] == b"-"):
+            is_error = b"-ERR internal error " in reply or reply.startswith((b"-EXECABORT", b"-ERR EXEC without", b"-ERR"))
+            assert is_error, (reply[:200], each[:200])
+            wrong.append(reply[:100].decode())
+    if len(replies) < len(expected):
+        wrong.append(f"{len(replies)} of {len(expected)} answers")
+    return "; ".join(wrong)
+
+
+def name_of(code: CodeType) -> str:
+    return f"{code.co_filename.rpartition('/resp_server/')[2]}:{code.co_qualname}"
+
+
+# What guards the others: nobody guards these, so they do little else.
+GUARDS: set[str] = set()
+
+
+def functions_called(scene: Scene, of: str) -> dict[CodeType, int]:
+    """Return the functions that a round calls, and how often."""
+    called: dict[CodeType, int] = {}
+
+    def count(code: CodeType) -> None:
+        called[code] = called.get(code, 0) + 1
+
+    for watch in (None, count):
+        players = Players(scene, scene.port(of))
+        scene.watch_calls(watch)
+        assert players.play() == {}
+        scene.watch_calls(None)
+        scene.let_all_go()
+    return called
+
+
+@pytest.mark.parametrize("of", ["alone", "proxy"])
+def test_whatever_function_raises(of: str) -> None:
+    scene = Scene()
+    called = functions_called(scene, of)
+    bad: dict[tuple[str, int], object] = {}
+    for code, times in called.items():
+        for call in {1, 2, times} if times > 1 else {1}:
+            wrong = play_with(scene, of, code, call)
+            if len(wrong) > 1:
+                bad[name_of(code), call] = wrong
+                scene.stop()
+                scene = Scene()
+    scene.stop()
+    for key, value in bad.items():
+        print(key, value)
+    assert not bad
+    assert len(called) > 300
+
+
+def play_with(scene: Scene, of: str, code: CodeType, call: int) -> dict[str, str]:
+    """Play a round in which a call of a function raises; return what was wrong with whom."""
+    left = [call]
+
+    def raise_at(called: CodeType) -> None:
+        if called is code:
+            left[0] -= 1
+            if not left[0]:
+                raise InjectedError
+
+    players = Players(scene, scene.port(of))
+    scene.watch_calls(raise_at)
+    try:
+        wrong = players.play()
+    except (TimeoutError, AssertionError) as error:
+        wrong = {"all": repr(error), "": ""}
+    scene.watch_calls(None)
+    try:
+        scene.let_all_go()
+    except TimeoutError:
+        wrong |= {"": "not let go", "rest": ""}
+    return wrong
