@@ -1,6 +1,6 @@
 """The listener for the project's own processes: RESP with a token, apart from the port that clients use.
 
-    AUTH token                     +OK; anything else before it ends the connection
+    AUTH token                     +OK; anything else before it ends the connection (see `token_port`)
     NOTICE job epoch               +OK; the job's applier looks at the log now
     WAIT job epoch timeout_ms      :1 when the epoch can be read, :0 when it cannot after that time
     TOPOLOGY node json             +OK; clients are answered as by this node (its id or host:port) of this topology
@@ -12,8 +12,6 @@ Few connections, few requests: a task for each connection, replies in order.
 from __future__ import annotations
 
 import asyncio
-import hmac
-import logging
 import socket
 
 from resp_server.children import TOKEN_VARIABLE as TOKEN_VARIABLE
@@ -22,16 +20,13 @@ from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.errors import PlainError, ReplyError
 from resp_server.followers import Followers
 from resp_server.protocol.replies import OK, Reply, encode
-from resp_server.protocol.requests import Request, RequestLimits, RequestParser
-from resp_server.tls import Certificates, TlsListener, start_streams
+from resp_server.protocol.requests import Request
+from resp_server.tls import Certificates
+from resp_server.token_port import TokenPort
 
-logger = logging.getLogger("sparkis.control")
-
-# A topology of a thousand nodes takes some 200 KB.
-REQUEST_BYTES_MAX = 1 << 20
-READ_BYTES_MAX = 64 << 10
-# Handshakes at a time.
-ARRIVING_MAX = 64
+PROTOCOL = 2
+# Drivers, and their tasks in between (guess).
+CONNECTIONS_MAX = 1024
 WAIT_MS_MAX = 600_000
 
 
@@ -41,51 +36,38 @@ class ControlListener:
     def __init__(
         self, followers: Followers, membership: Membership, token: str, certificates: Certificates | None = None
     ) -> None:
-        self._followers = followers
-        self._membership = membership
-        self._token = token.encode()
-        self._certificates = certificates
-        self._server: asyncio.Server | TlsListener | None = None
+        def take_in(writer: asyncio.StreamWriter) -> _Caller:
+            return _Caller(followers, membership)
+
+        self._port = TokenPort(
+            "the server", token, take_in, peers_max=CONNECTIONS_MAX, protocol=PROTOCOL, certificates=certificates
+        )
 
     async def start(self) -> int:
         """Listen on a free port and return it."""
         listener = socket.create_server(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
-        self._server = await start_streams(
-            self._serve, listener, self._certificates, lambda arriving: arriving < ARRIVING_MAX
-        )
+        self._port.start(listener)
         return port
 
     async def stop(self) -> None:
         """Stop listening."""
-        if self._server is not None:
-            self._server.close()
+        self._port.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        parser = RequestParser(RequestLimits(REQUEST_BYTES_MAX, REQUEST_BYTES_MAX))
-        is_trusted = False
-        try:
-            while data := await reader.read(READ_BYTES_MAX):
-                for request in parser.feed(data):
-                    if not is_trusted:
-                        is_trusted = self._is_token(request)
-                        if not is_trusted:
-                            return
-                        writer.write(encode(OK, 2))
-                        continue
-                    writer.write(encode(await self._answer(request), 2))
-                if parser.error is not None:
-                    return
-                await writer.drain()
-        except OSError as error:  # those of TLS are some of these
-            logger.debug("a control connection broke: %s", error)
-        finally:
-            writer.close()
 
-    def _is_token(self, request: Request) -> bool:
-        return (
-            len(request) == 2 and request[0].upper() == b"AUTH" and hmac.compare_digest(bytes(request[1]), self._token)
-        )
+class _Caller:
+    """Who calls on one connection."""
+
+    def __init__(self, followers: Followers, membership: Membership) -> None:
+        self._followers = followers
+        self._membership = membership
+
+    def lost(self) -> None:
+        """Nothing is kept of it."""
+
+    async def answer(self, request: Request) -> bytes:
+        """Answer a request."""
+        return encode(await self._answer(request), PROTOCOL)
 
     async def _answer(self, request: Request) -> Reply:
         try:

@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -351,26 +351,3 @@ class TlsListener:
             task = self._loop.create_task(take_in(client, self._protocol, self._certificates))
             self._arriving.add(task)
             task.add_done_callback(self._arriving.discard)
-
-
-async def start_streams(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-    listener: socket.socket,
-    certificates: Certificates | None,
-    has_room: Callable[[int], bool],
-) -> asyncio.Server | TlsListener:
-    """Call a coroutine for each connection of a listening socket, with TLS if there are certificates."""
-
-    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await serve(reader, writer)
-        except asyncio.CancelledError:  # the process ends; asyncio 3.11 prints a traceback for a task that is cancelled
-            writer.close()
-
-    if certificates is None:
-        return await asyncio.start_server(served, sock=listener)
-
-    def protocol() -> asyncio.Protocol:
-        return asyncio.StreamReaderProtocol(asyncio.StreamReader(), served)
-
-    return TlsListener(listener, certificates, protocol, has_room)

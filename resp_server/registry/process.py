@@ -15,14 +15,15 @@ import uvloop
 from resp_server.addresses import address_of
 from resp_server.client import Client
 from resp_server.cluster.topology import NODES_MAX
-from resp_server.listening import cannot_listen
+from resp_server.listening import cannot_listen, make_room_for
 from resp_server.process import until_told_to_end
 from resp_server.programs import Program, add_level_option, tcp_port, whole_number
 from resp_server.registry.record import FencedError, Place
-from resp_server.registry.service import Registry
+from resp_server.registry.service import CONNECTIONS_MAX, Registry
 from resp_server.registry.standby import ANSWER_S_MAX, Connect, until_away
 from resp_server.tls import Certificates, add_tls_options, certificates_of, shown_files_of
 from resp_server.token import add_token_option, token_of
+from resp_server.token_port import ARRIVING_MAX
 from state_backend.filesystems import Filesystem, open_filesystem
 
 logger = logging.getLogger("sparkis.registry")
@@ -87,6 +88,7 @@ def serve(options: argparse.Namespace) -> int:
 async def _run(options: argparse.Namespace, token: str, certificates: Certificates | None) -> None:
     """Assign until this process is told to end; one that stands by waits for its turn, again and again."""
     host = _advertised(options)
+    make_room_for(CONNECTIONS_MAX + ARRIVING_MAX)
     filesystem = open_filesystem(options.log)
     filesystem.make_folder("")
     told = asyncio.create_task(until_told_to_end(watches_input=options.child))

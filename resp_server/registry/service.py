@@ -1,6 +1,6 @@
 """The registry's listener, and the turn in which what members said becomes what they are told.
 
-    AUTH token                   +OK; anything else before it ends the connection
+    AUTH token                   +OK; anything else before it ends the connection (see `token_port`)
     REPORT json                  +OK; what a state server is and has (see `report`); the connection is then its own
     WATCH                        +OK; the topology is pushed, at once and whenever it changes
     NOTICE job epoch             +OK; every server is told to look at the job's log
@@ -20,7 +20,6 @@ All of it in RESP3. Runs on one event loop; only the record is written in a thre
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import socket
@@ -34,23 +33,21 @@ from resp_server.awake import AwakeClock
 from resp_server.cluster.topology import NODES_MAX, Topology
 from resp_server.errors import PlainError
 from resp_server.protocol.replies import OK, Push, Reply, encode
-from resp_server.protocol.requests import Request, RequestLimits, RequestParser
+from resp_server.protocol.requests import Request
 from resp_server.registry.assignment import Assignment
 from resp_server.registry.record import FencedError, Place
 from resp_server.registry.report import DRAIN_S_MAX, Report, ReportError
 from resp_server.registry.sharding import Member
-from resp_server.tls import Certificates, TlsListener, start_streams
+from resp_server.tls import Certificates
+from resp_server.token_port import TokenPort
 from state_backend.errors import SparkisError
 
 logger = logging.getLogger("sparkis.registry")
 
 PROTOCOL = 3
-REQUEST_BYTES_MAX = 1 << 20
-READ_BYTES_MAX = 64 << 10
 # More waits to be sent only where nobody reads.
 WAITING_BYTES_MAX = 4 << 20
 CONNECTIONS_MAX = 4 * NODES_MAX
-AUTH_S_MAX = 5.0
 WAIT_MS_MAX = 600_000
 
 # A server reports four times a second; one that is silent for this long has failed.
@@ -70,7 +67,8 @@ LOOK_EVERY_S = 1.0
 class Connection:
     """One connection of a server, of who watches, or of a driver."""
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, registry: Registry, writer: asyncio.StreamWriter) -> None:
+        self._registry = registry
         self._writer = writer
         self.is_watching = False
         self.told: tuple[int, str] = (-1, "")  # the version, and the slots wanted
@@ -84,9 +82,13 @@ class Connection:
             logger.warning("a connection that reads nothing is closed")
             self._writer.transport.abort()
 
-    async def drain(self) -> None:
-        """Wait until there is room to send."""
-        await self._writer.drain()
+    async def answer(self, request: Request) -> bytes:
+        """Answer a request."""
+        return encode(await self._registry.answer(self, request), PROTOCOL)
+
+    def lost(self) -> None:
+        """Take in that it is gone."""
+        self._registry.lose(self)
 
     def close(self) -> None:
         """End it."""
@@ -142,8 +144,14 @@ class Registry:
         record = place.record
         self._place = place
         self._term = record.term
-        self._token = token.encode()
-        self._certificates = certificates
+        self._port = TokenPort(
+            "the registry",
+            token,
+            self._take_in,
+            peers_max=CONNECTIONS_MAX,
+            protocol=PROTOCOL,
+            certificates=certificates,
+        )
         self._assignment = Assignment(record.replicas, record.topology)
         self._known: dict[str, Known] = {}
         self._connections: set[Connection] = set()
@@ -155,7 +163,6 @@ class Registry:
         self._saved = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._stepped: dict[str, Member] | None = None
-        self._server: asyncio.Server | TlsListener | None = None
         self._settles_at_s: float | None = None
 
     @property
@@ -165,19 +172,11 @@ class Registry:
 
     async def start(self, listener: socket.socket) -> None:
         """Take connections."""
-        self._server = await start_streams(
-            self._serve,
-            listener,
-            self._certificates,
-            lambda arriving: len(self._connections) + arriving < CONNECTIONS_MAX,
-        )
+        self._port.start(listener)
 
     async def stop(self) -> None:
         """Stop listening, and let everybody go."""
-        if self._server is not None:
-            self._server.close()
-        for connection in self._connections:
-            connection.close()
+        self._port.close()
 
     async def run(self) -> NoReturn:
         """Decide and tell until it is cancelled; FencedError when another registry has taken over."""
@@ -301,39 +300,14 @@ class Registry:
 
     # -- connections --------------------------------------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(writer)
-        parser = RequestParser(RequestLimits(REQUEST_BYTES_MAX, REQUEST_BYTES_MAX))
-        is_trusted = False
-        try:
-            if len(self._connections) >= CONNECTIONS_MAX:
-                return
-            self._connections.add(connection)
-            while data := await asyncio.wait_for(reader.read(READ_BYTES_MAX), None if is_trusted else AUTH_S_MAX):
-                for request in parser.feed(data):
-                    if is_trusted:
-                        connection.send(encode(await self._answer(connection, request), PROTOCOL))
-                    elif is_trusted := self._is_token(request):
-                        connection.send(encode(OK, PROTOCOL))
-                    else:
-                        connection.send(encode(PlainError("AUTH with the registry's token comes first"), PROTOCOL))
-                        return
-                if parser.error is not None:
-                    return
-                await connection.drain()
-        except OSError as error:  # it broke, by itself or in TLS, or nothing came in time
-            logger.debug("a connection ended: %s", error)
-        finally:
-            self._connections.discard(connection)
-            connection.close()
-            self._lose(connection)
+    def _take_in(self, writer: asyncio.StreamWriter) -> Connection:
+        connection = Connection(self, writer)
+        self._connections.add(connection)
+        return connection
 
-    def _is_token(self, request: Request) -> bool:
-        return (
-            len(request) == 2 and request[0].upper() == b"AUTH" and hmac.compare_digest(bytes(request[1]), self._token)
-        )
-
-    def _lose(self, connection: Connection) -> None:
+    def lose(self, connection: Connection) -> None:
+        """Take in that a connection is gone."""
+        self._connections.discard(connection)
         for known in self._known.values():
             if known.connection is connection:
                 known.connection = None
@@ -343,7 +317,8 @@ class Registry:
                 )
         self._wake.set()
 
-    async def _answer(self, connection: Connection, request: Request) -> Reply:
+    async def answer(self, connection: Connection, request: Request) -> Reply:
+        """Answer a request of whoever has the token."""
         try:
             match [bytes(request[0]).upper(), *(bytes(word).decode() for word in request[1:])]:
                 case [b"REPORT", str(text)]:

@@ -8,7 +8,7 @@ has an error where an answer was, or is cut, behind answers that are right; all 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import CodeType
 from typing import Any
 
@@ -99,9 +99,12 @@ class Players:
         found = {}
         for name, rows in ROUND.items():
             self.peers[name].send(request("ECHO", "end"))
-            found[name] = what_is_wrong(read(self.peers[name], len(rows) + 1), [*(each for _, each in rows), bulk(b"end")])
-        told = read(self.subscriber, 1)
-        found["subscriber"] = what_is_wrong(told, [array(bulk(b"message"), bulk(b"channel"), bulk(b"message"))])
+            found[name] = what_is_wrong(
+                read(self.peers[name], len(rows) + 1), [*(each for _, each in rows), bulk(b"end")]
+            )
+        if not found["publisher"]:  # else there may be no message
+            told = read(self.subscriber, 1)
+            found["subscriber"] = what_is_wrong(told, [array(bulk(b"message"), bulk(b"channel"), bulk(b"message"))])
         found["tracker"] = what_is_wrong(read(self.tracker, 1), [rb"\$\d+\r\n[^\r]*\r\n"])
         change(self._scene)
         if not found["tracker"]:
@@ -143,8 +146,13 @@ def what_is_wrong(replies: Sequence[bytes], expected: Sequence[bytes]) -> str:
     wrong = []
     for reply, each in zip(replies, expected, strict=False):
         if not re.fullmatch(each, reply, re.DOTALL) or (each == ANY and reply[:1] == b"-"):
-            is_error = b"-ERR internal error " in reply or reply.startswith((b"-EXECABORT", b"-ERR EXEC without", b"-ERR"))
-            assert is_error, (reply[:200], each[:200])
+            is_error = b"-ERR internal error " in reply or reply.startswith(
+                (b"-EXECABORT", b"-ERR EXEC without", b"-ERR")
+            )
+            assert is_error or wrong, (
+                reply[:200],
+                each[:200],
+            )  # behind an error within a transaction there may be others
             wrong.append(reply[:100].decode())
     if len(replies) < len(expected):
         wrong.append(f"{len(replies)} of {len(expected)} answers")
@@ -155,8 +163,13 @@ def name_of(code: CodeType) -> str:
     return f"{code.co_filename.rpartition('/resp_server/')[2]}:{code.co_qualname}"
 
 
-# What guards the others: nobody guards these, so they do little else.
-GUARDS: set[str] = set()
+# What the event loop calls to call others, each of them guarded. Nobody guards these, so they do nothing else.
+GUARDS = {
+    "outbox.py:Outbox.flush",
+    "server.py:Server._tell",
+    "server.py:Server._keep_telling",
+    "turns.py:Turns._step",
+}
 
 
 def functions_called(scene: Scene, of: str) -> dict[CodeType, int]:
@@ -181,6 +194,8 @@ def test_whatever_function_raises(of: str) -> None:
     called = functions_called(scene, of)
     bad: dict[tuple[str, int], object] = {}
     for code, times in called.items():
+        if name_of(code) in GUARDS:
+            continue
         for call in {1, 2, times} if times > 1 else {1}:
             wrong = play_with(scene, of, code, call)
             if len(wrong) > 1:
