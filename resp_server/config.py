@@ -46,6 +46,8 @@ class ServerConfig:
     backlog_connections: int = 511
     idle_timeout_seconds: int = 0  # 0: never
     tcp_keepalive_seconds: int = 300  # 0: off
+    # Who has to authenticate has so long for it in all, whatever it sends meanwhile (guess: a person types).
+    auth_seconds_max: int = 60
     bulk_bytes_max: int = 512 * MIB
     query_buffer_bytes_max: int = 1024 * MIB
     # A connection's input is not read while more than this waits to be sent to it.

@@ -103,6 +103,7 @@ class Connection(asyncio.Protocol):
         self._pushed_bytes = 0
         self._unsent_bytes = 0  # in the outbox
         self._over_since_ms: int | None = None  # more waits to be sent than the soft limit
+        self._stranger_since_ms: int | None = None  # it has to authenticate
         self._is_writable = True
         self._is_reading = True
         self._is_ending = False
@@ -281,6 +282,16 @@ class Connection(asyncio.Protocol):
         if self.session.is_held_back:
             self.session.is_held_back = False
             self._go_on_soon()
+
+    @alone
+    def check_stranger(self, now_ms: int) -> None:
+        """End the connection of a client that has had long enough to authenticate."""
+        if self.session.is_authenticated:
+            self._stranger_since_ms = None
+        elif self._stranger_since_ms is None:
+            self._stranger_since_ms = now_ms
+        elif now_ms - self._stranger_since_ms > self._instance.config.auth_seconds_max * 1000:
+            self.abort(f"it did not authenticate within {self._instance.config.auth_seconds_max} s")
 
     @alone
     def check_age(self, now_ms: int) -> None:

@@ -63,6 +63,7 @@ class Server:
         self.turns = Turns()
         self.outbox = Outbox()
         self._connections: dict[int, Connection] = {}
+        self._strangers: dict[int, Connection] = {}  # who had to authenticate when it came, the oldest first
         self._next_id = 1
         self._listeners: list[asyncio.Server | TlsListener] = []
         self._sweep: asyncio.TimerHandle | None = None
@@ -117,10 +118,21 @@ class Server:
         """Tell whether one more client may begin a handshake."""
         stats = self.instance.stats
         has_room = len(self._connections) + arriving < self.instance.config.clients_max
-        if not has_room:
+        if not has_room and not self._make_room():
             stats.connections_received += 1
             stats.connections_rejected += 1
-        return has_room
+            return False
+        return True
+
+    def _make_room(self) -> bool:
+        """Cut the client that has had most time to authenticate and did not; False if all did."""
+        while self._strangers:
+            session_id = next(iter(self._strangers))
+            connection = self._strangers.pop(session_id)
+            if not connection.session.is_authenticated:
+                self._cut(session_id, "it has not authenticated, and others need its place")
+                return True
+        return False
 
     async def stop(self) -> None:
         """Stop listening, send what was answered, close all connections; takes at most `stop_ms_max`."""
@@ -164,7 +176,7 @@ class Server:
         """Say why a new client may not stay, or None."""
         stats, config = self.instance.stats, self.instance.config
         stats.connections_received += 1
-        if len(self._connections) >= config.clients_max:
+        if len(self._connections) >= config.clients_max and not self._make_room():
             stats.connections_rejected += 1
             return PlainError("max number of clients reached")
         is_nopass = self.instance.users.default.is_nopass
@@ -189,11 +201,14 @@ class Server:
     def add(self, connection: Connection) -> None:
         """Take a client in."""
         self._connections[connection.session.id] = connection
+        if not connection.session.is_authenticated:
+            self._strangers[connection.session.id] = connection
         self.instance.sessions[connection.session.id] = connection.session
 
     def remove(self, session_id: int) -> None:
         """Forget a client that has gone."""
         self._connections.pop(session_id, None)
+        self._strangers.pop(session_id, None)
         session = self.instance.sessions.pop(session_id, None)
         if session is not None:
             self.instance.leave(session)
@@ -262,6 +277,7 @@ class Server:
         for connection in list(self._connections.values()):
             connection.check_age(now)
             connection.check_limits(now, limits)
+            connection.check_stranger(now)
             if connection.session.is_subscriber:
                 continue  # it may well have nothing to say
             if idle_ms_max and now - connection.session.active_ms > idle_ms_max:

@@ -182,7 +182,7 @@ class Scene:
     # -- faults -------------------------------------------------------------------------------------------------------
 
     def watch_calls(self, told: Callable[[CodeType], None] | None) -> None:
-        """Have the code of each function of resp_server told when it is called on the loop; what this raises it raises."""
+        """Have the code of each function of resp_server told when it is called on the loop. What this raises, it does."""
 
         def profile(frame: FrameType, event: str, argument: object) -> None:
             if event == "call" and "/resp_server/" in frame.f_code.co_filename and told is not None:

@@ -126,3 +126,31 @@ def test_a_subscriber_whose_channels_are_taken_away_is_cut(serve: Callable[..., 
     assert call(other, "PUBLISH", "news1", "x") == 1
     call(other, "ACL", "SETUSER", "u", "resetchannels", "&more")
     assert call(other, "PUBLISH", "news1", "x") == 0
+
+
+def test_who_does_not_authenticate_makes_room_for_others(serve: Callable[..., Any]) -> None:
+    running = serve(password="secret", clients_max=3)
+    auth = request("AUTH", "secret")
+    first = running.connect()
+    first.answers(auth, b"+OK\r\n")
+    strangers = [running.connect() for _ in range(20)]
+    last = running.connect()
+    last.answers(auth, b"+OK\r\n")
+    assert all(stranger.is_closed for stranger in strangers[:-1])
+    strangers[-1].answers(auth, b"+OK\r\n")
+    assert running.connect().read_all() == b"-ERR max number of clients reached\r\n"
+    for each in (first, last, strangers[-1]):
+        each.answers(PING, PONG)
+
+
+def test_the_time_to_authenticate_is_one_in_all_whatever_is_sent(serve: Callable[..., Any]) -> None:
+    running = serve(password="secret", auth_seconds_max=60)
+    known, stranger = running.connect(), running.connect()
+    known.answers(request("AUTH", "secret"), b"+OK\r\n")
+    for seconds in range(0, 61, 20):
+        stranger.answers(PING, b"-NOAUTH Authentication required.\r\n")
+        running.call(lambda at=seconds: running.server.sweep(NOW_MS + 1000 * at))
+    stranger.answers(PING, b"-NOAUTH Authentication required.\r\n")
+    running.call(lambda: running.server.sweep(NOW_MS + 60_001))
+    assert stranger.is_closed
+    known.answers(PING, PONG)
