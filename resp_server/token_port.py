@@ -29,7 +29,7 @@ ARRIVING_MAX = 256
 AUTH_S_MAX = 5.0
 # What is sent up to the token's end, and a little more that came with it.
 AUTH_BYTES_MAX = 16 << 10
-# Before this nobody makes room for another one: time for what it came with; with TLS for the handshake of all (guesses).
+# Before this nobody makes room for another one: time for what it came with, with TLS for the handshakes of all (guess).
 GRACE_S = 0.05
 TLS_GRACE_S = 0.25
 # At the socket, for those for whom there is no place yet. The system's own limit is 4096 as a rule.

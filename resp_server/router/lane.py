@@ -305,8 +305,13 @@ class Lane:
 
     def _flush(self) -> None:
         out, self._out = self._out, []
-        if self._link is not None:
+        if self._link is None:
+            return
+        try:
             self._link.write(b"".join(out))
+        except Exception as error:
+            internal_error(error)
+            self.cut("it could not be written to")
 
     def _is_given_up(self) -> bool:
         """Tell whether to refuse at once: unreachable for longer than a question may wait, and not tried just now."""

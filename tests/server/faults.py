@@ -15,8 +15,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 import uvloop
-from conftest import NOW_MS, WAIT_SECONDS_MAX, Peer
+from conftest import NOW_MS, Peer
 
+from compat.waiting import WAIT_S_MAX
 from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.router.applications import Applications
@@ -85,7 +86,7 @@ class Scene:
         for node, row in zip(self.nodes, topology.nodes, strict=True):
             node.show_topology(topology, row.id)
         # Nothing is to be asked again because a loaded machine took its time.
-        self.upstreams = Upstreams(timeout_s=WAIT_SECONDS_MAX)
+        self.upstreams = Upstreams(timeout_s=WAIT_S_MAX)
         applications = Applications([self.upstreams])
         self.proxy = Server(
             Keyspace(),
@@ -114,7 +115,7 @@ class Scene:
 
     def run(self, awaitable: Any) -> Any:
         """Run something on the servers' loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(awaitable, self.loop).result(WAIT_SECONDS_MAX)
+        return asyncio.run_coroutine_threadsafe(awaitable, self.loop).result(WAIT_S_MAX)
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Call a function between two turns."""
@@ -135,10 +136,10 @@ class Scene:
 
         def hold() -> None:
             is_held.set()
-            goes_on.wait(WAIT_SECONDS_MAX)
+            goes_on.wait(WAIT_S_MAX)
 
         self.loop.call_soon_threadsafe(hold)
-        assert is_held.wait(WAIT_SECONDS_MAX)
+        assert is_held.wait(WAIT_S_MAX)
         try:
             yield
         finally:
@@ -182,7 +183,7 @@ class Scene:
     # -- faults -------------------------------------------------------------------------------------------------------
 
     def watch_calls(self, told: Callable[[CodeType], None] | None) -> None:
-        """Have the code of each function of resp_server told when it is called on the loop. What this raises, it does."""
+        """Have each function of resp_server told by its code when the loop calls it. What that raises, it does."""
 
         def profile(frame: FrameType, event: str, argument: object) -> None:
             if event == "call" and "/resp_server/" in frame.f_code.co_filename and told is not None:

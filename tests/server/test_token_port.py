@@ -20,6 +20,7 @@ import pytest
 
 from compat.conformance.servers import CONTROL_TOKEN, sparkis_server
 from compat.conformance.wire import request
+from compat.waiting import WAIT_S_MAX, eventually
 from resp_server import token_port
 from resp_server.client import Client
 from resp_server.protocol.requests import Request
@@ -27,7 +28,6 @@ from resp_server.token_port import ARRIVING_MAX, TokenPort
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
 
-WAIT_S_MAX = 60.0
 FLOOD = 4_000
 BIG = 600
 # What strangers may cost beside what is there without them. It was 650 MB.
@@ -154,7 +154,7 @@ def test_a_token_gets_in_through_thousands_that_send_a_byte_now_and_then(port_of
             assert memory_of(pid) - before_bytes < STRANGERS_BYTES_MAX
         finally:
             flood.stop()
-    wait_for(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= before_files)
+    eventually(lambda: len(os.listdir(f"/proc/{pid}/fd")), lambda files: files <= before_files)
     call(port)
 
 
@@ -173,15 +173,6 @@ def test_requests_without_a_token_take_little_memory(port_of_process: tuple[int,
         assert memory_of(pid) - before_bytes < STRANGERS_BYTES_MAX
         for stranger in strangers:
             stranger.close()
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    ended = threading.Event()
-    for _ in range(int(WAIT_S_MAX * 50)):
-        if is_so():
-            return
-        ended.wait(0.02)
-    raise AssertionError("it did not come to be so")
 
 
 # -- in this process --------------------------------------------------------------------------------------------------
