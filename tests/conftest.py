@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from compat.conformance.dataset import Dataset, standard
@@ -36,6 +37,10 @@ LONGEST_FILES = (
     "server/test_proxy",
 )
 LONGEST_FOLDERS = ("spark", "examples", "adversity", "server", "clients", "differential", "properties", "unit")
+
+# No example has to be found, or run, within a time.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 _unexpected_skips: list[str] = []
 

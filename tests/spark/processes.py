@@ -10,10 +10,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 
-from compat.waiting import WAIT_S_MAX
+import redis
+
+from compat.waiting import WAIT_S_MAX, eventually
 
 
 class Command:
@@ -83,9 +85,18 @@ def sparkis(*arguments: object) -> Iterator[Command]:
 
 @contextmanager
 def served(*arguments: object) -> Iterator[str]:
-    """Run `sparkis serve` on a free port to the end of a block; the URL is what clients connect to."""
+    """Run `sparkis serve` on a free port to the end of a block; it has loaded its logs. The URL is for its clients."""
     with sparkis("serve", "--port", 0, "--bind", "127.0.0.1", *arguments) as server:
-        yield f"redis://127.0.0.1:{server.wait_for(r'started @ [0-9.]+:([0-9]+)')[1]}"
+        url = f"redis://127.0.0.1:{server.wait_for(r'started @ [0-9.]+:([0-9]+)')[1]}"
+        eventually(lambda: not _is_loading(url), runs=[server.process])
+        yield url
+
+
+def _is_loading(url: str) -> bool:
+    """Tell whether a server says so; not everybody may ask."""
+    with suppress(redis.RedisError), redis.Redis.from_url(url) as client:
+        return bool(client.info("persistence")["loading"])
+    return False
 
 
 def status(*arguments: object) -> subprocess.CompletedProcess[str]:
