@@ -24,17 +24,21 @@ LEFT_OUT = ("slow", "large", "cluster")
 # Whole files go to the processes that run tests: those that take longest begin first, so that none is left over at the
 # end, when most processes have nothing more to do. First these (from `--durations=0`), then by folder.
 LONGEST_FILES = (
+    "spark/test_serving",
     "spark/test_beside_a_driver",
     "spark/test_sink",
-    "spark/test_serving",
-    "spark/test_processor",
     "spark/test_executors",
+    "spark/test_processor",
     "spark/test_attach_log",
+    "clients/test_cluster_clients",
     "adversity/test_state_servers",
     "adversity/test_batches",
-    "clients/test_cluster_clients",
     "server/test_proxy_shards",
+    "server/test_exceptions_everywhere",
     "server/test_proxy",
+    "server/test_workers",
+    "server/test_proxy_transactions",
+    "server/test_tls",
 )
 LONGEST_FOLDERS = ("spark", "examples", "adversity", "server", "clients", "differential", "properties", "unit")
 

@@ -17,10 +17,10 @@ from conftest import Peer
 from faults import KEYS, LONG_LIST, InjectedError, Scene
 
 from compat.conformance.wire import NotAReplyError, reply_at, request
+from compat.waiting import WAIT_S_MAX
 from state_backend.records import Change, Op, runs_of
 from state_backend.store import EpochChanges
 
-PATIENCE_S = float(__import__("os").environ.get("PATIENCE", "20"))
 EVERYTHING = b">2\r\n$10\r\ninvalidate\r\n_\r\n"
 END = b"$3\r\nend\r\n"
 ANY = rb".*"
@@ -92,7 +92,7 @@ class Players:
         self.tracker.send(request("HELLO", "3") + request("CLIENT", "TRACKING", "ON") + request("ECHO", "end"))
         self.tracker.read_until(END)
         for each in (*self.peers.values(), self.tracker, self.subscriber):
-            each.socket.settimeout(PATIENCE_S)
+            each.socket.settimeout(WAIT_S_MAX)
 
     def play(self) -> dict[str, str]:
         """Have all ask in one turn, and a key change; return what was wrong with whom."""
