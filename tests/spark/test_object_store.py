@@ -94,15 +94,14 @@ def test_a_commit_whose_answer_is_lost_is_a_commit(
 
 
 def test_a_log_without_a_bucket_is_refused_before_the_query_starts(
-    spark: SparkSession, endpoint: sparkis.ServedEndpoint, batches: Make, tmp_path: Path
+    spark: SparkSession, endpoint: sparkis.ServedEndpoint, batches: Make
 ) -> None:
     rows = batches(ROWS)
     with pytest.raises(LogUnavailableError, match="NoSuchBucket"):
         sparkis.serve(spark, log="s3://no-such-bucket/logs")
     with pytest.raises(LogUnavailableError, match="write s3://bucket/logs"):
         sparkis.serve(spark, log="s3:/bucket/logs")
-    writer = sparkis.queryable(
-        rows.df, "last", key="sensor", value="temp", mode="append", order_by="temp", log="s3:bucket/logs"
-    )
     with pytest.raises(LogUnavailableError, match="write s3://bucket/logs"):
-        writer.queryName("nowhere").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        sparkis.queryable(
+            rows.df, "last", key="sensor", value="temp", mode="append", order_by="temp", log="s3:bucket/logs"
+        )
