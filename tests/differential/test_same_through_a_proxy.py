@@ -108,6 +108,35 @@ def test_a_pipeline_of_any_commands_is_answered_as_redis_answers_it(through: Pai
     through.check([words for words in pipeline if bytes(words[0]).lower().decode("latin-1") not in NOT_SPLIT])
 
 
+WITHIN = [
+    ["MULTI", "OBJECT FOO s", "GET plain", "EXEC", "GET plain"],
+    ["MULTI", "CLUSTER FOO", "EXEC", "PING"],
+    ["MULTI", "CLIENT FOO", "GET plain", "EXEC"],
+    ["MULTI", "CONFIG FOO x", "DISCARD", "GET plain"],
+    ["MULTI", "NOPE a b", "OBJECT", "EXEC"],
+    ["MULTI", "PUBLISH nobody x", "EXEC"],
+    ["MULTI", "GET plain", "PUBLISH nobody x", "SPUBLISH nobody x", "PING", "PUBLISH nobody y", "GET number", "EXEC"],
+    ["MULTI", "SUBSCRIBE a b", "PSUBSCRIBE c*", "GET plain", "EXEC"],
+    ["MULTI", "UNSUBSCRIBE", "PING", "EXEC", "PING"],
+    ["SUBSCRIBE a", "WATCH plain", "MULTI", "GET plain", "EXEC", "PING", "UNSUBSCRIBE a", "GET plain"],
+    ["SUBSCRIBE a", "WATCH", "EXEC", "DISCARD", "UNWATCH", "UNSUBSCRIBE", "WATCH plain", "MULTI", "PING", "EXEC"],
+    ["MULTI", "SUBSCRIBE a", "EXEC", "WATCH plain", "EXEC", "MULTI", "PING"],
+    ["MULTI", "WATCH plain", "OBJECT ENCODING", "EXEC", "EXEC"],
+    ["MULTI", "EXEC x", "PUBLISH a", "EXEC"],
+    ["WATCH plain", "MULTI", "PUBLISH nobody x", "ECHO a", "COMMAND COUNT x", "EXEC", "EXEC"],
+    ["CLIENT REPLY OFF", "MULTI", "OBJECT FOO s", "EXEC", "CLIENT REPLY ON", "GET plain"],
+    ["CLIENT REPLY OFF", "MULTI", "PUBLISH nobody x", "EXEC", "CLIENT REPLY ON", "GET plain"],
+]
+
+
+@pytest.mark.parametrize("greeting", ["", "HELLO 3"], ids=["RESP2", "RESP3"])
+@pytest.mark.parametrize("lines", WITHIN, ids="; ".join)
+def test_transactions_with_what_is_not_about_keys_are_answered_as_redis_answers_them(
+    through: Pair, lines: list[str], greeting: str
+) -> None:
+    through.check([line.encode().split(b" ") for line in [greeting, *lines] if line])
+
+
 PIECES = [
     *[
         "MULTI",
@@ -120,6 +149,7 @@ PIECES = [
     ],
     *["UNWATCH", "NOPE", "GET", "PING", "WATCH missing", "MULTI", "EXEC", "EXEC x", "RESET", "HGETALL hash:one"],
     *["GET hash:one", "EXISTS plain number missing", "CLIENT GETNAME", "QUIT", "LRANGE list:long 0 -1"],
+    *["OBJECT FOO s", "CLUSTER FOO", "CONFIG FOO", "PUBLISH nobody x", "UNWATCH"],
 ]
 
 

@@ -216,6 +216,7 @@ def test_whatever_function_raises(of: str) -> None:
             wrong = play_with(scene, of, code, call)
             if len(wrong) > 1:
                 bad[name_of(code), call] = wrong
+                open(f"/tmp/e_bad_{of}.txt", "a").write(f"{name_of(code)} {call} {wrong}\n")
                 scene.stop()
                 scene = Scene()
     scene.stop()
