@@ -17,7 +17,7 @@ from typing import Any
 import uvloop
 from conftest import NOW_MS, Peer
 
-WAIT_S_MAX = float(__import__("os").environ.get("PATIENCE", "300"))
+from compat.waiting import WAIT_S_MAX
 from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.router.applications import Applications
