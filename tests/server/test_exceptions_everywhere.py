@@ -175,7 +175,8 @@ def name_of(code: CodeType) -> str:
     return f"{code.co_filename.rpartition('/resp_server/')[2]}:{code.co_qualname}"
 
 
-# What the event loop calls to call others, each of them guarded. Nobody guards these, so they do nothing else.
+# What guards others: the event loop, or whoever brings answers, calls these, and they call what is guarded. Nobody
+# guards these, so they do nothing else.
 GUARDS = {
     "outbox.py:Outbox.flush",
     "server.py:Server._tell",
@@ -183,6 +184,8 @@ GUARDS = {
     "turns.py:Turns._step",
     "instance.py:Instance.attempt",
     "router/asks.py:Step.attempt",
+    "router/connection.py:ProxyConnection.answered",
+    "router/connection.py:ProxyConnection.put",
     "router/dispatcher.py:Batch.put",
     "router/gets.py:Gets._ask_all",
     "router/lane.py:Lane._flush",
