@@ -472,6 +472,7 @@ class Connection(asyncio.Protocol):
             self._next_turn = self._loop.call_later(pending.seconds_max, self._turn)
             pending.when_resolved(self._go_on_soon)
 
+    @alone
     def _go_on_soon(self) -> None:
         if self._next_turn is not None:
             self._next_turn.cancel()

@@ -17,13 +17,16 @@ from selectors import EVENT_WRITE, DefaultSelector
 from typing import Any
 
 import pytest
+import uvloop
 
+from compat.conformance.certificates import Authority
 from compat.conformance.servers import CONTROL_TOKEN, sparkis_server
 from compat.conformance.wire import request
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server import token_port
 from resp_server.client import Client
 from resp_server.protocol.requests import Request
+from resp_server.tls import Certificates, TlsFiles
 from resp_server.token_port import ARRIVING_MAX, TokenPort
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -193,7 +196,9 @@ class Echo:
         self.is_lost = True
 
 
-def played(play: Callable[[TokenPort, int, list[Echo]], Any], peers_max: int = 10) -> None:
+def played(
+    play: Callable[[TokenPort, int, list[Echo]], Any], peers_max: int = 10, certificates: Certificates | None = None
+) -> None:
     """Play a scene at a port of this process."""
 
     async def run() -> None:
@@ -203,7 +208,7 @@ def played(play: Callable[[TokenPort, int, list[Echo]], Any], peers_max: int = 1
             peers.append(Echo())
             return peers[-1]
 
-        port = TokenPort("the test", CONTROL_TOKEN, take_in, peers_max=peers_max, protocol=2)
+        port = TokenPort("the test", CONTROL_TOKEN, take_in, peers_max=peers_max, protocol=2, certificates=certificates)
         listener = socket.create_server(("127.0.0.1", 0))
         number = listener.getsockname()[1]
         port.start(listener)
@@ -211,7 +216,7 @@ def played(play: Callable[[TokenPort, int, list[Echo]], Any], peers_max: int = 1
             await play(port, number, peers)
         port.close()
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_the_time_to_authenticate_is_one_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,3 +295,26 @@ def test_what_a_request_raises_is_its_answer() -> None:
         writer.close()
 
     played(play)
+
+
+def test_handshakes_that_never_end_keep_nobody_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(token_port, "ARRIVING_MAX", 32)
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("server")
+    certificates = Certificates(TlsFiles(str(cert), str(key)))
+
+    async def play(port: TokenPort, number: int, peers: list[Echo]) -> None:
+        strangers = [await asyncio.open_connection("127.0.0.1", number) for _ in range(200)]
+        for _, writer in strangers[::2]:
+            writer.write(b"\x16\x03\x01")  # the beginning of a handshake
+        reader, writer = await asyncio.open_connection("127.0.0.1", number, ssl=authority.context())
+        writer.write(AUTH + PING)
+        assert await reader.readexactly(9) == b"+OK\r\n:1\r\n"
+        assert port.counts[0] <= 32
+        writer.close()
+        for _, each in strangers:
+            each.close()
+        while port.counts != (0, 0):
+            await asyncio.sleep(0.001)
+
+    played(play, certificates=certificates)
