@@ -14,6 +14,7 @@ from state_backend.replay import read_snapshot
 if TYPE_CHECKING:
     from spark_hooks.attach import AttachedState, Attachment, attach
     from spark_hooks.endpoints import ServedEndpoint
+    from spark_hooks.geo import geo_score
     from spark_hooks.processor import queryable_processor
     from spark_hooks.serve import serve
     from spark_hooks.sink import publish, queryable
@@ -32,6 +33,7 @@ __all__ = [
     "SparkisError",
     "StateDescriptor",
     "attach",
+    "geo_score",
     "publish",
     "publish_table",
     "queryable",
@@ -43,6 +45,7 @@ __all__ = [
 _NEED_SPARK = {
     "serve": "serve",
     "ServedEndpoint": "endpoints",
+    "geo_score": "geo",
     "queryable": "sink",
     "publish": "sink",
     "publish_table": "table",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
+from state_backend.geohash import LATITUDE_MAX, LONGITUDE_MAX, score_of
+
 # Some weeks on: no test run lasts until then. Redis keeps milliseconds.
 LATER_MS = 4_102_444_799_123
 
@@ -114,6 +116,7 @@ def standard() -> Dataset:
         b"{tag}zset": {b"a": b"1", b"b": b"2.5", b"n": b"-3", b"x": b"inf"},
         b"{tag}zset2": {b"b": b"0.1", b"n": b"0.2", b"x": b"-inf", b"y": b"7"},
         b"zset:later": {b"a": b"1"},
+        **_places(),
     }
     expiries = {
         b"soon": LATER_MS - 1_000_000_000_001,
@@ -124,3 +127,36 @@ def standard() -> Dataset:
         b"zset:later": LATER_MS - 2,
     }
     return Dataset(strings, hashes, lists, sets, sorted_sets, expiries)
+
+
+def _places() -> dict[bytes, dict[bytes, bytes]]:
+    """Return sorted sets whose scores are places, at the map's edges too, and scores that nobody would call places."""
+    cities = {
+        b"Palermo": (13.361389, 38.115556),
+        b"Catania": (15.087269, 37.502669),
+        b"Agrigento": (13.583333, 37.316667),
+        b"Praha": (14.43724, 50.07552),
+        b"Nuku'alofa": (-175.21072, -21.13938),
+        b"Suva": (178.44149, -18.14161),
+        b"Troms\xc3\xb8": (18.9553, 69.6492),
+        b"Punta Arenas": (-70.9171, -53.1638),
+        b"Svalbard": (15.6469, 81.2232),
+    }
+    edges = {
+        b"north east": (LONGITUDE_MAX, LATITUDE_MAX),
+        b"south west": (-LONGITUDE_MAX, -LATITUDE_MAX),
+        b"origin": (0.0, 0.0),
+        b"last of the east": (179.99999, 10.0),
+        b"first of the west": (-179.99999, 10.0),
+    }
+    many = {
+        b"at:%05d" % number: (number * 7919 % 36_000 / 100 - 180 + number / 1e6, number * 104_729 % 17_000 / 100 - 85)
+        for number in range(1200)
+    }
+    near = {
+        b"by:%03d" % number: (13.3 + number * 37 % 200 / 997, 38.1 + number * 91 % 200 / 991) for number in range(200)
+    }
+    odd = {b"a": b"-1.5", b"b": b"inf", b"c": b"4503599627370496", b"d": b"1e19", b"e": b"3e15", b"f": b"-inf"}
+    found = {b"geo:cities": cities, b"geo:edges": edges, b"geo:many": many, b"geo:near": near}
+    scores = {key: {member: b"%d" % score_of(*place) for member, place in each.items()} for key, each in found.items()}
+    return {**scores, b"geo:odd": odd}

@@ -249,6 +249,58 @@ zrange_arguments = st.one_of(
     joined(words_of(sorted_keys, text_ends, text_ends, cased(b"bylex")), several(cased(b"rev"), 1), range_options),
 )
 
+geo_keys = st.one_of(
+    st.sampled_from([b"geo:cities", b"geo:edges", b"geo:many", b"geo:near", b"geo:odd"]),
+    st.sampled_from(
+        [b"geo:cities", b"geo:many", b"geo:near", b"geo:many", b"zset:one", b"missing", b"plain", b"hash:one"]
+    ),
+)
+geo_members = st.one_of(
+    st.sampled_from(
+        [b"Palermo", b"Catania", b"Suva", b"Svalbard", b"Nuku'alofa", b"north east", b"south west", b"origin"]
+    ),
+    st.sampled_from([b"at:00007", b"at:00911", b"by:003", b"by:111", b"a", b"b", b"c", b"d", b"f", b"only", b"nope"]),
+    some_bytes,
+)
+_degrees = st.one_of(
+    st.floats(-180, 180).map(lambda number: b"%.6f" % number),
+    st.sampled_from(b"0 180 -180 179.9999 85 -85 85.05112878 -85.05112878 85.06 181 13.4 38.1 -0 1e-9".split()),
+)
+longitudes = st.one_of(_degrees, _degrees, st.sampled_from([b"13.4", b"13.36", b"15"]), floats)
+latitudes = st.one_of(
+    st.floats(-85, 85).map(lambda number: b"%.6f" % number),
+    _degrees,
+    st.sampled_from([b"38.1", b"38.2", b"37.5"]),
+    floats,
+)
+lengths = st.one_of(
+    st.floats(0, 300).map(lambda number: b"%.3f" % number),
+    st.sampled_from(b"0 1 10 100 200 1000 5000 10000 20000 20037 30000 1e7 2e7 1e9 -1 inf x 0.0001".split()),
+    floats,
+)
+geo_units = st.one_of(cased(b"km", b"m", b"mi", b"ft"), cased(b"km"), st.sampled_from([b"kM", b"cm", b"", b"km "]))
+geo_options = st.lists(
+    st.one_of(
+        words_of(cased(b"withcoord", b"withdist", b"withhash")),
+        words_of(cased(b"asc", b"desc")),
+        words_of(cased(b"count"), st.sampled_from([b"1", b"3", b"10", b"1000"])),
+        words_of(cased(b"count"), st.sampled_from([b"1", b"3", b"150"]), cased(b"any")),
+        words_of(cased(b"count", b"any", b"store", b"storedist", b"nope"), st.one_of(numbers, keys)),
+    ),
+    max_size=3,
+).map(lambda options: [word for option in options for word in option])
+_middles = st.one_of(words_of(cased(b"frommember"), geo_members), words_of(cased(b"fromlonlat"), longitudes, latitudes))
+_shapes = st.one_of(
+    words_of(cased(b"byradius"), lengths, geo_units), words_of(cased(b"bybox"), lengths, lengths, geo_units)
+)
+geo_searches = st.one_of(
+    joined(_middles, _shapes, geo_options),
+    joined(_middles, _shapes, geo_options),
+    joined(_shapes, geo_options, _middles),
+    joined(_middles, _shapes, st.one_of(_middles, _shapes)),
+    joined(geo_options, st.one_of(_middles, _shapes)),
+)
+
 
 def _counted(key: Word) -> SearchStrategy[list[bytes]]:
     """Make a number of keys and the keys, mostly as many."""
@@ -450,6 +502,13 @@ ARGUMENTS: Mapping[str, SearchStrategy[list[bytes]]] = {
     "zinter": weighed(),
     "zdiff": joined(_counted(any_set_keys), several(cased(b"withscores", b"nope"), 1)),
     "zintercard": _limited(any_set_keys),
+    "geopos": joined(words_of(geo_keys), several(geo_members)),
+    "geohash": joined(words_of(geo_keys), several(geo_members)),
+    "geodist": joined(words_of(geo_keys, geo_members, geo_members), several(geo_units, 1)),
+    "geosearch": joined(words_of(geo_keys), geo_searches),
+    "georadius_ro": joined(words_of(geo_keys, longitudes, latitudes, lengths, geo_units), geo_options),
+    "georadiusbymember_ro": joined(words_of(geo_keys, geo_members, lengths, geo_units), geo_options),
+    "function|list": several(cased(b"withcode", b"libraryname", b"nope"), 3),
     "xlen": words_of(keys),
     "module|list": words_of(),
     "script|exists": several(names),

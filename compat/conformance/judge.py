@@ -43,7 +43,7 @@ SMALL_SORTED_SET_MAX = 128
 UNORDERED = ("hgetall", "hkeys", "hvals", "keys", "smembers", "sinter", "sunion", "sdiff")
 # Of a number that is not whole, or has an exponent.
 LONG_DIGITS = re.compile(rb"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
-CONTAINERS = ("client", "command", "config", "memory", "object")
+CONTAINERS = ("client", "command", "config", "function", "memory", "object")
 
 
 @dataclass(frozen=True, repr=False)

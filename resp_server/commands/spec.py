@@ -6,7 +6,8 @@
 
 Parameters after `call` are the command's arguments, in order: `bytes` as sent, `int` a 64-bit number, or
 `Annotated[type, convert]` with a function that takes bytes and raises ReplyError. A default makes one optional, `*rest`
-takes any number, `*rest: OneOrMore` at least one. Arity, conversion and the error texts follow from that. The first
+takes any number, `*rest: OneOrMore` at least one. A first parameter of `NameAsTyped` is the command's name. Arity,
+conversion and the error texts follow from that. The first
 docstring line is the summary in COMMAND DOCS. Everything else about a command of Redis is in the reference table; a
 command of ours gives it to the decorator.
 
@@ -49,6 +50,13 @@ class _AtLeastOne:
 OneOrMore = Annotated[bytes, _AtLeastOne]
 
 
+class _Name:
+    """Marks the parameter that is the command's name as the client typed it."""
+
+
+NameAsTyped = Annotated[bytes, _Name]
+
+
 def is_integer(word: bytes) -> bool:
     """Tell whether Redis' string2ll reads a 64-bit number: no plus sign, no leading zero, no space."""
     return INTEGER.fullmatch(word) is not None and -INTEGER_MAX - 1 <= int(word) <= INTEGER_MAX
@@ -75,13 +83,15 @@ class Parameters:
     """A command's arguments: how many, and how each is read."""
 
     each: Sequence[Parameter]
+    has_name: bool = False
 
     @classmethod
     def of(cls, body: Body) -> Parameters:
         """Read a function's signature; DeclarationError if it says what no command can mean."""
         hints = get_type_hints(body, include_extras=True)
         given = list(inspect.signature(body).parameters.values())[1:]
-        return cls([_parameter(each, hints.get(each.name)) for each in given])
+        has_name = bool(given) and hints.get(given[0].name) is NameAsTyped
+        return cls([_parameter(each, hints.get(each.name)) for each in given[has_name:]], has_name)
 
     def arity(self, words: int) -> int:
         """Return Redis' arity for a name of so many words: exact, or negative for at least."""

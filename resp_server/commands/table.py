@@ -81,7 +81,10 @@ class Command:
         parameters = self.declaration.parameters
         if parameters.count_max is not None:
             check_count(parameters, self.name, request)
-        return self.declaration.body(call, *(words if parameters.is_plain else parameters.convert(words)))
+        arguments = words if parameters.is_plain else parameters.convert(words)
+        if parameters.has_name:
+            return self.declaration.body(call, request[0], *arguments)
+        return self.declaration.body(call, *arguments)
 
 
 class CommandTable:

@@ -10,6 +10,7 @@ What a body may return, and what becomes of it:
     Verbatim      verbatim text; RESP2: bulk   PackedPairs   a map that is bytes already
     Pairs         array of arrays of two; RESP2: flat array
     NO_ARRAY      nil; RESP2: an array of -1   PackedItems   an array or a set that is bytes already
+    DoubleText    a double that is written already; RESP2: bulk string
     Frames        whole replies and pushes, as they are sent
     ReplyError    error                        Sliced     made in steps; what is in it may be LongBulk
 """
@@ -46,6 +47,13 @@ class Push(tuple[Reply, ...]):
 @dataclass(frozen=True)
 class Verbatim:
     """Text for people, such as INFO's."""
+
+    text: bytes
+
+
+@dataclass(frozen=True)
+class DoubleText:
+    """A double whose digits are not the usual ones, as it is written."""
 
     text: bytes
 
@@ -222,6 +230,8 @@ def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
     match reply:
         case Frames(frames):
             out.append(frames)
+        case DoubleText(text):
+            out.append(b",%b\r\n" % text if is_resp3 else b"$%d\r\n%b\r\n" % (len(text), text))
         case PackedPairs(count, body):
             out += (encode_header(dict, count, protocol), body)
         case PackedItems(count, body, shape):

@@ -331,3 +331,24 @@ def test_nothing_is_queued_after_a_transactions_first_error(trio: Trio, at: int,
         theirs, ours = trio.both(at, protocol, *requests)
         assert ours == theirs
         assert ours[-1].startswith(b"-EXECABORT")
+
+
+@NODES
+@PROTOCOLS
+def test_places_are_found_or_their_owners_named(trio: Trio, at: int, protocol: str) -> None:
+    keys = [b"geo:cities", b"geo:edges", b"geo:many", b"geo:near", b"geo:odd"]
+    requests: list[Words] = [[b"READONLY"]] if at == 2 else []
+    for key in keys:
+        requests += [
+            [b"GEOPOS", key, b"Palermo", b"at:00007", b"a"],
+            [b"GEODIST", key, b"Palermo", b"Suva", b"km"],
+            [b"GEOSEARCH", key, b"FROMLONLAT", b"13.4", b"38.1", b"BYRADIUS", b"9000", b"km", b"WITHDIST", b"ASC"],
+            [b"GEORADIUS_RO", key, b"0", b"1", b"500", b"mi", b"WITHCOORD"],
+            [b"GEORADIUS", key, b"13.4", b"38.1", b"500", b"mi", b"STORE", b"elsewhere"],
+        ]
+    theirs, ours = trio.both(at, protocol, *requests)
+    writes = [number for number, each in enumerate(requests) if each[0] == b"GEORADIUS"]
+    for number in writes:  # theirs would be made at a master that has both keys
+        assert theirs[number].startswith((b"-MOVED", b"-CROSSSLOT", b"-CLUSTERDOWN"))
+    assert ours == theirs
+    assert any((b"at:" if at == 1 else b"origin") in reply for reply in ours)

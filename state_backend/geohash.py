@@ -1,0 +1,300 @@
+"""Places as scores of a sorted set, as GEOADD of Redis makes them: 52 bits, of which every second one is longitude.
+
+Pure arithmetic of doubles, in the order in which Redis does it (`geohash.c` and `geohash_helper.c` of 7.0 to 7.4): what
+is a bit off there is as much off here. A score that is no place, negative, infinite or of more bits, is read as x86's
+conversions to integers have it, and so is a place as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import asin, cos, inf, isinf, nan, pi, sin, sqrt
+from typing import NamedTuple
+
+# Standard: the limits of EPSG:3857, the earth's radius and the width of its map in meters, as Redis has them.
+LONGITUDE_MAX = 180.0
+LATITUDE_MAX = 85.05112878
+EARTH_RADIUS = 6372797.560856
+MERCATOR_MAX = 20037726.37
+RADIANS = pi / 180.0
+
+# Bits of each coordinate in a score.
+STEP_MAX = 26
+LONG_BITS = 64
+LONG_MIN = -(2**63)
+
+ALPHABET = b"0123456789bcdefghjkmnpqrstuvwxyz"
+TEXT_LENGTH = 11
+
+# Every second bit; pairs, fours and so on of them: for two numbers that lie side by side in 128 bits.
+SPREAD = [
+    part << LONG_BITS | part
+    for part in (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F, 0x00FF00FF00FF00FF, 0x0000FFFF0000FFFF)
+]
+WORDS = 0xFFFFFFFF << LONG_BITS | 0xFFFFFFFF
+LONG = 0xFFFFFFFFFFFFFFFF
+EVEN, ODD = 0x5555555555555555, 0xAAAAAAAAAAAAAAAA
+
+Place = tuple[float, float]
+
+
+class Cell(NamedTuple):
+    """A square of the map: its geohash, of `step` bits of each coordinate."""
+
+    bits: int
+    step: int
+
+    @property
+    def scores(self) -> tuple[float, float]:
+        """The scores of the places in it: the least one, and the one behind the greatest."""
+        shift = 2 * (STEP_MAX - self.step)
+        return float(self.bits << shift), float(self.bits + 1 << shift)
+
+
+class Area(NamedTuple):
+    """What a cell covers, in degrees."""
+
+    west: float
+    south: float
+    east: float
+    north: float
+
+
+def as_unsigned(score: float) -> int:
+    """Return a score as a C program on x86 makes an unsigned number of 64 bits of it."""
+    if score >= 2.0**63:
+        return int(score) if score < 2.0**64 else 0
+    return as_signed(score) % 2**64
+
+
+def as_signed(score: float) -> int:
+    """Return a score as a C program on x86 makes a number of 64 bits of it, or of its rounding."""
+    return int(score) if LONG_MIN <= score < 2.0**63 else LONG_MIN
+
+
+def _interleave(even: int, odd: int) -> int:
+    both = odd << LONG_BITS | even
+    for shift, mask in ((16, 4), (8, 3), (4, 2), (2, 1), (1, 0)):
+        both = (both | both << shift) & SPREAD[mask]
+    return (both & LONG) | (both >> LONG_BITS << 1)
+
+
+def _deinterleave(bits: int) -> tuple[int, int]:
+    both = (bits >> 1 << LONG_BITS | bits) & SPREAD[0]
+    both = (both | both >> 1) & SPREAD[1]
+    both = (both | both >> 2) & SPREAD[2]
+    both = (both | both >> 4) & SPREAD[3]
+    both = (both | both >> 8) & SPREAD[4]
+    both = (both | both >> 16) & WORDS
+    return both & 0xFFFFFFFF, both >> LONG_BITS
+
+
+def cell_of(longitude: float, latitude: float, step: int, latitude_max: float = LATITUDE_MAX) -> Cell:
+    """Return the cell that a place is in."""
+    north = (latitude + latitude_max) / (latitude_max + latitude_max) * (1 << step)
+    east = (longitude + LONGITUDE_MAX) / (LONGITUDE_MAX + LONGITUDE_MAX) * (1 << step)
+    return Cell(_interleave(int(north), int(east)), step)
+
+
+def is_place(longitude: float, latitude: float) -> bool:
+    """Tell whether a place has a score: the map ends before the poles."""
+    return -LONGITUDE_MAX <= longitude <= LONGITUDE_MAX and -LATITUDE_MAX <= latitude <= LATITUDE_MAX
+
+
+def score_of(longitude: float, latitude: float) -> float:
+    """Return the score that GEOADD gives a member at a place; ValueError for one that is not on the map."""
+    if not is_place(longitude, latitude):
+        raise ValueError(f"longitude {longitude}, latitude {latitude} is no place on the map of Redis")
+    return cell_of(longitude, latitude, STEP_MAX).scores[0]
+
+
+def _area(cell: Cell) -> Area:
+    north, east = _deinterleave(cell.bits)
+    size = 1 << cell.step
+    return Area(
+        -LONGITUDE_MAX + (east / size) * (LONGITUDE_MAX + LONGITUDE_MAX),
+        -LATITUDE_MAX + (north / size) * (LATITUDE_MAX + LATITUDE_MAX),
+        -LONGITUDE_MAX + ((east + 1 & 0xFFFFFFFF) / size) * (LONGITUDE_MAX + LONGITUDE_MAX),
+        -LATITUDE_MAX + ((north + 1 & 0xFFFFFFFF) / size) * (LATITUDE_MAX + LATITUDE_MAX),
+    )
+
+
+def place_of(score: float) -> Place:
+    """Return the longitude and latitude of a score: the middle of its cell."""
+    west, south, east, north = _area(Cell(as_unsigned(score), STEP_MAX))
+    longitude, latitude = (west + east) / 2, (south + north) / 2
+    return (
+        min(max(longitude, -LONGITUDE_MAX), LONGITUDE_MAX),
+        min(max(latitude, -LATITUDE_MAX), LATITUDE_MAX),
+    )
+
+
+def geohash_text(score: float) -> bytes:
+    """Return the geohash that others know, of 11 characters; its map reaches to the poles."""
+    bits = cell_of(*place_of(score), STEP_MAX, latitude_max=90.0).bits
+    digits = [bits >> 2 * STEP_MAX - 5 * (at + 1) & 31 for at in range(TEXT_LENGTH - 1)]
+    return bytes(ALPHABET[digit] for digit in (*digits, 0))
+
+
+def distance(one: Place, other: Place) -> float:
+    """Return the meters between two places of a sphere; NaN if rounding makes them more than there can be."""
+    apart = sin((other[0] * RADIANS - one[0] * RADIANS) / 2)
+    if apart == 0.0:
+        return EARTH_RADIUS * abs(other[1] * RADIANS - one[1] * RADIANS)
+    here, there = one[1] * RADIANS, other[1] * RADIANS
+    rise = sin((there - here) / 2)
+    part = sqrt(rise * rise + cos(here) * cos(there) * apart * apart)
+    return 2.0 * EARTH_RADIUS * asin(part) if part <= 1.0 else nan
+
+
+@dataclass(frozen=True)
+class Circle:
+    """All that is no farther than a radius from its middle; in meters."""
+
+    middle: Place
+    radius: float
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """How far it reaches to the east and to the north."""
+        return self.radius, self.radius
+
+    @property
+    def reach(self) -> float:
+        """How far it reaches anywhere."""
+        return self.radius
+
+    def distance(self, place: Place) -> float | None:
+        """Return how far a place in it is from the middle; None for one outside."""
+        found = distance(self.middle, place)
+        return None if found > self.radius else found
+
+
+@dataclass(frozen=True)
+class Box:
+    """All that is no farther from its middle than half its width and half its height; in units of so many meters."""
+
+    middle: Place
+    width: float
+    height: float
+    unit: float
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """How far it reaches to the east and to the north."""
+        return self.unit * (self.width / 2), self.unit * (self.height / 2)
+
+    @property
+    def reach(self) -> float:
+        """How far it reaches anywhere."""
+        return sqrt((self.width / 2) * (self.width / 2) + (self.height / 2) * (self.height / 2)) * self.unit
+
+    def distance(self, place: Place) -> float | None:
+        """Return how far a place in it is from the middle; None for one outside."""
+        longitude, latitude = self.middle
+        if EARTH_RADIUS * abs(latitude * RADIANS - place[1] * RADIANS) > self.height * self.unit / 2:
+            return None
+        if distance(place, (longitude, place[1])) > self.width * self.unit / 2:
+            return None
+        return distance(self.middle, place)
+
+
+Shape = Circle | Box
+
+
+def _step_of(reach: float, latitude: float) -> int:
+    """Return how fine the cells are of which nine mostly cover what reaches so far."""
+    if reach == 0:
+        return STEP_MAX
+    step = 1
+    while reach < MERCATOR_MAX:
+        reach *= 2
+        step += 1
+    step -= 2
+    if abs(latitude) > 66:
+        step -= 2 if abs(latitude) > 80 else 1
+    return min(max(step, 1), STEP_MAX)
+
+
+def _bounds(shape: Shape) -> Area:
+    """Return what a shape reaches to: the longer of its two sides decides about east and west."""
+    (longitude, latitude), (width, height) = shape.middle, shape.size
+    up = height / EARTH_RADIUS / RADIANS
+    side = latitude - up if latitude < 0 else latitude + up
+    aside = width / EARTH_RADIUS / (nan if isinf(side) else cos(side * RADIANS)) / RADIANS
+    return Area(longitude - aside, latitude - up, longitude + aside, latitude + up)
+
+
+def _moved(cell: Cell, east: int, north: int) -> Cell:
+    """Return the cell beside another one; beyond the edge of the map it is one at the other side."""
+    unused = LONG_BITS - 2 * cell.step
+    longitudes, latitudes = cell.bits & ODD, cell.bits & EVEN
+    if east:
+        filled = EVEN >> unused
+        longitudes = longitudes + filled + 1 if east > 0 else (longitudes | filled) - (filled + 1)
+        longitudes &= ODD >> unused
+    if north:
+        filled = ODD >> unused
+        latitudes = latitudes + filled + 1 if north > 0 else (latitudes | filled) - (filled + 1)
+        latitudes &= EVEN >> unused
+    return Cell(longitudes | latitudes, cell.step)
+
+
+# Where the cells around one are, east and north of it, in the order in which Redis looks through them.
+AROUND = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1))
+
+
+def cells_of(shape: Shape) -> Iterator[Cell]:
+    """Iterate over the cells that cover a shape, in Redis' order, as often as Redis looks through each."""
+    found = list(_covering(shape))
+    last = 0
+    for at, cell in enumerate(found):
+        # Neighbours may be one cell where they are large. Redis leaves out one that comes twice in a row, and not
+        # when the first of both is the middle.
+        if cell is not None and (not last or cell != found[last]):
+            yield cell
+            last = at
+
+
+def _covering(shape: Shape) -> Iterator[Cell | None]:
+    """Iterate over the middle cell and those around it; None for one that nothing of the shape is in."""
+    bounds = _bounds(shape)
+    middle = cell_of(*shape.middle, _step_of(shape.reach, shape.middle[1]))
+    if middle.step > 1 and not _is_covered(bounds, middle):
+        middle = cell_of(*shape.middle, middle.step - 1)
+    yield middle
+    area = _area(middle)
+    is_fine = middle.step >= 2
+    for east, north in AROUND:
+        is_beyond = (
+            (north < 0 and area.south < bounds.south)
+            or (north > 0 and area.north > bounds.north)
+            or (east < 0 and area.west < bounds.west)
+            or (east > 0 and area.east > bounds.east)
+        )
+        yield None if is_fine and is_beyond else _moved(middle, east, north)
+
+
+def _is_covered(bounds: Area, middle: Cell) -> bool:
+    """Tell whether the cells north, south, east and west of one reach as far as is asked."""
+    return not (
+        _area(_moved(middle, 0, 1)).north < bounds.north
+        or _area(_moved(middle, 0, -1)).south > bounds.south
+        or _area(_moved(middle, 1, 0)).east < bounds.east
+        or _area(_moved(middle, -1, 0)).west > bounds.west
+    )
+
+
+def distance_text(meters: float, unit: float) -> bytes:
+    """Return a distance in units of so many meters with four digits behind the point, as Redis rounds it."""
+    scaled = meters / unit * 10000.0
+    number = round(scaled) if -inf < scaled < inf else LONG_MIN
+    sign, number = ("-", -number) if number < 0 else ("", number)
+    return f"{sign}{number // 10000}.{number % 10000:04d}".encode()
+
+
+def degrees_text(degrees: float) -> bytes:
+    """Return a coordinate with as many digits as Redis writes: 17 behind the point, but for zeros at the end."""
+    text = f"{degrees:.17f}".rstrip("0").rstrip(".")
+    return b"0" if text == "-0" else text.encode()

@@ -1,0 +1,129 @@
+"""Places as scores: the bits against ones that are found by halving, and searches against looking at every place."""
+
+from __future__ import annotations
+
+from math import isnan
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state_backend.geohash import (
+    EARTH_RADIUS,
+    LATITUDE_MAX,
+    LONGITUDE_MAX,
+    STEP_MAX,
+    Box,
+    Circle,
+    Place,
+    as_signed,
+    as_unsigned,
+    cells_of,
+    degrees_text,
+    distance,
+    distance_text,
+    geohash_text,
+    place_of,
+    score_of,
+)
+
+longitudes = st.floats(-LONGITUDE_MAX, LONGITUDE_MAX)
+latitudes = st.floats(-LATITUDE_MAX, LATITUDE_MAX)
+places = st.tuples(longitudes, latitudes)
+# Where Redis' nine squares cover what is asked for; nearer to the poles and to the edge of the map they may not.
+middles = st.tuples(st.floats(-150, 150), st.floats(-55, 55))
+METERS_OF_DEGREE = EARTH_RADIUS * 0.0175
+
+
+def halved(place: Place) -> int:
+    """Return the bits of a place by halving what it may be in, longitude first."""
+    bits, ends = 0, [[-LONGITUDE_MAX, LONGITUDE_MAX], [-LATITUDE_MAX, LATITUDE_MAX]]
+    for at in range(2 * STEP_MAX):
+        low, high = ends[at % 2]
+        middle = (low + high) / 2
+        is_above = place[at % 2] >= middle
+        ends[at % 2] = [middle, high] if is_above else [low, middle]
+        bits = bits << 1 | is_above
+    return bits
+
+
+@given(place=places)
+def test_a_score_is_what_halving_finds(place: Place) -> None:
+    found = int(score_of(*place))
+    # A place at the very edge of a cell, or of the map, may be on either side of it: rounding decides.
+    nudged = {halved((place[0] + east, place[1] + north)) for east in (-1e-9, 0, 1e-9) for north in (-1e-9, 0, 1e-9)}
+    assert found in nudged or LONGITUDE_MAX in place or LATITUDE_MAX in place
+
+
+@given(place=places)
+def test_a_place_is_near_to_where_its_score_says_it_is(place: Place) -> None:
+    longitude, latitude = place_of(score_of(*place))
+    assert abs(longitude - place[0]) <= LONGITUDE_MAX / 2**STEP_MAX + 1e-9
+    assert abs(latitude - place[1]) <= LATITUDE_MAX / 2**STEP_MAX + 1e-9
+
+
+@given(bits=st.integers(0, 2**52 - 1))
+def test_the_place_of_a_score_has_that_score(bits: int) -> None:
+    assert score_of(*place_of(float(bits))) == bits
+    assert len(geohash_text(float(bits))) == 11
+
+
+@given(score=st.one_of(st.floats(allow_nan=False), st.integers(-(2**70), 2**70).map(float)))
+def test_any_score_is_read_as_some_place(score: float) -> None:
+    longitude, latitude = place_of(score)
+    assert -LONGITUDE_MAX <= longitude <= LONGITUDE_MAX and -LATITUDE_MAX <= latitude <= LATITUDE_MAX
+    assert 0 <= as_unsigned(score) < 2**64 and -(2**63) <= as_signed(score) < 2**63
+
+
+@pytest.mark.parametrize("place", [(180.1, 0.0), (0.0, 85.06), (float("nan"), 0.0), (0.0, float("-inf"))])
+def test_what_is_not_on_the_map_has_no_score(place: Place) -> None:
+    with pytest.raises(ValueError, match="no place on the map"):
+        score_of(*place)
+
+
+@given(one=places, other=places)
+def test_distances_are_those_of_a_sphere(one: Place, other: Place) -> None:
+    there, back = distance(one, other), distance(other, one)
+    if not isnan(there):
+        assert 0 <= there <= 3.1416 * EARTH_RADIUS
+        assert there == pytest.approx(back, rel=1e-9, abs=1e-6)
+        assert abs(float(distance_text(there, 1000.0)) - there / 1000) <= 0.00006
+    assert distance(one, one) == 0
+
+
+@given(
+    middle=middles,
+    width=st.floats(0.01, 2_000_000),
+    height=st.floats(0.01, 2_000_000),
+    aside=st.floats(-1, 1),
+    up=st.floats(-1, 1),
+    is_circle=st.booleans(),
+)
+@settings(max_examples=500)
+def test_what_lies_in_a_shape_lies_in_one_of_its_cells(
+    middle: Place, width: float, height: float, aside: float, up: float, is_circle: bool
+) -> None:
+    shape = Circle(middle, width / 2) if is_circle else Box(middle, width, height, 1.0)
+    near = place_of(
+        score_of(middle[0] + aside * width / METERS_OF_DEGREE, middle[1] + up * height / METERS_OF_DEGREE / 2)
+    )
+    if shape.distance(near) is not None:
+        score = score_of(*near)
+        assert any(low <= score < high for low, high in (cell.scores for cell in cells_of(shape)))
+
+
+@given(middle=middles, radius=st.floats(1, 500_000))
+def test_a_search_looks_at_little_more_than_it_asks_for(middle: Place, radius: float) -> None:
+    cells = list(cells_of(Circle(middle, radius)))
+    assert len(cells) <= 9
+    # A square is at most so much larger than the radius, which a search has nine of.
+    degrees = max(360 / (1 << cell.step) for cell in cells)
+    assert degrees * METERS_OF_DEGREE <= 16 * radius or cells[0].step == STEP_MAX
+
+
+@given(degrees=st.floats(-180, 180))
+def test_a_coordinate_is_written_with_17_digits_and_no_zeros_behind(degrees: float) -> None:
+    text = degrees_text(degrees).decode()
+    assert abs(float(text) - degrees) <= 1e-17
+    assert text == "0" or not text.startswith("-0") or "." in text
+    assert "." not in text or text[-1] not in "0."

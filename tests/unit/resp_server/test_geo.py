@@ -1,0 +1,122 @@
+"""Searches of places: small ones at once, large ones in steps; what they look at, and what is held meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from compat.conformance.wire import Reply, reply_at
+from resp_server.commands import command_table, geo, steps
+from resp_server.config import ServerConfig
+from resp_server.instance import Instance
+from state_backend.descriptor import StateDescriptor
+from state_backend.geohash import Circle, distance, place_of, score_of
+from state_backend.keyspace import Job, Keyspace
+from state_backend.memory_store import MemorySnapshot, MemoryStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+from tests.unit.resp_server.conftest import NOW_MS
+from tests.unit.resp_server.test_set_commands import SteppingClient
+
+STATES = [StateDescriptor("at", member="member", score="score", key_format="at:<key>")]
+MANY = 5000
+RANDOM = Random(14)
+PLACES = {b"m%04d" % number: (RANDOM.uniform(-180, 180), RANDOM.uniform(-85, 85)) for number in range(MANY)}
+SCORES = {member: score_of(*place) for member, place in PLACES.items()}
+TWINS = {b"twin%d" % number: score_of(10, 50) for number in range(9)}
+
+
+@pytest.fixture(scope="module")
+def keyspace() -> Keyspace:
+    changes = [
+        *(Change("at", Op.PUT, b"at:many", field=member, value=b"%d" % score) for member, score in SCORES.items()),
+        *(Change("at", Op.PUT, b"at:twins", field=member, value=b"%d" % score) for member, score in TWINS.items()),
+    ]
+    store = MemoryStore("g1")
+    store.apply(EpochChanges(0, 1, NOW_MS, list(runs_of(changes, ["at"]))), STATES)
+    found = Keyspace()
+    found.put(Job("job", "g1", STATES, store, is_stale=False))
+    return found
+
+
+@pytest.fixture
+def client(keyspace: Keyspace) -> SteppingClient:
+    return SteppingClient(Instance(ServerConfig(), keyspace, command_table(), clock=lambda: NOW_MS))
+
+
+def ask(client: SteppingClient, line: str) -> Reply:
+    """Return the reply to one request."""
+    raw = client.ask(line)
+    reply, end = reply_at(raw, 0)
+    assert end == len(raw), line
+    return reply
+
+
+def by_distance(middle: tuple[float, float]) -> list[bytes]:
+    """Return all members, the nearest first."""
+    return sorted(SCORES, key=lambda member: distance(middle, place_of(SCORES[member])))
+
+
+@pytest.mark.parametrize("count", [1, 100, geo.NEAREST_MAX, geo.NEAREST_MAX + 1, MANY + 1])
+def test_the_nearest_are_those_that_sorting_all_finds(client: SteppingClient, count: int) -> None:
+    line = f"GEOSEARCH at:many FROMLONLAT 20 10 BYRADIUS 30000 km COUNT {count}"
+    nearest = by_distance((20, 10))
+    assert ask(client, line).plain == nearest[:count]
+    assert ask(client, f"{line} DESC").plain == nearest[::-1][:count]
+
+
+def test_what_is_equally_far_comes_in_the_order_of_its_bytes(client: SteppingClient) -> None:
+    for order in ("", "ASC", "DESC", "COUNT 9", "COUNT 9 DESC"):
+        assert ask(client, f"GEOSEARCH at:twins FROMLONLAT 10 50 BYRADIUS 1 km {order}".rstrip()).plain == sorted(TWINS)
+
+
+def test_a_small_search_of_a_large_set_looks_at_few_members(
+    client: SteppingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = 0
+    read = MemorySnapshot.sorted_members
+
+    def counted(self: MemorySnapshot, *arguments: object) -> Iterator[tuple[bytes, float]]:
+        nonlocal looked_at
+        for pair in read(self, *arguments):  # type: ignore[arg-type]
+            looked_at += 1
+            yield pair
+
+    monkeypatch.setattr(MemorySnapshot, "sorted_members", counted)
+    found = ask(client, "GEOSEARCH at:many FROMLONLAT 20 10 BYRADIUS 500 km ASC").plain
+    shape = Circle((20, 10), 500_000)
+    within = [member for member in by_distance((20, 10)) if shape.distance(place_of(SCORES[member])) is not None]
+    assert found == within != []
+    assert looked_at < MANY / 50
+
+
+def test_a_step_of_a_search_looks_at_so_many_members(keyspace: Keyspace) -> None:
+    search = geo.Search(place=(20, 10), radius=30_000, unit=1000.0)
+    snapshot = keyspace.view(NOW_MS).at(b"at:many")
+    area = geo.Area.of(snapshot, b"at:many", search)
+    parts = list(geo._found(snapshot, b"at:many", search, area))
+    assert sum(map(len, parts)) == MANY
+    assert max(map(len, parts)) == geo.STEP_MEMBERS
+
+
+def test_any_ends_as_soon_as_there_are_enough(keyspace: Keyspace) -> None:
+    search = geo.Search(place=(20, 10), radius=30_000, unit=1000.0, count=300, is_any=True)
+    snapshot = keyspace.view(NOW_MS).at(b"at:many")
+    parts = list(geo._found(snapshot, b"at:many", search, geo.Area.of(snapshot, b"at:many", search)))
+    assert [len(part) for part in parts] == [128, 128, 44]
+
+
+def test_what_a_search_may_hold_is_bounded(client: SteppingClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "HELD_BYTES_MAX", 10_000)
+    line = "GEOSEARCH at:many FROMLONLAT 20 10 BYRADIUS 30000 km"
+    assert b"would have to hold more than 10000 bytes" in ask(client, f"{line} ASC").raw
+    assert len(ask(client, f"{line} COUNT 10").plain) == 10
+    assert len(ask(client, line).plain) == MANY
+
+
+def test_many_members_are_asked_for_in_steps(client: SteppingClient) -> None:
+    names = " ".join(member.decode() for member in list(SCORES)[:1000])
+    assert len(ask(client, f"GEOPOS at:many {names}").plain) == 1000
+    assert len(set(ask(client, f"GEOHASH at:many {names}").plain)) == 1000
