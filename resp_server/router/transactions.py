@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 # Between two tries, doubled each time: servers apply an epoch some milliseconds apart.
 PAUSE_S = 0.005
 PAUSE_S_MAX = 0.1
-TRIES_MAX = 40
 # Losing a connection, or a server, costs a try; more of them mean that something is wrong.
 LOSSES_MAX = 2
 # More commands than this go where long answers are waited for (guess: they take a server some milliseconds).
@@ -174,7 +173,7 @@ class TransactionRun(Step):
         self._epochs: dict[int, dict[str, Reached]] = {}
         self._jobs: dict[str, set[str]] = {}
         self._waiting = 0
-        self._tries = self._losses = 0
+        self._losses = 0
         self._pause_s = PAUSE_S
 
     def start(self) -> None:
@@ -309,9 +308,8 @@ class TransactionRun(Step):
                 epochs[job] = min((each for each in reached if each > epochs[job]), default=epochs[job])
 
     def _again(self, reason: str, then: Callable[[], None]) -> None:
-        self._tries += 1
         now_s = self._applications.each[0].now_s
-        if self._tries > TRIES_MAX or now_s + self._pause_s > self._deadline_s:
+        if now_s + self._pause_s > self._deadline_s:
             self.end(b"-%b\r\n" % TryAgainError(reason).line)
             return
         asyncio.get_running_loop().call_later(self._pause_s, self.attempt, then)

@@ -228,6 +228,23 @@ def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others
             eventually(lambda: client.call("GET", older).plain == b"1", what="it has it too")
 
 
+def test_a_transaction_waits_for_an_epoch_in_common_as_long_as_the_proxy_is_patient(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        cluster = Cluster(tmp_path, stack, *HALVES)
+        (applier,) = appliers_of(cluster.servers[1])
+        newer, older = (next(key for key in cluster.job.keys if slot_of(key) // 8192 == half) for half in (0, 1))
+        with cluster.proxy.connect() as client:
+            os.kill(applier, signal.SIGSTOP)
+            try:
+                cluster.publish(0)
+                eventually(lambda: client.call("GET", newer).plain == b"1", what="the first server has it")
+                client.send(requests([(b"MULTI",), (b"GET", newer), (b"GET", older), (b"EXEC",)]))
+                sleep(5)  # longer than any number of tries took
+            finally:
+                os.kill(applier, signal.SIGCONT)
+            assert [client.read().plain for _ in range(4)] == [b"OK", b"QUEUED", b"QUEUED", [b"1", b"1"]]
+
+
 def test_who_has_seen_an_epoch_is_answered_by_a_replica_that_has_it(tmp_path: Path) -> None:
     with ExitStack() as stack:
         cluster = Cluster(tmp_path, stack, {"slots": "8192-16383"}, {"slots": "0-8191"}, {"replica_of": "the first"})
