@@ -418,20 +418,31 @@ class Followers:
                 continue
             for job in jobs:
                 self._follow(root, job)
-            await self._leave_renamed(root, jobs)
+            for job in [name for name, each in self._followers.items() if each.log == root and name not in jobs]:
+                await self._leave_if_dropped(log, job, jobs)
             has_news = len(self._followers) != known
             self._looks[root].done(has_news=has_news, interval_s_max=log.filesystem.jobs_interval_s_max)
 
-    async def _leave_renamed(self, root: str, jobs: list[str]) -> None:
-        """Stop to follow jobs that are gone from their log and shown under another name."""
-        known = self._followers.values()
-        for name in [each.renamed_from for each in known if each.log == root and each.name in jobs]:
-            if name is not None and name in self._followers and name not in jobs:
-                await self._followers.pop(name).stop()
-                self._readers.forget(name)
-                self._note_change()
-                await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
-                logger.info("job %s: goes on under another name", name)
+    async def _leave_if_dropped(self, log: ChangeLog, job: str, jobs: list[str]) -> None:
+        """Stop to follow a job that is no more, unless it goes on under a name that is not shown yet.
+
+        A job that its log just does not have, because the storage is away, is shown as it was.
+        """
+        try:
+            term = await asyncio.to_thread(log.job(job).dropped)
+        except SparkisError as error:
+            logger.error("%s; going on with what is known", error)
+            return
+        if term is None or (term.renamed_to in jobs and not self._is_shown(term.renamed_to)):
+            return
+        await self._followers.pop(job).stop()
+        self._readers.forget(job)
+        self._note_change()
+        await asyncio.to_thread(shutil.rmtree, self._folder / job, ignore_errors=True)
+        logger.info("job %s: %s", job, "dropped" if term.renamed_to is None else f"goes on as {term.renamed_to}")
+
+    def _is_shown(self, job: str | None) -> bool:
+        return job in self._followers and self._followers[job].renamed_from is not None
 
     def _follow(self, root: str, job: str) -> None:
         known = self._followers.get(job)

@@ -102,7 +102,7 @@ def run_at(session: SparkSession, checkpoint: str, name: str | None) -> Run:
         ) from None
     except (ValueError, KeyError, TypeError, IndexError):
         raise DescriptorError(f"{path} is not what Spark writes; is {checkpoint!r} this query's checkpoint?") from None
-    return Run(query_id, "", name, None)
+    return Run(query_id, "", name, None, checkpoint)
 
 
 def know_server(session: SparkSession, log: str) -> None:

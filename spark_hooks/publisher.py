@@ -57,11 +57,12 @@ class Run:
     run_id: str
     name: str | None
     query: StreamingQuery | None = field(compare=False)
+    checkpoint: str = field(default="", compare=False)
 
     @classmethod
     def of_query(cls, query: StreamingQuery) -> Run:
         """Return the run of a query that was started."""
-        return cls(query.id, query.runId, query.name, query)
+        return cls(query.id, query.runId, query.name, query, checkpoint_of(query))
 
     @classmethod
     def of_batch(cls, df: DataFrame) -> Run:
@@ -79,6 +80,16 @@ class Run:
         first_line = (read("spark.job.description") or "").partition("\n")[0]
         name = None if first_line.startswith("id = ") else first_line
         return cls(query_id, read("spark.jobGroup.id") or "", name or None, None)
+
+
+def checkpoint_of(query: StreamingQuery) -> str:
+    """Return where a query keeps its checkpoint, as Spark writes it; empty where Spark does not tell."""
+    running: Any = query
+    try:
+        return str(running._jsq.streamingQuery().resolvedCheckpointRoot())
+    except (AttributeError, Py4JError, TypeError) as error:
+        logger.debug("the checkpoint of the query %s was not found: %s", query.id, error)
+        return ""
 
 
 def _active_query(session: SparkSession, query_id: str) -> StreamingQuery | None:
@@ -118,6 +129,7 @@ class Publication:
     visibility_timeout_s: float
     on_rewind: OnRewind
     has_progress: bool = False
+    takeover: bool = False
 
 
 class Publisher:
@@ -159,6 +171,9 @@ class Publisher:
                     self._told.on_rewind,
                     siblings=siblings,
                     is_whole=self._told.mode == "complete",
+                    checkpoint=run.checkpoint,
+                    is_beating=True,
+                    takeover=self._told.takeover,
                 )
                 beat = threading.Thread(target=_beat, args=(writer, run.query), name=f"sparkis-beat-{job}", daemon=True)
                 beat.start()
@@ -171,6 +186,7 @@ class Publisher:
         """Write and commit one micro-batch. Always runs the batch to its end, also when it was committed before."""
         writer = self._writer or self.open(Run.of_batch(batch))
         self.check_not_committed(writer.job, batch_id)
+        writer.start(batch_id)
         clock_ms = writer.clock_ms()
         results = self._write_files(batch, batch_id, writer, clock_ms)
         replaces = tuple(state.name for state in self._told.states) if self._told.mode == "complete" else ()
@@ -183,7 +199,7 @@ class Publisher:
 
     @property
     def writer_id(self) -> str | None:
-        """The id of the writer that was opened last, in a log's `current.json`."""
+        """The id of the writer that was opened last, in its claims."""
         return None if self._writer is None else self._writer.current.writer
 
     def check_not_committed(self, job: str, batch_id: int) -> None:
@@ -258,11 +274,9 @@ def _beat(writer: LogWriter, query: StreamingQuery | None) -> None:
     while is_active:
         is_active = _is_active(query)
         try:
-            current = writer.log.current()
-            if current is not None:  # else the log was taken away, perhaps for a while
-                if current.writer != writer.current.writer:
-                    return  # fenced: the sign of life belongs to another writer now
-                writer.beat(is_running=is_active)
+            if writer.is_fenced:
+                return  # others watch the newer writer's sign of life
+            writer.beat(is_running=is_active)
         except SparkisError as error:  # the next commit fails with it too; readers see the silence
             logger.debug("no sign of life for job %s: %s", writer.job, error)
         time.sleep(BEAT_INTERVAL_S)

@@ -204,6 +204,7 @@ def _publication(
     wait_for_visibility: bool | float,
     on_rewind: OnRewind,
     progress: bool | None,
+    takeover: bool,
     query: StreamingQuery | None = None,
 ) -> Publication:
     """Return the arguments of a call, checked; with the query that runs, if `df` is a micro-batch of one."""
@@ -225,7 +226,7 @@ def _publication(
             "progress=True: under Spark Connect the sink runs where Spark does not show the query's progress; "
             "leave it out"
         )
-    return Publication(tuple(described), mode, job, root, float(timeout_s), on_rewind, has_progress)
+    return Publication(tuple(described), mode, job, root, float(timeout_s), on_rewind, has_progress, takeover)
 
 
 def _check_folded(states: Sequence[StateDescriptor], mode: Mode, df: DataFrame, query: StreamingQuery | None) -> None:
@@ -292,6 +293,7 @@ def queryable(
     wait_for_visibility: bool | float = False,
     on_rewind: OnRewind = "refuse",
     progress: bool | None = None,
+    takeover: bool = False,
     **columns: Unpack[StateArguments],
 ) -> DataStreamWriter:
     """Make a streaming DataFrame's rows readable as state; returns a DataStreamWriter to name and start.
@@ -306,6 +308,7 @@ def queryable(
     wait_for_visibility  True, or seconds: a micro-batch ends only when it can be read, or that time has passed
     on_rewind            `truncate` drops epochs of the log that a checkpoint which was set back is to write again
     progress             True: the facts of the query's last micro-batch, as the hash `job:_progress`
+    takeover             True: take the job over from another query that writes it and is alive, which then fails
     """
     if not isinstance(df, DataFrame):
         raise DescriptorError(f"sparkis.queryable takes a DataFrame, not {type(df).__module__}.{type(df).__qualname__}")
@@ -323,6 +326,7 @@ def queryable(
         wait_for_visibility=wait_for_visibility,
         on_rewind=on_rewind,
         progress=progress,
+        takeover=takeover,
     )
     if is_connect(df):
         from spark_hooks.connect import ConnectQueryableWriter  # it needs what only a client of Spark Connect has
@@ -362,6 +366,7 @@ def publish(
     wait_for_visibility: bool | float = False,
     on_rewind: OnRewind = "refuse",
     progress: bool | None = None,
+    takeover: bool = False,
     checkpoint: str | Path | None = None,
     **columns: Unpack[StateArguments],
 ) -> None:
@@ -378,7 +383,7 @@ def publish(
             raise DescriptorError(NAME_MISSING)
         check_name("job", name)
         place = (_root_of(batch_df.sparkSession, log), name, run.query_id)
-        asked = (states, columns, mode, wait_for_visibility, on_rewind, progress)
+        asked = (states, columns, mode, wait_for_visibility, on_rewind, progress, takeover)
         known = _published.get(place)
         if known is not None and known.run == run:
             known.publisher.check_not_committed(name, batch_id)
@@ -394,6 +399,7 @@ def publish(
                 on_rewind=on_rewind,
                 progress=progress,
                 query=run.query,
+                takeover=takeover,
             )
             if is_connect(batch_df):
                 from spark_hooks.connect import know_server

@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from state_backend import snapshots
-from state_backend.change_log import ChangeLog, Current, Description
+from state_backend.change_log import ChangeLog, Current
 from state_backend.clock import Clock, now_ms
 from state_backend.compactor import Compactor
 from state_backend.epochs import Epoch, EpochRef
@@ -61,6 +61,8 @@ from state_backend.key_groups import ALL, NONE, KeyGroups
 from state_backend.lmdb_store import MAP_BYTES_MAX, LmdbStore
 from state_backend.loading import is_superseded, portions
 from state_backend.store import Applied, EpochChanges
+from state_backend.sweep import RETENTION_MS
+from state_backend.terms import Description
 
 logger = logging.getLogger("sparkis.applier")
 
@@ -162,6 +164,9 @@ class Applier:
         """Apply every committed epoch, load and remove a portion, and report; True if there is more to do at once."""
         error = ""
         is_full = has_more = False
+        sign: dict[str, Any] | None = None
+        with suppress(SparkisError):
+            sign = self._sign_of_life()  # before the log is followed: this notices that it was taken away
         try:
             self._give_up()
             self._follow()
@@ -170,9 +175,7 @@ class Applier:
             error, is_full = str(failed), isinstance(failed, StoreFullError)
             if isinstance(failed, StoreError):
                 self.close()  # opened again at the next step: an environment may be of no use after an error
-        is_stale = True
-        with suppress(SparkisError):
-            is_stale = self._pulse.is_stale(self._sign_of_life())
+        is_stale = sign is None or self._pulse.is_stale(sign)
         if error and error != self._told.get("error"):
             logger.error("job %s: %s", self._log.job, error)
         self._tell(is_stale, error, is_full)
@@ -264,10 +267,10 @@ class Applier:
                 return
             self._apply(current, epoch)
             self._tell_again()  # not only after the looks for what is next: they may take long
-        if self._store is not None:
+        if self._store is not None and self._log.dropped() is None:  # else the server ends this process in a moment
             raise LogUnavailableError(
                 f"job {self._log.job!r} is gone from the log {self._log.filesystem.root}: was it moved, or its storage "
-                f"taken away? What was read of it is shown until it is back"
+                f"taken away? What was read of it is shown until it is back. To remove it for good: sparkis drop"
             )
 
     def _next(self, current: Current) -> Epoch | None:
@@ -276,9 +279,7 @@ class Applier:
         applied = self._store.applied
         at = EpochRef(applied.epoch, applied.term)
         if applied.epoch >= 0 and (
-            current.is_void(at)
-            or current.term < at.term
-            or (current.writer != self._writer and not self._holds(current, applied))
+            current.term < at.term or (current.writer != self._writer and not self._holds(current, applied))
         ):
             logger.warning(
                 "job %s: the log no longer leads to epoch %d; the store is built anew", self._log.job, at.epoch
@@ -309,19 +310,20 @@ class Applier:
         """Begin an empty store: from the newest snapshot, if there is one. Return the first epoch to apply."""
         assert self._store is not None
         manifest = snapshots.newest(self._log, current)
-        if manifest is not None:
-            self._description = self._log.description(current.generation)
-            self._origin = manifest.origin
-            changes = snapshots.changes(self._log, current.generation, manifest, self._slots())
-            self._changed += self._store.apply(changes, self._description.known)
-            return self._next(current)
-        first = self._log.first(current)
-        if first is not None and first.previous is not None:
-            raise LogCorruptError(
-                f"job {self._log.job!r}: the log begins at epoch {first.epoch}, after {first.previous.epoch}, "
-                f"and holds nothing of what came before; restore the missing epochs from a copy"
-            )
-        return first
+        if manifest is None:
+            first = self._log.first(current)
+            if first is None or first.previous is None:
+                return first
+            manifest = snapshots.newest(self._log, current)  # what came before was swept between the two looks
+            if manifest is None:
+                raise LogCorruptError(
+                    f"job {self._log.job!r}: the log begins at epoch {first.epoch}, after {first.previous.epoch}, "
+                    f"and holds nothing of what came before; restore the missing epochs from a copy"
+                )
+        self._description = self._log.description(current.generation)
+        changes = snapshots.changes(self._log, current.generation, manifest, self._slots())
+        self._changed += self._store.apply(changes, self._description.known)
+        return self._next(current)
 
     def _holds(self, current: Current, applied: Applied) -> bool:
         """Tell whether the log still has the epoch that was applied last: it may have been removed and begun anew."""
@@ -599,7 +601,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--compact", action="store_true", help="write snapshots, or parts of them, into the log, and sweep it"
     )
     parser.add_argument("--events", action="store_true", help="keep what happens to each key")
-    parser.add_argument("--retention-ms", type=int, default=snapshots.RETENTION_MS, help="what --compact keeps longer")
+    parser.add_argument("--retention-ms", type=int, default=RETENTION_MS, help="what --compact keeps longer")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,127 +1,49 @@
 """The change log of a job: the ordered, durable record of every epoch, one writer, any number of readers.
 
-    <job>/current.json                              generation, term and writer now in charge, and rewinds
-    <job>/alive.json                                a counter that moves while the writer lives; not durable
-    <job>/<generation>/job.json                     the query's id and its states, those given up included
+    <job>/terms/<term>.json                         which generation and writer are in charge (see `terms`)
+    <job>/alive/<term>.json                         a counter that moves while the term's writer lives; not durable
     <job>/<generation>/changes/<epoch>-<uuid>.arrow change files; no name is ever written twice
     <job>/<generation>/epochs/<epoch>.json          the commit point of an epoch (see `epochs`)
+    <job>/<generation>/floor/<epoch>                what is below the highest of these does not exist any more
+    <job>/<generation>/snapshots/<epoch>/...        the whole state as of an epoch (see `snapshots`)
 
-A change file that no epoch lists does not exist for a reader. A writer takes the next term when it starts and looks
-whether it is still its own before each commit; an epoch's file is created only if there is none, so of two writers one
-commits it. A rewind (a checkpoint was set back, and the user asked to go on from there) is a line in `current.json`:
-epochs of older terms from its epoch on are void, whether or not their files are still there.
+A generation is a folder with one chain of epochs: it is named `<query id>.<term>`, and once another one is in charge
+it never is again. A change file that no epoch lists does not exist for a reader, nor does an epoch below the floor,
+whether or not its file is there. An epoch's file is created only if there is none, so of two writers one commits it.
 
-Here is the reader's side; `log_writer` writes.
+Here is the reader's side; `log_writer` writes, `sweep` removes.
 """
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import pyarrow as pa
 
-from state_backend.descriptor import Reduce, StateDescriptor, check_name
-from state_backend.epochs import (
-    FORMAT,
-    FORMAT_WITH_FOLDS,
-    FORMAT_WITH_SETS,
-    ChangeFile,
-    Epoch,
-    EpochRef,
-    check_format,
-    rows_of_slots,
-    runs_in,
-)
+from state_backend.epochs import ChangeFile, Epoch, rows_of_slots, runs_in
 from state_backend.errors import EpochHoleError, LogCorruptError, LogUnavailableError
 from state_backend.filesystems import Filesystem, open_filesystem
 from state_backend.key_groups import KeyGroups
+from state_backend.terms import Description, Term, Terms
 
-
-class Rewind(NamedTuple):
-    """From `before` on, epochs of terms below `term` are void."""
-
-    term: int
-    before: int
-
-    def voids(self, ref: EpochRef) -> bool:
-        """Tell whether an epoch is void by this rewind."""
-        return ref.term < self.term and ref.epoch >= self.before
+# So many whole snapshots count: a reader may be in the middle of the older one, or the newer one may be damaged.
+KEPT_SNAPSHOTS = 2
 
 
 @dataclass(frozen=True)
 class Current:
-    """Who writes a job now."""
+    """Which generation of a job counts now, and who writes it."""
 
     generation: str
     term: int
-    writer: str
-    rewinds: tuple[Rewind, ...] = ()
-
-    def is_void(self, ref: EpochRef) -> bool:
-        """Tell whether an epoch no longer counts."""
-        return any(rewind.voids(ref) for rewind in self.rewinds)
-
-
-@dataclass(frozen=True)
-class Description:
-    """A generation's `job.json`. `version` goes up when the states change.
-
-    dropped: states that earlier epochs name and the query keeps no more; the next epoch empties them.
-    source: what an attachment reads the states from (see `spark_hooks.attach`); None if the query itself publishes.
-    late: states that began in the middle of the query, and lack what did not change since.
-    renamed_from: the job that this one was until it was renamed (see `rename`).
-    """
-
-    job: str
-    query_id: str
-    states: tuple[StateDescriptor, ...]
-    version: int = 1
-    dropped: tuple[StateDescriptor, ...] = ()
-    source: Mapping[str, Any] | None = None
-    late: tuple[str, ...] = ()
-    renamed_from: str | None = None
-
-    @property
-    def known(self) -> tuple[StateDescriptor, ...]:
-        """All states that an epoch of this generation may name."""
-        return self.states + self.dropped
-
-    @property
-    def format(self) -> int:
-        """Which version of the log's files a reader must know."""
-        if any(state.member is not None for state in self.known):
-            return FORMAT_WITH_SETS
-        return FORMAT if all(state.reduce in (None, Reduce.LAST) for state in self.known) else FORMAT_WITH_FOLDS
-
-    def to_bytes(self) -> bytes:
-        """Return the file's content."""
-        content: dict[str, Any] = {
-            "format": self.format,
-            "job": self.job,
-            "query_id": self.query_id,
-            "version": self.version,
-            "states": [state.to_json() for state in self.states],
-            "dropped": [state.to_json() for state in self.dropped],
-        }
-        if self.source is not None:
-            content["source"] = dict(self.source)
-        if self.late:
-            content["late"] = list(self.late)
-        if self.renamed_from is not None:
-            content["renamed_from"] = self.renamed_from
-        return json.dumps(content, indent=1).encode() + b"\n"
-
-
-def generation_name(query_id: str) -> str:
-    """Return a query id if it can be a folder's name; DescriptorError otherwise."""
-    return check_name("generation", query_id)
+    writer: str = ""
+    description: Description | None = field(default=None, compare=False)
 
 
 class JobLog:
@@ -130,94 +52,103 @@ class JobLog:
     def __init__(self, filesystem: Filesystem, job: str) -> None:
         self.filesystem = filesystem
         self.job = job
+        self.terms = Terms(filesystem, job)
 
     def current(self) -> Current | None:
-        """Return who writes the job, or None if nobody ever did."""
-        stored = self._json(f"{self.job}/current.json")
-        if stored is None:
-            return None
-        with self._whole(f"{self.job}/current.json"):
-            rewinds = tuple(Rewind(*rewind) for rewind in stored["rewinds"])
-            return Current(stored["generation"], stored["term"], stored["writer"], rewinds)
+        """Return what counts now, or None if nobody ever wrote the job, or it was dropped."""
+        term = self.terms.newest()
+        return None if term is None or term.is_dropped else current_of(term)
+
+    def dropped(self) -> Term | None:
+        """Return the term that says that the job is no more; None if it is, or if its folder is just not there."""
+        term = self.terms.newest()
+        return term if term is not None and term.is_dropped else None
 
     def description(self, generation: str) -> Description:
         """Return the states of a generation."""
-        path = f"{self.job}/{generation}/job.json"
-        stored = self._json(path)
-        if stored is None:
-            raise LogCorruptError(f"{path} is missing in the log {self.filesystem.root}; restore it from a copy")
-        check_format(stored.get("format", FORMAT), f"{self.filesystem.root}/{path}")
-        with self._whole(path):
-            states = tuple(map(StateDescriptor.from_json, stored["states"]))
-            dropped = tuple(map(StateDescriptor.from_json, stored.get("dropped", ())))
-            return Description(
-                stored["job"],
-                stored["query_id"],
-                states,
-                stored["version"],
-                dropped,
-                stored.get("source"),
-                tuple(stored.get("late", ())),
-                stored.get("renamed_from"),
-            )
+        newest = self.terms.newest()
+        for term in self.terms.down_from(newest.term if newest else 0):
+            if term.generation == generation and term.description is not None:
+                return term.description
+        raise LogCorruptError(
+            f"job {self.job!r}: no term of the log {self.filesystem.root} begins generation {generation}; "
+            f"restore the job's folder `terms` from a copy"
+        )
 
     def alive(self) -> dict[str, Any]:
-        """Return the writer's last sign of life (see `log_writer.LogWriter.beat`); empty if there is none."""
-        try:
-            return self._json(f"{self.job}/alive.json") or {}
-        except LogCorruptError:  # not durable: a crash of the machine may leave half of it
-            return {}
+        """Return the last sign of life of the writer in charge; empty if there is none."""
+        term = self.terms.newest()
+        sign = self.terms.sign_of_life(term.term) if term is not None else {}
+        if not sign:
+            self.terms.forget_if_gone()  # the whole folder may have been taken away
+        return sign
 
     def epoch(self, current: Current, number: int) -> Epoch | None:
-        """Return one epoch, or None if it is not committed or void."""
+        """Return one epoch, or None if it is not committed, or swept."""
         path = f"{self.job}/{current.generation}/epochs/{number}.json"
         stored = self.filesystem.read(path)
         if stored is None:
             return None
         epoch = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
-        return None if current.is_void(epoch.ref) else epoch
+        # A writer that was away while its epoch was committed by a newer one, and swept, may have made the file again.
+        # An epoch of the newest term cannot be such a one, if that is looked up after it was read.
+        newest = self.terms.newest()
+        is_of_newest = newest is not None and newest.term == epoch.term
+        return epoch if is_of_newest or number >= self.floor(current.generation) else None
+
+    def floor(self, generation: str) -> int:
+        """Return the first epoch that was not swept."""
+        names = self.filesystem.names(f"{self.job}/{generation}/floor")
+        return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def has_file(self, generation: str, number: int) -> bool:
         """Tell whether an epoch's file is there, whether or not it counts; nothing is read."""
         return self.filesystem.size(f"{self.job}/{generation}/epochs/{number}.json") is not None
 
     def numbers(self, generation: str) -> list[int]:
-        """Return the numbers of the epoch files of a generation, sorted; void ones included."""
+        """Return the numbers of the epochs of a generation, sorted."""
         names = self.filesystem.names(f"{self.job}/{generation}/epochs")
-        return sorted(int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit())
+        floor = self.floor(generation)  # looked up last: what was removed while it was listed is below it
+        numbers = (int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal())
+        return sorted(number for number in numbers if number >= floor)
 
     def newest(self, current: Current) -> Epoch | None:
         """Return the last committed epoch; EpochHoleError if one before it is missing."""
         numbers = self.numbers(current.generation)
-        while numbers and (epoch := self.epoch(current, numbers[-1])) is None:
-            numbers.pop()  # void: a rewind that did not finish its clean-up
         if not numbers:
             return None
         if numbers[-1] - numbers[0] + 1 != len(numbers):
-            if self.numbers(current.generation)[:1] != numbers[:1]:
-                return self.newest(current)  # listed while the oldest were being swept
             missing = sorted(set(range(numbers[0], numbers[-1])) - set(numbers))
             raise EpochHoleError(
                 f"job {self.job!r}: epochs {missing[:5]} are missing in the log {self.filesystem.root}; "
                 f"restore them from a copy, or begin a new log"
             )
-        return epoch
+        epoch = self.epoch(current, numbers[-1])
+        return epoch if epoch is not None else self.newest(current)  # others came, and it was swept meanwhile
 
     def first(self, current: Current) -> Epoch | None:
-        """Return the first epoch of a generation, or None if there is none yet."""
-        numbers = self.numbers(current.generation)
-        return self.epoch(current, numbers[0]) if numbers else None
+        """Return the first epoch of a generation that was not swept, or None if there is none yet."""
+        while numbers := self.numbers(current.generation):
+            if (epoch := self.epoch(current, numbers[0])) is not None:
+                return epoch
+        return None
 
     def snapshots(self, current: Current) -> Iterator[Epoch]:
-        """Iterate over the manifests of whole snapshots that are not void, the newest first (see `snapshots`)."""
+        """Iterate over the manifests of the whole snapshots that count, the newest first (see `snapshots`)."""
         names = self.filesystem.names(f"{self.job}/{current.generation}/snapshots")
-        for number in sorted((int(name) for name in names if name.isdigit()), reverse=True):
+        found = 0
+        for number in sorted((int(name) for name in names if name.isdecimal()), reverse=True):
             path = f"{self.snapshot_folder(current.generation, number)}/manifest.json"
             stored = self.filesystem.read(path)
             if stored is not None:
-                manifest = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
-                if not current.is_void(manifest.ref):
-                    yield manifest
+                yield Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
+                found += 1
+            if found == KEPT_SNAPSHOTS:
+                return
+
+    def end(self, current: Current) -> Epoch | None:
+        """Return what the next epoch follows: the last epoch, or a snapshot where nothing else is left of it."""
+        return self.newest(current) or next(self.snapshots(current), None)
 
     def snapshot_folder(self, generation: str, epoch: int) -> str:
         """Return where a snapshot of an epoch lies, relative to the log's root."""
@@ -291,21 +222,10 @@ class JobLog:
             raise LogCorruptError(f"{where}, does not match its checksum")
         return pa.ipc.open_file(content)
 
-    def _json(self, path: str) -> dict[str, Any] | None:
-        stored = self.filesystem.read(path)
-        if stored is None:
-            return None
-        with self._whole(path):
-            return dict(json.loads(stored))
 
-    @contextmanager
-    def _whole(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except (ValueError, KeyError, TypeError):
-            raise LogCorruptError(
-                f"{self.filesystem.root}/{path} is not what a writer wrote; restore it from a copy of the log"
-            ) from None
+def current_of(term: Term) -> Current:
+    """Return what counts while a term that has begun is the newest one."""
+    return Current(term.generation, term.term, term.writer, term.description)
 
 
 class ChangeLog:
@@ -313,15 +233,21 @@ class ChangeLog:
 
     def __init__(self, root: str | Path | Filesystem) -> None:
         self.filesystem = root if isinstance(root, Filesystem) else open_filesystem(root)
+        self._jobs: dict[str, JobLog] = {}  # each remembers its newest term
 
     def job(self, name: str) -> JobLog:
         """Return one job's part of the log, whether or not it is there."""
-        return JobLog(self.filesystem, name)
+        return self._jobs.setdefault(name, JobLog(self.filesystem, name))
 
     def jobs(self) -> list[str]:
-        """Return the names of the jobs that were ever written, sorted."""
-        names = self.filesystem.names("")
-        return sorted(name for name in names if self.filesystem.read(f"{name}/current.json") is not None)
+        """Return the names of the jobs that were ever written and not dropped, sorted; damaged ones too."""
+        return sorted(name for name in self.filesystem.names("") if not name.startswith(".") and self._is_job(name))
+
+    def _is_job(self, name: str) -> bool:
+        try:
+            return self.job(name).current() is not None
+        except LogCorruptError:  # to be said by whoever opens the job
+            return True
 
 
 def check_writable(root: str | Path | Filesystem) -> None:

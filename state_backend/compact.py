@@ -12,7 +12,7 @@ from state_backend.change_log import ChangeLog
 from state_backend.clock import now_ms
 from state_backend.compactor import compact
 from state_backend.errors import LogError, SparkisError
-from state_backend.snapshots import RETENTION_MS
+from state_backend.sweep import RETENTION_MS
 
 DESCRIPTION = "Write a snapshot of every job of a log, and remove what it supersedes. Needs no server and no Spark."
 

@@ -35,6 +35,7 @@ from state_backend.errors import SparkisError
 from state_backend.key_groups import ALL, NONE
 from state_backend.lmdb_store import LmdbStore
 from state_backend.store import Snapshot
+from state_backend.sweep import RETENTION_MS, sweep
 
 logger = logging.getLogger("sparkis.compactor")
 
@@ -81,7 +82,7 @@ def _doubled(step: int, least: int) -> int:
 class Compactor:
     """Follows what an applier applies, and starts the process when a snapshot is due; one at a time."""
 
-    def __init__(self, root: str, job: str, retention_ms: int = snapshots.RETENTION_MS) -> None:
+    def __init__(self, root: str, job: str, retention_ms: int = RETENTION_MS) -> None:
         self._root = root
         self._job = job
         self._retention_ms = retention_ms
@@ -170,7 +171,7 @@ def compact(log: JobLog, shown: Snapshot, retention_ms: int, at_ms: int) -> str:
     manifest = snapshots.write(log, current, shown)
     if manifest is None:
         return f"job {log.job}: the snapshot of epoch {shown.applied.epoch} has not all of its parts yet"
-    removed = snapshots.sweep(log, current, at_ms, retention_ms)
+    removed = sweep(log, current, at_ms, retention_ms)
     return (
         f"job {log.job}: snapshot of epoch {manifest.epoch}, {manifest.rows} changes in {manifest.change_bytes} bytes; "
         f"{removed} superseded files removed"
@@ -183,7 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--log", required=True, help="the log root")
     parser.add_argument("--job", required=True, help="the job")
     parser.add_argument("--store", help="the folder of a store of all slots; otherwise the input tells of one")
-    parser.add_argument("--retention-ms", type=int, default=snapshots.RETENTION_MS)
+    parser.add_argument("--retention-ms", type=int, default=RETENTION_MS)
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     log = ChangeLog(given.log).job(given.job)

@@ -8,6 +8,7 @@
     │   ├── LogUnavailableError      its storage does not answer, or refuses
     │   ├── LogCorruptError          a listed file is missing, changed or unreadable
     │   ├── FencedWriterError        a newer writer took the job over
+    │   ├── JobInUseError            another query's writer has the job and is alive
     │   ├── RewoundCheckpointError   an epoch below the last committed one
     │   └── EpochHoleError           an epoch beyond the next one
     └── StoreError               the store
@@ -53,6 +54,10 @@ class LogCorruptError(LogError):
 
 class FencedWriterError(LogError):
     """A newer writer took the job over; this one must not commit any more."""
+
+
+class JobInUseError(LogError):
+    """Another query's writer has the job and is alive; it was not taken over."""
 
 
 class RewoundCheckpointError(LogError):

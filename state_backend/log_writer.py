@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -16,8 +16,8 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from state_backend import packed_sorted
-from state_backend.change_log import ChangeLog, Current, Description, Rewind, generation_name
+from state_backend import branch, packed_sorted
+from state_backend.change_log import ChangeLog, current_of
 from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor, check_name, check_states
 from state_backend.epochs import ChangeFile, Epoch, runs_in, slots_of_run, to_stream
@@ -33,6 +33,8 @@ from state_backend.evolution import check_evolution
 from state_backend.filesystems import Filesystem
 from state_backend.records import SCHEMA, Change, runs_of
 from state_backend.reductions import check_change, reduction_of
+from state_backend.takeover import begin, check_in_charge, claim, seal, succeed, this_process
+from state_backend.terms import Description, Term, folder_name
 
 logger = logging.getLogger("sparkis.log")
 
@@ -103,10 +105,14 @@ class ChangeFileWriter:
 class LogWriter:
     """The one writer of a job. Runs in the driver; opening it fences the writer before.
 
+    query_id: whose state it is, the one that is there unless given. Another query's writer that is alive is not taken
+    over, unless takeover is set. is_beating: `beat` is called once a second, so that others know this one to be alive.
+    checkpoint: the query's, by which its next writer is known to be the same query.
     siblings are the writers of other jobs that the same run of the query publishes. is_whole: an epoch brings all of
-    each state that it changes, so that nothing of what was there before stays. Raises LogUnavailableError if the log
-    cannot be written, DescriptorError if the states do not fit those that the log holds. Not to be shared between
-    threads, but for `beat`.
+    each state that it changes, so that nothing of what was there before stays. is_anew: begin with nothing of what the
+    query has in the log. Raises LogUnavailableError if the log cannot be written, DescriptorError if the states do not
+    fit those that the log holds, JobInUseError if another query writes the job. Not to be shared between threads, but
+    for `beat` and `is_fenced`.
     """
 
     def __init__(
@@ -118,7 +124,12 @@ class LogWriter:
         on_rewind: OnRewind = "refuse",
         source: Mapping[str, Any] | None = None,
         siblings: Collection[str] = (),
+        *,
         is_whole: bool = False,
+        is_anew: bool = False,
+        checkpoint: str = "",
+        is_beating: bool = False,
+        takeover: bool = False,
     ) -> None:
         check_name("job", job)
         check_states(job, states)
@@ -126,26 +137,65 @@ class LogWriter:
         self._filesystem = self.log.filesystem
         self._on_rewind = on_rewind
         self._source = source
-        before = self.log.current()
-        generation = query_id or (before.generation if before else uuid.uuid4().hex)
-        self.generation = generation_name(generation)
-        if query_id is not None and source is None:
-            self._check_not_renamed(siblings)
-        for folder in ("changes", "epochs"):
-            self._filesystem.make_folder(f"{job}/{generation}/{folder}")
+        self._is_whole = is_whole
         self.states = tuple(state.for_job(job) for state in states)
         self._reductions = {state.name: (state, reduction_of(state)) for state in self.states}
-        self._description = self._describe(is_whole)
-        kept = before.rewinds if before and before.generation == generation else ()
-        self.current = Current(generation, self._last_term(before) + 1, uuid.uuid4().hex, kept)
-        self._put_current()
-        self.check_in_charge()
-        self.last = self.log.newest(self.current)
-        if self.last is not None and self.last.origin > 0:
-            self._warn_of_missing_keys(self.last.origin)
+        self.query_id = check_name("generation", query_id or self._query_in_charge() or uuid.uuid4().hex)
+        before = None if is_anew else self.log.terms.last_of(self.query_id)
+        if query_id is not None and source is None:
+            self._check_not_renamed(before, siblings)
+        if before is not None:
+            self._check_evolution(before)  # before anybody is fenced
         self._beats = 0
         self._shown: tuple[bool, bool] | None = None  # by the last sign of life
         self._beat_due_s = 0.0
+        every_s = self._filesystem.beat_interval_s if is_beating else 0.0
+        who = this_process(self.query_id, checkpoint, every_s)
+        self._claim = claim(self.log.terms, who, is_forced=takeover)
+        self._begin(seal(self.log.terms, self._claim), is_anew=is_anew)
+        if self.last is not None and self.last.origin > 0:
+            self._warn_of_missing_keys(self.last.origin)
+
+    def _query_in_charge(self) -> str | None:
+        current = self.log.current()
+        return current.description.query_id if current is not None and current.description is not None else None
+
+    def _begin(self, last: Term | None, *, is_anew: bool) -> None:
+        """Begin the term that was claimed: go on with the query's generation, or begin another one."""
+        term = self._claim.term
+        base = None if is_anew else self.log.terms.last_of(self.query_id)
+        self._go_on_resting(last)
+        if base is not None and last is not None and base.generation == last.generation:
+            generation, why, description = base.generation, "restart", self._describe(base)
+        else:
+            generation, why = self._new_folder(term), "start"
+            if base is not None and branch.copy(self.log, current_of(base), generation, None):
+                why = "return"
+            elif base is not None:  # swept meanwhile; part of it may be copied
+                self._filesystem.remove(f"{self.job}/{generation}")
+                self._new_folder(term)
+                base = None
+            description = self._describe(base)
+        self._put_in_charge(Term(term, why, self._claim.writer, generation, description))
+
+    def _go_on_resting(self, last: Term | None) -> None:
+        """Keep a job at rest that was (see `rest`): it is not stale while it is taken over."""
+        if last is not None and self.log.terms.sign_of_life(last.term).get("is_at_rest"):
+            self.rest()
+
+    def _new_folder(self, term: int) -> str:
+        generation = folder_name(self.query_id, term)
+        for folder in ("changes", "epochs", "floor", "snapshots"):
+            self._filesystem.make_folder(f"{self.job}/{generation}/{folder}")
+        return generation
+
+    def _put_in_charge(self, term: Term) -> None:
+        begin(self.log.terms, term, self._claim)
+        self._shown = None  # the next sign of life is of another term
+        assert term.description is not None
+        self._description = term.description
+        self.current = current_of(term)
+        self.last = self.log.end(self.current)
 
     def __enter__(self) -> Self:
         return self
@@ -165,9 +215,14 @@ class LogWriter:
         return self.log.job
 
     @property
+    def generation(self) -> str:
+        """The name of the folder that holds the job's epochs now; a rewind makes it another one."""
+        return self.current.generation
+
+    @property
     def folder(self) -> str:
-        """Where this generation's change files belong, relative to the log root."""
-        return f"{self.job}/{self.generation}/changes"
+        """Where the change files of the next epoch belong, relative to the log root (see `start`)."""
+        return self.log.changes_folder(self.generation)
 
     def change_files(self, epoch: int) -> ChangeFileWriter:
         """Return a writer of change files for an epoch, to be used on any machine that reaches the log."""
@@ -201,6 +256,7 @@ class LogWriter:
                 digest += _digest(run)
                 yield run
 
+        self.start(number)
         try:
             file, inline = self.change_files(number).write(runs())
         except KeyError as error:
@@ -228,6 +284,16 @@ class LogWriter:
         """Read the clock for the next epoch: never below that of the last one, so that what has expired stays so."""
         return max(now_ms(), self.last.clock_ms if self.last else 0)
 
+    def start(self, number: int) -> None:
+        """Make ready for an epoch, before its change files are written: after it, `folder` is where they belong.
+
+        An epoch below the last one means that the query's checkpoint was set back. If that may be, a generation begins
+        with what was before the epoch; RewoundCheckpointError otherwise.
+        """
+        if self.last is not None and number < self.last.epoch:
+            self.check_in_charge()
+            self._rewind(number)
+
     def commit(
         self,
         number: int,
@@ -242,14 +308,14 @@ class LogWriter:
         """Make an epoch visible; False if it was committed before.
 
         Runs on the driver once per micro-batch, after every task succeeded. Spark calls it again for the same batch
-        after a restart, so the last committed epoch is left as it is; a warning tells if the replay differed.
+        after a restart, so the last committed epoch is left as it is; a warning tells if the replay differed. Raises
+        FencedWriterError if a newer writer has the job: then the epoch may be there or not, as that writer finds it.
         """
         self.check_in_charge()
-        if self.last is not None and number <= self.last.epoch:
-            if number == self.last.epoch:
-                self._compare_replay(self.last, rows, digest)
-                return False
-            self._rewind(number)
+        self.start(number)
+        if self.last is not None and number == self.last.epoch:
+            self._compare_replay(self.last, rows, digest)
+            return False
         previous = self.last.ref if self.last else None
         if previous is not None and number != previous.epoch + 1:
             raise EpochHoleError(
@@ -271,6 +337,7 @@ class LogWriter:
             inline=tuple(inline),
             format=self._description.format,
         )
+        self._check_files(epoch)
         epoch = self._fold(epoch)
         before_bytes = self.last.log_bytes if self.last else 0
         epoch = replace(epoch, log_bytes=before_bytes + epoch.change_bytes)
@@ -291,36 +358,42 @@ class LogWriter:
         every_s = self._filesystem.beat_interval_s
         self._shown, self._beat_due_s = shown, now_s + every_s - 1.0
         self._beats += 1
-        sign = {"writer": self.current.writer, "beat": self._beats, "every_s": every_s, "is_running": is_running}
+        sign = {"writer": self._claim.writer, "beat": self._beats, "every_s": every_s, "is_running": is_running}
         sign |= {"is_at_rest": True} if is_at_rest else {}
-        self._filesystem.replace(f"{self.job}/alive.json", json.dumps(sign).encode(), is_durable=False)
+        path = self.log.terms.alive_path(self._claim.term)
+        self._filesystem.replace(path, json.dumps(sign).encode(), is_durable=False)
 
     def rest(self) -> None:
         """Say that what is there is whole, and not stale for want of more: nothing runs that would bring it."""
         self.beat(is_running=False, is_at_rest=True)
 
-    def _describe(self, is_whole: bool) -> Description:
-        """Write `job.json`, or a new version of it if the states have changed; return it."""
-        mine = Description(self.job, self.generation, self.states, source=self._source)
-        path = f"{self.job}/{self.generation}/job.json"
-        if self._filesystem.read(path) is not None:
-            theirs = self.log.description(self.generation)
-            is_same = (theirs.states, theirs.source) == (mine.states, mine.source)
-            if is_same and not (is_whole and theirs.late):
-                return theirs
-            for note in check_evolution(self.job, theirs.states, theirs.known, mine.states, is_whole=is_whole):
-                logger.warning("job %s: %s", self.job, note)
-            names = {state.name for state in mine.states}
-            dropped = tuple(state for state in theirs.known if state.name not in names)
-            late = () if is_whole else self._late(theirs)
-            version, renamed_from = theirs.version + 1, theirs.renamed_from
-            mine = replace(mine, version=version, dropped=dropped, late=late, renamed_from=renamed_from)
-        self._filesystem.replace(path, mine.to_bytes())
-        return mine
+    def _describe(self, base: Term | None) -> Description:
+        """Return what this term says of the states: the same as the query's last one, or a new version."""
+        mine = Description(self.job, self.query_id, self.states, source=self._source)
+        if base is None or base.description is None:
+            return mine
+        theirs = base.description
+        if (theirs.states, theirs.source) == (mine.states, mine.source) and not (self._is_whole and theirs.late):
+            return theirs
+        for note in self._check_evolution(base):
+            logger.warning("job %s: %s", self.job, note)
+        names = {state.name for state in mine.states}
+        return replace(
+            mine,
+            version=theirs.version + 1,
+            dropped=tuple(state for state in theirs.known if state.name not in names),
+            late=() if self._is_whole else self._late(base.generation, theirs),
+            renamed_from=theirs.renamed_from,
+        )
 
-    def _late(self, before: Description) -> tuple[str, ...]:
+    def _check_evolution(self, base: Term) -> list[str]:
+        assert base.description is not None
+        before, known = base.description.states, base.description.known
+        return check_evolution(self.job, before, known, self.states, is_whole=self._is_whole)
+
+    def _late(self, generation: str, before: Description) -> tuple[str, ...]:
         """Return the states that lack what did not change since they began; warn of new ones, but sparkis' own."""
-        if not self.log.numbers(self.generation):
+        if not self.log.numbers(generation):
             return ()
         there = {state.name for state in before.states}
         new = [state.name for state in self.states if state.name not in there and not state.name.startswith("_")]
@@ -333,12 +406,12 @@ class LogWriter:
             )
         return tuple(state.name for state in self.states if state.name in new or state.name in before.late)
 
-    def _check_not_renamed(self, siblings: Collection[str]) -> None:
+    def _check_not_renamed(self, before: Term | None, siblings: Collection[str]) -> None:
         """Refuse to begin in the middle of a query whose state the log has under another job's name.
 
         Costs a look at every other job, and only where this one has no epoch of the query.
         """
-        if self.log.numbers(self.generation):
+        if before is not None and self.log.numbers(before.generation):
             return
         log = ChangeLog(self._filesystem)
         for name in log.jobs():
@@ -347,9 +420,11 @@ class LogWriter:
                 current = other.current()
             except LogCorruptError:
                 continue  # not this job's to complain about
-            if name == self.job or current is None or current.generation != self.generation:
+            described = current.description if current is not None else None
+            if name == self.job or described is None or described.query_id != self.query_id:
                 continue
-            if current.writer not in siblings and other.numbers(self.generation):
+            assert current is not None
+            if current.writer not in siblings and other.numbers(current.generation):
                 raise DescriptorError(
                     f"job {self.job!r} would begin in the middle of its query: the log {self._filesystem.root} has the "
                     f"query's state as job {name!r}. If the query was renamed, run: sparkis rename --log "
@@ -380,32 +455,24 @@ class LogWriter:
             return tuple(state.name for state in self._description.dropped)
         return ()
 
-    def _last_term(self, before: Current | None) -> int:
-        """Return the last writer's term, by the log's epochs if `current.json` was lost."""
-        if before is not None:
-            return before.term
-        newest = self.log.newest(Current(self.generation, 0, ""))
-        return newest.term if newest else 0
-
-    def _put_current(self) -> None:
-        content = asdict(self.current) | {"format": 1}
-        self._filesystem.replace(f"{self.job}/current.json", json.dumps(content).encode() + b"\n")
-
     def check_in_charge(self) -> None:
-        """Raise FencedWriterError if another writer has taken the job over."""
-        now = self.log.current()
-        if now is None:
+        """Raise FencedWriterError if another writer has taken the job over, LogUnavailableError if it is gone."""
+        check_in_charge(self.log.terms, self._claim)
+        mine = self.log.terms.claim(self._claim.term)
+        if mine is None or mine.writer != self._claim.writer:
             raise LogUnavailableError(
                 f"job {self.job!r} is gone from the log {self._filesystem.root}: was it moved, or its storage taken "
                 f"away? Put it back and start the query again; to begin anew, start with a new checkpoint"
             )
-        if now.writer != self.current.writer:
-            raise FencedWriterError(
-                f"job {self.job!r} in the log {self._filesystem.root} is now written by "
-                f"query {now.generation}, term {now.term}; this writer (query "
-                f"{self.generation}, term {self.current.term}) stops. Two queries with one name, or two drivers on "
-                f"one checkpoint, cannot share a log: stop one, rename one (queryName or job=), or give it another log"
-            )
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a newer writer has claimed the job."""
+        try:
+            check_in_charge(self.log.terms, self._claim)
+        except FencedWriterError:
+            return True
+        return False
 
     def _compare_replay(self, first: Epoch, rows: int, digest: int) -> None:
         if (first.rows, first.digest) != (rows, digest):
@@ -430,26 +497,35 @@ class LogWriter:
         first = self.log.first(self.current)
         is_anew = first is not None and first.previous is None and number <= first.epoch
         origin = self.last.origin if self.last else 0
-        if number > origin and not is_anew and not self._reaches(number - 1):
-            raise RewoundCheckpointError(
-                f"job {self.job!r}: the checkpoint was set back to epoch {number}, and the log "
-                f"{self._filesystem.root} keeps nothing of the epoch before it any more; restore a newer checkpoint, "
-                f"or start the query with a new one"
-            )
+        has_before = number > origin and not is_anew
+        if has_before and not branch.reaches(self.log, self.current, number):
+            raise self._not_reached(number)
         logger.warning("job %s: the checkpoint was set back; epochs %d to %d are dropped", self.job, number, last)
-        rewind = Rewind(self.current.term + 1, number)
-        self.current = replace(self.current, term=rewind.term, rewinds=(*self.current.rewinds, rewind))
-        self._put_current()
-        for void in reversed(self.log.numbers(self.generation)):
-            if void >= number:
-                self._filesystem.remove(f"{self.job}/{self.generation}/epochs/{void}.json")
-        self.last = self.log.newest(self.current)
+        self._claim = succeed(self.log.terms, self._claim)
+        generation = self._new_folder(self._claim.term)
+        if has_before and not branch.copy(self.log, self.current, generation, number):
+            raise self._not_reached(number)
+        seal(self.log.terms, self._claim)
+        self._put_in_charge(Term(self._claim.term, "rewind", self._claim.writer, generation, self._description))
 
-    def _reaches(self, number: int) -> bool:
-        """Tell whether a reader can come to an epoch: from the first one on, or from a snapshot."""
-        kept = self.log.first(self.current)
-        has_all = kept is not None and kept.epoch <= number and kept.previous is None
-        return has_all or any(manifest.epoch <= number for manifest in self.log.snapshots(self.current))
+    def _not_reached(self, number: int) -> RewoundCheckpointError:
+        return RewoundCheckpointError(
+            f"job {self.job!r}: the checkpoint was set back to epoch {number}, and the log {self._filesystem.root} "
+            f"keeps nothing of the epoch before it any more; restore a newer checkpoint, or start the query with a "
+            f"new one"
+        )
+
+    def _check_files(self, epoch: Epoch) -> None:
+        """Refuse an epoch that lists what is not there; it could never be read."""
+        for file in epoch.files:
+            path = f"{self.folder}/{file.name}"
+            size = self._filesystem.size(path)
+            if size != file.size:
+                raise LogUnavailableError(
+                    f"job {self.job!r}: epoch {epoch.epoch} is not committed, because its change file {path} in the "
+                    f"log {self._filesystem.root} {'is missing' if size is None else f'has {size} bytes'}, and "
+                    f"{file.size} were written; start the query again"
+                )
 
     def _fold(self, epoch: Epoch) -> Epoch:
         """Move what many small tasks sent into one change file, if together it is too much for the epoch's own."""
@@ -462,17 +538,14 @@ class LogWriter:
 
     def _create(self, epoch: Epoch) -> None:
         path = f"{self.job}/{self.generation}/epochs/{epoch.epoch}.json"
-        if self._filesystem.create(path, epoch.to_bytes()):
-            return
-        if self.log.epoch(self.current, epoch.epoch) is None:  # void by a rewind that did not finish its clean-up
-            self._filesystem.remove(path)
-            if self._filesystem.create(path, epoch.to_bytes()):
-                return
+        is_new = self._filesystem.create(path, epoch.to_bytes())
+        # Looked up after the epoch is there: a newer writer that is not there yet will find the epoch.
         self.check_in_charge()
-        raise LogUnavailableError(
-            f"job {self.job!r}: epoch {epoch.epoch} appeared in the log {self._filesystem.root} while it was being "
-            f"committed; start the query again"
-        )
+        if not is_new:
+            raise LogUnavailableError(
+                f"job {self.job!r}: epoch {epoch.epoch} appeared in the log {self._filesystem.root} while it was being "
+                f"committed; start the query again"
+            )
 
 
 def _digest(run: pa.RecordBatch) -> int:

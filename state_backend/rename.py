@@ -13,20 +13,23 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from state_backend.applier import STALE_AFTER_S, Applier
-from state_backend.change_log import ChangeLog, Current, Description, JobLog
+from state_backend.applier import Applier
+from state_backend.change_log import ChangeLog, Current, JobLog
+from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor, check_name
 from state_backend.epochs import ChangeFile, Epoch
 from state_backend.errors import DescriptorError, LogError, SparkisError
 from state_backend.filesystems import Filesystem
-from state_backend.log_writer import ChangeFileWriter, LogWriter
+from state_backend.log_writer import ChangeFileWriter
 from state_backend.records import Change, runs_of
 from state_backend.store import Snapshot
+from state_backend.sweep import sweep_job
+from state_backend.takeover import begin, claim, seal, this_process
+from state_backend.terms import Description, Term, folder_name
 
 DESCRIPTION = """\
 Give a job of a log another name, after its query was renamed: keys OLD:... become NEW:..., and the job OLD is no more.
@@ -34,7 +37,6 @@ Stop the query first; start it under its new name afterwards. Needs no server an
 
 # A file of the new job's first epoch ends at the first key behind so many bytes of keys and values (guess).
 FILE_BYTES_MAX = 256 << 20
-POLL_INTERVAL_S = 0.1
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -54,38 +56,41 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def rename(root: str | Path | Filesystem, old: str, new: str, *, watch_s: float = STALE_AFTER_S) -> str:
+def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
     """Rename a job and return one line about it; SparkisError, and the old job as it was, if that cannot be.
 
-    watch_s is how long to look whether somebody writes the old job. The state is built in a temporary store on this
+    Looks for up to three beats whether somebody writes the old job. The state is built in a temporary store on this
     machine's disk.
     """
     check_name("job", new)
     log = ChangeLog(root)
-    before, after = log.job(old), log.job(new)
-    current, taken = before.current(), after.current()
+    before = log.job(old)
+    current = before.current()
     if current is None:
-        if taken is not None and log.job(new).description(taken.generation).renamed_from == old:
-            log.filesystem.remove(old)  # what a crash in the removal left
+        dropped = before.dropped()
+        if dropped is not None and dropped.renamed_to == new:
+            sweep_job(before, now_ms())  # what a crash in the removal left
             return f"job {old} is called {new} already"
         raise LogError(f"the log {log.filesystem.root} has no job {old!r}; jobs: {', '.join(log.jobs()) or 'none'}")
     description = before.description(current.generation)
     _check_may_rename(before, current, description, new)
-    _check_is_quiet(before, watch_s)
-    is_there = _is_there(log, new, current, old)
-    # Takes the job over: whoever writes it cannot commit any more.
-    fenced = LogWriter(log.filesystem, old, description.states, current.generation)
-    last = fenced.last
-    assert last is not None
+    is_there = _is_there(log, new, description, old)
+    # From here on nobody who writes the old job can commit any more.
+    claimed = claim(before.terms, this_process(description.query_id, "sparkis rename"))
+    seal(before.terms, claimed)
+    current = before.current()
+    last = before.end(current) if current is not None else None
+    if current is None or last is None:
+        raise LogError(f"job {old!r} was dropped, or begun anew, while it was to be renamed")
     if not is_there:
-        _copy(log, fenced, description, last, new)
+        _copy(log, before, current, last, new)
     elif is_there.epoch != last.epoch:
         raise LogError(
             f"job {old!r} was renamed to {new!r} at epoch {is_there.epoch}, and both are there: {old!r} was written "
-            f"again, up to epoch {last.epoch}. Remove the folder of the one that is not needed from the log"
+            f"again, up to epoch {last.epoch}. Drop the one that is not needed with sparkis drop"
         )
-    log.filesystem.remove(f"{old}/current.json")
-    log.filesystem.remove(old)
+    begin(before.terms, Term(claimed.term, "drop", claimed.writer, renamed_to=new), claimed)
+    sweep_job(before, now_ms())
     return f"job {old} is now {new}, with {last.epoch} as its first epoch; start its query under the new name"
 
 
@@ -95,65 +100,54 @@ def _check_may_rename(before: JobLog, current: Current, description: Description
     if description.source is not None:
         raise DescriptorError(
             f"job {before.job!r} is not written by a query's own sink, and needs no log to begin: attach, or publish "
-            f"its tables, with job={new!r}, and remove the folder {before.job!r} from the log"
+            f"its tables, with job={new!r}, and drop {before.job!r} with sparkis drop"
         )
     if before.newest(current) is None:
         raise LogError(f"job {before.job!r} has no epoch yet; start its query under the new name")
 
 
-def _check_is_quiet(before: JobLog, watch_s: float) -> None:
-    """Refuse while a writer shows signs of life; a silent one is fenced, which ends a query with an error."""
-    sign = before.alive()
-    deadline = time.monotonic() + watch_s
-    while sign.get("is_running") and time.monotonic() < deadline:
-        time.sleep(POLL_INTERVAL_S)
-        now = before.alive()
-        if now != sign and now.get("is_running"):
-            raise LogError(f"job {before.job!r} is being written; stop its query first")
-        sign = now
-
-
-def _is_there(log: ChangeLog, new: str, current: Current, old: str) -> Epoch | None:
+def _is_there(log: ChangeLog, new: str, description: Description, old: str) -> Epoch | None:
     """Return the first epoch of the new job if an earlier run of the command wrote it; refuse another's job."""
-    taken = log.job(new).current()
+    job = log.job(new)
+    taken = job.current()
     if taken is None:
         return None
-    first = log.job(new).first(taken)
-    if taken.generation == current.generation and log.job(new).description(taken.generation).renamed_from == old:
-        return first
+    described = job.description(taken.generation)
+    if (described.query_id, described.renamed_from) == (description.query_id, old):
+        return job.first(taken)
     raise DescriptorError(
-        f"the log {log.filesystem.root} has a job {new!r} already; take another name, or remove its folder"
+        f"the log {log.filesystem.root} has a job {new!r} already; take another name, or drop it with sparkis drop"
     )
 
 
-def _copy(log: ChangeLog, fenced: LogWriter, description: Description, last: Epoch, new: str) -> None:
-    """Write the new job: its description, then the whole state as its first epoch; last what makes it a job."""
-    files, generation = log.filesystem, fenced.generation
-    states = tuple(_renamed(state, fenced.job, new) for state in description.states)
+def _copy(log: ChangeLog, before: JobLog, current: Current, last: Epoch, new: str) -> None:
+    """Write the new job: the whole state as its first epoch; last the term that makes it a job."""
+    files, after, description = log.filesystem, log.job(new), before.description(current.generation)
+    states = tuple(_renamed(state, before.job, new) for state in description.states)
     names = tuple(state.name for state in states)
     late = names if last.origin > 0 else description.late
-    files.remove(f"{new}/{generation}")  # what a crash left
-    for folder in ("changes", "epochs"):
+    claimed = claim(after.terms, this_process(description.query_id, "sparkis rename"))
+    seal(after.terms, claimed)
+    generation = folder_name(description.query_id, claimed.term)
+    for folder in ("changes", "epochs", "floor", "snapshots"):
         files.make_folder(f"{new}/{generation}/{folder}")
-    described = Description(new, generation, states, late=late, renamed_from=fenced.job)
-    files.replace(f"{new}/{generation}/job.json", described.to_bytes())
+    described = Description(new, description.query_id, states, late=late, renamed_from=before.job)
     with tempfile.TemporaryDirectory(prefix="sparkis-rename-") as folder:
-        applier = _built(log, fenced.job, folder)
+        applier = _built(log, before.job, folder)
         try:
             assert applier.store is not None
             with applier.store.snapshot(last.clock_ms) as shown:
-                writer = ChangeFileWriter(files, f"{new}/{generation}/changes", last.epoch)
-                written = tuple(_files(writer, _changes(shown, names, fenced.job, new), names))
+                writer = ChangeFileWriter(files, after.changes_folder(generation), last.epoch)
+                written = tuple(_files(writer, _changes(shown, names, before.job, new), names))
         finally:
             applier.close()
-    fenced.check_in_charge()
-    newest = fenced.log.newest(fenced.current)
+    newest = before.end(current)
     if newest is None or newest.ref != last.ref:
-        raise LogError(f"job {fenced.job!r} was written while it was copied; stop its query, and run this again")
+        raise LogError(f"job {before.job!r} was written while it was copied; stop its query, and run this again")
     # Rows and digest tell a replay of the last batch, so they are those of what the query wrote in it.
     first = Epoch(
         epoch=last.epoch,
-        term=1,
+        term=claimed.term,
         previous=None,
         clock_ms=last.clock_ms,
         rows=last.rows,
@@ -163,7 +157,7 @@ def _copy(log: ChangeLog, fenced: LogWriter, description: Description, last: Epo
         format=described.format,
     )
     files.create(f"{new}/{generation}/epochs/{last.epoch}.json", first.to_bytes())
-    LogWriter(files, new, states, generation).close()
+    begin(after.terms, Term(claimed.term, "rename", claimed.writer, generation, described), claimed)
 
 
 def _built(log: ChangeLog, job: str, folder: str) -> Applier:

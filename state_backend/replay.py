@@ -20,7 +20,7 @@ def read_snapshot(root: str | Path, job: str, epoch: int | None = None, at_ms: i
     """
     log = ChangeLog(root).job(job)
     current = log.current()
-    newest = None if current is None else log.newest(current)
+    newest = None if current is None else log.end(current)
     if current is None or newest is None:
         raise LogError(f"the log {log.filesystem.root} holds no epoch of a job {job!r}")
     end = newest.epoch if epoch is None else epoch
@@ -29,7 +29,7 @@ def read_snapshot(root: str | Path, job: str, epoch: int | None = None, at_ms: i
     manifest = next((each for each in log.snapshots(current) if each.epoch <= end), None)
     if manifest is not None:
         store.apply(snapshots.changes(log, current.generation, manifest), states)
-    first = log.numbers(current.generation)[0] if manifest is None else manifest.epoch + 1
+    first = manifest.epoch + 1 if manifest is not None else min(log.numbers(current.generation), default=newest.epoch)
     if not first - (manifest is not None) <= end <= newest.epoch:
         raise LogError(f"job {job!r} has the epochs {first} to {newest.epoch} in its log, and not {end}")
     for number in range(first, end + 1):

@@ -18,7 +18,9 @@ snapshot of that epoch; there will be one of a later one.
     newest     the newest one that counts
     changes    what an empty store applies to begin with it
     write      write one, or a part, from what a store shows
-    sweep      remove what the newest one makes superfluous
+
+`sweep` removes what the newest one makes superfluous. Only the two newest whole ones count, so that nobody relies on
+one that is being removed, or that was so long in the writing that files of it are removed already.
 """
 
 from __future__ import annotations
@@ -37,12 +39,8 @@ from state_backend.log_writer import ChangeFileWriter
 from state_backend.records import runs_of
 from state_backend.store import EpochChanges, Snapshot
 
-# How long a change file stays after a snapshot covers it, for readers that are behind (guess).
-RETENTION_MS = 3_600_000
 # A file of a snapshot ends at the first slot that starts behind so many bytes: one server reads its slots alone.
 FILE_BYTES_MAX = 256 << 20
-# Two snapshots are kept: a reader may be in the middle of the older one.
-KEPT_SNAPSHOTS = 2
 
 
 def newest(log: JobLog, current: Current) -> Epoch | None:
@@ -123,12 +121,7 @@ def _join(log: JobLog, current: Current, folder: str, part: Epoch) -> Epoch | No
 
 def _finish(log: JobLog, current: Current, folder: str, manifest: Epoch, written: Iterable[ChangeFile]) -> Epoch | None:
     """Create a manifest. If another was first, remove what was written for this one, and return the newest."""
-    path = f"{folder}/manifest.json"
-    stored = log.filesystem.read(path)
-    if stored is not None and current.is_void(Epoch.from_bytes(stored, path).ref):
-        log.filesystem.replace(path, manifest.to_bytes())
-        return manifest
-    if log.filesystem.create(path, manifest.to_bytes()):
+    if log.filesystem.create(f"{folder}/manifest.json", manifest.to_bytes()):
         return manifest
     for file in written:
         log.filesystem.remove(f"{folder}/{file.name}")
@@ -162,54 +155,3 @@ class _Part:
                 return
             yield run
             size, last_slot = size + run.nbytes, last
-
-
-def sweep(log: JobLog, current: Current, at_ms: int, retention_ms: int = RETENTION_MS) -> int:
-    """Remove what readers do not need any more; return the number of files.
-
-    Epochs that a snapshot covers and that are older than the retention time, but never the last one; files in
-    `changes` that no epoch lists and that belong to an epoch before the last; older snapshots; other generations,
-    once this one's last epoch is older than the retention time. Several servers may do it at the same time.
-    """
-    manifests = list(log.snapshots(current))
-    last = log.newest(current)
-    if last is None:
-        return 0
-    removed = 0
-    listed: set[str] = set()
-    base = f"{log.job}/{current.generation}"
-    for number in log.numbers(current.generation):
-        epoch = log.epoch(current, number)
-        if epoch is None:
-            continue
-        is_covered = bool(manifests) and number <= manifests[0].epoch and number < last.epoch
-        if not is_covered or epoch.clock_ms > at_ms - retention_ms:
-            break
-        log.filesystem.remove(f"{base}/epochs/{number}.json")
-        removed += 1
-    for number in log.numbers(current.generation):
-        epoch = log.epoch(current, number)
-        listed |= {file.name for file in epoch.files} if epoch else set()
-    for name in log.filesystem.names(f"{base}/changes"):
-        head = name.partition("-")[0]
-        if name not in listed and head.isdigit() and int(head) < last.epoch:
-            log.filesystem.remove(f"{base}/changes/{name}")
-            removed += 1
-    kept = manifests[:KEPT_SNAPSHOTS]
-    for name in log.filesystem.names(f"{base}/snapshots"):
-        # Also those that were never whole. One between the two that are kept may still be written.
-        if len(kept) == KEPT_SNAPSHOTS and name.isdigit() and int(name) < kept[-1].epoch:
-            log.filesystem.remove(f"{base}/snapshots/{name}")
-            removed += 1
-    if last.clock_ms <= at_ms - retention_ms:
-        removed += _sweep_generations(log, current)
-    return removed
-
-
-def _sweep_generations(log: JobLog, current: Current) -> int:
-    """Remove the folders of generations that were replaced."""
-    others = [name for name in log.filesystem.names(log.job) if name != current.generation]
-    gone = [name for name in others if log.filesystem.read(f"{log.job}/{name}/job.json") is not None]
-    for name in gone:
-        log.filesystem.remove(f"{log.job}/{name}")
-    return len(gone)

@@ -5,8 +5,8 @@
 
 The log itself says how far an attachment came, so that it goes on after any end of it or of the query: the epoch's
 number is the batch's, its clock reading the batch's timestamp. Where the changes do not lead on from there (they were
-purged, or the checkpoint was set back), the state is read whole into a new generation of the log, named
-`<query id>-<serial>`, and readers keep the old one until that is there.
+purged, or the checkpoint was set back), the state is read whole into a new generation of the log, and
+readers keep the old one until that is there.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class Attachment:
         job: str,
         log: str,
         on_mismatch: OnMismatch,
+        takeover: bool,
         is_active: Callable[[], bool],
         progress: Callable[[], str] | None = None,
         facts: Callable[[], bytes | None] | None = None,
@@ -108,6 +109,7 @@ class Attachment:
         self._session = session
         self._checkpoint = checkpoint
         self._states = tuple(states)
+        self._takeover = takeover
         self._is_active = is_active
         self._progress = progress
         self._facts = facts
@@ -178,25 +180,20 @@ class Attachment:
     def _source(self) -> dict[str, Any]:
         return {"states": {state.descriptor.name: state.pinned for state in self._states}}
 
-    def _serials(self, query_id: str) -> list[int]:
-        """Return which generations of this query the log has."""
-        names = ChangeLog(self.log).filesystem.names(self.job)
-        parts = [name.rpartition("-") for name in names]
-        return sorted(int(serial) for stem, _, serial in parts if stem == query_id and serial.isdecimal())
-
     def _check_pinned(self, on_mismatch: OnMismatch) -> None:
         """Refuse to go on with a log whose states came from elsewhere, or from an operator that looked otherwise."""
         log = ChangeLog(self.log).job(self.job)
         current = log.current()
-        if current is None or log.filesystem.read(f"{self.job}/{current.generation}/job.json") is None:
+        if current is None:
             return
-        pinned = log.description(current.generation).source
+        described = log.description(current.generation)
+        pinned = described.source
         if pinned is None:
             raise DescriptorError(
                 f"job {self.job!r} in the log {self.log} is written by its query itself (sparkis.queryable or "
                 f"sparkis.publish), and a log has one writer for a job: give the attachment another name with job="
             )
-        if on_mismatch == "replace" or current.generation.rpartition("-")[0] != self._checkpoint.query_id():
+        if on_mismatch == "replace" or described.query_id != self._checkpoint.query_id():
             return
         for state in self._states:
             name, mine = state.descriptor.name, state.pinned
@@ -211,20 +208,26 @@ class Attachment:
                     )
 
     def _open(self, *, is_anew: bool = False) -> LogWriter:
-        """Open the newest generation of the query, or the next one if the states are made in another way now."""
+        """Go on with the query's generation, or begin another one if the states are made in another way now."""
         query_id = self._checkpoint.query_id()
-        serial = max(self._serials(query_id), default=0)
-        if is_anew or not self._fits(f"{query_id}-{serial}"):
-            serial += 1
-        return LogWriter(self.log, self.job, self._descriptors, f"{query_id}-{serial}", source=self._source)
+        return LogWriter(
+            self.log,
+            self.job,
+            self._descriptors,
+            query_id,
+            source=self._source,
+            is_anew=is_anew or not self._fits(query_id),
+            checkpoint=self._checkpoint.location,
+            is_beating=True,
+            takeover=self._takeover or is_anew,  # anew: in the place of a writer of its own
+        )
 
-    def _fits(self, generation: str) -> bool:
-        log = ChangeLog(self.log).job(self.job)
-        if log.filesystem.read(f"{self.job}/{generation}/job.json") is None:
+    def _fits(self, query_id: str) -> bool:
+        term = ChangeLog(self.log).job(self.job).terms.last_of(query_id)
+        if term is None or term.description is None:
             return True
-        description = log.description(generation)
         mine = tuple(state.for_job(self.job) for state in self._descriptors)
-        return (description.states, description.source) == (mine, self._source)
+        return (term.description.states, term.description.source) == (mine, self._source)
 
     def _notice(self) -> None:
         for endpoint in endpoints.of_log(self.log):
@@ -237,10 +240,7 @@ class Attachment:
             is_running = not self._stopping.wait(BEAT_INTERVAL_S) and self.error is None
             writer = self._writer
             try:
-                current = writer.log.current()
-                if current is None:
-                    continue  # the log was taken away, perhaps for a while
-                if current.writer == writer.current.writer:
+                if not writer.is_fenced:
                     writer.beat(is_running=is_running and self.failure is None and self._is_active())
             except Exception as error:  # of the log, or of a Spark that has stopped; the follower meets it too
                 logger.debug("no sign of life for job %s: %s", self.job, error)
@@ -324,7 +324,7 @@ class Attachment:
     def _break_after(self, last: Epoch, newest: int) -> str:
         """Return why the checkpoint's batches do not lead on from an epoch, or nothing if they do."""
         query_id = self._checkpoint.query_id()
-        if self._writer.generation.rpartition("-")[0] != query_id:
+        if self._writer.query_id != query_id:
             return f"the checkpoint is another query's now, {query_id}"
         began_at_ms = self._checkpoint.began_at_ms(last.epoch)
         if newest < last.epoch or began_at_ms not in (None, last.clock_ms):
@@ -396,6 +396,7 @@ def attach(
     job: str | None = None,
     log: str | Path | None = None,
     on_mismatch: OnMismatch = "refuse",
+    takeover: bool = False,
     progress: bool | None = None,
     timeout_s: float = FIRST_BATCH_TIMEOUT_S,
     **given: Unpack[AttachedArguments],
@@ -410,6 +411,7 @@ def attach(
     job          the name that keys begin with; the query's name unless given
     log          the change log's root; the setting spark.sparkis.log unless given
     on_mismatch  `replace` begins anew where the log was written from an operator that looked otherwise
+    takeover     True: take the job over from another writer of it that is alive, which then fails
     progress     True: the query's facts as the hash `job:_progress`; the setting spark.sparkis.progress unless given
     timeout_s    how long to wait for the query's first committed micro-batch
 
@@ -436,6 +438,7 @@ def attach(
         job=job,
         log=log,
         on_mismatch=on_mismatch,
+        takeover=takeover,
         progress=progress,
         timeout_s=timeout_s,
     )
@@ -450,6 +453,7 @@ def attach_anew(
     job: str | None = None,
     log: str | Path | None = None,
     on_mismatch: OnMismatch = "refuse",
+    takeover: bool = False,
     progress: bool | None = None,
     timeout_s: float = FIRST_BATCH_TIMEOUT_S,
 ) -> Attachment:
@@ -483,6 +487,7 @@ def attach_anew(
         job=name,
         log=root,
         on_mismatch=on_mismatch,
+        takeover=takeover,
         is_active=(lambda: spark.streams.get(query_id) is not None) if query is not None else (lambda: True),
         progress=None if query is None else (lambda: _last_progress(query)),
         facts=(lambda: query_progress.stream_of(name, query)) if query is not None and has_facts else None,

@@ -22,6 +22,7 @@ from driver import JOB, Orders
 from benchmarks import processes
 from compat.conformance.servers import free_port
 from compat.waiting import eventually
+from state_backend.change_log import ChangeLog
 
 Found = TypeVar("Found")
 
@@ -194,10 +195,8 @@ class Scene:
 
     def generation(self) -> str:
         """Return the generation in charge, or nothing."""
-        try:
-            return str(json.loads((self.log / JOB / "current.json").read_text())["generation"])
-        except OSError:
-            return ""
+        current = ChangeLog(self.log).job(JOB).current()
+        return "" if current is None else current.generation
 
     def epochs(self) -> list[int]:
         """Return the numbers of the committed epochs of the generation in charge."""

@@ -343,8 +343,8 @@ def test_storage_that_refuses_fails_the_batch_with_its_reason(
 def test_a_writer_that_was_fenced_shows_no_signs_of_life(job: Job, scene: Scene):
     scene.add_files(1)
     job.run()
-    with LogWriter(scene.log, JOB, states()) as newer:
-        alive = scene.log / JOB / "alive.json"
+    with LogWriter(scene.log, JOB, states(), takeover=True) as newer:
+        alive = scene.log / JOB / "alive" / f"{newer.current.term}.json"
 
         def beats() -> Any:
             return json.loads(alive.read_text())

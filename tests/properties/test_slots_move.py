@@ -28,6 +28,7 @@ from state_backend.memory_store import MemoryStore
 from state_backend.records import Change, runs_of
 from state_backend.slots import SLOTS, slot_of
 from state_backend.store import EpochChanges
+from state_backend.sweep import sweep
 
 # As they stand in an epoch of the log; the key formats of these are not those of the keys, which nobody looks at here.
 STATES = stores.STATES
@@ -126,7 +127,7 @@ class SlotsMove(RuleBasedStateMachine):
         with self.oracle.snapshot(self.clock_ms) as shown:
             snapshots.write(self.log, current, shown)
         if is_swept:
-            snapshots.sweep(self.log, current, self.clock_ms, retention_ms=0)
+            sweep(self.log, current, self.clock_ms, retention_ms=0)
 
     @rule(which=st.integers(0, 1), slots=wanted_slots(), times=st.sampled_from((0, 1, 2, 3, 10, 50)))
     def want(self, which: int, slots: KeyGroups, times: int) -> None:

@@ -150,7 +150,7 @@ def applier_of(job: str) -> int:
 async def test_what_is_held_and_seen_is_known_once_the_jobs_can_be_read(tmp_path: Path) -> None:
     async with following(tmp_path, LOW, "a", "b") as scene:
         assert scene.followers.held == LOW
-        assert scene.followers.visible == {name: Visible(f"query-of-{name}", 1, 0) for name in ("a", "b")}
+        assert scene.followers.visible == {name: Visible(f"query-of-{name}.1", 1, 0) for name in ("a", "b")}
         assert scene.read("a") == of(LOW, "a", b"0")
 
 

@@ -38,7 +38,7 @@ def test_a_server_follows_a_renamed_job(tmp_path: Path, workers: str) -> None:
             return [b"?" if value.is_error else value.value for value in values]
 
         assert look() == [b"1", None]
-        rename(log, "old", "new", watch_s=0)
+        rename(log, "old", "new")
         eventually(look, lambda found: found == [None, b"1"])
         eventually(lambda: (tmp_path / "store" / "old").exists(), lambda is_there: not is_there)
         assert look() == [None, b"1"]

@@ -84,6 +84,12 @@ def epochs_of(attachment: Attachment) -> list[int]:
     return ChangeLog(attachment.log).job(attachment.job).numbers(current_of(attachment).generation)
 
 
+def generations_of(attachment: Attachment) -> int:
+    """Return how many generations an attachment's job ever had."""
+    terms = ChangeLog(attachment.log).job(attachment.job).terms
+    return len({term.generation for term in terms.down_from(current_of(attachment).term) if not term.is_void})
+
+
 def rocksdb(format_version: str = "1") -> dict[str, str]:
     """Return the settings of a query whose state in RocksDB can be attached to."""
     return {**ROCKSDB, CHANGELOG: "true", STORE + "checkpointFormatVersion": format_version}

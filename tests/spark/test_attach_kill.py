@@ -81,7 +81,7 @@ class Scene:
         return max((int(path.name) for path in (self.checkpoint / "commits").glob("[0-9]*")), default=-1)
 
     def generation(self) -> str:
-        """Return which one of the log's is in charge; the first is the query's with `-0`."""
+        """Return which one of the log's is in charge."""
         current = self._job.current()
         return "" if current is None else current.generation
 
@@ -120,7 +120,7 @@ def test_kills_of_either_side_at_random_moments(spark: SparkSession, batches: Ca
         assert scene.newest() == newest
     assert scene.epochs() == list(range(scene.epochs()[0], newest + 1))
     query_id = json.loads((scene.checkpoint / "metadata").read_text())["id"]
-    assert scene.generation() == f"{query_id}-0", "the state was read whole once"
+    assert scene.generation() == f"{query_id}.1", "the state was read whole once"
     expected = {
         f"{JOB}:aggregation:{row.key.k}": str(row.value["count"]) for row in whole(spark, scene.checkpoint, newest)
     }

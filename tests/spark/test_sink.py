@@ -354,7 +354,7 @@ def test_a_query_restarted_on_its_checkpoint_goes_on(client: redis.Redis, batche
     query = run()
     assert client.mget("again:sum:a", "again:sum:b") == ["11", "1"]
     assert query.lastProgress.batchId == lag(client, "again")["committed"] == 1
-    assert [each["generation"] for each in generation if each["name"] == "again"] == [query.id]
+    assert [each["generation"] for each in generation if each["name"] == "again"] == [f"{query.id}.1"]
 
 
 def test_a_job_is_live_while_its_query_runs_and_stale_when_it_has_ended(

@@ -75,12 +75,12 @@ class Followed:
             if not is_mine:
                 store.close()
 
-    def epoch_file(self, number: int) -> Path:
-        return self.log / "job" / "q1" / "epochs" / f"{number}.json"
+    def epoch_file(self, number: int, generation: str = "q1.1") -> Path:
+        return self.log / "job" / generation / "epochs" / f"{number}.json"
 
-    def change_file(self, number: int) -> Path:
-        (file,) = Epoch.from_bytes(self.epoch_file(number).read_bytes(), "").files
-        return self.log / "job" / "q1" / "changes" / file.name
+    def change_file(self, number: int, generation: str = "q1.1") -> Path:
+        (file,) = Epoch.from_bytes(self.epoch_file(number, generation).read_bytes(), "").files
+        return self.log / "job" / generation / "changes" / file.name
 
     def folders(self) -> list[str]:
         return sorted(path.name for path in (self.store / "job").iterdir() if path.is_dir())
@@ -152,7 +152,7 @@ def test_a_restarted_applier_goes_on_where_the_store_stands(followed: Followed) 
     writer.publish([put(b"b")])
     assert followed.step()["applied"] == 1
     assert followed.values() == {b"a": b"v", b"b": b"v"}
-    assert followed.folders() == ["q1.0"]
+    assert followed.folders() == ["q1.1.0"]
 
 
 def test_a_store_that_is_there_is_shown_before_the_log_is_followed(followed: Followed) -> None:
@@ -175,7 +175,7 @@ def test_a_new_writer_between_two_epochs_does_not_make_the_store_begin_anew(foll
     followed.writer().publish([put(b"b")])
     followed.writer().publish([put(b"c")])
     assert followed.step()["applied"] == 2
-    assert followed.folders() == ["q1.0"]
+    assert followed.folders() == ["q1.1.0"]
 
 
 def test_a_writer_that_comes_while_epochs_are_applied_does_not_either(
@@ -191,7 +191,7 @@ def test_a_writer_that_comes_while_epochs_are_applied_does_not_either(
     really = log.current
     monkeypatch.setattr(log, "current", lambda: answers.pop() if answers else really())
     assert followed.step()["applied"] == 1
-    assert followed.folders() == ["q1.0"]
+    assert followed.folders() == ["q1.1.0"]
 
 
 def test_a_log_that_begins_after_the_query_is_told_to_be_incomplete(followed: Followed) -> None:
@@ -242,13 +242,13 @@ def test_a_new_generation_replaces_the_old_one_once_its_first_epoch_is_there(fol
     followed.step()
     writer = followed.writer(query_id="q2")
     followed.step()
-    assert (followed.known["generation"], followed.known["applied"]) == ("q1", 0)
-    assert "q1.0" in followed.folders()
+    assert (followed.known["generation"], followed.known["applied"]) == ("q1.1", 0)
+    assert "q1.1.0" in followed.folders()
     writer.publish([put(b"new")])
     followed.step()
-    assert (followed.known["generation"], followed.known["applied"]) == ("q2", 0)
+    assert (followed.known["generation"], followed.known["applied"]) == ("q2.2", 0)
     assert followed.values() == {b"new": b"v"}
-    assert followed.folders() == ["q2.0"]
+    assert followed.folders() == ["q2.2.0"]
 
 
 def test_a_rewound_log_is_built_anew_while_the_old_store_stays(followed: Followed) -> None:
@@ -258,7 +258,7 @@ def test_a_rewound_log_is_built_anew_while_the_old_store_stays(followed: Followe
     followed.step()
     old = followed.known["path"]
     writer.publish([put(b"again", b"x" * 100_000)], epoch=2)
-    file = followed.change_file(2)
+    file = followed.change_file(2, "q1.2")
     aside = file.rename(file.with_name("aside"))
     followed.step()
     assert "is missing" in followed.known["error"]
@@ -305,7 +305,7 @@ def test_a_chain_that_does_not_fit_together_is_an_error_and_not_a_rebuild_for_ev
     known = followed.step()
     assert "epoch 1 follows" in known["error"]
     followed.step()
-    assert followed.folders() == ["q1.0"]
+    assert followed.folders() == ["q1.1.0"]
 
 
 def test_a_lost_store_is_built_from_the_log(followed: Followed) -> None:
@@ -322,7 +322,7 @@ def test_a_store_from_before_the_last_boot_is_built_anew(followed: Followed) -> 
     followed.writer().publish([put(b"a")])
     followed.step()
     followed.applier.close()
-    (followed.store / "job" / "q1.0" / "boot").write_text("1 another boot")
+    (followed.store / "job" / "q1.1.0" / "boot").write_text("1 another boot")
     followed.restart()
     assert followed.step()["applied"] == 0
     assert followed.values() == {b"a": b"v"}
@@ -332,7 +332,7 @@ def test_a_store_that_is_no_store_any_more_is_built_anew(followed: Followed) -> 
     followed.writer().publish([put(b"a")])
     followed.step()
     followed.applier.close()
-    (followed.store / "job" / "q1.0" / "data.mdb").write_bytes(b"garbage" * 10_000)
+    (followed.store / "job" / "q1.1.0" / "data.mdb").write_bytes(b"garbage" * 10_000)
     followed.restart()
     assert followed.step()["applied"] == 0
     assert followed.values() == {b"a": b"v"}
@@ -416,24 +416,26 @@ def test_an_unreachable_log_leaves_the_store_readable(followed: Followed) -> Non
     assert followed.step()["error"] == ""
 
 
-@pytest.mark.parametrize("file", ["current.json", "q1/job.json"])
-def test_a_damaged_file_of_the_job_is_an_error_that_passes(followed: Followed, file: str) -> None:
+def test_a_damaged_term_is_an_error_that_passes(followed: Followed) -> None:
     followed.writer().publish([put(b"a")])
-    path = followed.log / "job" / file
+    followed.step()
+    followed.writer().publish([put(b"b")])
+    path = followed.log / "job" / "terms" / "2.json"
     content = path.read_bytes()
     path.write_bytes(b"{}")
-    assert file in followed.step()["error"]
+    assert "terms/2.json" in followed.step()["error"]
+    assert followed.values() == {b"a": b"v"}
     path.write_bytes(content)
     assert followed.step()["error"] == ""
-    assert followed.values() == {b"a": b"v"}
+    assert followed.values() == {b"a": b"v", b"b": b"v"}
 
 
 def test_an_error_that_passed_before_anything_was_shown_is_taken_back(followed: Followed) -> None:
-    folder = followed.log / "job"
+    folder = followed.log / "job" / "terms"
     folder.mkdir(parents=True)
-    (folder / "current.json").write_bytes(b"{")
-    assert "current.json" in followed.step()["error"]
-    (folder / "current.json").unlink()
+    (folder / "1.json").write_bytes(b"{")
+    assert "terms/1.json" in followed.step()["error"]
+    (folder / "1.json").unlink()
     assert followed.step()["error"] == ""
 
 
@@ -496,19 +498,19 @@ def test_free_pages_that_outweigh_the_others_are_given_back(
     writer = followed.writer()
     writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(5000)])
     followed.step()
-    assert followed.folders() == ["q1.0"]
+    assert followed.folders() == ["q1.1.0"]
     writer.publish([Change("temp", Op.DELETE, b"%d" % number) for number in range(4990)])
     followed.step()
-    assert followed.folders() == ["q1.1"]
-    assert (followed.known["path"], followed.known["applied"]) == (str(followed.store / "job" / "q1.1"), 1)
+    assert followed.folders() == ["q1.1.1"]
+    assert (followed.known["path"], followed.known["applied"]) == (str(followed.store / "job" / "q1.1.1"), 1)
     assert len(followed.values()) == 10
-    assert (followed.store / "job" / "q1.1" / "data.mdb").stat().st_size < 1 << 20
+    assert (followed.store / "job" / "q1.1.1" / "data.mdb").stat().st_size < 1 << 20
     writer.publish([put(b"more")])
     assert followed.step()["applied"] == 2
     assert len(followed.values()) == 11
     followed.restart()
     assert followed.step()["applied"] == 2
-    assert followed.folders() == ["q1.1"]
+    assert followed.folders() == ["q1.1.1"]
 
 
 def test_a_store_is_not_copied_again_and_again_while_readers_hold_old_epochs(
@@ -526,7 +528,7 @@ def test_a_store_is_not_copied_again_and_again_while_readers_hold_old_epochs(
 
     fill_and_empty()
     fill_and_empty()
-    assert followed.folders() == ["q1.2"]
+    assert followed.folders() == ["q1.1.2"]
     store = followed.applier.store
     assert store is not None and store.readers_behind() == 0
     with store.snapshot(0):
@@ -535,10 +537,10 @@ def test_a_store_is_not_copied_again_and_again_while_readers_hold_old_epochs(
             followed.step()
         assert store.readers_behind() == 3
         fill_and_empty()
-        assert followed.folders() == ["q1.2"]
+        assert followed.folders() == ["q1.1.2"]
         followed.applier._compact_after_s = 0.0  # time has passed
         followed.step()
-        assert followed.folders() == ["q1.3"]
+        assert followed.folders() == ["q1.1.3"]
 
 
 def test_complete_mode_keeps_only_what_the_last_epoch_brought(followed: Followed) -> None:

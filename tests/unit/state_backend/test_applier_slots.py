@@ -110,8 +110,8 @@ def test_no_slot_at_all_still_follows_the_epochs(scene: Scene) -> None:
 
 def test_files_that_hold_nothing_of_its_slots_are_not_opened(scene: Scene) -> None:
     number = scene.publish(b"x" * 1000, list(of(HIGH, b"")))
-    (file,) = Epoch.from_bytes((scene.log / "job/q/epochs" / f"{number}.json").read_bytes(), "").files
-    (scene.log / "job/q/changes" / file.name).unlink()
+    (file,) = Epoch.from_bytes((scene.log / "job/q.1/epochs" / f"{number}.json").read_bytes(), "").files
+    (scene.log / "job/q.1/changes" / file.name).unlink()
     scene.settle()
     assert (scene.told["applied"], scene.told["error"]) == (0, "")
     scene.applier.want(ALL)
@@ -128,7 +128,7 @@ def test_parts_of_a_snapshot_that_hold_nothing_of_its_slots_are_not_opened(
     scene.publish(b"1")
     compact_log(str(scene.log), "job", retention_ms=0)
     scene.writer.publish([])
-    folder = scene.log / "job/q/snapshots/0"
+    folder = scene.log / "job/q.1/snapshots/0"
     parts = Epoch.from_bytes((folder / "manifest.json").read_bytes(), "").files
     gone = [part for part in parts if part.runs[0][0] > 8191]
     assert 0 < len(gone) < len(parts)
@@ -147,13 +147,13 @@ def test_parts_of_a_snapshot_that_hold_nothing_of_its_slots_are_not_opened(
 
 def test_a_file_whose_runs_are_not_those_listed_is_an_error(scene: Scene) -> None:
     number = scene.publish(b"x" * 1000)
-    path = scene.log / "job/q/epochs" / f"{number}.json"
+    path = scene.log / "job/q.1/epochs" / f"{number}.json"
     epoch = Epoch.from_bytes(path.read_bytes(), "")
     (file,) = epoch.files
     more = Epoch(**(vars(epoch) | {"files": (type(file)(**(vars(file) | {"runs": file.runs * 2})),)}))
     log = ChangeLog(scene.log).job("job")
     with pytest.raises(LogCorruptError, match="has 1 runs, and epoch 0 lists 2"):
-        list(log.runs("q", more, LOW))
+        list(log.runs("q.1", more, LOW))
 
 
 def test_a_store_of_all_slots_keeps_no_account_of_slots(scene: Scene) -> None:

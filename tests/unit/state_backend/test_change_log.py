@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def contents(root: Path | Filesystem) -> list[list[Change]]:
     return [[c for run in log.runs(current.generation, epoch) for c in changes_in(run)] for epoch in chain(root)]
 
 
-def epoch_file(root: Path, number: int, generation: str = "q1") -> Path:
+def epoch_file(root: Path, number: int, generation: str = "q1.1") -> Path:
     return root / "job" / generation / "epochs" / f"{number}.json"
 
 
@@ -94,7 +93,7 @@ def test_a_small_epoch_is_one_file_and_a_large_one_has_a_change_file(tmp_path: P
     assert (len(large.files), len(large.inline)) == (1, 0)
     (file,) = large.files
     assert (file.rows, sum(rows for _, _, rows in file.runs)) == (1000, 1000)
-    stored = tmp_path / "job" / "q1" / "changes" / file.name
+    stored = tmp_path / "job" / "q1.1" / "changes" / file.name
     assert stored.stat().st_size == file.size
     assert len(contents(tmp_path)[1]) == 1000
 
@@ -104,7 +103,7 @@ def test_a_task_without_rows_writes_nothing(tmp_path: Path) -> None:
     empty = next(runs_of([put(b"a")], ["temp"])).slice(0, 0)
     assert writer.change_files(0).write([]) == (None, None)
     assert writer.change_files(0).write([empty]) == (None, None)
-    assert list((tmp_path / "job" / "q1" / "changes").iterdir()) == []
+    assert list((tmp_path / "job" / "q1.1" / "changes").iterdir()) == []
 
 
 def test_keys_and_values_of_any_size_go_through(tmp_path: Path) -> None:
@@ -232,20 +231,14 @@ def test_of_two_writers_that_both_passed_the_look_one_commits(tmp_path: Path, mo
     older = writer_of(tmp_path)
     newer = writer_of(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(older, "check_in_charge", lambda: None)  # it looked just before the newer one came
-        older.publish([put(b"a", b"older")])
+        looks = iter((lambda: None, older.check_in_charge))  # the first was just before the newer one came
+        patched.setattr(older, "check_in_charge", lambda: next(looks)())
+        with pytest.raises(FencedWriterError):
+            older.publish([put(b"a", b"older")])
     with pytest.raises(LogUnavailableError, match="start the query again"):
         newer.publish([put(b"a", b"newer")])
     assert contents(tmp_path) == [[put(b"a", b"older")]]
     assert writer_of(tmp_path).publish([put(b"b")]) == 1
-
-
-def test_a_writer_that_lost_its_current_file_takes_a_term_above_the_logs(tmp_path: Path) -> None:
-    for number in range(3):
-        writer_of(tmp_path).publish([put(b"%d" % number)])
-    (tmp_path / "job" / "current.json").unlink()
-    writer = writer_of(tmp_path)
-    assert (writer.current.term, writer.publish([])) == (4, 3)
 
 
 def test_a_sign_of_life_moves_and_ends(tmp_path: Path) -> None:
@@ -258,7 +251,7 @@ def test_a_sign_of_life_moves_and_ends(tmp_path: Path) -> None:
     assert (first["is_running"], log.alive()["beat"] - first["beat"]) == (True, 1)
     writer.close()
     assert log.alive()["is_running"] is False
-    (tmp_path / "job" / "alive.json").write_bytes(b'{"half')
+    (tmp_path / "job" / "alive" / "1.json").write_bytes(b'{"half')
     assert log.alive() == {}
 
 
@@ -323,50 +316,101 @@ def test_a_log_that_began_late_with_its_whole_state_lacks_nothing_and_may_begin_
 def test_what_states_are_read_from_stands_in_the_description(tmp_path: Path) -> None:
     source = {"states": {"temp": {"operator": "dedupe"}}}
     writer_of(tmp_path, source=source)
-    described = ChangeLog(tmp_path).job("job").description("q1")
+    described = ChangeLog(tmp_path).job("job").description("q1.1")
     assert (described.source, described.version) == (source, 1)
 
 
-@pytest.mark.parametrize("removed_before_the_crash", range(4))
-def test_a_crash_in_the_clean_up_of_a_rewind_leaves_a_chain_to_go_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed_before_the_crash: int
-) -> None:
+def test_a_crash_in_a_rewind_leaves_the_chain_as_it_was_or_as_it_is_to_be(tmp_path: Path) -> None:
+    whole = [[put(b"%d" % number, b"x" * 100_000)] for number in range(6)]
+    for allowed in range(100):
+        root = tmp_path / str(allowed)
+        writer = writer_of(root)
+        for changes in whole:
+            writer.publish(changes)
+        dying = Dying(root)
+        late = writer_of(dying, on_rewind="truncate")
+        dying.left = allowed
+        try:
+            late.publish([put(b"two")], epoch=2)
+            break
+        except Died:
+            pass
+        assert contents(root) in (whole, whole[:2])
+        again = writer_of(root, on_rewind="truncate")
+        assert again.publish([put(b"two")], epoch=2) == 2
+        assert contents(root) == [*whole[:2], [put(b"two")]]
+    assert 5 < allowed < 100
+
+
+class Died(Exception):
+    """The process ended here."""
+
+
+class Dying(LocalFilesystem):
+    """Ends the process, as it were, before its nth change of the disk."""
+
+    left = 1 << 30
+
+    def _spend(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Died
+
+    def create(self, path: str, content: bytes) -> bool:
+        self._spend()
+        return super().create(path, content)
+
+    def copy(self, source: str, target: str) -> bool:
+        self._spend()
+        return super().copy(source, target)
+
+    def make_folder(self, path: str) -> None:
+        self._spend()
+        super().make_folder(path)
+
+
+def test_a_rewind_begins_another_generation_and_its_tasks_write_there(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, on_rewind="truncate")
-    for number in range(6):
-        writer.publish([put(b"%d" % number)])
-    removed = []
-
-    def remove(filesystem: LocalFilesystem, path: str) -> None:
-        if len(removed) == removed_before_the_crash:
-            raise SystemError("killed")
-        removed.append(path)
-        os.unlink(filesystem.root + "/" + path)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(LocalFilesystem, "remove", remove)
-        with pytest.raises(SystemError):
-            writer.publish([put(b"lost")], epoch=2)
-
-    assert contents(tmp_path) == [[put(b"0")], [put(b"1")]]
-    again = writer_of(tmp_path)
-    assert again.publish([put(b"two")]) == 2
-    assert again.publish([put(b"three")]) == 3
-    assert contents(tmp_path)[2:] == [[put(b"two")], [put(b"three")]]
+    for number in range(4):
+        writer.publish([put(b"%d" % number, b"x" * 100_000)])
+    before = writer.folder
+    writer.start(2)
+    assert writer.folder != before
+    file, _ = writer.change_files(2).write(runs_of([put(b"two", b"y" * 100_000)], ["temp"]))
+    assert file is not None
+    assert writer.commit(2, clock_ms=1, files=[file], rows=1)
+    assert [changes[0].key for changes in contents(tmp_path)] == [b"0", b"1", b"two"]
+    assert len(ChangeLog(tmp_path).job("job").numbers("q1.1")) == 4
 
 
-def test_a_second_rewind_clears_up_what_the_first_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = writer_of(tmp_path, on_rewind="truncate")
-    for number in range(8):
-        writer.publish([put(b"%d" % number)])
-    with monkeypatch.context() as patched:
-        patched.setattr(LocalFilesystem, "remove", lambda *_: (_ for _ in ()).throw(SystemError("killed")))
-        with pytest.raises(SystemError):
-            writer.publish([], epoch=4)
-    again = writer_of(tmp_path, on_rewind="truncate")
-    assert again.publish([put(b"four")], epoch=4) == 4
-    assert again.publish([put(b"two")], epoch=2) == 2  # 5, 6 and 7 of the first writer still lay there
-    assert contents(tmp_path) == [[put(b"0")], [put(b"1")], [put(b"two")]]
-    assert [writer_of(tmp_path).publish([]), len(chain(tmp_path))] == [3, 4]
+def test_an_epoch_whose_change_file_is_gone_is_not_committed(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path)
+    file, _ = writer.change_files(0).write(runs_of([put(b"a", b"x" * 100_000)], ["temp"]))
+    assert file is not None
+    stored = tmp_path / "job" / "q1.1" / "changes" / file.name
+    content = stored.read_bytes()
+    for damage, reason in ((content[:-1], "bytes"), (None, "is missing")):
+        stored.write_bytes(damage) if damage else stored.unlink()
+        with pytest.raises(LogUnavailableError, match=f"{file.name}.*{reason}.*start the query again"):
+            writer.commit(0, clock_ms=1, files=[file], rows=1)
+    assert chain(tmp_path) == []
+
+
+def test_a_query_that_comes_back_goes_on_with_a_copy_of_what_it_had(tmp_path: Path) -> None:
+    for number in range(3):
+        writer_of(tmp_path).publish([put(b"%d" % number, b"x" * 100_000)])
+    writer_of(tmp_path, query_id="q2").publish([put(b"other")])
+    assert contents(tmp_path) == [[put(b"other")]]
+    back = writer_of(tmp_path)
+    assert (back.generation, back.publish([put(b"3")])) == ("q1.5", 3)
+    assert [changes[0].key for changes in contents(tmp_path)] == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_query_that_may_begin_anew_does(tmp_path: Path) -> None:
+    writer_of(tmp_path).publish([put(b"a")])
+    assert writer_of(tmp_path, is_anew=True).publish([put(b"b")]) == 0
+    assert contents(tmp_path) == [[put(b"b")]]
+    assert writer_of(tmp_path).publish([put(b"c")]) == 1
 
 
 def test_a_hole_is_not_committed(tmp_path: Path) -> None:
@@ -403,6 +447,7 @@ def test_epochs_that_are_swept_while_they_are_listed_are_no_hole(
         if path.endswith("epochs") and len(swept) < 2:
             first = len(swept) * 2
             swept.append(first)
+            self.create(f"job/q1.1/floor/{first + 2}", b"")
             for number in (first, first + 1):
                 epoch_file(tmp_path, number).unlink()
             there.remove(f"{first + 1}.json")
@@ -427,13 +472,13 @@ def test_the_first_epoch_of_a_log_may_be_any(tmp_path: Path) -> None:
 def test_the_same_states_again_keep_the_description(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([])
     writer_of(tmp_path).publish([])
-    assert ChangeLog(tmp_path).job("job").description("q1").version == 1
+    assert ChangeLog(tmp_path).job("job").description("q1.1").version == 1
 
 
 def test_a_state_may_be_added(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([])
     writer_of(tmp_path, (TEMP, CITY)).publish([])
-    description = ChangeLog(tmp_path).job("job").description("q1")
+    description = ChangeLog(tmp_path).job("job").description("q1.1")
     assert (description.version, [state.name for state in description.states]) == (2, ["temp", "city"])
     assert [epoch.description for epoch in chain(tmp_path)] == [1, 2]
 
@@ -454,7 +499,7 @@ def test_a_dropped_state_is_emptied_by_the_next_epoch_and_stays_known(tmp_path: 
     writer.publish([])
     writer.publish([])
     assert [epoch.replaces for epoch in chain(tmp_path)] == [(), ("temp",), ()]
-    description = ChangeLog(tmp_path).job("job").description("q1")
+    description = ChangeLog(tmp_path).job("job").description("q1.1")
     assert [state.name for state in description.known] == ["city", "temp"]
     with pytest.raises(DescriptorError, match="'temp'"):
         writer_of(tmp_path, (CITY, StateDescriptor("temp", "k", "v", field="f")))
@@ -474,14 +519,14 @@ def large_epoch(root: Path) -> tuple[JobLog, Epoch, Path]:
     writer = writer_of(root)
     writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(1000)])
     (epoch,) = chain(root)
-    return writer.log, epoch, root / "job" / "q1" / "changes" / epoch.files[0].name
+    return writer.log, epoch, root / "job" / "q1.1" / "changes" / epoch.files[0].name
 
 
 def test_a_missing_change_file_is_named(tmp_path: Path) -> None:
     log, epoch, file = large_epoch(tmp_path)
     file.unlink()
     with pytest.raises(LogCorruptError, match=f"{file.name}.*missing"):
-        list(log.runs("q1", epoch))
+        list(log.runs("q1.1", epoch))
 
 
 @pytest.mark.parametrize("kept", [0, 100, -1])
@@ -489,7 +534,7 @@ def test_a_truncated_change_file_is_named(tmp_path: Path, kept: int) -> None:
     log, epoch, file = large_epoch(tmp_path)
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(LogCorruptError, match=f"{file.name}.*bytes instead of"):
-        list(log.runs("q1", epoch))
+        list(log.runs("q1.1", epoch))
 
 
 def test_a_changed_change_file_is_named_before_anything_is_read(tmp_path: Path) -> None:
@@ -498,26 +543,25 @@ def test_a_changed_change_file_is_named_before_anything_is_read(tmp_path: Path) 
     content[-1] ^= 1
     file.write_bytes(content)
     with pytest.raises(LogCorruptError, match=f"{file.name}.*checksum"):
-        next(log.runs("q1", epoch))
+        next(log.runs("q1.1", epoch))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"generation": "q1"}', "null"])
-def test_a_damaged_current_or_job_file_is_named(tmp_path: Path, content: str) -> None:
-    writer_of(tmp_path).publish([])
-    log = ChangeLog(tmp_path).job("job")
-    (tmp_path / "job" / "q1" / "job.json").write_text(content)
-    with pytest.raises(LogCorruptError, match=r"job/q1/job\.json"):
-        log.description("q1")
-    (tmp_path / "job" / "current.json").write_text(content)
-    with pytest.raises(LogCorruptError, match=r"job/current\.json"):
-        log.current()
+def test_a_damaged_term_or_claim_is_named(tmp_path: Path, content: str) -> None:
+    writer = writer_of(tmp_path)
+    writer.publish([])
+    (tmp_path / "job" / "terms" / "1.json").write_text(content)
+    with pytest.raises(LogCorruptError, match=r"job/terms/1\.json"):
+        ChangeLog(tmp_path).job("job").current()
+    (tmp_path / "job" / "terms" / "1.claim").write_text(content)
+    with pytest.raises(LogCorruptError, match=r"job/terms/1\.claim"):
+        writer.publish([])
 
 
-def test_a_missing_description_is_named(tmp_path: Path) -> None:
+def test_a_generation_that_no_term_begins_is_named(tmp_path: Path) -> None:
     writer_of(tmp_path).publish([])
-    (tmp_path / "job" / "q1" / "job.json").unlink()
-    with pytest.raises(LogCorruptError, match=r"job\.json is missing"):
-        ChangeLog(tmp_path).job("job").description("q1")
+    with pytest.raises(LogCorruptError, match=r"no term .* begins generation q1\.7"):
+        ChangeLog(tmp_path).job("job").description("q1.7")
 
 
 def test_a_change_file_that_no_epoch_lists_does_not_exist_for_a_reader(tmp_path: Path) -> None:
@@ -535,7 +579,7 @@ def test_a_task_that_fails_in_the_middle_leaves_no_change_file(tmp_path: Path) -
 
     with pytest.raises(ZeroDivisionError):
         writer_of(tmp_path).change_files(0).write(runs())
-    assert list((tmp_path / "job" / "q1" / "changes").iterdir()) == []
+    assert list((tmp_path / "job" / "q1.1" / "changes").iterdir()) == []
 
 
 def test_the_files_are_arrow_and_json_that_anyone_can_read(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_the_writer_counts_the_bytes_of_its_log_from_its_beginning(tmp_path: Pat
     writer.publish([], 4)
     current = log.current()
     assert current is not None
-    epochs = [log.epoch(current, number) for number in log.numbers("q")]
+    epochs = [log.epoch(current, number) for number in log.numbers(current.generation)]
     total = 0
     for epoch in epochs:
         assert epoch is not None
@@ -349,7 +349,7 @@ def test_a_process_that_ended_while_it_waited_is_started_again_when_the_epoch_co
     assert owner.process is not None
     assert owner.process is not first
     assert owner.process.wait() == 0
-    assert [path.suffix for path in sorted((root / "job/q/snapshots/7").glob("part-*"))] == [".claim", ".json"]
+    assert [path.suffix for path in sorted((root / "job/q.1/snapshots/7").glob("part-*"))] == [".claim", ".json"]
     owner.applier.close()
 
 

@@ -32,7 +32,7 @@ RANKED: dict[str, Any] = MEMBERS | {"value": ()}
 
 
 def late(root: Path) -> tuple[str, ...]:
-    return ChangeLog(root).job("job").description("q").late
+    return ChangeLog(root).job("job").description("q.1").late
 
 
 @pytest.mark.parametrize(

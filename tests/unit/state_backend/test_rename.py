@@ -15,7 +15,7 @@ from state_backend import rename as renaming
 from state_backend.applier import Applier
 from state_backend.change_log import ChangeLog
 from state_backend.descriptor import StateDescriptor
-from state_backend.errors import DescriptorError, EpochHoleError, FencedWriterError, LogError, SparkisError
+from state_backend.errors import DescriptorError, EpochHoleError, FencedWriterError, JobInUseError, LogError
 from state_backend.filesystems import LocalFilesystem
 from state_backend.log_writer import LogWriter
 from state_backend.packed_map import pack
@@ -74,7 +74,7 @@ def as_new(changes: list[Change]) -> list[Change]:
 def test_all_of_a_jobs_state_has_new_keys_and_the_old_name_is_gone(tmp_path: Path) -> None:
     old_job(tmp_path)
     before = content(tmp_path, "old")
-    assert "job old is now new" in rename(tmp_path, "old", "new", watch_s=0)
+    assert "job old is now new" in rename(tmp_path, "old", "new")
     assert content(tmp_path, "new") == as_new(before)
     with read_snapshot(tmp_path, "new", at_ms=CLOCK_MS + 3) as snapshot:
         assert snapshot.value(b"new:temp:a") == b"1"
@@ -82,7 +82,7 @@ def test_all_of_a_jobs_state_has_new_keys_and_the_old_name_is_gone(tmp_path: Pat
         assert snapshot.value(b"plane/old:1") == b"B737"  # a format of its own does not hold the job's name
         assert (snapshot.applied.epoch, snapshot.applied.clock_ms) == (2, CLOCK_MS + 2)
     assert ChangeLog(tmp_path).jobs() == ["new"]
-    assert not (tmp_path / "old").exists()
+    assert sorted(file.name for file in (tmp_path / "old").iterdir()) == ["alive", "terms"]
 
 
 def test_a_large_state_lies_in_files_of_bounded_size_and_no_key_in_two(
@@ -91,8 +91,8 @@ def test_a_large_state_lies_in_files_of_bounded_size_and_no_key_in_two(
     monkeypatch.setattr(renaming, "FILE_BYTES_MAX", 100)
     old_job(tmp_path)
     before = content(tmp_path, "old")
-    rename(tmp_path, "old", "new", watch_s=0)
-    assert len(list((tmp_path / "new" / "q" / "changes").iterdir())) > 1
+    rename(tmp_path, "old", "new")
+    assert len(list((tmp_path / "new" / "q.1" / "changes").iterdir())) > 1
     assert content(tmp_path, "new") == as_new(before)
 
 
@@ -100,7 +100,7 @@ def test_the_query_goes_on_under_the_new_name_and_a_replay_is_known(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     old_job(tmp_path)
-    rename(tmp_path, "old", "new", watch_s=0)
+    rename(tmp_path, "old", "new")
     writer = LogWriter(tmp_path, "new", STATES, "q")
     with caplog.at_level(logging.WARNING):
         replayed = [Change("trail", Op.APPEND, b"old:trail:a", None, b"%d" % number) for number in range(3)]
@@ -123,7 +123,7 @@ def test_a_total_is_carried_on(tmp_path: Path) -> None:
 
     add("old", 2)
     add("old", 3)
-    rename(tmp_path, "old", "new", watch_s=0)
+    rename(tmp_path, "old", "new")
     add("new", 4)
     with read_snapshot(tmp_path, "new") as snapshot:
         assert snapshot.value(b"new:total:a") == b"9"
@@ -131,20 +131,20 @@ def test_a_total_is_carried_on(tmp_path: Path) -> None:
 
 def test_what_the_old_job_lacked_the_new_one_lacks(tmp_path: Path) -> None:
     LogWriter(tmp_path, "old", STATES[:1], "q").publish([], epoch=7)
-    rename(tmp_path, "old", "new", watch_s=0)
-    assert ChangeLog(tmp_path).job("new").description("q").late == ("temp",)
+    rename(tmp_path, "old", "new")
+    assert ChangeLog(tmp_path).job("new").description("q.1").late == ("temp",)
     LogWriter(tmp_path, "late", STATES[:1], "p").publish([])
     LogWriter(tmp_path, "late", STATES[:2], "p").publish([])
-    rename(tmp_path, "late", "later", watch_s=0)
-    assert ChangeLog(tmp_path).job("later").description("p").late == ("facts",)
-    rename(tmp_path, "later", "late", watch_s=0)
-    assert ChangeLog(tmp_path).job("late").description("p").late == ("facts",)
+    rename(tmp_path, "late", "later")
+    assert ChangeLog(tmp_path).job("later").description("p.1").late == ("facts",)
+    rename(tmp_path, "later", "late")
+    assert ChangeLog(tmp_path).job("late").description("p.4").late == ("facts",)
 
 
 def test_a_state_that_was_left_out_and_not_yet_emptied_is_not_carried_on(tmp_path: Path) -> None:
     old_job(tmp_path)
     LogWriter(tmp_path, "old", STATES[1:], "q")
-    rename(tmp_path, "old", "new", watch_s=0)
+    rename(tmp_path, "old", "new")
     assert {change.state for change in content(tmp_path, "new")} == {"facts", "hours", "trail", "planes"}
 
 
@@ -193,7 +193,7 @@ def test_a_crash_at_any_write_leaves_a_whole_job_and_the_command_goes_on(tmp_pat
         old_job(root)
         before = content(root, "old")
         try:
-            rename(Counting(root, allowed), "old", "new", watch_s=0)
+            rename(Counting(root, allowed), "old", "new")
             break
         except Interrupted:
             pass
@@ -205,15 +205,15 @@ def test_a_crash_at_any_write_leaves_a_whole_job_and_the_command_goes_on(tmp_pat
             added = Change("temp", Op.PUT, b"old:temp:c", None, b"3")
             LogWriter(root, "old", STATES, "q").publish([added])
             if jobs == ["old"]:
-                rename(root, "old", "new", watch_s=0)
+                rename(root, "old", "new")
                 assert content(root, "new") == as_new([*before, added])
             else:
                 with pytest.raises(LogError, match="both are there: 'old' was written again, up to epoch 3"):
-                    rename(root, "old", "new", watch_s=0)
+                    rename(root, "old", "new")
         else:
-            rename(root, "old", "new", watch_s=0)
+            rename(root, "old", "new")
             assert (ChangeLog(root).jobs(), content(root, "new")) == (["new"], as_new(before))
-            assert not (root / "old").exists()
+            assert sorted(file.name for file in (root / "old").iterdir()) == ["alive", "terms"]
     assert 10 < allowed < 100
     assert content(root, "new") == as_new(before)
 
@@ -221,31 +221,29 @@ def test_a_crash_at_any_write_leaves_a_whole_job_and_the_command_goes_on(tmp_pat
 def test_the_writer_of_the_old_name_is_fenced(tmp_path: Path) -> None:
     writer = old_job(tmp_path)
     with pytest.raises(Interrupted):
-        rename(Counting(tmp_path, 5), "old", "new", watch_s=0)
+        rename(Counting(tmp_path, 5), "old", "new")
     with pytest.raises(FencedWriterError):
         writer.publish([])
-    rename(tmp_path, "old", "new", watch_s=0)
-    with pytest.raises(SparkisError, match="is gone from the log"):
+    rename(tmp_path, "old", "new")
+    with pytest.raises(FencedWriterError, match="was renamed to 'new'"):
         writer.publish([])
     with pytest.raises(EpochHoleError):
         LogWriter(tmp_path, "new", STATES, "q").publish([], epoch=4)
 
 
 def test_a_job_that_is_being_written_is_not_renamed(tmp_path: Path) -> None:
-    writer = old_job(tmp_path)
-    alive = tmp_path / "old" / "alive.json"
+    writer = old_job(tmp_path, checkpoint="/checkpoint", is_beating=True)
     writer.beat()
 
     class Beating(LocalFilesystem):
         def read(self, path: str) -> bytes | None:
-            if path == "old/alive.json":
+            if path == "old/alive/1.json":
                 writer.beat()
             return super().read(path)
 
-    with pytest.raises(LogError, match="job 'old' is being written; stop its query first"):
-        rename(Beating(tmp_path), "old", "new", watch_s=60)
+    with pytest.raises(JobInUseError, match=r"job 'old' .* is being written by query q .*checkpoint /checkpoint"):
+        rename(Beating(tmp_path), "old", "new")
     writer.publish([])
-    assert alive.exists()
 
 
 def test_what_cannot_be_renamed_is_refused(tmp_path: Path) -> None:
@@ -260,11 +258,9 @@ def test_what_cannot_be_renamed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DescriptorError, match="the job name 'a b'"):
         rename(tmp_path, "old", "a b")
     with pytest.raises(DescriptorError, match="has a job 'empty' already; take another name"):
-        rename(tmp_path, "old", "empty", watch_s=0)
+        rename(tmp_path, "old", "empty")
     LogWriter(tmp_path, "attached", STATES[:1], "q-0", source={"states": {}}).publish([])
-    with pytest.raises(
-        DescriptorError, match="attach, or publish its tables, with job='new', and remove the folder 'attached'"
-    ):
+    with pytest.raises(DescriptorError, match="attach, or publish its tables, with job='new', and drop 'attached'"):
         rename(tmp_path, "attached", "new")
     LogWriter(tmp_path, "old", STATES, "q").publish([])
 
@@ -286,7 +282,7 @@ def test_the_command_says_what_it_did_or_why_not(tmp_path: Path, capsys: pytest.
 
 def test_an_applier_takes_the_new_job_and_says_where_it_came_from(tmp_path: Path) -> None:
     old_job(tmp_path / "log")
-    rename(tmp_path / "log", "old", "new", watch_s=0)
+    rename(tmp_path / "log", "old", "new")
     events: list[dict[str, Any]] = []
     applier = Applier(ChangeLog(tmp_path / "log"), "new", tmp_path / "store", events.append)
     applier.step()

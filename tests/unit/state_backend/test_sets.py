@@ -48,7 +48,7 @@ def test_a_log_with_a_set_has_a_format_that_older_versions_refuse(tmp_path: Path
         writer.publish([put(b"ann", b"1.5"), put(b"bob", b"inf"), Change("tags", Op.PUT, OTHER, b"x", b"")])
         writer.publish([Change("top", Op.DELETE, KEY, b"ann")])
     generation = tmp_path / "job" / writer.generation
-    assert json.loads((generation / "job.json").read_text())["format"] == 3
+    assert json.loads((generation.parent / "terms" / "1.json").read_text())["format"] == 3
     assert json.loads((generation / "epochs" / "0.json").read_text())["format"] == 3
     with read_snapshot(tmp_path, "job", 0) as shown:
         assert ranking(shown) == [(b"ann", 1.5), (b"bob", float("inf"))]
