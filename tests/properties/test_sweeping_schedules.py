@@ -1,0 +1,224 @@
+"""Writers, rewinders, sweepers and readers of one log, stopped at any operation for any time: nothing is lost.
+
+What runs is the real code: `LogWriter`, `compact` (snapshots and sweep), `read_snapshot`, and the walk of an applier.
+`docs/design/0004-sweeping.md` has the argument that is tried here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from schedules import ScheduledFilesystem, Scheduler
+
+from state_backend import log_writer
+from state_backend.change_log import ChangeLog, Current, JobLog
+from state_backend.compactor import compact
+from state_backend.descriptor import StateDescriptor
+from state_backend.epochs import EpochRef
+from state_backend.errors import (
+    EpochHoleError,
+    FencedWriterError,
+    LogError,
+    LogUnavailableError,
+    RewoundCheckpointError,
+    SparkisError,
+)
+from state_backend.log_writer import LogWriter
+from state_backend.records import Change, Op, changes_in
+from state_backend.replay import read_snapshot
+from state_backend.terms import Term
+
+STATE = StateDescriptor("s", key="k", value="v")
+FAR_MS = 1 << 50
+SEEDS_A_TEST = 100
+
+
+class Acknowledged(NamedTuple):
+    """An epoch that its writer was told is committed."""
+
+    query: str
+    term: int
+    generation: str
+    epoch: int
+    value: bytes
+
+
+class Writer(LogWriter):
+    """A LogWriter that notes which epochs its rewinds drop."""
+
+    rewinds: dict[int, int]
+    _number = 0
+
+    def _rewind(self, number: int) -> None:
+        self._number = number
+        super()._rewind(number)
+
+    def _put_in_charge(self, term: Term) -> None:
+        if term.why == "rewind":
+            Writer.rewinds[term.term] = self._number
+        super()._put_in_charge(term)
+
+
+class Scene:
+    """One job, and who works on it."""
+
+    def __init__(self, seed: int) -> None:
+        self.scheduler = Scheduler(seed)
+        self.random = self.scheduler.random
+        self.filesystem = ScheduledFilesystem(self.scheduler)
+        self.acknowledged: list[Acknowledged] = []
+        self.checkpoints: dict[str, int] = {}  # by query: the next batch, as Spark has written it down
+        self.offered: dict[tuple[str, int], set[bytes]] = {}  # by query and epoch: all that was ever tried
+        self.seen: dict[tuple[str, int], tuple[int, bytes]] = {}  # by generation and epoch: what a reader saw
+        self.count = self.reads = 0
+        Writer.rewinds = {}
+
+    # Actors
+
+    def write(self, query: str, back: int, epochs: int, lives: int) -> None:
+        """Write a query's micro-batches; begin again after an error, as Spark does. `back`: the checkpoint is older."""
+        for _ in range(lives):
+            try:
+                writer = Writer(self.filesystem, "job", [STATE], query, "truncate", takeover=True)
+                batch = max(0, self.checkpoints.get(query, 0) - back)
+                back = 0
+                for number in range(batch, batch + epochs):
+                    self._publish(writer, query, number)
+            except (FencedWriterError, LogUnavailableError, EpochHoleError, RewoundCheckpointError):
+                continue
+
+    def _publish(self, writer: Writer, query: str, number: int) -> None:
+        self.count += 1
+        value = b"%d" % self.count
+        self.offered.setdefault((query, number), set()).add(value)
+        is_replay = writer.last is not None and writer.last.epoch == number
+        change = Change("s", Op.PUT, b"e%d" % number, None, value)
+        writer.publish([change], number, clock_ms=1_000 + number)
+        if not is_replay:
+            self.acknowledged.append(Acknowledged(query, writer.current.term, writer.generation, number, value))
+        self.checkpoints[query] = number + 1
+
+    def compact(self, times: int) -> None:
+        """Write snapshots and sweep all that can be swept."""
+        for _ in range(times):
+            try:
+                with read_snapshot(self.filesystem, "job", at_ms=0) as shown:
+                    compact(ChangeLog(self.filesystem).job("job"), shown, retention_ms=0, at_ms=FAR_MS)
+            except SparkisError:
+                continue
+
+    def follow(self, looks: int) -> None:
+        """Walk the chain as an applier does."""
+        log = ChangeLog(self.filesystem).job("job")
+        generation, at = "", None
+        for _ in range(looks):
+            try:
+                current = log.current()
+                if current is None:
+                    continue
+                if current.generation != generation:
+                    generation, at = current.generation, None
+                if at is None:
+                    at = self._begin(log, current)
+                    continue
+                epoch = log.epoch(current, at.epoch + 1)
+                if epoch is None:
+                    newest = next(log.snapshots(current), None)
+                    if newest is not None and newest.epoch > at.epoch:
+                        at = newest.ref
+                    continue
+                assert epoch.previous == at, f"led off the chain: {epoch.ref} follows {epoch.previous}, not {at}"
+                self._note(log, current, epoch.epoch)
+                at = epoch.ref
+            except LogError:
+                continue
+
+    def _begin(self, log: JobLog, current: Current) -> EpochRef | None:
+        newest = next(log.snapshots(current), None)
+        if newest is not None:
+            return newest.ref
+        first = log.first(current)
+        return first.ref if first is not None and first.previous is None else None
+
+    def _note(self, log: JobLog, current: Current, number: int) -> None:
+        epoch = log.epoch(current, number)
+        if epoch is None:
+            return
+        (change,) = [change for run in log.runs(current.generation, epoch) for change in changes_in(run)]
+        assert change.value is not None
+        mine = epoch.term, change.value
+        assert self.seen.setdefault((current.generation, number), mine) == mine, "two contents of one epoch"
+
+    # What has to be true at any moment
+
+    def check(self) -> None:
+        """While all others stand still, a reader that starts now reads all that has to be there."""
+        log = ChangeLog(self.filesystem).job("job")
+        current = log.current()
+        if current is None or log.end(current) is None:
+            assert not list(self.required(log, current))
+            return
+        with read_snapshot(self.filesystem, "job", at_ms=0) as shown:
+            found = {key: shown.value(key) for key in shown.scan(0, 1 << 20)[1]}
+        self.reads += 1
+        assert current.description is not None
+        for key, value in found.items():
+            assert value in self.offered[current.description.query_id, int(key[1:])]
+        for each in self.required(log, current):
+            assert found.get(b"e%d" % each.epoch) == each.value, f"{each} is lost, and was acknowledged"
+        for number in log.numbers(current.generation):
+            self._note(log, current, number)
+
+    def required(self, log: JobLog, current: Current | None) -> Iterator[Acknowledged]:
+        """Iterate over what was acknowledged and not dropped by a rewind, or replaced by another query, since."""
+        terms = list(log.terms.down_from(current.term)) if current is not None else []
+        for each in self.acknowledged:
+            later = [term for term in terms if term.term > each.term and not term.is_void]
+            if all(
+                term.why == "restart" or (term.why == "rewind" and Writer.rewinds[term.term] > each.epoch)
+                for term in later
+            ) and any(term.term == each.term for term in terms):
+                yield each
+
+
+def run(seed: int) -> Scene:
+    """Run one schedule."""
+    scene = Scene(seed)
+    random, add = scene.random, scene.scheduler.add
+    add("writer", lambda: scene.write("q", 0, random.randrange(3, 8), 4))
+    add("zombie", lambda: scene.write("q", 0, random.randrange(1, 6), 3))
+    add("rewinder", lambda: scene.write("q", random.randrange(1, 5), random.randrange(1, 6), 2))
+    if random.random() < 0.4:
+        add("second", lambda: scene.write("p", 0, random.randrange(1, 5), random.randrange(1, 3)))
+    add("one", lambda: scene.compact(random.randrange(1, 6)))
+    add("two", lambda: scene.compact(random.randrange(1, 6)))
+    add("reader", lambda: scene.follow(60))
+
+    def between() -> None:
+        if random.random() < 0.15:
+            scene.check()
+
+    try:
+        scene.scheduler.run(300, between)
+        scene.check()
+    finally:
+        scene.scheduler.end()
+    return scene
+
+
+@pytest.fixture(autouse=True)
+def all_in_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every epoch has a change file, and nobody says anything."""
+    monkeypatch.setattr(log_writer, "INLINE_BYTES_MAX", -1)
+    logging.getLogger("sparkis.log").setLevel(logging.CRITICAL)
+    yield
+    logging.getLogger("sparkis.log").setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, 1_000, SEEDS_A_TEST))
+def test_nothing_is_lost_in_any_schedule(first: int) -> None:
+    for seed in range(first, first + SEEDS_A_TEST):
+        run(seed)
