@@ -53,8 +53,6 @@ BATCH_S_MAX = 2 * LONG_TIMEOUT_S
 # What the replies of one batch may be together; they are held until all are there (guess).
 BATCH_BYTES_MAX = 256 << 20
 
-# How often what is behind is asked for again: another time only where an epoch came in between.
-ROUNDS_MAX = 8
 
 LOCATE = "state|locate"
 TRANSACTIONS = "transactions"
@@ -95,7 +93,6 @@ class Batch(Pending, TakesReplies):
         self._replies: list[bytes | None] = []
         self._told: dict[int, Told] = {}
         self._again: dict[int, Callable[[], object]] = {}
-        self._rounds = 0
         self._silenced: set[int] = set()
         self._bytes = 0
         self._is_sealed = False
@@ -186,13 +183,12 @@ class Batch(Pending, TakesReplies):
         if len(set(map(id, self._told.values()))) <= 1:
             return False
         late = behind([self._told.get(index, NOT_TOLD) for index in range(len(self._replies))])
-        if self._rounds == ROUNDS_MAX or self._now_s() >= self._deadline_s:
+        if self._now_s() >= self._deadline_s:
             error = TryAgainError("the servers are not at the same epoch")
             for index in late:
                 self._replies[index] = b"" if index in self._silenced else b"-%b\r\n" % error.line
                 del self._told[index]
             return False
-        self._rounds += 1
         self.missing += len(late)
         for index in late:
             self._bytes -= len(self._replies[index] or b"")
