@@ -8,23 +8,23 @@ What a client is sent without having asked (`push`) goes out between two replies
 its way, whether the client takes it or not: one that has more waiting than it may is cut.
 
 What a request raises is its answer, which the dispatcher makes. What else is raised for a connection, such as in the
-text of a push, is no request's: it ends that connection, and nobody else's (`alone`, `break_off`).
+text of a push, is no request's: it ends that connection, and nobody else's (`guarded.alone`, `break_off`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import length_hint
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from resp_server.errors import PlainError, ProtocolError, QueryBufferError
 from resp_server.execution import Execution
 from resp_server.followed_way import FollowedWay
+from resp_server.guarded import alone
 from resp_server.instance import Call
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
 from resp_server.protocol.requests import Request, RequestLimits, RequestParser
@@ -60,23 +60,6 @@ def counted(requests: Iterable[Request], rate: Rate) -> Iterator[Request]:
     for request in requests:
         rate.take(1, sum(map(len, request)))
         yield request
-
-
-Its = TypeVar("Its", bound="Connection")
-Arguments = ParamSpec("Arguments")
-
-
-def alone(method: Callable[Concatenate[Its, Arguments], None]) -> Callable[Concatenate[Its, Arguments], None]:
-    """Have what a connection's method raises end this connection: it is called in others' turns, and by timers."""
-
-    @wraps(method)
-    def run(self: Its, /, *arguments: Arguments.args, **named: Arguments.kwargs) -> None:
-        try:
-            method(self, *arguments, **named)
-        except Exception as error:
-            self.break_off(error)
-
-    return run
 
 
 class Connection(asyncio.Protocol):
@@ -211,12 +194,14 @@ class Connection(asyncio.Protocol):
             self._instance.report(another)
         self._transport.abort()
 
-    @alone
     def send_now(self, reply: bytes) -> None:
-        """Send what was in the outbox."""
-        self._unsent_bytes -= len(reply)
-        if not self._transport.is_closing():  # it may have been cut since
-            self._transport.write(reply)
+        """Send what was in the outbox. Guarded as `alone` does, but for the call that it costs each reply."""
+        try:
+            self._unsent_bytes -= len(reply)
+            if not self._transport.is_closing():  # it may have been cut since
+                self._transport.write(reply)
+        except Exception as error:
+            self.break_off(error)
 
     def close(self) -> None:
         """End the connection once what was answered is sent."""

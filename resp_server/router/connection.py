@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from resp_server.connection import Connection, alone
+from resp_server.connection import Connection
+from resp_server.guarded import alone
 from resp_server.protocol.following import NOT_TOLD, Epochs, Told
 from resp_server.protocol.replies import Pending
 from resp_server.router.asks import TakesReplies

@@ -573,7 +573,11 @@ class ProxyDispatcher(Dispatcher):
         def answered() -> None:
             late.cancel()
             pending.when_resolved(None)
-            then(super(ProxyDispatcher, self).pending_reply(call, pending))
+            try:
+                reply = super(ProxyDispatcher, self).pending_reply(call, pending)
+            except Exception as error:
+                reply = self.error_reply(error)
+            then(reply)
 
         loop = asyncio.get_running_loop()
         late: asyncio.Handle = loop.call_later(pending.seconds_max, answered)
