@@ -70,10 +70,7 @@ class Asked(Protocol):
     """
 
     deadline_s: float
-
-    @property
-    def wants(self) -> int:
-        """How many are missing."""
+    wants: int
 
     def take(self, replies: Sequence[bytes], told: Told) -> None:
         """Take the next answers, no more than are wanted, and what they are from."""
@@ -170,9 +167,13 @@ class Step(TakesReplies):
 
     def end(self, reply: bytes, told: Told = NOT_TOLD) -> None:
         """Pass the answer on."""
-        if not self._is_over:
-            self._is_over = True
+        if self._is_over:
+            return
+        self._is_over = True
+        try:
             self._whose.put(self._index, reply, told)
+        except Exception as error:
+            self._whose.fail(self._index, error)
 
     def begin_again(self) -> None:
         """Wait for answers once more."""

@@ -213,6 +213,8 @@ class Lane:
                 asked.take(replies[at : at + wants], self.replies_from)
             except Exception as error:
                 asked.fail_all(error)
+                if wants > end - at:  # what is still to come is nobody else's
+                    asked.wants = wants - (end - at)
             at += wants
 
     def told_of(self, push: bytes) -> None:
@@ -280,7 +282,8 @@ class Lane:
             if not self._waiting:
                 raise FrameError("more replies than questions")
             asked = self._waiting[0]
-            if asked.wants == 1:
+            wants = asked.wants
+            if wants == 1:
                 self._waiting.popleft()
             self._asked -= 1
             if reply[:1] == b"-":
@@ -290,6 +293,8 @@ class Lane:
                     asked.take([reply], self.replies_from)
                 except Exception as error:
                     asked.fail_all(error)
+                    if wants > 1:
+                        asked.wants = wants - 1
 
     def _asks_waiting(self) -> list[Ask]:
         """Return what was sent and not answered, each as a question of its own, and forget it."""

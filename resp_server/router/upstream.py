@@ -530,7 +530,10 @@ class LongReply:
         """Take the reply; what may come behind it was asked again elsewhere."""
         self._others.remove(self)
         self.link.forget()
-        self._ask.whose.put(self._ask.index, replies[0], self._told)
+        try:
+            self._ask.whose.put(self._ask.index, replies[0], self._told)
+        except Exception as error:
+            self._ask.fail_all(error)
 
     def gone(self, reason: str) -> None:
         """Answer with an error."""
