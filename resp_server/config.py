@@ -48,7 +48,8 @@ class ServerConfig:
     tcp_keepalive_seconds: int = 300  # 0: off
     # Who has to authenticate has so long for it in all, whatever it sends meanwhile (guess: a person types).
     auth_seconds_max: int = 60
-    bulk_bytes_max: int = 512 * MIB
+    # Of one word of a request: to take a longer one in, to hash it or to match it takes too long for one turn.
+    bulk_bytes_max: int = MIB
     query_buffer_bytes_max: int = 1024 * MIB
     # A connection's input is not read while more than this waits to be sent to it.
     output_pause_bytes: int = MIB

@@ -80,6 +80,7 @@ class Connection(asyncio.Protocol):
         self._is_calm = False  # let in, nothing waits to be answered or sent, and no request has come in part
         self._sliced: SlicedEncoder | Execution | None = None
         self._sliced_since_ms = 0
+        self._ends_ns = 0  # of the turn that is under way
         self._pending: Pending | None = None
         self._out: list[bytes] | None = None  # of the turn that is under way
         self._pushed: list[bytes] = []  # waits for the end of the reply that is on its way
@@ -105,7 +106,7 @@ class Connection(asyncio.Protocol):
             return
         self.session = self._server.session_of(self._transport, self._given_id)
         self._call = Call(self.session, self._instance)
-        self._parser = RequestParser(config.request_limits, not self.session.is_authenticated)
+        self._parser = RequestParser(config.request_limits, not self.session.is_authenticated, in_portions=True)
         self._short_way: ShortWay | CheckedWay | TrackedWay | FollowedWay = self._dispatcher.way_of(self.session)
         self._is_calm = True
         self._server.add(self)
@@ -301,6 +302,7 @@ class Connection(asyncio.Protocol):
             return
         self._instance.renew()
         self.session.active_ms = self._instance.view.now_ms
+        self._ends_ns = perf_counter_ns() + TURN_NS_MAX
         out: list[bytes] = []
         self._out = out
         has_more = self._progress(out) and self._go_on(out)
@@ -324,8 +326,7 @@ class Connection(asyncio.Protocol):
 
     def _go_on(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
-        ends_ns = perf_counter_ns() + TURN_NS_MAX
-        has_more = True
+        has_more, ends_ns = True, self._ends_ns
         is_paused = self._instance.paused_until_ms
         while has_more and not is_paused and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
             has_more = self._progress(out)
@@ -393,7 +394,8 @@ class Connection(asyncio.Protocol):
                 self._wait_for(Rest(rate.rest_s()))
                 return False
         some: Iterator[Request] = islice(self._requests, most)
-        later = self._dispatcher.answer(self._call, some if rate is None else counted(some, rate), out)
+        some = some if rate is None else counted(some, rate)
+        later = self._dispatcher.answer(self._call, some, out, self._ends_ns)
         if isinstance(later, Pending):
             self._wait_for(later)
             return False

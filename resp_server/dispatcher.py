@@ -34,9 +34,10 @@ from resp_server.errors import (
     reply_error_of,
 )
 from resp_server.execution import Execution, ToRun
-from resp_server.instance import Call, Instance
+from resp_server.instance import NEVER_NS, Call, Instance
+from resp_server.long_requests import Cut, cut_of, head_of, in_portions, is_whole, too_long
 from resp_server.protocol.replies import Pending, Sliced, encode
-from resp_server.protocol.requests import Request
+from resp_server.protocol.requests import LongRequest, Request
 from resp_server.protocol.session import RESP2, Session
 from resp_server.protocol.tracked import Tracked
 from resp_server.protocol.transaction import Transaction
@@ -128,8 +129,10 @@ class Dispatcher:
             return TrackedWay(way, self._instance)
         return way if session.user.is_unrestricted else CheckedWay(way, self._instance)
 
-    def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Later | None:
-        """Answer requests in order until none is left, a reply is large or for later, or the session closes.
+    def answer(
+        self, call: Call, requests: Iterator[Request], out: list[bytes], ends_ns: int = NEVER_NS
+    ) -> Later | None:
+        """Answer requests in order until none is left, a reply is large or for later, or time or session are over.
 
         Replies are added to `out`; what was not answered is still in `requests`.
         """
@@ -137,17 +140,22 @@ class Dispatcher:
         for name, run in groupby(requests, itemgetter(0)):
             known = self._known_as(name) if session.is_plain and not self._instance.is_loading else None
             if known is not None:
-                later = self._answer_run(call, known, run, out)
+                later, is_over = self._answer_run(call, known, run, out, ends_ns)
             else:
-                later = self._answer_each(call, run, out)
-            is_over = session.is_closing or self._instance.paused_until_ms
-            if later is not None or is_over or (out and len(out[-1]) > LARGE_REPLY_BYTES):
+                later, is_over = self._answer_each(call, run, out, ends_ns)
+            if is_over:
                 return later
         return None
 
-    def _answer_run(self, call: Call, known: Known, run: Iterator[Request], out: list[bytes]) -> Later | None:
-        """Answer requests of one command; counting costs one clock reading at either end."""
+    def _answer_run(
+        self, call: Call, known: Known, run: Iterator[Request], out: list[bytes], ends_ns: int
+    ) -> tuple[Later | None, bool]:
+        """Answer requests of one command; counting costs one clock reading at either end.
+
+        Returns a reply for later, and whether no more may be answered now.
+        """
         started_ns = began_ns = perf_counter_ns()
+        is_over = False
         before, noted_ns, later = len(out), self._instance.noted_ns, None
         command, tally = known
         rejected = tally.rejected
@@ -156,7 +164,7 @@ class Dispatcher:
             reply = self._checked(call, command, tally, request)
             now_ns = perf_counter_ns()
             if not isinstance(reply, bytes):
-                later = reply
+                later, is_over = reply, True
                 tally.calls += 1
                 self._time(call, command, tally, request, reply, now_ns - began_ns)
                 break
@@ -164,12 +172,13 @@ class Dispatcher:
                 self._instance.note(call.session, command, request, now_ns - began_ns)
             began_ns = now_ns
             out.append(reply)
-            if len(reply) > LARGE_REPLY_BYTES:
+            if now_ns >= ends_ns or len(reply) > LARGE_REPLY_BYTES:
+                is_over = True
                 break
         count = len(out) - before - (tally.rejected - rejected)
         if count:
             tally.count(count, began_ns - started_ns)
-        return later
+        return later, is_over
 
     def _time(
         self, call: Call, command: Command, tally: Tally, request: Request, reply: bytes | Later, nanoseconds: int
@@ -189,26 +198,29 @@ class Dispatcher:
         if nanoseconds >= self._instance.noted_ns:
             self._instance.note(call.session, command, request, nanoseconds)
 
-    def _answer_each(self, call: Call, run: Iterator[Request], out: list[bytes]) -> Later | None:
+    def _answer_each(
+        self, call: Call, run: Iterator[Request], out: list[bytes], ends_ns: int
+    ) -> tuple[Later | None, bool]:
+        """Answer requests one by one; returns as above."""
         session = call.session
         for request in run:
             session.begin_command()
             reply = self.reply_to(call, request)
             end_caching(session, request)
             if isinstance(reply, (Pending, Execution)):
-                return reply
-            if session.is_silent:
-                if isinstance(reply, Sliced):
-                    reply.release()
-            elif isinstance(reply, Sliced):
-                return reply
-            else:
+                return reply, True
+            if isinstance(reply, Sliced):
+                reply.is_silent = session.is_silent
+                if reply.acts or not reply.is_silent:
+                    return reply, True
+                reply.release()
+            elif not session.is_silent:
                 out.append(reply)
                 if len(reply) > LARGE_REPLY_BYTES:
-                    break
-            if session.is_closing or self._instance.paused_until_ms:
-                break
-        return None
+                    return None, True
+            if session.is_closing or self._instance.paused_until_ms or perf_counter_ns() >= ends_ns:
+                return None, True
+        return None, False
 
     def _known_as(self, name: bytes) -> Known | None:
         """Return a command about keys by its name as typed, None for any other."""
@@ -227,7 +239,7 @@ class Dispatcher:
         try:
             command.check_arity(request)
             if self._instance.cluster is not None:
-                self._instance.cluster.check(command.facts, request, call.session.is_readonly)
+                self._instance.cluster.check(command.facts, head_of(request), call.session.is_readonly)
         except Exception as error:
             tally.rejected += 1
             return self.error_reply(error)
@@ -241,9 +253,11 @@ class Dispatcher:
             command = self._table.find(request)
             call.session.last_command = command.name
             command.check_arity(request)
-            self._check(call, command, request)
+            self._check(call, command, head_of(request))
             transaction = call.session.transaction
             if transaction is not None and command.name not in NEVER_QUEUED:
+                if not is_whole(request):
+                    raise too_long(command)
                 self._queue(transaction, command, request)
                 return QUEUED
             if command.declaration is None:
@@ -278,7 +292,7 @@ class Dispatcher:
         elif tracked.is_owed:
             self._instance.push(session.id, self._instance.invalid_for(session))
         if not isinstance(reply, Execution):
-            if tracked.remembers:
+            if tracked.remembers and is_whole(request):  # of others each portion's are noted
                 self._instance.tracking.remember(tracked, keys_read(command, request))
             return
         keys = [key for each in reply.requests for key in keys_read(self._table.find(each), each)]
@@ -371,6 +385,9 @@ class Dispatcher:
 
     def _run(self, call: Call, command: Command, tally: Tally, request: Request) -> bytes | Later:
         try:
+            cut = self._cut_of(command, request) if type(request) is LongRequest else None
+            if cut is not None:
+                return self._in_portions(call, command, cut, request)
             reply = command.execute(call, request)
             kind = type(reply)
             if kind is ToRun:
@@ -381,6 +398,20 @@ class Dispatcher:
             if command.name == "exec" and call.session.transaction is not None:
                 call.session.end_transaction()
             return self.error_reply(error)
+
+    def _cut_of(self, command: Command, request: Request) -> Cut | None:
+        """Return how a long request is cut; None: it is answered as it is."""
+        return cut_of(command, request)
+
+    def _in_portions(self, call: Call, command: Command, cut: Cut, request: Request) -> Sliced:
+        """Answer a request of many words."""
+        tracked = call.session.tracked
+
+        def note(portion: Request) -> None:
+            if tracked is not None and tracked.remembers:
+                self._instance.tracking.remember(tracked, keys_read(command, portion))
+
+        return in_portions(call, command, cut, request, self._check, note)
 
     def pending_reply(self, call: Call, pending: Pending) -> bytes:
         """Return what was waited for as it is sent, or why it cannot be; nothing if replies are kept back."""

@@ -134,9 +134,10 @@ class Execution:
         is_silent = is_skip or session.reply_mode in (ReplyMode.OFF, ReplyMode.SKIP)
         if not isinstance(reply, Sliced):
             yield b"" if is_silent else reply
-        elif is_silent:
+        elif is_silent and not reply.acts:
             reply.release()
         else:
+            reply.is_silent = is_silent
             yield from self._in_steps(SlicedEncoder(reply, session.protocol))
 
     def _in_steps(self, encoder: SlicedEncoder) -> Iterator[bytes]:

@@ -80,6 +80,8 @@ class Instance:
     cut: Callable[..., None] = lambda session_id, reason="": None
     # Has those go on whom a pause holds back; filled in as well.
     resume: Callable[[], None] = lambda: None
+    # Has something be called in a turn to come; filled in as well.
+    put_off: Callable[[Callable[[], None]], object] = lambda run: run()
     # Sends a session whole frames that it did not ask for (see `Connection.push`); filled in as well.
     push: Callable[[int, bytes], None] = lambda session_id, frames: None
     # Tells the client that a client redirects to what is invalid (see `Telling`); filled in as well.

@@ -29,8 +29,9 @@ PORTION_BYTES_MAX = 1 << 20
 WAITING_BYTES_MAX = 8 << 20
 
 # Of longer words, and of more of them, a part is shown (guesses; Redis shows all).
-WORDS_MAX = 4096
+WORDS_MAX = 1024
 WORD_BYTES_MAX = 16 << 10
+LINE_BYTES_MAX = 64 << 10
 
 ESCAPES = {code: f"\\x{code:02x}".encode() for code in range(256) if not 32 <= code < 127}
 ESCAPES |= {ord(each): b"\\" + letter.encode() for each, letter in zip('"\\\n\r\t\a\b', '"\\nrtab', strict=True)}
@@ -101,8 +102,10 @@ class Monitors:
         """Show a request that was answered."""
         if not self or any(flag in command.facts.flags for flag in NOT_SHOWN):
             return
-        keys = [request[at] for at, _ in command.keys_in(request)] if command.facts.key_specs else []
-        words = shortened(redacted(command.name, request), WORDS_MAX, WORD_BYTES_MAX)
+        seen = request[: WORDS_MAX + 3]
+        keys = [seen[at] for at, _ in command.keys_in(seen)] if command.facts.key_specs else []
+        word_bytes_max = min(WORD_BYTES_MAX, LINE_BYTES_MAX // min(len(request), WORDS_MAX))
+        words = shortened(redacted(command.name, request), WORDS_MAX, word_bytes_max)
         line = line_of(self._instance.clock(), session.db, session.address, words)
         self._lines.append(Shown(line, keys[: WORDS_MAX + 1], session.user.name))
         if not self._is_coming:

@@ -296,21 +296,22 @@ class Notifications:
         mail = Mail()
         ends_ns = perf_counter_ns() + SLICE_NS
         for key, numbers in portion.events:
-            self._post(mail, key, numbers)
-            if perf_counter_ns() >= ends_ns:
-                await self._send(mail)
-                mail, ends_ns = Mail(), perf_counter_ns() + SLICE_NS
+            for _ in self._posting(mail, key, numbers):
+                if perf_counter_ns() >= ends_ns:
+                    await self._send(mail)
+                    ends_ns = perf_counter_ns() + SLICE_NS
         await self._send(mail)
 
-    def _post(self, mail: Mail, key: bytes, numbers: bytes) -> None:
+    def _posting(self, mail: Mail, key: bytes, numbers: bytes) -> Iterator[None]:
         cluster = self._instance.cluster
         if cluster is not None and slot_of(key) not in cluster.slots:
             return
         for number in numbers:
             event = EVENTS[number]
             if event.of & self._wanted:
-                self._hub.post(mail, KEYSPACE + key, event.name, partial(self._wants, key, event.of, TO_KEYSPACE))
-                self._hub.post(mail, KEYEVENT + event.name, key, partial(self._wants, key, event.of, TO_KEYEVENT))
+                of_key, of_event = (partial(self._wants, key, event.of, where) for where in (TO_KEYSPACE, TO_KEYEVENT))
+                yield from self._hub.posting(mail, KEYSPACE + key, event.name, of_key)
+                yield from self._hub.posting(mail, KEYEVENT + event.name, key, of_event)
 
     def _wants(self, key: bytes, of: int, where: int, session: Session) -> bool:
         """Tell whether a client wants, and may have, messages of a class to one of the two channels."""

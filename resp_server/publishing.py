@@ -11,9 +11,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from resp_server.deliveries import Deliveries
 from resp_server.errors import PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply, encode
-from resp_server.protocol.subscriptions import Way
+from resp_server.protocol.session import Session
+from resp_server.protocol.subscriptions import Way, check_name
 from resp_server.pubsub import OWN_CHANNELS, Mail, PubSub, Wants
 from state_backend.key_groups import KeyGroups
 from state_backend.slots import slot_of
@@ -27,6 +29,8 @@ PASSED_ON_BYTES_MAX = 1 << 20
 WAITING_BYTES_MAX = 16 << 20
 # As `instance.GATHER_S_MAX`.
 PASS_ON_S_MAX = 2.0
+# More than it takes to hold a message against all patterns, and to send it to all, behind others that wait.
+DELIVERED_S_MAX = 60.0
 
 POST = "post a message"
 
@@ -36,6 +40,7 @@ class Publishing:
 
     def __init__(self, instance: Instance, hub: PubSub | None = None) -> None:
         self._instance = instance
+        self._deliveries = Deliveries(lambda: instance.put_off)
         self.hub = PubSub() if hub is None else hub
         # Tells the other nodes of a cluster; filled in where there are some.
         self.forward: Callable[[Way, bytes, bytes], None] = lambda way, channel, text: None
@@ -50,13 +55,18 @@ class Publishing:
         """
         if channel.startswith(OWN_CHANNELS):
             raise PlainError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
+        check_name(channel)
         self._check_size(len(channel) + len(text))
-        mail = self._mail(way, channel, text)
-        own = mail.take(call.session)
-        mail.send(self._instance.push)
-        if is_forwarded:
-            self.forward(way, channel, text)
-        return self._with_others(way, channel, text, lambda others: self._answer(call, mail.count + others, own))
+        delivered = _Delivered()
+
+        def done(count: int, own: bytes) -> None:
+            if is_forwarded:
+                self.forward(way, channel, text)
+            reply = self._with_others(way, channel, text, lambda others: self._answer(call, count + others, own))
+            delivered.put(reply)
+
+        self._deliver(way, channel, text, done, but=call.session)
+        return delivered.reply
 
     def subscribed(self, call: Call, frames: bytes) -> Reply:
         """Answer a SUBSCRIBE or its like. That is sent as messages are: also to clients that want no replies."""
@@ -64,11 +74,39 @@ class Publishing:
             self._instance.push(call.session.id, frames)
         return Frames(frames)
 
-    def post(self, way: Way, channel: bytes, text: bytes, wants: Wants | None = None) -> int:
-        """Send a message to those who are subscribed at this process, and may have it; return how many got it."""
-        mail = self._mail(way, channel, text, wants)
-        mail.send(self._instance.push)
-        return mail.count
+    def post(
+        self,
+        way: Way,
+        channel: bytes,
+        text: bytes,
+        wants: Wants | None = None,
+        done: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """Send a message to those who are subscribed at this process, and may have it; `done` is told how many."""
+        self._deliver(way, channel, text, lambda count, own: done(count), wants)
+
+    def _deliver(
+        self,
+        way: Way,
+        channel: bytes,
+        text: bytes,
+        done: Callable[[int, bytes], None],
+        wants: Wants | None = None,
+        but: Session | None = None,
+    ) -> None:
+        """Send a message; `done` is told to how many, and what one client (`but`) is still to get."""
+        mail, own = Mail(), []
+
+        def flush() -> None:
+            if but is not None:
+                own.append(mail.take(but))
+            mail.send(self._instance.push)
+
+        if way is Way.SHARD:
+            steps = self.hub.posting_in_shard(mail, channel, text)
+        else:
+            steps = self.hub.posting(mail, channel, text, wants)
+        self._deliveries.add(steps, flush, lambda: done(mail.count, b"".join(own)))
 
     def leave_slots(self, slots: KeyGroups) -> None:
         """End subscriptions to shard channels of slots that this node does not answer any more, and say so."""
@@ -76,14 +114,6 @@ class Publishing:
         for channel in [each for each in hub.names(Way.SHARD) if slot_of(each) not in slots]:
             for session in hub.sessions(Way.SHARD, channel):
                 self._instance.push(session.id, hub.unsubscribe(session, Way.SHARD, [channel]))
-
-    def _mail(self, way: Way, channel: bytes, text: bytes, wants: Wants | None = None) -> Mail:
-        mail = Mail()
-        if way is Way.SHARD:
-            self.hub.post_in_shard(mail, channel, text)
-        else:
-            self.hub.post(mail, channel, text, wants)
-        return mail
 
     def _answer(self, call: Call, count: int, own: bytes) -> Reply:
         if not own:
@@ -129,10 +159,42 @@ class Publishing:
             self._instance.ask_others(POST, argument, answered)
 
 
-def post_of(instance: Instance, argument: dict[str, str]) -> int:
-    """Send what another process of this server passes on."""
+def post_of(instance: Instance, argument: dict[str, str]) -> Reply:
+    """Send what another process of this server passes on; return how many got it."""
     channel, text = b64decode(argument["channel"]), b64decode(argument["text"])
-    return instance.publishing.post(Way(argument["way"].encode()), channel, text)
+    delivered = _Delivered()
+    instance.publishing.post(Way(argument["way"].encode()), channel, text, done=delivered.put)
+    return delivered.reply
+
+
+class _Delivered:
+    """What comes of a message that is sent: at once, or when it has been."""
+
+    def __init__(self) -> None:
+        self._reply: Reply = None
+        self._pending: Pending | None = None
+
+    def put(self, reply: Reply) -> None:
+        """Say what came of it; that may have to be waited for as well."""
+        if self._pending is None:
+            self._reply = reply
+        elif isinstance(reply, Pending):
+            then, pending = reply, self._pending
+            then.when_resolved(lambda: pending.resolve(then.make))
+        else:
+            self._pending.resolve(lambda: reply)
+
+    @property
+    def reply(self) -> Reply:
+        """What is answered now."""
+        if self._reply is None:
+            self._pending = Pending(DELIVERED_S_MAX, _not_delivered)
+            return self._pending
+        return self._reply
+
+
+def _not_delivered() -> Reply:
+    raise PlainError("the message is still being sent; it waits behind others")
 
 
 def _text_of(data: bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from resp_server.glob import Matches, matcher
+from resp_server.glob import Matches, later_matcher
 from resp_server.protocol.session import Session
 from resp_server.protocol.subscriptions import Subscriptions, Way, answer, message
 
@@ -22,6 +22,19 @@ class _Pattern(NamedTuple):
 
     matches: Matches
     sessions: dict[Session, None]
+
+
+class Found:
+    """Counts the subscriptions to a channel: names and patterns, and clients that have them."""
+
+    def __init__(self) -> None:
+        self.names = 0
+        self.clients = 0
+
+    def add(self, clients: int) -> None:
+        """Count a name or pattern that some clients are subscribed to."""
+        self.names += clients > 0
+        self.clients += clients
 
 
 class Mail:
@@ -43,10 +56,11 @@ class Mail:
         return b"".join(self._frames.pop(session, ()))
 
     def send(self, push: Callable[[int, bytes], None]) -> list[Session]:
-        """Send everything; return to whom."""
-        for session, frames in self._frames.items():
+        """Send everything, and forget it; return to whom."""
+        sent, self._frames = self._frames, {}
+        for session, frames in sent.items():
             push(session.id, b"".join(frames))
-        return list(self._frames)
+        return list(sent)
 
 
 class PubSub:
@@ -66,7 +80,8 @@ class PubSub:
         """Subscribe a client; return the answers as they are sent. PlainError, and then nothing has changed."""
         subscriptions = session.subscriptions or Subscriptions()
         subscriptions.check_room(way, names)
-        compiled = {name: matcher(name) for name in names if name not in self._patterns} if way is Way.PATTERN else {}
+        new = [name for name in names if name not in self._patterns] if way is Way.PATTERN else []
+        compiled = {name: later_matcher(name) for name in new}
         out = []
         is_new = False
         for name in names:
@@ -137,10 +152,16 @@ class PubSub:
             return list(self._patterns[name].sessions) if name in self._patterns else []
         return list(self._named[way].get(name, ()))
 
-    def matches(self, channel: bytes) -> int:
-        """Return how many names and patterns that somebody is subscribed to a channel has."""
-        names = channel in self._named[Way.CHANNEL]
-        return names + sum(bool(pattern.matches(channel)) for pattern in self._patterns.values())
+    def counting(self, found: Found, way: Way, channel: bytes) -> Iterator[None]:
+        """Count who would get a message on a channel, by a name or pattern at each step."""
+        named = self._named[way].get(channel, {})
+        found.add(len(named))
+        if way is Way.SHARD:
+            return
+        for pattern in list(self._patterns.values()):
+            yield
+            if pattern.sessions and pattern.matches(channel):
+                found.add(len(pattern.sessions))
 
     @property
     def is_empty(self) -> bool:
@@ -149,26 +170,39 @@ class PubSub:
 
     # -- what -------------------------------------------------------------------------------------------------------
 
-    def post(self, mail: Mail, channel: bytes, text: bytes, wants: Wants | None = None) -> None:
-        """Add a message on a channel for all who are subscribed to it: by its name first, then by patterns."""
+    def posting(self, mail: Mail, channel: bytes, text: bytes, wants: Wants | None = None) -> Iterator[None]:
+        """Add a message on a channel for all who are subscribed to it, a client or a pattern at each step.
+
+        By its name first, then by patterns. Between the steps subscriptions may change.
+        """
         frames: dict[tuple[Way, bytes, int], bytes] = {}
         for way, pattern, session in self._receivers(channel):
-            if wants is None or wants(session):
+            if session is not None and (wants is None or wants(session)):
                 which = (way, pattern, session.protocol)
                 frame = frames.get(which)
                 if frame is None:
                     frame = frames[which] = message(way, pattern, channel, text, session.protocol)
                 mail.add(session, frame)
+            yield
 
-    def post_in_shard(self, mail: Mail, channel: bytes, text: bytes) -> None:
-        """Add a message on a shard channel."""
-        for session in self._named[Way.SHARD].get(channel, ()):
-            mail.add(session, message(Way.SHARD, b"", channel, text, session.protocol))
+    def posting_in_shard(self, mail: Mail, channel: bytes, text: bytes) -> Iterator[None]:
+        """Add a message on a shard channel, likewise."""
+        subscribed = self._named[Way.SHARD].get(channel, {})
+        for session in list(subscribed):
+            if session in subscribed:
+                mail.add(session, message(Way.SHARD, b"", channel, text, session.protocol))
+            yield
 
-    def _receivers(self, channel: bytes) -> Iterator[tuple[Way, bytes, Session]]:
-        for session in self._named[Way.CHANNEL].get(channel, ()):
-            yield Way.CHANNEL, b"", session
-        for name, pattern in self._patterns.items():
-            if pattern.matches(channel):
-                for session in pattern.sessions:
+    def _receivers(self, channel: bytes) -> Iterator[tuple[Way, bytes, Session | None]]:
+        """Find who gets a message; None where a pattern was only looked at."""
+        subscribed = self._named[Way.CHANNEL].get(channel, {})
+        for session in list(subscribed):
+            if session in subscribed:
+                yield Way.CHANNEL, b"", session
+        for name, pattern in list(self._patterns.items()):
+            if not pattern.matches(channel):
+                yield Way.PATTERN, name, None
+                continue
+            for session in list(pattern.sessions):
+                if session in pattern.sessions:
                     yield Way.PATTERN, name, session

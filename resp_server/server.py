@@ -61,6 +61,7 @@ class Server:
         self.dispatcher = dispatcher(self.instance)
         self._connect = connection
         self.turns = Turns()
+        self.instance.put_off = self.turns.put_off
         self.outbox = Outbox()
         self._connections: dict[int, Connection] = {}
         self._strangers: dict[int, Connection] = {}  # who had to authenticate when it came, the oldest first

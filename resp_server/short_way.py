@@ -38,6 +38,8 @@ from state_backend.store import LongText
 
 # What is looked at in one go: about a millisecond if nothing is ready (measured: 2 us for a GET of 40 bytes).
 BYTES_MAX = 16_384
+# What bodies answer in one go (guess: of items that have to be looked for, a few milliseconds).
+BODIES_BYTES_MAX = 64 << 10
 # Larger values are read one by one, so that not much is held of replies at a time.
 VALUE_BYTES_MAX = 4_096
 
@@ -284,9 +286,13 @@ class ShortWay:
         view = self._instance.view
         found: list[bytes | None] = []
         lasting: dict[bytes, bytes | None] = {}
+        size = 0
         for whole, words in zip(wholes, arguments_of(wholes, its_head, arguments), strict=False):
+            if size > BODIES_BYTES_MAX:
+                break
             reply = self._reply_of_body(command, words)
             found.append(reply)
+            size += len(reply or b"")
             if reply in AMBIGUOUS:
                 self._ambiguous[whole] = self._call.has_missed
             elif reply is not None and not view.at(words[0]).applied.expiring:

@@ -34,6 +34,13 @@ CATEGORIES = (
     "pubsub", "admin", "fast", "slow", "blocking", "dangerous", "connection", "transaction", "scripting",
 )  # fmt: skip
 
+# What one ACL SETUSER may say, those within selectors counted (guess: some 20 us for a rule), and what a user may have:
+# selectors, and patterns and passwords together. A line of an ACL file may say more.
+RULES_MAX = 512
+RULES_BYTES_MAX = 64 << 10
+SELECTORS_MAX = 64
+PARTS_MAX = 1024
+
 DEFAULT_USER = b"default"
 HASH = re.compile(rb"[0-9a-f]{64}")
 BLANK = re.compile(rb"[\s\0]")
@@ -394,8 +401,18 @@ def _key_rule(pattern: bytes, use: Use) -> bytes:
 
 
 def _check_pattern(pattern: bytes) -> None:
-    if BLANK.search(pattern) or len(pattern) > PATTERN_BYTES_MAX:
+    if len(pattern) > PATTERN_BYTES_MAX:
+        raise RuleError(f"a pattern may have {PATTERN_BYTES_MAX} bytes")
+    if BLANK.search(pattern):
         raise RuleError(SYNTAX)
+
+
+def _check_rules(words: Sequence[bytes]) -> None:
+    """Raise RuleError for more rules than one change may have."""
+    size = sum(map(len, words))
+    if size <= RULES_BYTES_MAX and sum(len(word.split()) for word in words) <= RULES_MAX:
+        return
+    raise RuleError(f"ACL SETUSER takes {RULES_MAX} rules of {RULES_BYTES_MAX >> 10} KiB at once; send several of them")
 
 
 class User:
@@ -447,6 +464,7 @@ class User:
 
     def apply_all(self, words: Sequence[bytes]) -> None:
         """Apply rules, all or none of them; RuleError as ACL SETUSER words it."""
+        _check_rules(words)
         staged = self.copy()
         for rule in merge_selectors(words):
             try:
@@ -454,7 +472,17 @@ class User:
             except RuleError as error:
                 shown = rule.decode("utf-8", "surrogateescape")
                 raise RuleError(f"Error in ACL SETUSER modifier '{shown}': {error}") from None
+        staged.check_size()
         self.become(staged)
+
+    def check_size(self) -> None:
+        """Raise RuleError for a user of too many parts."""
+        parts = len(self.passwords) + sum(len(each.keys) + len(each.channels) for each in self.selectors)
+        if parts > PARTS_MAX or len(self.selectors) > SELECTORS_MAX:
+            raise RuleError(
+                f"a user may have {PARTS_MAX} patterns and passwords, and {SELECTORS_MAX} selectors; "
+                "this one would have more"
+            )
 
     def apply(self, rule: bytes) -> None:
         """Apply one rule; RuleError."""

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 # More than anybody writes (guess): a file is read while nobody is answered.
 FILE_BYTES_MAX = 16 << 20
+USER_NAME_BYTES_MAX = 256
 NOTHING_CHANGED = "WARNING: ACL errors detected, no change to the previously active ACL rules was performed"
 NO_FILE = (
     "This Redis instance is not configured to use an ACL file. You may want to specify users via the ACL SETUSER "
@@ -168,6 +169,8 @@ class Users:
 
     def set(self, name: bytes, rules: Sequence[bytes]) -> None:
         """Apply rules to a user, which is made if there is none; AccessError."""
+        if len(name) > USER_NAME_BYTES_MAX:
+            raise AccessError(f"a user's name may have {USER_NAME_BYTES_MAX} bytes; this one has {len(name)}")
         if BLANK.search(name):
             raise AccessError("Usernames can't contain spaces or null characters")
         user = self._by_name.get(name) or self._rated(User(name, self._catalogue))

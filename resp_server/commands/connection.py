@@ -20,6 +20,8 @@ from resp_server.protocol.session import RESP2
 
 # Redis reads a database's number as a C int.
 INT32_MAX = 2**31 - 1
+# Of a client's name, and of its library's name and version (guess: Redis has no limit).
+CLIENT_NAME_BYTES_MAX = 256
 
 
 @command("ping")
@@ -145,9 +147,16 @@ def _hello_options(words: tuple[bytes, ...]) -> tuple[tuple[bytes, bytes] | None
 
 def client_name(word: bytes) -> bytes:
     """Return a name that a connection may have: printable, without spaces."""
+    check_length("a client's name", word)
     if not _is_printable(word):
         raise PlainError("Client names cannot contain spaces, newlines or special characters.")
     return word
+
+
+def check_length(what: str, word: bytes) -> None:
+    """Raise PlainError for a name that is too long to be shown to everybody who asks for all clients."""
+    if len(word) > CLIENT_NAME_BYTES_MAX:
+        raise PlainError(f"{what} may have {CLIENT_NAME_BYTES_MAX} bytes; this one has {len(word)}")
 
 
 def _is_printable(word: bytes) -> bool:
@@ -156,6 +165,7 @@ def _is_printable(word: bytes) -> bool:
 
 def library_text(attribute: bytes, word: bytes) -> bytes:
     """Return the name or version of a client library, as CLIENT SETINFO takes it; `attribute` as it was typed."""
+    check_length(typed(attribute), word)
     if not _is_printable(word):
         raise PlainError(f"{typed(attribute)} cannot contain spaces, newlines or special characters.")
     return word

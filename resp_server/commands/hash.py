@@ -14,6 +14,7 @@ from resp_server.commands.generic import (
     in_slices,
     in_steps,
     items_reply,
+    matching,
     sent,
     size_of,
     sliced,
@@ -220,22 +221,31 @@ def hscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     if entry.kind is not Kind.MAP:
         raise WrongTypeError
     options = ScanOptions.parse(words, "hscan")
-    found = _scanned(call.view, key, cursor, options)
-    if sum(map(size_of, found)) <= BYTES_AT_ONCE_MAX:
+    found = next(_scanned(call.view, key, cursor, options))
+    if found and sum(map(size_of, found)) <= BYTES_AT_ONCE_MAX:
         return [found[0], list(map(whole, found[1:]))]
-    return sliced(call, lambda view: _scan_part(_scanned(view, key, cursor, options)), count=lambda view: 2)
+    return sliced(call, lambda view: _scan_parts(_scanned(view, key, cursor, options)), count=lambda view: 2)
 
 
-def _scan_part(found: Sequence[Text]) -> Iterator[Sequence[Reply]]:
-    cursor, *pairs = map(sent, found)
-    yield WithLong([cursor, WithLong(pairs)])
+def _scan_parts(steps: Iterator[Sequence[Text]]) -> Iterator[Sequence[Reply]]:
+    for found in steps:
+        if found:
+            cursor, *pairs = map(sent, found)
+            yield WithLong([cursor, WithLong(pairs)])
+        else:
+            yield []
 
 
-def _scanned(view: KeyspaceView, key: bytes, cursor: int, options: ScanOptions) -> list[Text]:
-    """Return the next cursor, and what is sent behind it."""
+def _scanned(view: KeyspaceView, key: bytes, cursor: int, options: ScanOptions) -> Iterator[list[Text]]:
+    """Return the next cursor and what is sent behind it, at last; empty lists are steps that only worked."""
     next_cursor, pairs = view.at(key).scan_map(key, cursor, options.count)
     found: list[Text] = [b"%d" % next_cursor]
-    for field, value in pairs:
-        if options.matches is None or options.matches(field):
+    parts = iter([pairs]) if options.matches is None else matching(pairs, options.matches, itemgetter(0))
+    part = next(parts, None)
+    while part is not None:
+        for field, value in part:
             found += (field, value) if options.has_values else (field,)
-    return found
+        part = next(parts, None)
+        if part is not None:
+            yield []
+    yield found

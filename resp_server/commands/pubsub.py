@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from resp_server.commands.facts import Facts
-from resp_server.commands.generic import in_steps, sliced
+from resp_server.commands.generic import in_slices, in_steps, sliced
 from resp_server.commands.spec import OneOrMore, command, question
 from resp_server.errors import PlainError
 from resp_server.glob import matcher
 from resp_server.instance import Call, Instance
 from resp_server.notifications import ClassesError, classes_of
-from resp_server.protocol.replies import OK, Reply
+from resp_server.protocol.replies import OK, Frames, Pending, Reply, Sliced
 from resp_server.protocol.subscriptions import Way
 from resp_server.publishing import POST, post_of
 
@@ -66,7 +66,16 @@ def _subscribe(call: Call, way: Way, names: Sequence[bytes]) -> Reply:
 
 def _unsubscribe(call: Call, way: Way, names: Sequence[bytes]) -> Reply:
     publishing = call.instance.publishing
+    subscribed = call.session.subscriptions
+    if not names and subscribed is not None and len(subscribed.of(way)) > NAMES_AT_ONCE:
+        return Sliced(_unsubscribing(call, way, list(subscribed.of(way))), lambda: None, Frames, acts=True)
     return publishing.subscribed(call, publishing.hub.unsubscribe(call.session, way, names))
+
+
+def _unsubscribing(call: Call, way: Way, names: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
+    for some in in_slices(names, NAMES_AT_ONCE):
+        reply = _unsubscribe(call, way, some)
+        yield [reply.make() if isinstance(reply, Pending) else reply]  # nothing has to be waited for
 
 
 @command("publish")
@@ -132,7 +141,7 @@ def state_notify(call: Call, letters: bytes) -> Reply:
 
 
 @question(POST)
-def post(instance: Instance, argument: dict[str, str]) -> int:
+def post(instance: Instance, argument: dict[str, str]) -> Reply:
     """Send a message to the clients of this process; return how many got it."""
     return post_of(instance, argument)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, in_slices, items_reply
+from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, in_slices, items_reply, scan_reply
 from resp_server.commands.random_items import Source, count_of, one_of, random_item, random_items
 from resp_server.commands.spec import OneOrMore, command, integer
 from resp_server.commands.steps import PARTS, Held, answered
@@ -83,7 +83,7 @@ def sscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
         raise WrongTypeError
     options = ScanOptions.parse(words, "sscan")
     next_cursor, members = call.at(key).scan_set(key, cursor, options.count)
-    return [b"%d" % next_cursor, [each for each in members if options.matches is None or options.matches(each)]]
+    return scan_reply(next_cursor, members, options.matches)
 
 
 @command("sinter")

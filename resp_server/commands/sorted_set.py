@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from random import randrange
 from typing import Protocol
 
-from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, Cursor, ScanOptions, in_slices, sliced
+from resp_server.commands.generic import (
+    BYTES_AT_ONCE_MAX,
+    SLICE_ENTRIES,
+    Cursor,
+    ScanOptions,
+    in_slices,
+    scan_reply,
+    sliced,
+)
 from resp_server.commands.random_items import Source, count_and_option, random_item, random_items
 from resp_server.commands.spec import OneOrMore, command, integer
 from resp_server.commands.steps import answered
@@ -344,5 +353,10 @@ def zscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
         raise WrongTypeError
     options = ScanOptions.parse(words, "zscan")
     next_cursor, members = call.at(key).scan_sorted(key, cursor, options.count)
-    found = [pair for pair in members if options.matches is None or options.matches(pair[0])]
-    return [b"%d" % next_cursor, [text for member, score in found for text in (member, double_text(score))]]
+    return scan_reply(
+        next_cursor,
+        members,
+        options.matches,
+        itemgetter(0),
+        lambda found: [text for member, score in found for text in (member, double_text(score))],
+    )

@@ -122,7 +122,9 @@ def watch(call: Call, *keys: OneOrMore) -> Reply:
     if len(new) <= KEYS_AT_ONCE:
         _watch(call, call.view, new)
         return OK
-    return sliced(call, lambda view: _watching(call, view, new), FirstOf)
+    reply = sliced(call, lambda view: _watching(call, view, new), FirstOf)
+    reply.acts = True
+    return reply
 
 
 def check_room(call: Call, new: Collection[bytes]) -> None:
@@ -130,9 +132,14 @@ def check_room(call: Call, new: Collection[bytes]) -> None:
     watched = call.session.watched
     held_bytes = sum(len(key) for _, key in watched) + sum(map(len, new))
     if len(watched) + len(new) > WATCHED_KEYS_MAX or held_bytes > WATCHED_BYTES_MAX:
-        raise PlainError(
-            f"a client may watch {WATCHED_KEYS_MAX} keys of {WATCHED_BYTES_MAX >> 20} MiB; UNWATCH, or watch fewer"
-        )
+        raise no_room()
+
+
+def no_room() -> PlainError:
+    """Return what is answered to a client that would watch too much."""
+    return PlainError(
+        f"a client may watch {WATCHED_KEYS_MAX} keys of {WATCHED_BYTES_MAX >> 20} MiB; UNWATCH, or watch fewer"
+    )
 
 
 def _watching(call: Call, view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Sequence[Reply]]:

@@ -120,7 +120,8 @@ class Sliced:
     the parts hold the items (for dict, flat: key, value, key, ...); Pairs: they are Pairs, or WithLong of LongPairs;
     int: they hold numbers to be added up; FirstOf: only the first item counts. With `count` (items or pairs; or an
     iterator, each of whose steps brings a number to be added up to it) the reply is sent as it is made; without, when
-    it is complete. release: called once at the end, also if it comes too soon.
+    it is complete. Frames: the parts hold whole replies, sent when all are there. release: called once at the end, also
+    if it comes too soon. acts: to make it does something, so that it is made for a client that wants no reply as well.
     """
 
     parts: Iterator[Sequence[Reply]]
@@ -129,6 +130,8 @@ class Sliced:
     count: int | Iterator[int] | None = None
     # Told, when the reply is made, how many nanoseconds its steps took.
     when_made: Callable[[int], None] = lambda nanoseconds: None
+    acts: bool = False
+    is_silent: bool = False
 
 
 class Pending:
@@ -172,6 +175,8 @@ def encode(reply: Reply, protocol: int) -> bytes:
 
 def encode_header(shape: type, count: int, protocol: int) -> bytes:
     """Return the first line of an array, a map, a set or pairs."""
+    if shape is Frames:
+        return b""
     if shape is dict:
         return b"%%%d\r\n" % count if protocol >= 3 else b"*%d\r\n" % (2 * count)
     if shape is Pairs:
@@ -287,7 +292,8 @@ class SlicedEncoder:
         """
         started_ns = perf_counter_ns()
         try:
-            return self._step()
+            made = self._step()
+            return b"" if self._sliced.is_silent else made
         finally:
             self._nanoseconds += perf_counter_ns() - started_ns
 

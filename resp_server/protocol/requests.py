@@ -20,13 +20,32 @@ from resp_server.protocol.inline import inline_words
 
 Request = Sequence[bytes]
 
-# Standard: the limits of Redis 7.
+# Words, and bytes, from which on a request is answered in portions of so many: a millisecond or a few (guess: 1 to 5 us
+# for a word; to find the slot of a key takes 3 ms for a megabyte of it).
+PORTION_WORDS = 1024
+PORTION_WORDS_BYTES = 256 << 10
+
+
+class LongRequest(list[bytes]):
+    """A request of many words, or of long ones. size_bytes: how long they are together."""
+
+    def __init__(self, words: Sequence[bytes], size_bytes: int) -> None:
+        super().__init__(words)
+        self.size_bytes = size_bytes
+
+
+# Standard: the limits of Redis 7; of words that of Redis up to 6, as 2^31 of them cannot be taken in portions.
 INLINE_BYTES_MAX = 64 * 1024
-COUNT_MAX = 2**31 - 1
+COUNT_MAX = 1024 * 1024
 UNAUTHENTICATED_COUNT_MAX = 10
 UNAUTHENTICATED_BULK_BYTES_MAX = 16_384
 BULK_BYTES_MAX = 512 * 1024 * 1024
 QUERY_BUFFER_BYTES_MAX = 1024 * 1024 * 1024
+
+# What `feed` takes at once where it is to work in portions: a few milliseconds (measured: 1 us for an argument). An
+# inline command, or a line that is none, always fits in.
+PORTION_STEPS = 2048
+PORTION_BYTES = INLINE_BYTES_MAX + 2
 
 # What an argument costs beside its bytes (CPython 3.11: object header and the list's pointer), so that the query
 # buffer's limit holds for a million one-byte arguments too.
@@ -61,13 +80,16 @@ class RequestParser:
     """One connection's requests. After an error nothing more is parsed; the requests before it still count.
 
     While `is_restricted` (the client has yet to authenticate), `feed` returns one request at a time, as answering it
-    may lift the restriction; `has_more` tells to call `feed(b"")` afterwards. Whoever can do without parsing takes what
-    is held back by `take_back`.
+    may lift the restriction; with `in_portions` it works for a bounded time, and may return none. `has_more` tells to
+    call `feed(b"")` afterwards. Whoever can do without parsing takes what is held back by `take_back`.
     """
 
-    def __init__(self, limits: RequestLimits | None = None, is_restricted: bool = False) -> None:
+    def __init__(
+        self, limits: RequestLimits | None = None, is_restricted: bool = False, in_portions: bool = False
+    ) -> None:
         self.limits = limits or RequestLimits()
         self.is_restricted = is_restricted
+        self._in_portions = in_portions
         self.error: ProtocolError | None = None
         self.has_more = False
         self._chunks: list[bytes] = []
@@ -98,9 +120,10 @@ class RequestParser:
             data = b"".join(self._chunks)
             self._chunks.clear()
         requests: list[Request] = []
+        data, rest = self._portion_of(data)
         if not self._missing and not self.is_restricted and data[:1] == b"*":
             requests, data = split_requests(data)
-            if not data:
+            if not data and not rest:
                 self._chunk_bytes = 0
                 self._begun = b""
                 return requests
@@ -108,8 +131,22 @@ class RequestParser:
             self._parse(data, requests)
         except ProtocolError as error:
             self.error = error
+        if rest and self.error is None:
+            self._put_off(rest)
         self._check_size()
         return requests
+
+    def _portion_of(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return what is taken now, and the rest: an argument that is waited for is taken as a whole."""
+        size = max(PORTION_BYTES, self._wanted_bytes) if self._in_portions else len(data)
+        return (data, b"") if len(data) <= size else (data[:size], data[size:])
+
+    def _put_off(self, rest: bytes) -> None:
+        """Keep what is behind a portion."""
+        self._chunks.append(rest)
+        self._chunk_bytes += len(rest)
+        self._begun = None
+        self.has_more = self._chunk_bytes >= self._wanted_bytes
 
     def take_back(self) -> bytes | None:
         """Return the bytes held, from the first one after a request, and forget them; None if that was long ago."""
@@ -126,6 +163,7 @@ class RequestParser:
         if self.buffered_bytes > self.limits.query_buffer_bytes_max and self.error is None:
             self.error = QueryBufferError("query buffer limit exceeded")
         if self.error is not None:
+            self.has_more = False
             self._begun = None
             self._chunks.clear()
             self._arguments = []
@@ -136,19 +174,22 @@ class RequestParser:
         at = 0
         began_at = -1 if self._missing else 0
         self._wanted_bytes = 0
+        steps = PORTION_STEPS if self._in_portions else len(data)
         while at < len(data):
             before = len(requests)
             end = self._step(data, at, requests)
             if end == at:
                 break
             at = end
+            steps -= 1
             if not self._missing:
                 began_at = at
-            if self.is_restricted and len(requests) > before:
+            if not steps or (self.is_restricted and len(requests) > before):
                 self.has_more = at < len(data)
+                began_at = -1 if self._missing else at  # what is taken in portions is not taken again
                 break
         self._chunk_bytes = len(data) - at
-        self._wanted_bytes -= at
+        self._wanted_bytes = max(0, self._wanted_bytes - at)
         if self._chunk_bytes:
             self._chunks = [data[at:]]
         self._begun = data[began_at:] if began_at >= 0 and len(data) - began_at <= BEGUN_BYTES_MAX else None
@@ -190,7 +231,7 @@ class RequestParser:
         self._argument_bytes += end - start + ARGUMENT_OVERHEAD_BYTES
         self._missing -= 1
         if not self._missing:
-            requests.append(self._arguments)
+            requests.append(_request_of(self._arguments, self._argument_bytes))
             self._arguments = []
             self._argument_bytes = 0
         elif self._argument_bytes > self.limits.query_buffer_bytes_max:
@@ -213,8 +254,13 @@ class RequestParser:
             return at
         words = inline_words(data[at:end])
         if words:
-            requests.append(words)
+            requests.append(_request_of(words, end - at))
         return end + 1
+
+
+def _request_of(words: list[bytes], size_bytes: int) -> Request:
+    is_long = len(words) > PORTION_WORDS or size_bytes > PORTION_WORDS_BYTES
+    return LongRequest(words, size_bytes) if is_long else words
 
 
 def split_requests(data: bytes) -> tuple[list[Request], bytes]:

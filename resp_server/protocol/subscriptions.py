@@ -13,9 +13,11 @@ from enum import Enum
 
 from resp_server.errors import PlainError
 
-# What one client may be subscribed to (guesses: Redis has no limit).
-SUBSCRIPTIONS_MAX = 65_536
+# What one client may be subscribed to, and how long a name or a pattern may be (guesses: Redis has no limit). When it
+# goes all of it is forgotten in one turn, and each pattern is held against the name of each message's channel.
+SUBSCRIPTIONS_MAX = 16_384
 SUBSCRIBED_BYTES_MAX = 16 << 20
+NAME_BYTES_MAX = 1024
 
 
 class Way(Enum):
@@ -64,10 +66,22 @@ class Subscriptions:
         """Raise PlainError if a client would be subscribed to too much."""
         new = {name for name in names if name not in self._by_way[way]}
         if len(self) + len(new) > SUBSCRIPTIONS_MAX or self._bytes + sum(map(len, new)) > SUBSCRIBED_BYTES_MAX:
-            raise PlainError(
-                f"a client may be subscribed to {SUBSCRIPTIONS_MAX} channels and patterns of "
-                f"{SUBSCRIBED_BYTES_MAX >> 20} MiB; unsubscribe from some, or use a pattern"
-            )
+            raise self.no_room()
+        for name in new:
+            check_name(name)
+
+    def no_room(self) -> PlainError:
+        """Return what is answered to a client that would be subscribed to too much."""
+        return PlainError(
+            f"a client may be subscribed to {SUBSCRIPTIONS_MAX} channels and patterns of "
+            f"{SUBSCRIBED_BYTES_MAX >> 20} MiB; unsubscribe from some, or use a pattern"
+        )
+
+
+def check_name(name: bytes) -> None:
+    """Raise PlainError for a name of a channel, or a pattern, that is too long."""
+    if len(name) > NAME_BYTES_MAX:
+        raise PlainError(f"the name of a channel, or a pattern, may have {NAME_BYTES_MAX} bytes; one has {len(name)}")
 
 
 def answer(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:

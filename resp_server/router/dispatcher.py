@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from time import perf_counter_ns
 from typing import NamedTuple, cast
 
 from resp_server.access.rules import LATE_DENIAL, LATE_REASONS
@@ -26,10 +27,11 @@ from resp_server.errors import (
     TryAgainError,
     not_served,
 )
-from resp_server.instance import Call, Instance
+from resp_server.instance import NEVER_NS, Call, Instance
+from resp_server.long_requests import Cut, head_of, is_whole, too_long
 from resp_server.protocol.following import NOT_TOLD, Epochs, Told
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder, encode
-from resp_server.protocol.requests import Request
+from resp_server.protocol.requests import PORTION_WORDS, LongRequest, Request
 from resp_server.protocol.session import RESP2, Session
 from resp_server.protocol.tracked import Tracked
 from resp_server.router.applications import Applications, clash
@@ -39,6 +41,7 @@ from resp_server.router.gathering import Jobs, text_in, wanted_of_servers
 from resp_server.router.gets import Gets
 from resp_server.router.guard import behind
 from resp_server.router.mgets import Mgets
+from resp_server.router.portions import Portions
 from resp_server.router.remembering import Remembers
 from resp_server.router.routes import Part, Way, lone_key_at, split, way_of, within
 from resp_server.router.survey import Survey
@@ -234,7 +237,9 @@ class ProxyDispatcher(Dispatcher):
         for upstreams in applications.each:
             upstreams.on_changed = self._tracking.changed
 
-    def answer(self, call: Call, requests: Iterator[Request], out: list[bytes]) -> Later | None:
+    def answer(
+        self, call: Call, requests: Iterator[Request], out: list[bytes], ends_ns: int = NEVER_NS
+    ) -> Later | None:
         session, applications, rules = call.session, self._applications, self._rules
         first = applications.each[0]
         batch = Batch(session, first.clock, first.deadline_s(), self.error_reply)
@@ -250,9 +255,13 @@ class ProxyDispatcher(Dispatcher):
                     session.last_command = rule.command.name
                     slot = slot_of(request[rule.lone_key_at])
                     batch.ask(upstreams, pack(request), slot)
+                    if perf_counter_ns() >= ends_ns:
+                        break
                     continue
                 session.begin_command()
-                if rule is not None and (session.transaction is not None or rule.command.facts.group == TRANSACTIONS):
+                if type(request) is LongRequest and self._ask_in_portions(call, request, batch):
+                    is_to_wait = True
+                elif rule is not None and (session.transaction is not None or rule.command.facts.group == TRANSACTIONS):
                     is_to_wait = self._transact(call, rule.command, request, batch)
                 elif not self._ask(call, request, batch):
                     later = self._answer_here(call, request, batch)
@@ -264,7 +273,7 @@ class ProxyDispatcher(Dispatcher):
             if later is not None:
                 out.append(batch.joined())
                 return later
-            if is_to_wait or session.is_closing:
+            if is_to_wait or session.is_closing or perf_counter_ns() >= ends_ns:
                 break
         batch.seal()
         if batch.missing:
@@ -292,6 +301,50 @@ class ProxyDispatcher(Dispatcher):
             raise PlainError(f"command '{command.name}' cannot be in a transaction through a proxy")
         if way is Way.KEYS:
             split(command.facts, request, self.place_of)
+
+    def _cut_of(self, command: Command, request: Request) -> Cut | None:
+        """Return how a long request is cut: what servers are asked for, and nothing else."""
+        cut = super()._cut_of(command, request)
+        if cut is None or (way_of(command) is Way.KEYS and cut.shape in (int, list)):
+            return cut
+        if not is_whole(request):
+            raise too_long(command)
+        return None
+
+    def _ask_in_portions(self, call: Call, request: Request, batch: Batch) -> bool:
+        """Ask for a long request's answer; False if it is no such request. What comes behind it has to wait."""
+        session = call.session
+        command = self._table.find(request)
+        command.check_arity(request)
+        self._check(call, command, head_of(request))
+        cut = self._cut_of(command, request)
+        if session.transaction is not None and not is_whole(request):
+            raise too_long(command)
+        if cut is None or session.transaction is not None or session.db != 0:
+            return False
+        session.last_command = command.name
+        self._stats.tally(command.name).calls += 1
+        self._show(session, command, request)
+        if session.is_silent:  # it would do nothing else
+            return True
+        first = self._applications.each[0]
+
+        def ask(portion: Request) -> Batch:
+            self._check(call, command, portion)
+            its_batch = Batch(session, first.clock, first.deadline_s(), self.error_reply)
+            if not self._ask_of(command, Way.KEYS, portion, session, its_batch):
+                raise PlainError("the request makes no sense")
+            its_batch.seal()
+            return its_batch
+
+        pending = Portions(session.protocol, cut, cut.portions(command, request), ask, BATCH_S_MAX, BATCH_BYTES_MAX)
+        before = batch.missing
+        self.when_there(call, pending, partial(batch.put, batch.expect()))
+        if before:
+            batch.before_last(pending.start)  # no answer before this one is to be of a later epoch
+        else:
+            pending.start()
+        return True
 
     def _transact(self, call: Call, command: Command, request: Request, batch: Batch) -> bool:
         """Take a request within a transaction, or about one; tell whether the next one has to wait for its answer.
@@ -357,6 +410,8 @@ class ProxyDispatcher(Dispatcher):
         self._show(session, self.command(request), request)
         new = [key for key in dict.fromkeys(request[1:]) if (0, key) not in session.watched]
         try:
+            if len(request) > PORTION_WORDS:
+                raise too_long(self.command(request), PORTION_WORDS)
             check_room(call, new)
             places = [self.place_of(key)[0] for key in new]
         except ReplyError:
@@ -554,7 +609,8 @@ class ProxyDispatcher(Dispatcher):
         """Answer a request as a server without keys; one that comes in steps is returned if nothing is before it."""
         reply = self.reply_to(call, request)
         if isinstance(reply, Sliced):
-            if call.session.is_silent:
+            reply.is_silent = call.session.is_silent
+            if reply.is_silent and not reply.acts:
                 reply.release()
                 return None
             if not batch.missing:

@@ -30,9 +30,9 @@ from resp_server.notifications import KEYEVENT, KEYSPACE, may_be_of_keys
 from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.requests import Request
 from resp_server.protocol.session import Session
-from resp_server.protocol.subscriptions import Way, message
+from resp_server.protocol.subscriptions import Way, check_name, message
 from resp_server.publishing import Publishing
-from resp_server.pubsub import OWN_CHANNELS, Mail
+from resp_server.pubsub import OWN_CHANNELS, Found, Mail
 from resp_server.router.applications import Applications
 from resp_server.router.asks import Ask, OnItsOwn
 from resp_server.router.frames import pack
@@ -404,12 +404,6 @@ class Feeds:
                 if session.id in self.instance.sessions:
                     self.instance.cut(session.id, f"{feed.address}, which its messages come from, is gone")
 
-    def matches(self, way: Way, channel: bytes) -> int:
-        """Return how many subscriptions of this proxy's own a message at its home finds."""
-        if way is Way.SHARD:
-            return int(channel in self._hub.names(way))
-        return self._hub.matches(channel)
-
 
 class _Counted(OnItsOwn):
     """Takes a server's answer to a PUBLISH."""
@@ -447,17 +441,17 @@ class ProxyPublishing(Publishing):
         home = self.feeds.home
         if home is None:
             raise ClusterDownError
-        local = Mail()
-        if way is Way.SHARD:
-            self.hub.post_in_shard(local, channel, text)
-        else:
-            self.hub.post(local, channel, text)
-        own = self.feeds.matches(way, channel)
+        check_name(channel)
+        found = Found()  # here, and so what the server counts that they came from
         pending = Pending(2 * upstreams.timeout_s, _too_late)
         packed = pack((b"SPUBLISH" if way is Way.SHARD else b"PUBLISH", channel, text))
-        counted = _Counted(pending, lambda count: max(count - own, 0) + local.count)
+        counted = _Counted(pending, lambda count: max(count - found.names, 0) + found.clients)
         address = None if way is Way.SHARD else home
-        upstreams.send(Ask(packed, slot_of(channel), 2, upstreams.deadline_s(), counted, 0, address))
+
+        def ask() -> None:
+            upstreams.send(Ask(packed, slot_of(channel), 2, upstreams.deadline_s(), counted, 0, address))
+
+        self._deliveries.add(self.hub.counting(found, way, channel), lambda: None, ask)
         return pending
 
     def subscribed(self, call: Call, frames: bytes) -> Reply:

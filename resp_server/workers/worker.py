@@ -25,6 +25,7 @@ from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
 from resp_server.listening import make_room_for
+from resp_server.protocol.replies import Pending
 from resp_server.server import Server
 from resp_server.shown import ShownJobs
 from resp_server.tls import Certificates, TlsError, TlsFiles, take_in
@@ -82,8 +83,7 @@ class Worker:
             case "client":
                 self._welcome(line["id"], handed, line["is_tls"])
             case "ask":
-                question = self.server.instance.table.questions[line["question"]]
-                self._answer(line, question.answer(self.server.instance, line["argument"]))
+                self._answer_question(line)
             case "users":
                 self._take_users(line)
             case "answers":
@@ -121,6 +121,14 @@ class Worker:
                     self._jobs.drop(self._prepared)
                 self._jobs.refuse(line["job"], line["reason"])
                 self._prepared = None
+
+    def _answer_question(self, line: dict[str, Any]) -> None:
+        question = self.server.instance.table.questions[line["question"]]
+        answer = question.answer(self.server.instance, line["argument"])
+        if isinstance(answer, Pending):
+            answer.when_resolved(lambda: self._answer(line, answer.make()))
+        else:
+            self._answer(line, answer)
 
     def _answer(self, line: dict[str, Any], answer: Any) -> None:
         self._channel.send({"event": "answer", "id": line["id"], "answer": answer})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
@@ -44,14 +45,29 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 def outcome(chunks: list[bytes], is_restricted: bool = False) -> tuple[list[Request], ProtocolError | None]:
     """Return what a parser makes of bytes; it makes the same if what it holds is taken back before each chunk."""
-    (requests, error), (others, other_error) = (parsed(chunks, is_restricted, takes) for takes in (False, True))
-    assert requests == others
-    assert str(error) == str(other_error)
+    requests, error = parsed(chunks, is_restricted)
+    for takes_back, in_portions in product((False, True), repeat=2):
+        others, other_error = parsed(chunks, is_restricted, takes_back, in_portions)
+        assert requests == others
+        assert str(error) == str(other_error)
     return requests, error
 
 
-def parsed(chunks: list[bytes], is_restricted: bool, takes_back: bool) -> tuple[list[Request], ProtocolError | None]:
-    parser = RequestParser(RequestLimits(query_buffer_bytes_max=1 << 20), is_restricted)
+# Bytes of a portion, and steps: lines that are no words are shorter.
+SMALL_PORTIONS = {"PORTION_BYTES": 300, "PORTION_STEPS": 2}
+
+
+def parsed(
+    chunks: list[bytes], is_restricted: bool, takes_back: bool = False, in_portions: bool = False
+) -> tuple[list[Request], ProtocolError | None]:
+    with patch.multiple("resp_server.protocol.requests", **SMALL_PORTIONS):
+        return _parsed(chunks, is_restricted, takes_back, in_portions)
+
+
+def _parsed(
+    chunks: list[bytes], is_restricted: bool, takes_back: bool, in_portions: bool
+) -> tuple[list[Request], ProtocolError | None]:
+    parser = RequestParser(RequestLimits(query_buffer_bytes_max=1 << 20), is_restricted, in_portions)
     requests: list[Request] = []
     for chunk in chunks:
         begun = parser.take_back() if takes_back else None

@@ -82,8 +82,13 @@ class Peer:
 class Running:
     """A server and its loop."""
 
-    def __init__(self, config: ServerConfig, keyspace: Keyspace) -> None:
-        self.loop = uvloop.new_event_loop()
+    def __init__(
+        self,
+        config: ServerConfig,
+        keyspace: Keyspace,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+    ) -> None:
+        self.loop = new_loop()
         self.server = Server(keyspace, config, clock=lambda: NOW_MS)
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from resp_server.errors import QueryBufferError
 from resp_server.protocol.requests import (
     INLINE_BYTES_MAX,
+    PORTION_STEPS,
     Request,
     RequestLimits,
     RequestParser,
@@ -28,7 +31,7 @@ GOOD = [
     (b"*-7\r\n" + PING, [[b"PING"]]),
     (b"\r\n\n" + PING, [[b"PING"]]),
     (b"PING\r\n" + PING + b"PING\n", [[b"PING"]] * 3),
-    (b"*1048577\r\n", []),
+    (b"*1048576\r\n", []),
     (b"GET  a\tb \r\n", [[b"GET", b"a", b"b"]]),
     (b"SET \"a b\" 'c d'\r\n", [[b"SET", b"a b", b"c d"]]),
     (b'ECHO "\\x41\\n\\q\\""\n', [[b"ECHO", b'A\nq"']]),
@@ -44,7 +47,7 @@ BAD = [
     (b"*\r\n", "invalid multibulk length"),
     (b"*+1\r\n", "invalid multibulk length"),
     (b"*01\r\n", "invalid multibulk length"),
-    (b"*2147483648\r\n", "invalid multibulk length"),
+    (b"*1048577\r\n", "invalid multibulk length"),
     (b"*99999999999999999999999\r\n", "invalid multibulk length"),
     (b"*1\r\n+PING\r\n", "expected '$', got '+'"),
     (b"*1\r\n\xe9\r\n", "expected '$', got '\udce9'"),
@@ -176,3 +179,36 @@ def test_splitting_takes_unlike_requests_up_to_the_first_odd_one() -> None:
     requests, rest = split_requests(PING + b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n" + b"*1\r\n$4\r\na\r\nb\r\n" + PING)
     assert [list(request) for request in requests] == [[b"PING"], [b"GET", b"a"]]
     assert rest == b"*1\r\n$4\r\na\r\nb\r\n" + PING
+
+
+@pytest.mark.parametrize("count", [PORTION_STEPS - 1, PORTION_STEPS, 3 * PORTION_STEPS + 1])
+@pytest.mark.parametrize("word", [b"", b"a", b"a" * 300], ids=len)
+def test_a_request_of_many_words_is_taken_in_portions(count: int, word: bytes) -> None:
+    parser = RequestParser(in_portions=True)
+    data = PING * 2 + b"*%d\r\n" % count + b"$%d\r\n%b\r\n" % (len(word), word) * count + PING
+    requests, words = [], [0]
+    for chunk in (data[:100_000], data[100_000:]):
+        requests += parser.feed(chunk)
+        while parser.has_more:
+            words.append(len(parser._arguments))
+            requests += parser.feed(b"")
+    assert [*map(list, requests)] == [[b"PING"], [b"PING"], [word] * count, [b"PING"]]
+    assert all(later - sooner <= PORTION_STEPS for sooner, later in pairwise(words))
+    assert not parser.buffered_bytes
+
+
+def test_a_long_word_is_taken_as_a_whole_by_a_parser_that_works_in_portions() -> None:
+    parser = RequestParser(in_portions=True)
+    data = b"*2\r\n$300000\r\n" + b"a" * 300_000 + b"\r\n$1\r\nb\r\n"
+    for start in range(0, len(data), 65_536):
+        requests = parser.feed(data[start : start + 65_536])
+        while parser.has_more:
+            requests += parser.feed(b"")
+    assert requests == [[b"a" * 300_000, b"b"]]
+
+
+def test_an_error_ends_a_parser_that_works_in_portions() -> None:
+    parser = RequestParser(RequestLimits(query_buffer_bytes_max=100_000), in_portions=True)
+    assert parser.feed(b"*100000\r\n" + b"$1\r\na\r\n" * 30_000) == []
+    assert isinstance(parser.error, QueryBufferError)
+    assert not parser.has_more
