@@ -33,6 +33,7 @@ from resp_server.router.upstream import Upstreams
 from state_backend.slots import slot_of
 
 MANY = {f"many:{number:03d}".encode(): b"%d" % number for number in range(300)}
+MANY_KEY = next(iter(MANY))
 HALVES = ("0-8191", "8192-16383")
 # How long the proxy waits for a server: longer than one takes on a machine that runs thirty other things.
 PATIENCE_S = 2.0
@@ -144,6 +145,26 @@ def test_fifty_clients_with_mixed_pipelines_get_their_answers_in_order(
                     assert got == b"-CROSSSLOT Keys in request don't hash to the same slot\r\n"
                 else:
                     assert got == expected, request
+
+
+@pytest.mark.parametrize("protocol", ["2", "3"])
+def test_a_request_of_many_words_is_asked_for_in_portions(still: Behind, protocol: str) -> None:
+    keys = [key for key in [*MANY, b"missing"] for _ in range(20)]
+    values = [MANY.get(key) for key in keys]
+    with still.proxy.connect() as connection:
+        connection.call("HELLO", protocol)
+        pipeline = [(b"GET", keys[0]), (b"MGET", *keys), (b"EXISTS", *keys), (b"PING",), (b"TOUCH", *keys)]
+        connection.send(requests(pipeline))
+        found = [connection.read().plain for _ in pipeline]
+        assert found == [values[0], values, 20 * len(MANY), b"PONG", 20 * len(MANY)]
+        assert connection.call("HMGET", "hash:one", *keys).plain == [None] * len(keys)
+        assert b"WRONGTYPE" in connection.call("HMGET", MANY_KEY, *keys).plain
+        for refused in (["SINTER", *keys], ["WATCH", *keys]):
+            assert b"words of 2 MiB at once; split the request" in connection.call(*refused).plain
+        connection.call("MULTI")
+        assert b"words of 2 MiB at once; split the request" in connection.call("MGET", *keys).plain
+        assert b"EXECABORT" in connection.call("EXEC").plain
+        assert connection.call("MGET", *keys[:2]).plain == values[:2]
 
 
 @pytest.mark.parametrize("is_proxy_told", [True, False], ids=["by its file", "by MOVED"])
