@@ -16,7 +16,8 @@
         ├── KeyConflictError         two states of a job made the same key
         ├── JobLoadingError          the key's job is being opened
         ├── SlotLoadingError         the key's slot is not owned by its job's store yet
-        └── StoreFullError           no room on the disk or in the store's map
+        ├── StoreFullError           no room on the disk or in the store's map
+        └── StoreDamagedError        what lies in the store is not what was written
 
 A message names the thing, what was wrong, and what to do.
 """
@@ -90,3 +91,7 @@ class SlotLoadingError(StoreError):
 
 class StoreFullError(StoreError):
     """No room left on the disk or in the store's map; the store stays at its last whole epoch."""
+
+
+class StoreDamagedError(StoreError):
+    """What lies in the store is not what was written; the applier throws it away and makes it anew from the log."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import lmdb
 
 from state_backend import packed_list, packed_map, packed_sorted
+from state_backend.checksums import opened, sealed
 from state_backend.descriptor import Kind
 from state_backend.key_events import Kept, What, pack
 from state_backend.lmdb_layout import (
@@ -42,7 +43,7 @@ KEPT = struct.Struct("<8sQQQ")
 
 def kept_of(stored: bytes | None) -> Kept | None:
     """Return which portions there are; None if none are kept."""
-    return None if stored is None else Kept(*KEPT.unpack(stored))
+    return None if stored is None else Kept(*KEPT.unpack(opened(stored)))
 
 
 def portion_name(serial: int) -> bytes:
@@ -76,10 +77,10 @@ class KeyEvents:
         """Write the rest, and let go of the oldest portions if there are too many."""
         if self._keys:
             self._write()
-        self._txn.put(EVENTS, KEPT.pack(*self._kept), db=self._table)
+        self._txn.put(EVENTS, sealed(KEPT.pack(*self._kept)), db=self._table)
 
     def _write(self) -> None:
-        packed = pack(self._epoch, self._term, self._keys, self._whats)
+        packed = sealed(pack(self._epoch, self._term, self._keys, self._whats))
         self._keys, self._whats, self._bytes = [], [], 0
         kept_id, first, after, size = self._kept
         self._txn.put(portion_name(after), packed, db=self._table)
@@ -103,7 +104,7 @@ def forget(txn: lmdb.Transaction[bytes], table: Any, most: int) -> bool:
     if first == kept.next:
         txn.delete(EVENTS, db=table)
         return True
-    txn.put(EVENTS, KEPT.pack(*kept._replace(first=first)), db=table)
+    txn.put(EVENTS, sealed(KEPT.pack(*kept._replace(first=first))), db=table)
     return False
 
 

@@ -1,6 +1,6 @@
 """The elements of long lists in an LMDB transaction, in blocks that are found by the index of their first element.
 
-    blocks    list id (8), index of the block's first element (8)  ->  packed list (see `packed_list`)
+    blocks    list id (8), index of the block's first element (8)  ->  packed list (see `packed_list`) | checksum
 
 Indices count from the list's birth and are never given twice: appending goes on at `end`, trimming moves `start`, and
 what lies before `start` in the first block is passed over. LMDB's tree is the directory: the block that holds an index
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import lmdb
 
 from state_backend import packed_list
+from state_backend.checksums import opened, sealed
 
 ID_BYTES = 8
 
@@ -43,7 +44,7 @@ class ListBlocks:
         at, end = which.start + start, which.start + stop
         found = at < end and self._seek(which.list_id, at)
         while found and at < end:
-            first, packed = self._index(), self._cursor.value()
+            first, packed = self._index(), opened(self._cursor.value())
             last = min(end, first + packed_list.count(packed))
             yield packed, at - first, last - first
             at = last
@@ -66,17 +67,17 @@ class ListBlocks:
         held: list[bytes] = []
         first = end
         if which.size and self._seek(list_id, end - 1):
-            packed = self._cursor.value()
+            packed = opened(self._cursor.value())
             if packed_list.count(packed) < packed_list.ELEMENTS_MAX and len(packed) < packed_list.BYTES_MAX:
                 first, held = self._index(), packed_list.elements(packed)
         size = sum(map(len, held))
         for element in elements:
             if len(held) >= packed_list.ELEMENTS_MAX or size >= packed_list.BYTES_MAX:
-                self._cursor.put(_name(list_id, first), packed_list.pack(held))
+                self._cursor.put(_name(list_id, first), sealed(packed_list.pack(held)))
                 first, held, size = first + len(held), [], 0
             held.append(element)
             size += len(element)
-        self._cursor.put(_name(list_id, first), packed_list.pack(held))
+        self._cursor.put(_name(list_id, first), sealed(packed_list.pack(held)))
         return LongList(list_id, start, end + len(elements))
 
     def trim(self, which: LongList, length_max: int) -> LongList:
@@ -87,7 +88,7 @@ class ListBlocks:
         prefix = _name(which.list_id, 0)[:ID_BYTES]
         found = self._cursor.set_range(prefix)
         while found and self._cursor.key().startswith(prefix):
-            if self._index() + packed_list.count(self._cursor.value()) > start:
+            if self._index() + packed_list.count(opened(self._cursor.value())) > start:
                 break
             found = self._cursor.delete() and bool(self._cursor.key())
         return which._replace(start=start)

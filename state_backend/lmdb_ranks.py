@@ -2,7 +2,7 @@
 
     blocks    set id (8), number of a node (8)  ->  node; the root is number 0, further numbers are never given twice
 
-    node      packed (see `packed_sorted`) | children | level u8: 0 for a leaf
+    node      packed (see `packed_sorted`) | children | level u8: 0 for a leaf | checksum
     leaf      packed are the members; there are no children
     inner     packed are the places from which on the members of each child stand, as (score, text): the text is cut
               where it already tells the child before from this one; children: n x u64 their numbers, then n x u64 how
@@ -15,7 +15,7 @@ are applied together, each node that they concern is written once, and split or 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil, inf, nextafter
@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import lmdb
 
 from state_backend import packed_sorted
-from state_backend.errors import StoreError
+from state_backend.checksums import opened, sealed
+from state_backend.errors import StoreDamagedError
 from state_backend.packed_sorted import Pair
 
 # Of a node: beyond these it is split, into nodes filled to three quarters; below a quarter it is joined with another
@@ -85,24 +86,25 @@ class Inner(NamedTuple):
 
 
 class Ranks:
-    """The tree of one sorted set, to read. `get` reads a record of `blocks`.
+    """The tree of one sorted set, to read, in the table `blocks`.
 
     inner: where inner nodes on the way to a place are kept taken apart, up to `INNER_KEPT`, while the tree stays as it
     is.
     """
 
     def __init__(
-        self, get: Callable[[bytes], bytes | None], set_id: bytes, inner: dict[int, Inner] | None = None
+        self, txn: lmdb.Transaction[bytes], table: Any, set_id: bytes, inner: dict[int, Inner] | None = None
     ) -> None:
-        self._get = get
+        self._txn = txn
+        self._table = table
         self._set_id = set_id
         self._inner = {} if inner is None else inner
 
     def _node(self, number: int) -> bytes:
-        node = self._get(node_name(self._set_id, number))
+        node: bytes | None = self._txn.get(node_name(self._set_id, number), db=self._table)
         if node is None:
             raise _broken()
-        return node
+        return opened(node)
 
     def before(self, place: Pair) -> int:
         """Return how many members are before a place in the order."""
@@ -179,13 +181,7 @@ class RankTree(Ranks):
     """The tree of one sorted set, to change. `next_node` is the number that the next new node gets."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], table: Any, set_id: bytes, next_node: int) -> None:
-        def get(name: bytes) -> bytes | None:
-            found: bytes | None = txn.get(name, db=table)
-            return found
-
-        super().__init__(get, set_id)
-        self._txn = txn
-        self._table = table
+        super().__init__(txn, table, set_id)
         self.next_node = next_node
 
     def change(self, steps: Sequence[Step]) -> None:
@@ -215,7 +211,7 @@ class RankTree(Ranks):
         return self.next_node - 1
 
     def _put(self, number: int, node: bytes) -> None:
-        self._txn.put(node_name(self._set_id, number), node, db=self._table)
+        self._txn.put(node_name(self._set_id, number), sealed(node), db=self._table)
 
     def _delete(self, number: int) -> None:
         self._txn.delete(node_name(self._set_id, number), db=self._table)
@@ -360,5 +356,7 @@ def _cut(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
     return [*cuts, (start, n)]
 
 
-def _broken() -> StoreError:
-    return StoreError("the order of a sorted set does not fit its members in the store; remove the store's folder")
+def _broken() -> StoreDamagedError:
+    return StoreDamagedError(
+        "the order of a sorted set does not fit its members in the store; it is made anew from the log"
+    )

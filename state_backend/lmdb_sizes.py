@@ -10,6 +10,7 @@ from typing import Any
 
 import lmdb
 
+from state_backend.checksums import CHECK_BYTES
 from state_backend.lmdb_layout import (
     LONG,
     LONG_LIST,
@@ -78,7 +79,7 @@ def _packed_count(block: bytes) -> int:
 
 
 def _leaf_count(node: bytes) -> int:
-    return 0 if node[-1] else _packed_count(node)
+    return 0 if node[-1 - CHECK_BYTES] else _packed_count(node)
 
 
 def _rows(

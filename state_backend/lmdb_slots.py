@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import lmdb
 
+from state_backend.checksums import opened, sealed
 from state_backend.key_groups import ALL, NONE, KeyGroups
 from state_backend.lmdb_layout import (
     EXPIRING,
@@ -27,6 +28,7 @@ from state_backend.lmdb_layout import (
     payload_of,
     records_of_slots,
     slot_counts_name,
+    sound_rows,
     state_number_of,
 )
 from state_backend.lmdb_transaction import LmdbTransaction
@@ -72,7 +74,7 @@ class SlotsTransaction(LmdbTransaction):
 
     def _plain(self, cursor: lmdb.Cursor[bytes]) -> Iterator[bytes]:
         """Return slot and state of each key that does not expire, and count those that do."""
-        for at, record in cursor.iternext():
+        for at, record in sound_rows(cursor):
             if record[4:12] != NEVER or record[14] == LARGE:
                 self._count(at, record, 1)
             else:
@@ -99,14 +101,14 @@ class SlotsTransaction(LmdbTransaction):
 
     def _counts_of(self, slot: int) -> Counter[int]:
         stored = self._txn.get(slot_counts_name(slot.to_bytes(SLOT_BYTES, "big")), db=self._tables.meta)
-        return Counter(dict(SLOT_COUNT.iter_unpack(stored or b"")))
+        return Counter(dict(SLOT_COUNT.iter_unpack(opened(stored)) if stored else ()))
 
     def _write_counts(self, slot: bytes, added: Counter[int]) -> None:
         counts = self._counts_of(int.from_bytes(slot, "big"))
         counts.update(added)
         packed = b"".join(SLOT_COUNT.pack(*each) for each in counts.items() if each[1])
         if packed:
-            self._txn.put(slot_counts_name(slot), packed, db=self._tables.meta)
+            self._txn.put(slot_counts_name(slot), sealed(packed), db=self._tables.meta)
         else:
             self._txn.delete(slot_counts_name(slot), db=self._tables.meta)
 

@@ -13,8 +13,9 @@ import lmdb
 
 from state_backend import changed_keys, packed_list, packed_map, packed_sorted
 from state_backend.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT
+from state_backend.checksums import CHECK_BYTES, SOUND, checksum, damaged, opened
 from state_backend.descriptor import Kind
-from state_backend.errors import StoreError, WrongKindError
+from state_backend.errors import StoreDamagedError, WrongKindError
 from state_backend.key_events import Kept, Portion, unpack
 from state_backend.key_groups import ALL, KeyGroups
 from state_backend.lmdb_events import EVENTS, kept_of, portion_name
@@ -53,6 +54,7 @@ from state_backend.lmdb_layout import (
     read_header,
     read_meta,
     records_of_slots,
+    sound_rows,
     state_number_of,
 )
 from state_backend.lmdb_lists import ListBlocks, LongList
@@ -142,7 +144,7 @@ class LmdbSnapshot(Snapshot):
 
     def events(self, serial: int) -> Portion | None:
         packed = self._txn.get(portion_name(serial), db=self._tables.meta)
-        return None if packed is None else unpack(packed)
+        return None if packed is None else unpack(opened(packed))
 
     @property
     def key_groups(self) -> KeyGroups:
@@ -157,14 +159,14 @@ class LmdbSnapshot(Snapshot):
         if epoch > self.applied.epoch or len(epochs) > EPOCHS_KEPT:
             return None
         get, meta = self._txn.get, self._tables.meta
-        return changed_keys.unpack_all(get(changed_name(each), db=meta) for each in epochs)
+        return changed_keys.unpack_all(_opened(get(changed_name(each), db=meta)) for each in epochs)
 
     def expired_since(self, removals: int) -> Sequence[bytes] | None:
         removed = range(removals + 1, self.applied.removals + 1)
         if removals > self.applied.removals or len(removed) > REMOVALS_KEPT:
             return None
         get, meta = self._txn.get, self._tables.meta
-        return changed_keys.unpack_all(get(expired_name(each), db=meta) for each in removed)
+        return changed_keys.unpack_all(_opened(get(expired_name(each), db=meta)) for each in removed)
 
     def _live(self, key: bytes) -> bytes | None:
         """Return a key's record, or None if it is missing or expired."""
@@ -200,6 +202,8 @@ class LmdbSnapshot(Snapshot):
         record = self._txn.get(PLACE.pack(slot, crc32(key)))
         if record is None:
             return None
+        if checksum(record) != SOUND:
+            raise damaged()
         length, expire_at_ms, _, form = read_header(record)
         if length != len(key) or not record.startswith(key, NAME_AT):  # another key of the same position
             _, record = find(self._txn.get, place_of(key), key)
@@ -214,7 +218,7 @@ class LmdbSnapshot(Snapshot):
             if not self._is_live(record):
                 return None
             raise WrongKindError(f"{key[:100]!r} holds a {KINDS[form]}, not a value")
-        value: bytes = record[NAME_AT + length :]
+        value: bytes = record[NAME_AT + length : -CHECK_BYTES]
         return value
 
     def _long_text(self, payload: bytes) -> LongText:
@@ -227,7 +231,8 @@ class LmdbSnapshot(Snapshot):
         for at in range(start - start % PIECE_BYTES if start < stop else stop, stop, PIECE_BYTES):
             piece = get(piece_name(text_id, at // PIECE_BYTES), db=blocks)
             if piece is None:
-                raise StoreError("a piece of a long value is missing in the store; remove the store's folder")
+                raise StoreDamagedError("a piece of a long value is missing in the store; it is made anew from the log")
+            piece = opened(piece)
             whole_piece = start <= at and at + len(piece) <= stop
             yield piece if whole_piece else piece[max(0, start - at) : stop - at]
 
@@ -240,12 +245,14 @@ class LmdbSnapshot(Snapshot):
         for key, place in zip(keys, places_of(keys), strict=True):
             value: bytes | None = get(place)
             if value is not None:
+                if checksum(value) != SOUND:
+                    raise damaged()
                 length, expire_at_ms, _, form = read_header(value)
                 if form != wanted or length != len(key) or not value.startswith(key, NAME_AT):
                     value = None  # another kind, or another key of the same position
                     left.add(key)
                 else:
-                    value = value[NAME_AT + length :]
+                    value = value[NAME_AT + length : -CHECK_BYTES]
                     if expire_at_ms:
                         expiring.add(key)
                         value = value if expire_at_ms > now_ms else None
@@ -285,6 +292,8 @@ class LmdbSnapshot(Snapshot):
         get, table = self._txn.get, self._tables.fields
         found = list(map(get, field_places(map_id, names), repeat(None), repeat(table)))
         for index, (record, name) in enumerate(zip(found, names, strict=True)):
+            if record is not None and checksum(record) != SOUND:
+                raise damaged()
             if record is not None and not (record.startswith(name, NAME_AT) and read_header(record)[0] == len(name)):
                 found[index] = find(self._get_field, field_place(map_id, name), name)[1]  # another one's position, too
         return found
@@ -295,6 +304,8 @@ class LmdbSnapshot(Snapshot):
 
     def _get_field(self, at: bytes) -> bytes | None:
         record: bytes | None = self._txn.get(at, db=self._tables.fields)
+        if record is not None and checksum(record) != SOUND:
+            raise damaged()
         return record
 
     def _field_records(self, payload: bytes, cursor_at: int = 0) -> Iterator[tuple[bytes, bytes]]:
@@ -305,6 +316,8 @@ class LmdbSnapshot(Snapshot):
                 for at, record in cursor.iternext():
                     if not at.startswith(prefix):
                         return
+                    if checksum(record) != SOUND:
+                        raise damaged()
                     yield at, record
 
     def _live_field_records(self, record: bytes) -> Iterator[bytes]:
@@ -371,10 +384,12 @@ class LmdbSnapshot(Snapshot):
                 for at, record in cursor.iternext():
                     if not at.startswith(prefix):
                         return
+                    if checksum(record) != SOUND:
+                        raise damaged()
                     length, expire_at_ms, _, form = read_header(record)
                     if not 0 < expire_at_ms <= now_ms:
                         value_at = NAME_AT + length
-                        value = record[value_at:]
+                        value = record[value_at:-CHECK_BYTES]
                         yield record[NAME_AT:value_at], value if form == VALUE else self._long_text(value)
 
     def packed_map(self, key: bytes) -> bytes | None:
@@ -481,7 +496,7 @@ class LmdbSnapshot(Snapshot):
         return packed, large, inner
 
     def _ranks(self, large: LargeSet, inner: dict[int, Inner]) -> Ranks:
-        return Ranks(partial(self._txn.get, db=self._tables.blocks), large.prefix, inner)
+        return Ranks(self._txn, self._tables.blocks, large.prefix, inner)
 
     def sorted_size(self, key: bytes) -> int:
         packed, large, _ = self._sorted(key)
@@ -497,7 +512,9 @@ class LmdbSnapshot(Snapshot):
     def _scores(self, large: LargeSet, members: Sequence[bytes]) -> list[float | None]:
         read = SCORE.unpack_from
         records = self._fields(large.set_id, members)
-        return [None if record is None else read(record, len(record) - SCORE.size)[0] for record in records]
+        return [
+            None if record is None else read(record, len(record) - SCORE.size - CHECK_BYTES)[0] for record in records
+        ]
 
     def ranks(self, key: bytes, members: Sequence[bytes]) -> list[int | None]:
         packed, large, inner = self._sorted(key)
@@ -574,7 +591,7 @@ class LmdbSnapshot(Snapshot):
         owned = self.key_groups
         if owned != ALL:
             return records_of_slots(records, owned, position)
-        return records.iternext() if records.set_range(position.to_bytes(POSITION_BYTES, "big")) else ()
+        return sound_rows(records) if records.set_range(position.to_bytes(POSITION_BYTES, "big")) else ()
 
     def changes(self) -> Iterator[Change]:
         return self.lend(self._clock_ms, lambda: None)._live_changes()
@@ -614,3 +631,8 @@ class LmdbSnapshot(Snapshot):
 
     def random_keys(self) -> Iterator[bytes | None]:
         return keys_near_any(self.scan, self.key_groups)
+
+
+def _opened(stored: bytes | None) -> bytes | None:
+    """Return a value that may be missing, or empty, without its checksum."""
+    return opened(stored) if stored else stored

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from state_backend import packed_list, packed_map, packed_sorted
 from state_backend.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT, ChangedKeys
+from state_backend.checksums import CHECK_BYTES, check, checksum, opened, sealed
 from state_backend.descriptor import Kind, StateDescriptor
-from state_backend.errors import KeyConflictError, StoreError
+from state_backend.errors import KeyConflictError, StoreDamagedError, StoreError
 from state_backend.key_events import What
 from state_backend.lmdb_events import Before, KeyEvents, before, dead_events, what_happened
 from state_backend.lmdb_layout import (
@@ -62,6 +63,7 @@ from state_backend.lmdb_layout import (
     payload_of,
     piece_name,
     read_header,
+    sound_rows,
     state_number_of,
 )
 from state_backend.lmdb_lists import ListBlocks, LongList
@@ -142,14 +144,14 @@ class LmdbTransaction:
         last = self.meta.applied.epoch
         for old in range(max(0, last + 1 - EPOCHS_KEPT), min(last, epoch - EPOCHS_KEPT) + 1):
             delete(changed_name(old), db=meta)
-        put(changed_name(epoch), self._changed_keys.pack(), db=meta)
+        put(changed_name(epoch), _sealed(self._changed_keys.pack()), db=meta)
 
     def keep_expired_keys(self) -> None:
         """Write which keys a removal took, or took fields of, if there were any; forget those of an old one."""
         if self._changed_keys:
             put, delete, meta = self._txn.put, self._txn.delete, self._tables.meta
             removals = self.meta.applied.removals + 1
-            put(expired_name(removals), self._changed_keys.pack(), db=meta)
+            put(expired_name(removals), _sealed(self._changed_keys.pack()), db=meta)
             delete(expired_name(max(0, removals - REMOVALS_KEPT)), db=meta)
             self.meta.applied = replace(self.meta.applied, removals=removals)
 
@@ -283,9 +285,11 @@ class LmdbTransaction:
             head = heads.get(length) or heads.setdefault(length, HEADER.pack(length, 0, number, VALUE))
             start = head + key
             old = get(at)
+            new = start + value
+            new += checksum(new).to_bytes(CHECK_BYTES, "little")
             if (old is not None and not old.startswith(start)) or len(value) > PIECE_BYTES or at == before:
                 left.append(row)
-            elif old != (new := start + value):
+            elif old != new:
                 put(at, new)
                 note(key)
                 if old is None:
@@ -319,7 +323,7 @@ class LmdbTransaction:
             head = heads.get(length) or heads.setdefault(length, HEADER.pack(length, 0, state.number, VALUE))
             old = get(at)
             if old is not None and old.startswith(head + key):
-                old = old[NAME_AT + length :]
+                old = opened(old)[NAME_AT + length :]
                 try:
                     value = fold(old, value)
                 except (ValueError, ArithmeticError):
@@ -458,16 +462,22 @@ class LmdbTransaction:
             payload = LONG_TEXT.pack(text_id, len(value))
             for number_of_piece, start in enumerate(range(0, len(value), PIECE_BYTES)):
                 name_of_piece = piece_name(text_id.to_bytes(ID_BYTES, "big"), number_of_piece)
-                self._txn.put(name_of_piece, value[start : start + PIECE_BYTES], db=self._tables.blocks)
+                self._txn.put(name_of_piece, sealed(value[start : start + PIECE_BYTES]), db=self._tables.blocks)
         return make_record(name, payload, expire_at_ms, number, TEXT)
 
     def _holds(self, payload: bytes, value: bytes) -> bool:
         """Tell whether a long text is this value."""
         text_id, length = payload[:ID_BYTES][::-1], LONG_TEXT.unpack(payload)[1]
         return length == len(value) and all(
-            value.startswith(self._txn.get(piece_name(text_id, number), db=self._tables.blocks) or b"-", start)
+            value.startswith(self._piece(text_id, number), start)
             for number, start in enumerate(range(0, length, PIECE_BYTES))
         )
+
+    def _piece(self, text_id: bytes, number: int) -> bytes:
+        stored = self._txn.get(piece_name(text_id, number), db=self._tables.blocks)
+        if stored is None:
+            raise StoreDamagedError("a piece of a long value is missing in the store; it is made anew from the log")
+        return opened(stored)
 
     def _text(self, record: bytes) -> bytes:
         """Return the value of a key or of a field as a whole."""
@@ -476,7 +486,7 @@ class LmdbTransaction:
             return payload
         text_id, length = payload[:ID_BYTES][::-1], LONG_TEXT.unpack(payload)[1]
         pieces = range((length + PIECE_BYTES - 1) // PIECE_BYTES)
-        return b"".join(self._txn.get(piece_name(text_id, number), db=self._tables.blocks) or b"" for number in pieces)
+        return b"".join(self._piece(text_id, number) for number in pieces)
 
     # Reducing states -------------------------------------------------------------------------------------------
 
@@ -773,7 +783,7 @@ class LmdbTransaction:
         names = set()
         with self._txn.cursor(db=self._tables.fields) as cursor:
             if cursor.set_range(prefix):
-                for at, field in cursor.iternext():
+                for at, field in sound_rows(cursor):
                     if not at.startswith(prefix):
                         break
                     names.add(name_of(field))
@@ -815,7 +825,7 @@ class LmdbTransaction:
     ) -> None:
         """Write a map as a record per field, and its key's record over `old`."""
         map_id = self.meta.new_id()
-        self._txn.put(map_id.to_bytes(ID_BYTES, "big"), key, db=self._tables.maps)
+        self._txn.put(map_id.to_bytes(ID_BYTES, "big"), sealed(key), db=self._tables.maps)
         large, _ = self._with_fields(LargeMap(map_id, 0, 0, 0), puts)
         self._put_large_map(at, old, key, expire_at_ms, number, large)
 
@@ -921,7 +931,7 @@ class LmdbTransaction:
 
     def _records(self, cursor: lmdb.Cursor[bytes]) -> Iterable[tuple[bytes, bytes]]:
         """Iterate over (place, record) of all keys where this transaction works."""
-        return cursor.iternext()
+        return sound_rows(cursor)
 
     def note_expired(self, clock_ms: int, most: int) -> int:
         """Take keys that have expired by a clock out of the counts, oldest first, and tell of them and of fields.
@@ -980,6 +990,7 @@ class LmdbTransaction:
         key = self._txn.get(prefix, db=self._tables.maps)
         if key is None:
             return b"", None
+        key = opened(key)
         at, record = find(self._keys.get, place_of(key), key)
         is_its = record is not None and record[14] == LARGE and id_of(record) == prefix
         return at, record if is_its else None
@@ -1035,6 +1046,7 @@ class LmdbTransaction:
         ordinal = 0
         at = position
         while (record := self._keys.get(at)) is not None:
+            check(record)
             if expiry_of(record) <= self._now_ms and self._is_noted(at, record):
                 self._delete_key(at, record)
                 removed += 1  # another record now stands here, if there was one behind
@@ -1047,7 +1059,7 @@ class LmdbTransaction:
         """Remove fields of a large map that have expired, and let its line stand where it has to; return how many."""
         at, record = self._map_of(prefix)
         if record is None:
-            raise StoreError("an expiring field of a map without a key stands in the store; remove the store's folder")
+            raise StoreDamagedError("an expiring field of a map without a key stands in the store; it is made anew")
         map_id, size, expiring, _ = LargeMap.of(payload_of(record))
         removed = 0
         due_ms = 0
@@ -1057,7 +1069,7 @@ class LmdbTransaction:
                 break
             removed_here = self._remove_fields_at(prefix + name[2 * ID_BYTES :], due_ms)
             if not removed_here:
-                raise StoreError("a field that is not there is to expire in the store; remove the store's folder")
+                raise StoreDamagedError("a field that is not there is to expire in the store; it is made anew")
             removed += removed_here
         self._expired_fields += removed
         large = LargeMap(map_id, size - removed, expiring - removed, due_ms if expiring > removed else 0)
@@ -1073,6 +1085,7 @@ class LmdbTransaction:
         ordinal = 0
         at = position
         while (record := self._fields.get(at)) is not None:
+            check(record)
             if expiry_of(record) == due_ms:
                 self._delete_field(at, record)
                 removed += 1
@@ -1091,7 +1104,8 @@ class LmdbTransaction:
                     if removed >= most:
                         return removed
                     if table is self._tables.fields:
-                        self._drop(cursor.value())
+                        check(record := cursor.value())
+                        self._drop(record)
                     found = cursor.delete() and bool(cursor.key())
                     removed += 1
         self._txn.delete(prefix, db=self._tables.maps)
@@ -1110,3 +1124,8 @@ def has_expired(
             return True
         found = lines.set_range(max(noted + b"\0", FIRST_TIMED))
         return found and int.from_bytes(lines.key()[:8], "big") <= noted_to_ms
+
+
+def _sealed(packed: bytes) -> bytes:
+    """Return changed keys with their checksum; what stands for unknown ones stays empty."""
+    return sealed(packed) if packed else packed

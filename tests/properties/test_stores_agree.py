@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from state_backend import lmdb_ranks, packed_list, packed_map, packed_sorted, slots
+from state_backend.checksums import opened, sealed
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.epochs import rows_of_slots
 from state_backend.errors import KeyConflictError, WrongKindError
@@ -504,7 +505,7 @@ def assert_tables_fit(store: LmdbStore) -> None:
     for name in ("fields", "dues", "blocks"):
         assert {at[:8] for at, _ in tables[name]} <= owned | dropped
     larges = [(record, LargeMap.of(payload_of(record))) for _, record in keys if record[14] == LARGE]
-    assert {large.prefix: name_of(record) for record, large in larges}.items() <= dict(tables["maps"]).items()
+    assert {large.prefix: sealed(name_of(record)) for record, large in larges}.items() <= dict(tables["maps"]).items()
     lines_of_keys = {expiry_line(expiry_of(record), b"k", at) for at, record in keys if expiry_of(record)}
     lines_of_maps = {expiry_line(large.due_ms, b"m", large.prefix) for _, large in larges if large.due_ms}
     assert {line for line in lines if line[8:9] in b"km"} == lines_of_keys | lines_of_maps
@@ -513,7 +514,7 @@ def assert_tables_fit(store: LmdbStore) -> None:
     live = [(at, record) for at, record in fields if at[:8] not in dropped]
     dues = {due_name(at[:8], expiry_of(record), at[8:]) for at, record in live if expiry_of(record)}
     assert {name for name, _ in tables["dues"] if name[:8] not in dropped} == dues
-    assert_trees_fit(keys, fields, tables["blocks"])
+    assert_trees_fit(store, keys, fields, tables["blocks"])
     for _, large in larges:
         mine = [expiry_of(record) for at, record in fields if at[:8] == large.prefix]
         expiring = [at_ms for at_ms in mine if at_ms]
@@ -525,20 +526,23 @@ def assert_tables_fit(store: LmdbStore) -> None:
 
 
 def assert_trees_fit(
-    keys: list[tuple[bytes, bytes]], fields: list[tuple[bytes, bytes]], blocks: list[tuple[bytes, bytes]]
+    store: LmdbStore,
+    keys: list[tuple[bytes, bytes]],
+    fields: list[tuple[bytes, bytes]],
+    blocks: list[tuple[bytes, bytes]],
 ) -> None:
     """The members of large sets are counted, and the tree of a sorted one holds them in order and nothing else."""
     for record in (record for _, record in keys if record[14] in (MANY, TREE)):
         large = LargeSet.of(payload_of(record))
         members = {name_of(each): payload_of(each) for at, each in fields if at[:8] == large.prefix}
         assert len(members) == large.size > 0
-        nodes = {name: node for name, node in blocks if name[:8] == large.prefix}
+        nodes = {name: opened(node) for name, node in blocks if name[:8] == large.prefix}
         if record[14] == MANY:
             assert not nodes
             assert set(members.values()) == {b""}
             continue
-        ranks = Ranks(nodes.get, large.prefix)
-        runs = list(ranks.runs(0, large.size, is_reversed=False))
+        with store.begin() as txn:
+            runs = list(Ranks(txn, store.tables.blocks, large.prefix).runs(0, large.size, is_reversed=False))
         ranking = [(score, member) for run in runs for member, score in run]
         assert ranking == sorted((SCORE.unpack(score)[0], member) for member, score in members.items())
         assert max(map(len, runs)) <= lmdb_ranks.WIDTH_MAX
@@ -744,7 +748,7 @@ class StoresAgreeOnSomeSlots(StoresAgree):
         with self.lmdb.begin() as txn:
             places = [at for at, _ in txn.cursor(db=self.lmdb.tables.keys)]
             counted = [
-                (name[4:], sum(count for number, count in SLOT_COUNT.iter_unpack(stored) if number < EXPIRING))
+                (name[4:], sum(count for number, count in SLOT_COUNT.iter_unpack(opened(stored)) if number < EXPIRING))
                 for name, stored in txn.cursor(db=self.lmdb.tables.meta)
                 if name.startswith(b"slot")
             ]
