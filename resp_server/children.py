@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 # Secrets go by these, never on a command line: between our own processes, and what clients must send.
@@ -10,6 +11,9 @@ TOKEN_VARIABLE = "SPARKIS_CONTROL_TOKEN"
 PASSWORD_VARIABLE = "SPARKIS_PASSWORD"
 # What proxies, and nodes of a cluster, give a server to be let in.
 UPSTREAM_PASSWORD_VARIABLE = "SPARKIS_UPSTREAM_PASSWORD"
+
+# The signals that end a process that maps a damaged file.
+CRASHES = {signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
 
 SOURCE = str(Path(__file__).resolve().parent.parent)
 

@@ -45,6 +45,7 @@ from resp_server.short_way import ShortWay
 from resp_server.stats import Tally
 from resp_server.tracked_way import TrackedWay
 from state_backend.errors import StoreError
+from state_backend.lmdb_damage import of_damage
 from state_backend.slots import slot_of
 
 log = logging.getLogger(__name__)
@@ -429,6 +430,9 @@ class Dispatcher:
 
     def _expected(self, error: Exception) -> ReplyError:
         """Return what a client is told of an exception."""
+        if (damage := of_damage(error)) is not None:
+            error = damage
+            self._instance.keyspace.suspect_stores()
         if isinstance(error, StoreError):
             return reply_error_of(error, is_node=self._instance.cluster is not None)
         return error if isinstance(error, ReplyError) else self._instance.report(error)

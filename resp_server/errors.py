@@ -29,7 +29,7 @@ import secrets
 from collections.abc import Sequence
 from typing import ClassVar
 
-from state_backend.errors import JobLoadingError, SlotLoadingError, StoreError, WrongKindError
+from state_backend.errors import JobLoadingError, SlotLoadingError, StoreDamagedError, StoreError, WrongKindError
 
 log = logging.getLogger(__name__)
 
@@ -268,4 +268,5 @@ def reply_error_of(error: StoreError, *, is_node: bool = False) -> ReplyError:
         return WrongTypeError()
     if isinstance(error, SlotLoadingError):
         return ClusterDownError(str(error)) if is_node else LoadingError(str(error))
-    return LoadingError(str(error)) if isinstance(error, JobLoadingError) else PlainError(str(error))
+    is_loading = isinstance(error, (JobLoadingError, StoreDamagedError))
+    return LoadingError(str(error)) if is_loading else PlainError(str(error))

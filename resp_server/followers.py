@@ -82,6 +82,7 @@ class JobFollower:
         self._process: asyncio.subprocess.Process | None = None
         self._full_until_s = -math.inf
         self._is_shown = False
+        self._is_store_trusted = True
         self._readable = -1
         self.opened = asyncio.Event()
         self._waiting: set[tuple[int, asyncio.Future[bool]]] = set()
@@ -165,6 +166,8 @@ class JobFollower:
             command += ["--compact", "--retention-ms", str(self._retention_ms)]
         tells_events = self._tells_events
         command += ["--events"] if tells_events else []
+        command += [] if self._is_store_trusted else ["--anew"]
+        self._is_store_trusted = True
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
@@ -180,7 +183,9 @@ class JobFollower:
         assert process.stdout is not None
         async for line in process.stdout:
             await self._take(json.loads(line))
-        await process.wait()
+        if -await process.wait() in children.CRASHES:
+            self._is_store_trusted = False
+            self._hide()
 
     async def _end_process(self) -> None:
         process = self._process
@@ -197,6 +202,8 @@ class JobFollower:
     async def _take(self, event: Event) -> None:
         if event["event"] == "open":
             await self._open(event)
+        elif event["event"] == "damaged":
+            self._hide()
         else:
             told = {
                 "committed_epoch": event.get("committed", -1),
@@ -212,6 +219,15 @@ class JobFollower:
             if self._is_shown:
                 self._see(event)
                 self._reach(event["applied"])
+
+    def _hide(self) -> None:
+        """Have readers close the store: it is not what was written, and its applier makes another one."""
+        if self._is_shown:
+            logger.error("job %s: its store is damaged; it is not read until it is built anew from the log", self.name)
+        self._is_shown, self._readable = False, -1
+        self.owned = NONE
+        self._readers.hide(self.name)
+        self._changed()
 
     def _see(self, event: Event) -> None:
         """Take what an applier says of the store that is shown."""

@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -35,6 +35,7 @@ from resp_server.notifications import ClassesError, classes_of, letters_of
 from resp_server.programs import Program, add_level_option, tcp_port, whole_number
 from resp_server.server import Server
 from resp_server.shown import Readers, ShownJobs
+from resp_server.supervisor import SUPERVISED, supervise
 from resp_server.tls import CA_OPTION, add_tls_options, certificates_of, files_of, server_context
 from resp_server.workers.master import Workers
 from state_backend.compact import add_retention_option
@@ -216,8 +217,18 @@ def serve(options: argparse.Namespace) -> None:
         )
     roots = [open_filesystem(log).root for log in options.log]
     check_logs(roots)
+    supervised = json.loads(os.environ.pop(SUPERVISED, "{}"))
+    # Workers map the stores in place of this process, which starts them again.
+    is_supervisor = not (options.child or options.workers > 1 or supervised)
+    if supervised.get("port"):
+        options.port = supervised["port"]  # as before a restart
+        options.tls_port = supervised["tls_port"] if options.tls_port is not None else None
     with store_folder(options.store, roots) as folder:
-        uvloop.run(_serve(options, config_of(options), roots, folder))
+        config = config_of(options)
+        if not is_supervisor:
+            uvloop.run(_serve(options, config, roots, folder, supervised))
+    if is_supervisor:
+        supervise()
 
 
 def check_logs(roots: Sequence[str]) -> None:
@@ -257,7 +268,13 @@ def _lock(lock: BinaryIO, folder: Path) -> None:
     lock.flush()
 
 
-async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Sequence[str], folder: Path) -> None:
+async def _serve(
+    options: argparse.Namespace,
+    config: ServerConfig,
+    roots: Sequence[str],
+    folder: Path,
+    supervised: Mapping[str, int],
+) -> None:
     readers: Readers
     server: Server | Workers
     make_room_for(config.clients_max)
@@ -293,7 +310,9 @@ async def _serve(options: argparse.Namespace, config: ServerConfig, roots: Seque
         if options.child:
             ports = {"port": server.port, "tls_port": server.tls_port, "control_port": control_port}
             print(json.dumps(ports), flush=True)
-        await until_told_to_end(watches_input=options.child, users=server)
+        if supervised:
+            os.write(supervised["told"], json.dumps({"port": server.port, "tls_port": server.tls_port}).encode())
+        await until_told_to_end(watches_input=options.child, users=server, lifeline=supervised.get("lifeline"))
     finally:
         for task in (loading, following):
             if task is not None:
@@ -332,8 +351,10 @@ class HasUsers(Protocol):
         """Read the ACL file again, for all connections; AccessError says what is wrong with it, and nothing changes."""
 
 
-async def until_told_to_end(*, watches_input: bool, users: HasUsers | None = None) -> bool:
+async def until_told_to_end(*, watches_input: bool, users: HasUsers | None = None, lifeline: int | None = None) -> bool:
     """Wait for SIGTERM or SIGINT; a child also ends with its parent, which holds the other end of its input.
+
+    Or that of another descriptor, `lifeline`.
 
     SIGHUP, which a closed terminal sends too, has the ACL file read again. Returns whether it was told by a signal.
     """
@@ -346,7 +367,9 @@ async def until_told_to_end(*, watches_input: bool, users: HasUsers | None = Non
         loop.add_signal_handler(number, _end, ended, True)
     loop.add_signal_handler(signal.SIGHUP, _read_again, users)
     if watches_input:
-        loop.add_reader(sys.stdin.fileno(), _read_to_end, ended)
+        lifeline = sys.stdin.fileno()
+    if lifeline is not None:
+        loop.add_reader(lifeline, _read_to_end, ended, lifeline)
     return await ended
 
 
@@ -367,9 +390,9 @@ def _end(ended: asyncio.Future[bool], is_signal: bool) -> None:
         ended.set_result(is_signal)
 
 
-def _read_to_end(ended: asyncio.Future[bool]) -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+def _read_to_end(ended: asyncio.Future[bool], descriptor: int) -> None:
+    if not os.read(descriptor, 4096):
+        asyncio.get_running_loop().remove_reader(descriptor)
         _end(ended, False)
 
 

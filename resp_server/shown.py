@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from state_backend.descriptor import StateDescriptor
+from state_backend.key_groups import NONE
 from state_backend.keyspace import Job, Keyspace
 from state_backend.lmdb_store import LmdbStore
+from state_backend.memory_store import MemoryStore
 
 logger = logging.getLogger("sparkis.server")
 
@@ -39,6 +41,10 @@ class Readers(ABC):
     @abstractmethod
     def forget(self, job: str) -> None:
         """Show nothing of a job any more: its keys do not exist."""
+
+    @abstractmethod
+    def hide(self, job: str) -> None:
+        """Close a job's store, which is damaged: reads of its keys are told to come again until another is shown."""
 
     @abstractmethod
     def tell(self, job: str, known: Event) -> None:
@@ -71,6 +77,14 @@ class ShownJobs(Readers):
         if shown is not None:
             self._keyspace.jobs[job] = replace(shown, **known)
             self._keyspace.on_epoch()
+
+    def hide(self, job: str) -> None:
+        shown = self._keyspace.jobs.get(job)
+        if shown is not None:
+            nothing = MemoryStore(shown.generation)
+            nothing.show(NONE)  # a key in a slot that its store does not own is answered with LOADING
+            self._keyspace.put(replace(shown, store=nothing))
+            self._stores.pop(job, None)
 
     def forget(self, job: str) -> None:
         self._keyspace.remove(job)

@@ -12,13 +12,19 @@ means "look now"; its end means "end". It answers with one JSON object a line on
         when one of them changed; `applied` is the last epoch that readers see, `term` its writer's; `is_full` tells
         that the error is a store without room; `is_incomplete`, `slots` and the like as in the other
 
-In both, `slots` are owned, `loading` are those wanted that are not owned yet, and `wants` is how many `slots` lines
-had been taken by then: so a line's sender knows what was said before the line, and what after.
+    {"event": "damaged"}
+        the store that readers have is not what was written: they are to close it, and wait for another one
+
+In the first two, `slots` are owned, `loading` are those wanted that are not owned yet, and `wants` is how many `slots`
+lines had been taken by then: so a line's sender knows what was said before the line, and what after.
 
 Stores lie in `<FOLDER>/<job>/<generation>.<n>`. A store that no longer follows from the log (the log was rewound, or
 the store was lost) is built anew in the next folder, and readers answer from the old one until the new one has caught
 up; a new generation is taken over in the same way, once its first epoch is there. So is a copy without free pages,
 when these outweigh the others.
+
+A store is verified when a process opens it first, after it was copied, and when a reader met damage in it. One that is
+damaged is thrown away, and readers have none until the next one has caught up.
 
 Slots are gained and lost as `holding` says: one that is lost is not owned at once; one that is gained is loaded in
 portions between the epochs (see `loading`), and owned when it has caught up. While a store is built anew it is built of
@@ -52,6 +58,7 @@ from state_backend.errors import (
     LogCorruptError,
     LogUnavailableError,
     SparkisError,
+    StoreDamagedError,
     StoreError,
     StoreFullError,
 )
@@ -92,6 +99,8 @@ COMPACT_ABOVE_BYTES = 64 << 20
 # copy (measured: readers that hold eight epochs of 1 % of the keys keep three times as many pages as the state has).
 READERS_BEHIND_MAX = 2
 COMPACT_PAUSE_S = 300.0
+# A store in which readers met damage so often that nobody else finds is not trusted any more.
+SUSPICIONS_MAX = 2
 
 
 class Pulse:
@@ -144,6 +153,8 @@ class Applier:
         self._portions: Iterator[tuple[EpochChanges, Loading]] = iter(())
         self._loading: Loading | None = None  # what `_portions` goes on from
         self._store: LmdbStore | None = None
+        self._verified: Path | None = None  # this store was, or was made by this process
+        self._suspicions = 0  # of readers, that were not confirmed
         self._description: Description | None = None
         self._announced: Path | None = None
         self._announced_version = 0
@@ -168,9 +179,13 @@ class Applier:
         with suppress(SparkisError):
             sign = self._sign_of_life()  # before the log is followed: this notices that it was taken away
         try:
+            self._verify_if_suspect()
             self._give_up()
             self._follow()
             has_more = self._load()
+        except StoreDamagedError as damage:
+            self._throw_away(damage)
+            has_more = True
         except (SparkisError, OSError) as failed:
             error, is_full = str(failed), isinstance(failed, StoreFullError)
             if isinstance(failed, StoreError):
@@ -396,8 +411,54 @@ class Applier:
             self._announce(current)
 
     def _open_store(self, generation: str, *, is_anew: bool) -> LmdbStore:
-        path = self._path(generation, is_anew=is_anew)
-        return LmdbStore(path, generation, map_bytes_max=self._map_bytes_max)
+        """Open a store of a generation: the newest one that is what was written, or an empty one."""
+        while True:
+            path = self._path(generation, is_anew=is_anew)
+            try:
+                store = LmdbStore(path, generation, map_bytes_max=self._map_bytes_max)
+                try:
+                    if path != self._verified and store.applied.epoch >= 0:
+                        store.verify()
+                except StoreError:
+                    store.close()
+                    raise
+            except StoreDamagedError as damage:
+                self._throw_away(damage, path)
+                continue
+            self._verified, self._suspicions = path, 0
+            return store
+
+    def _verify_if_suspect(self) -> None:
+        """Raise StoreDamagedError if the store is cut short, or a reader met damage in it."""
+        if self._store is None:
+            return
+        self._store.check_length()
+        if self._store.is_suspect:
+            self._store.verify()
+            self._suspicions += 1
+            if self._suspicions >= SUSPICIONS_MAX:
+                raise StoreDamagedError("readers meet damage again and again that is not found here")
+            self._store.clear_suspicion()
+
+    def _throw_away(self, damage: StoreDamagedError, path: Path | None = None) -> None:
+        """Remove a damaged store, and have readers close it; the next one is in another folder."""
+        path = path or (self._store.path if self._store is not None else self._announced)
+        self.close()
+        logger.error("job %s: %s: %s; it is thrown away and built anew from the log", self._log.job, path, damage)
+        is_of_readers = self._announced is None or path is None or self._announced.stem == path.stem
+        if is_of_readers:  # or may be, from an applier before this one
+            self._report({"event": "damaged"})
+            self._announced, self._announced_version, self._shown, self._told = None, 0, Applied(""), {}
+        if path is not None:
+            stem, _, serial = path.name.rpartition(".")
+            path.with_name(f"{stem}.{int(serial) + 1}").mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
+
+    def throw_all_away(self) -> None:
+        """Trust no store that is there: the applier before ended in a way that a damaged one explains."""
+        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+            if path.is_dir():
+                self._throw_away(StoreDamagedError("the applier before was ended by a signal"), path)
 
     def _path(self, generation: str, *, is_anew: bool) -> Path:
         serial = max(self._serials(generation), default=0) + is_anew
@@ -499,7 +560,7 @@ class Applier:
         if self._store is None:
             return False
         has_more = False
-        with suppress(SparkisError, OSError):
+        try:
             has_more = self._store.remove_left(LOST_KEYS_MAX)
             self._store.tells_events = self._tells_events and self._store.path == self._announced
             has_more |= self._store.expire(self._clock(), EXPIRED_KEYS_MAX) >= EXPIRED_KEYS_MAX
@@ -512,6 +573,11 @@ class Applier:
                     self._compactor.run_if_due(self._store)
             if self._changed > TRIM_ABOVE_CHANGES:
                 self._give_back_memory()
+        except StoreDamagedError as damage:
+            self._throw_away(damage)
+            return True
+        except (SparkisError, OSError):
+            pass
         return has_more
 
     def _give_back_memory(self) -> None:
@@ -600,6 +666,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--compact", action="store_true", help="write snapshots, or parts of them, into the log, and sweep it"
     )
+    parser.add_argument("--anew", action="store_true", help="throw away what is in the folder of stores")
     parser.add_argument("--events", action="store_true", help="keep what happens to each key")
     parser.add_argument("--retention-ms", type=int, default=RETENTION_MS, help="what --compact keeps longer")
     parser.add_argument("--probe-interval-s", type=float, default=PROBE_INTERVAL_S)
@@ -621,6 +688,8 @@ def main(arguments: list[str] | None = None) -> None:
     log = ChangeLog(given.log)
     applier = Applier(log, given.job, given.store, report, compactor=compactor, slots=given.slots)
     applier.tell_events(given.events)
+    if given.anew:
+        applier.throw_all_away()
     with suppress(KeyboardInterrupt, BrokenPipeError):
         follow_until_end(applier, sys.stdin.fileno(), given.probe_interval_s)
     applier.close()

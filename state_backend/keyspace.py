@@ -92,6 +92,11 @@ class Keyspace:
             self.unreadable[name] = reason
             self.version += 1
 
+    def suspect_stores(self) -> None:
+        """Have all stores verified: a reader met something in one of them that is not what was written."""
+        for job in self.jobs.values():
+            job.store.suspect()
+
     def remove(self, name: str) -> None:
         """Take a job out; its store is the caller's to close."""
         if self.jobs.pop(name, None) is not None or self.unreadable.pop(name, None) is not None:

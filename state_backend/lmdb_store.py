@@ -3,7 +3,8 @@
 What lies in it is described in `lmdb_layout`; `lmdb_transaction` writes, `lmdb_snapshot` reads.
 
 LMDB runs without fsync: the applied epoch is written in the same transaction as its changes, so that a killed process
-loses nothing; a machine that crashed may, so a store made before the machine's last boot is thrown away.
+loses nothing; a machine that crashed may, so a store made before the machine's last boot is thrown away. Rows have
+checksums (see `checksums`), and what reads them raises StoreDamagedError; `verify` looks at all of a store.
 Writemap stays off: with it a full disk is a signal that ends the process, not an error.
 """
 
@@ -14,19 +15,21 @@ import shutil
 import struct
 from _thread import start_new_thread
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from errno import EDQUOT, EFBIG, EIO, ENOSPC
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 
 import lmdb
 
 from state_backend.descriptor import StateDescriptor
-from state_backend.errors import StoreError, StoreFullError
+from state_backend.errors import StoreDamagedError, StoreError, StoreFullError
 from state_backend.holding import Holding, Loading
 from state_backend.key_events import KEPT_BYTES_MAX, PORTION_BYTES
 from state_backend.key_groups import ALL, KeyGroups
+from state_backend.lmdb_damage import check_length, of_damage, verify
 from state_backend.lmdb_events import EVENTS, forget
 from state_backend.lmdb_layout import FORMAT, TABLES, Meta, Tables, read_meta
 from state_backend.lmdb_slots import SlotsTransaction
@@ -37,6 +40,9 @@ from state_backend.store import Applied, EpochChanges, Store
 # Address space, not disk: the file grows as it is written (guess; a state server holds a part of a job).
 MAP_BYTES_MAX = 1 << 40 if struct.calcsize("P") == 8 else 1 << 30
 READERS_MAX = 512
+DATA = "data.mdb"
+# A file that readers leave in a store's folder.
+SUSPECT = "suspect"
 # Beyond what LMDB asks for: a cache line per reader, and a header. LMDB takes a longer file as it is.
 LOCK_BYTES = 64 << 10
 # EIO: what LMDB makes of a write that was cut short, and that is how a disk fills up.
@@ -51,8 +57,12 @@ def _boot_id() -> str:
         return ""
 
 
+# Where the system does not tell one boot from another, a store that was not synced is trusted by one process alone.
+THIS_PROCESS = f"process {token_hex(16)}"
+
+
 def _boot_mark() -> str:
-    return f"{FORMAT} {_boot_id()}"
+    return f"{FORMAT} {_boot_id() or THIS_PROCESS}"
 
 
 class LmdbStore(Store):
@@ -77,12 +87,14 @@ class LmdbStore(Store):
         with self._explained(lmdb.Error, OSError):
             self._env = self._open(readonly=True) if is_reader else self._open_to_write()
             try:
-                self.tables = Tables(*(self._env.open_db(name, create=not is_reader) for name in TABLES))
+                is_new = not is_reader and not self._env.stat()["entries"]
+                self.tables = self._open_tables(is_new, is_reader)
                 if is_reader:
-                    self._file = os.open(self.path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
-            except (lmdb.Error, OSError):
+                    self._file = os.open(self.path / DATA, os.O_RDONLY | os.O_CLOEXEC)
+            except (lmdb.Error, OSError, StoreDamagedError):
                 self._env.close()
                 raise
+        self._page_bytes = self._env.stat()["psize"]
         self._begin = partial(self._env.begin, self.tables.keys)
         # Whether what happens to each key is kept from now on (see `key_events`): set by the writer.
         self.tells_events = False
@@ -91,16 +103,21 @@ class LmdbStore(Store):
         if not is_reader:
             self.clear_stale_readers()
 
+    def _open_tables(self, is_new: bool, is_reader: bool) -> Tables:
+        try:
+            return Tables(*(self._env.open_db(name, create=is_new) for name in TABLES))
+        except lmdb.NotFoundError as error:
+            if is_reader:
+                raise
+            raise StoreDamagedError(f"a table is missing: {error}") from error
+
     def _open_to_write(self) -> lmdb.Environment:
-        """Open the folder; one that cannot be trusted is made anew."""
+        """Open the folder; one from before the last boot is made anew. StoreDamagedError for one that is damaged."""
         boot = self.path / "boot"
         is_kept = boot.is_file() and boot.read_text() == _boot_mark()
         if is_kept:
-            try:
-                self._allocate_lock_file()
-                return self._open(readonly=False)
-            except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.VersionMismatchError):
-                pass
+            self._allocate_lock_file()
+            return self._open(readonly=False)
         shutil.rmtree(self.path, ignore_errors=True)
         self.path.mkdir(parents=True)
         self._allocate_lock_file()
@@ -119,6 +136,7 @@ class LmdbStore(Store):
                 raise
 
     def _open(self, *, readonly: bool) -> lmdb.Environment:
+        check_length(self.path / DATA)
         return lmdb.open(
             str(self.path),
             map_size=self._map_bytes_max,
@@ -135,6 +153,8 @@ class LmdbStore(Store):
         try:
             yield
         except kinds as error:
+            if (damage := of_damage(error)) is not None:
+                raise damage from error
             if isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or any(text in str(error) for text in NO_ROOM):
                 raise StoreFullError(
                     f"no room in the store {self.path}: {error}; make room on the disk, or raise its limit"
@@ -146,13 +166,21 @@ class LmdbStore(Store):
         try:
             return self._begin()
         except lmdb.Error as error:
-            raise StoreError(f"the store {self.path} cannot be read: {error}") from error
+            raise of_damage(error) or StoreError(f"the store {self.path} cannot be read: {error}") from error
 
     @contextmanager
     def _writing(self) -> Iterator[lmdb.Transaction[bytes]]:
         """A write transaction; it commits if the block ends without an error, and then its errors are ours."""
         with self._explained(lmdb.Error), self._env.begin(write=True, buffers=False) as txn:
             yield txn
+        with self._explained(OSError):
+            self._fill()
+
+    def _fill(self) -> None:
+        """Make the file as long as its pages say: LMDB leaves out the last ones if a transaction freed them again."""
+        needed = (self._env.info()["last_pgno"] + 1) * self._page_bytes
+        if os.stat(self.path / DATA).st_size < needed:
+            os.truncate(self.path / DATA, needed)
 
     def _meta(self, txn: lmdb.Transaction[bytes]) -> Meta:
         return read_meta(txn, self.tables, self.generation)
@@ -295,6 +323,30 @@ class LmdbStore(Store):
         """Free the reader slots of processes that died; their old pages would be kept for ever. Returns how many."""
         with self._explained(lmdb.Error):
             return int(self._env.reader_check())
+
+    def verify(self) -> None:
+        """Read everything; StoreDamagedError if something is not what was written. Two seconds for a million rows."""
+        self.check_length()
+        with self._explained(lmdb.Error), self._env.begin() as txn:
+            verify(txn, self.tables)
+
+    def check_length(self) -> None:
+        """Raise StoreDamagedError for a file that was cut short: to touch what it lacks would end this process."""
+        check_length(self.path / DATA)
+
+    def suspect(self) -> None:
+        """Have the writer verify the store: a reader met something that is not what was written."""
+        with suppress(OSError):
+            (self.path / SUSPECT).touch()
+
+    @property
+    def is_suspect(self) -> bool:
+        """Tell whether a reader met damage since the store was verified last."""
+        return (self.path / SUSPECT).exists()
+
+    def clear_suspicion(self) -> None:
+        """Forget that a reader met damage."""
+        (self.path / SUSPECT).unlink(missing_ok=True)
 
     def used_bytes(self) -> tuple[int, int]:
         """Return how much of the file is in use, and how much is free pages that wait to be used again."""

@@ -406,6 +406,9 @@ class Store(ABC):
         """Return how much of its files is in use, and how much waits to be used again; zeros if it has none."""
         return 0, 0
 
+    def suspect(self) -> None:  # noqa: B027  # a store that nobody else writes to has nothing to say
+        """Have the store verified by whoever writes it: a reader met something that is not what was written."""
+
     @property
     @abstractmethod
     def lineage(self) -> str:

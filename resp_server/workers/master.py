@@ -10,7 +10,7 @@ by all at one moment: each opens it, then all stand still, and go on when the la
 to another worker never sees an older epoch.
 
     master to worker    {"event": "start", ...}        once, with everything a server has to know
-                        {"event": "found", "job"}, "told", "forget"     what is known of a job (see `shown`)
+                        {"event": "found", "job"}, "told", "forget", "hide"   what is known of a job (see `shown`)
                         {"event": "open", "job", "of"}, then "hold", then "show"; or "drop" if one could not open it
                         {"event": "loading", "is_loading"}, "port"
                         {"event": "topology", "of", "node_id"}          what it is in a cluster
@@ -36,10 +36,12 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from resp_server import children
 from resp_server.access.users import AccessError, Outcome, Users
+from resp_server.children import CRASHES
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.config import ServerConfig
@@ -53,6 +55,7 @@ from resp_server.stats import Stats
 from resp_server.workers.channel import Channel, Line
 from state_backend.clock import now_ms
 from state_backend.errors import DescriptorError, SparkisError, StoreError
+from state_backend.lmdb_store import SUSPECT
 
 logger = logging.getLogger("sparkis.server")
 
@@ -265,6 +268,11 @@ class Workers(Readers):
             known.pop(job, None)
         self._send_all({"event": "forget", "job": job})
 
+    def hide(self, job: str) -> None:
+        if self._shown.pop(job, None) is not None:
+            self._found[job] = None
+        self._send_all({"event": "hide", "job": job})
+
     def tell(self, job: str, known: Event) -> None:
         if known.get("error") and job not in self._shown:
             self._found[job] = known["error"]
@@ -316,6 +324,14 @@ class Workers(Readers):
         finally:
             self.leave(worker)
             await worker.stop(STOP_S_MAX)
+            if -(worker.process.returncode or 0) in CRASHES:
+                self._suspect_stores()
+
+    def _suspect_stores(self) -> None:
+        """Have all stores verified: a worker was ended by a signal, as one is that maps a damaged file."""
+        for event in self._shown.values():
+            with suppress(OSError):
+                (Path(event["path"]) / SUSPECT).touch()
 
     async def _start_worker(self, number: int) -> _Worker:
         here, there = socket.socketpair()

@@ -107,6 +107,8 @@ class Worker:
                 self._jobs.tell(line["job"], line["known"])
             case "forget":
                 self._jobs.forget(line["job"])
+            case "hide":
+                self._jobs.hide(line["job"])
             case "open":
                 self._answer(line, self._open(line))
             case "hold":
