@@ -274,9 +274,8 @@ def _beat(writer: LogWriter, query: StreamingQuery | None) -> None:
     while is_active:
         is_active = _is_active(query)
         try:
-            if writer.is_fenced:
+            if not writer.beat(is_running=is_active):
                 return  # others watch the newer writer's sign of life
-            writer.beat(is_running=is_active)
         except SparkisError as error:  # the next commit fails with it too; readers see the silence
             logger.debug("no sign of life for job %s: %s", writer.job, error)
         time.sleep(BEAT_INTERVAL_S)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from zlib import crc32
 import pyarrow as pa
 
 from state_backend.epochs import ChangeFile, Epoch, rows_of_slots, runs_in
-from state_backend.errors import EpochHoleError, LogCorruptError, LogUnavailableError
+from state_backend.errors import EpochHoleError, LogCorruptError
 from state_backend.filesystems import Filesystem, open_filesystem
 from state_backend.key_groups import KeyGroups
 from state_backend.terms import Description, Term, Terms
@@ -253,19 +252,10 @@ class ChangeLog:
 def check_writable(root: str | Path | Filesystem) -> None:
     """Raise LogUnavailableError, before any work is done, if a log root cannot be written.
 
-    Neither can one whose storage lets two writers have one name: a mount without exclusive creation, or an object
-    store that does not heed the condition of a PUT.
+    Neither can one whose storage does not keep two writers apart: that is for `create` to find out.
     """
     filesystem = root if isinstance(root, Filesystem) else open_filesystem(root)
     filesystem.make_folder("")
     probe = f".{uuid.uuid4().hex}.probe"
-    try:
-        is_exclusive = filesystem.create(probe, b"first") and not filesystem.create(probe, b"second")
-    finally:
-        with suppress(LogUnavailableError):
-            filesystem.remove(probe)
-    if not is_exclusive:
-        raise LogUnavailableError(
-            f"the log {filesystem.root} cannot be written: its storage overwrites a file that is there although it is "
-            f"told not to, so that of two writers none would notice the other; use another store, or a newer version"
-        )
+    filesystem.create(probe, b"")
+    filesystem.remove(probe)

@@ -112,7 +112,7 @@ class LogWriter:
     each state that it changes, so that nothing of what was there before stays. is_anew: begin with nothing of what the
     query has in the log. Raises LogUnavailableError if the log cannot be written, DescriptorError if the states do not
     fit those that the log holds, JobInUseError if another query writes the job. Not to be shared between threads, but
-    for `beat` and `is_fenced`.
+    for `beat`.
     """
 
     def __init__(
@@ -347,21 +347,27 @@ class LogWriter:
         self.last = replace(epoch, inline=())
         return True
 
-    def beat(self, *, is_running: bool = True, is_at_rest: bool = False) -> None:
-        """Show a sign of life; to be called once a second while the query runs, from any thread.
+    def beat(self, *, is_running: bool = True, is_at_rest: bool = False) -> bool:
+        """Show a sign of life; False, and none is shown, once a newer writer has claimed the job. From any thread.
 
-        Readers watch the counter move. Where each write costs money it moves less often, and most calls do nothing.
+        To be called once a second while the query runs. Readers watch the counter move. Where each request costs money
+        it moves less often, and most calls do nothing.
         """
         shown, now_s = (is_running, is_at_rest), time.monotonic()
         if shown == self._shown and now_s < self._beat_due_s:
-            return
+            return True
+        try:
+            check_in_charge(self.log.terms, self._claim)
+        except FencedWriterError:
+            return False
         every_s = self._filesystem.beat_interval_s
-        self._shown, self._beat_due_s = shown, now_s + every_s - 1.0
         self._beats += 1
         sign = {"writer": self._claim.writer, "beat": self._beats, "every_s": every_s, "is_running": is_running}
         sign |= {"is_at_rest": True} if is_at_rest else {}
         path = self.log.terms.alive_path(self._claim.term)
         self._filesystem.replace(path, json.dumps(sign).encode(), is_durable=False)
+        self._shown, self._beat_due_s = shown, now_s + every_s - 1.0
+        return True
 
     def rest(self) -> None:
         """Say that what is there is whole, and not stale for want of more: nothing runs that would bring it."""
@@ -464,15 +470,6 @@ class LogWriter:
                 f"job {self.job!r} is gone from the log {self._filesystem.root}: was it moved, or its storage taken "
                 f"away? Put it back and start the query again; to begin anew, start with a new checkpoint"
             )
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether a newer writer has claimed the job."""
-        try:
-            check_in_charge(self.log.terms, self._claim)
-        except FencedWriterError:
-            return True
-        return False
 
     def _compare_replay(self, first: Epoch, rows: int, digest: int) -> None:
         if (first.rows, first.digest) != (rows, digest):

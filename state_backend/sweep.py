@@ -56,9 +56,7 @@ def _raised_floor(log: JobLog, current: Current, manifests: list[Epoch], last: E
     folder = f"{log.job}/{current.generation}/floor"
     if floor > before:
         log.filesystem.create(f"{folder}/{floor}", b"")
-    for name in log.filesystem.names(folder):
-        if _number(name) < floor:
-            log.filesystem.remove(f"{folder}/{name}")
+    _remove(log, folder, [name for name in log.filesystem.names(folder) if _number(name) < floor])
     return floor
 
 
@@ -70,24 +68,22 @@ def _sweep_changes(log: JobLog, current: Current, floor: int, last: Epoch) -> in
         epoch = log.epoch(current, number) if number < last.epoch else None
         if epoch is not None:
             listed[number] = {file.name for file in epoch.files}
-    removed = 0
-    for name in names:
+
+    def is_of_no_use(name: str) -> bool:
         number = _number(name)
-        if 0 <= number < floor or (number in listed and name not in listed[number]):
-            log.filesystem.remove(f"{folder}/{name}")
-            removed += 1
-    return removed
+        return 0 <= number < floor or (number in listed and name not in listed[number])
+
+    return _remove(log, folder, list(filter(is_of_no_use, names)))
 
 
 def _sweep_epochs(log: JobLog, current: Current, floor: int, last: Epoch) -> int:
     folder = f"{log.job}/{current.generation}/epochs"
-    removed = 0
-    for name in log.filesystem.names(folder):
+
+    def is_of_no_use(name: str) -> bool:
         number = _number(name)
-        if 0 <= number < floor or (name.startswith(".") and 0 <= number <= last.epoch):
-            log.filesystem.remove(f"{folder}/{name}")
-            removed += 1
-    return removed
+        return 0 <= number < floor or (name.startswith(".") and 0 <= number <= last.epoch)
+
+    return _remove(log, folder, list(filter(is_of_no_use, log.filesystem.names(folder))))
 
 
 def _sweep_snapshots(log: JobLog, current: Current, oldest: int) -> int:
@@ -132,6 +128,12 @@ def _has_epoch_until(log: JobLog, current: Current, until_ms: int) -> bool:
     """Tell whether a generation began so long ago."""
     oldest = [log.first(current), *log.snapshots(current)]
     return any(epoch is not None and epoch.clock_ms <= until_ms for epoch in oldest)
+
+
+def _remove(log: JobLog, folder: str, names: list[str]) -> int:
+    """Remove files of a folder; return how many."""
+    log.filesystem.remove_files([f"{folder}/{name}" for name in names])
+    return len(names)
 
 
 def _number(name: str) -> int:

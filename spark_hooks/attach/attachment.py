@@ -240,8 +240,7 @@ class Attachment:
             is_running = not self._stopping.wait(BEAT_INTERVAL_S) and self.error is None
             writer = self._writer
             try:
-                if not writer.is_fenced:
-                    writer.beat(is_running=is_running and self.failure is None and self._is_active())
+                writer.beat(is_running=is_running and self.failure is None and self._is_active())
             except Exception as error:  # of the log, or of a Spark that has stopped; the follower meets it too
                 logger.debug("no sign of life for job %s: %s", self.job, error)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar, cast
 
 import pyarrow as pa
 
@@ -56,6 +56,7 @@ class ObjectStoreFilesystem(Filesystem):
     beat_interval_s = 20.0
     probe_interval_s_max = 15.0
     jobs_interval_s_max = 60.0
+    _checked: ClassVar[set[str]] = set()  # roots whose store is known to heed conditions, in this process
 
     def __init__(self, uri: str, location: str, **options: Any) -> None:
         """Open a bucket.
@@ -92,6 +93,27 @@ class ObjectStoreFilesystem(Filesystem):
                 return None
 
     def create(self, path: str, content: bytes) -> bool:
+        if self.root not in self._checked:
+            self._check_conditions()
+        return self._create(path, content)
+
+    def _check_conditions(self) -> None:
+        """Raise LogUnavailableError if the store does not heed the condition of a PUT: old versions of some do not."""
+        probe = f".{uuid.uuid4().hex}.probe"
+        try:
+            is_heeded = self._create(probe, b"first") and not self._create(probe, b"second")
+        finally:
+            with suppress(LogUnavailableError):
+                self.remove_files([probe])
+        if not is_heeded:
+            raise LogUnavailableError(
+                f"the log {self.root} cannot be written: its store overwrites a file that is there although the "
+                f"condition of the PUT forbids it, so that of two writers none would notice the other; use another "
+                f"store, or a newer version"
+            )
+        self._checked.add(self.root)
+
+    def _create(self, path: str, content: bytes) -> bool:
         attempt = uuid.uuid4().hex
 
         def put() -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from compat.object_store import faulty_proxy, s3_server
 from compat.object_store.faulty_proxy import FaultyProxy
+from state_backend.change_log import check_writable
 from state_backend.filesystems import Filesystem, open_filesystem
 
 BUCKET = "sparkis-tests"
@@ -34,8 +35,10 @@ def proxy(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy
 
 @pytest.fixture
 def root(proxy: FaultyProxy) -> str:
-    """The address of a log that nobody else has."""
-    return f"s3://{BUCKET}/{uuid.uuid4().hex}/log"
+    """The address of a log that nobody else has, and that was tried out, so that tests count their own requests."""
+    address = f"s3://{BUCKET}/{uuid.uuid4().hex}/log"
+    check_writable(address)
+    return address
 
 
 @pytest.fixture

@@ -12,9 +12,11 @@ import pytest
 
 from compat.object_store.faulty_proxy import FaultyProxy, Kind
 from state_backend.change_log import check_writable
+from state_backend.descriptor import StateDescriptor
 from state_backend.errors import LogUnavailableError
 from state_backend.filesystems import Filesystem, open_filesystem
 from state_backend.filesystems.object_store import PART_BYTES
+from state_backend.log_writer import LogWriter
 
 ROUNDS = 20
 WRITERS = 4
@@ -229,9 +231,13 @@ def test_a_log_that_can_be_written_is_left_as_it_was(proxy: FaultyProxy, root: s
     assert filesystem.names("") == []
 
 
-def test_a_store_that_ignores_the_condition_of_a_put_is_found_out(
-    proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("is_sink", [True, False])
+def test_a_store_that_ignores_the_condition_of_a_put_is_found_out(proxy: FaultyProxy, is_sink: bool) -> None:
     proxy.drop_header = b"if-none-match"
+    root = f"s3://sparkis-tests/{uuid.uuid4().hex}"
     with pytest.raises(LogUnavailableError, match="overwrites a file that is there"):
-        check_writable(root)
+        if is_sink:
+            check_writable(root)
+        else:
+            LogWriter(root, "job", [StateDescriptor("v", key="k", value="v")])
+    assert open_filesystem(root).names("") == []
