@@ -34,9 +34,10 @@ class LongRequest(list[bytes]):
         self.size_bytes = size_bytes
 
 
-# Standard: the limits of Redis 7; of words that of Redis up to 6, as 2^31 of them cannot be taken in portions.
+# Standard: the limits of Redis 7; of words that come that of Redis up to 6, as they are let go in one turn.
 INLINE_BYTES_MAX = 64 * 1024
-COUNT_MAX = 1024 * 1024
+COUNT_MAX = 2**31 - 1
+WORDS_MAX = 1024 * 1024
 UNAUTHENTICATED_COUNT_MAX = 10
 UNAUTHENTICATED_BULK_BYTES_MAX = 16_384
 BULK_BYTES_MAX = 512 * 1024 * 1024
@@ -126,6 +127,11 @@ class RequestParser:
             if not data and not rest:
                 self._chunk_bytes = 0
                 self._begun = b""
+                return requests
+            if rest and requests:  # what is left of the portion may be split with what is behind it
+                self._chunks, self._chunk_bytes, self._wanted_bytes = [data], len(data), 0
+                self._put_off(rest)
+                self._check_size()
                 return requests
         try:
             self._parse(data, requests)
@@ -220,6 +226,8 @@ class RequestParser:
             return at
         if data[at] != 0x24:  # $
             raise ProtocolError(f"expected '$', got '{typed(data[at : at + 1])}'")
+        if self._missing > WORDS_MAX:
+            raise ProtocolError("invalid multibulk length")
         start = line_end + 2
         end = start + self._bulk_length(data[at + 1 : line_end])
         if len(data) < end + 2:

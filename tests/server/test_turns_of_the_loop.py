@@ -18,7 +18,7 @@ from resp_server.commands.table import Command
 from resp_server.config import ServerConfig
 from resp_server.glob import PATTERN_BYTES_MAX
 from resp_server.long_requests import WHOLE_WORDS_MAX
-from resp_server.protocol.requests import COUNT_MAX
+from resp_server.protocol.requests import WORDS_MAX
 from resp_server.protocol.subscriptions import NAME_BYTES_MAX, SUBSCRIPTIONS_MAX
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job, Keyspace
@@ -151,10 +151,10 @@ MANY_MEMBERS = [b"m%d" % at for at in range(200_000)]
 PATTERN = b"*" + b"k?" * 500 + b"b*"
 MANY_PATTERNS = [PATTERN + b"%d" % at for at in range(60)]
 ATTACKS = {
-    "a million words, refused": request(b"SET", *[b"x"] * (COUNT_MAX - 1)),
-    "a million words of no command": request(b"NO", *[b"x"] * (COUNT_MAX - 1)),
-    "keys of a million words": request(b"COMMAND", b"GETKEYS", b"MGET", *[b"k"] * (COUNT_MAX - 3)),
-    "more words than a request may have": b"*%d\r\n" % (COUNT_MAX + 1),
+    "a million words, refused": request(b"SET", *[b"x"] * (WORDS_MAX - 1)),
+    "a million words of no command": request(b"NO", *[b"x"] * (WORDS_MAX - 1)),
+    "keys of a million words": request(b"COMMAND", b"GETKEYS", b"MGET", *[b"k"] * (WORDS_MAX - 3)),
+    "more words than a request may have": b"*%d\r\n$1\r\nx\r\n" % (WORDS_MAX + 1),
     "a name of 50 MB": request(b"CLIENT", b"SETNAME", b"x" * 50_000_000),
     "a name of 1 MB": request(b"CLIENT", b"SETNAME", b"x" * WORD_BYTES),
     "EXISTS": request(b"EXISTS", *MANY),
