@@ -353,4 +353,4 @@ def test_a_writer_that_was_fenced_shows_no_signs_of_life(job: Job, scene: Scene)
         threads = eventually(lambda: [each.name for each in enumerate_threads()], lambda names: BEAT not in names)
         assert BEAT not in threads
     job.stop()
-    assert beats() == {"writer": newer.current.writer, "beat": 2, "is_running": False}
+    assert beats() == {"writer": newer.current.writer, "beat": 2, "every_s": 1.0, "is_running": False}
