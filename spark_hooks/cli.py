@@ -13,7 +13,7 @@ from resp_server.programs import Program, tcp_port
 from resp_server.registry import process as registry
 from resp_server.router import process as proxy
 from sparkis import __version__
-from state_backend import compact, drop, rename
+from state_backend import compact, drop, promotion, rename
 
 DESCRIPTION = "Read the live keyed state of Spark streaming jobs with any Redis client."
 
@@ -137,6 +137,7 @@ COMMANDS = (
     Command("status", "show the jobs and states of a server", status.DESCRIPTION, status.add_options, status.run),
     Command("compact", "shorten a change log", compact.DESCRIPTION, compact.add_options, compact.run),
     Command("drop", "remove a job for good", drop.DESCRIPTION, drop.add_options, drop.run),
+    Command("promote", "show a state that is held back", promotion.DESCRIPTION, promotion.add_options, promotion.run),
     Command("rename", "give a job another name", rename.DESCRIPTION, rename.add_options, rename.run),
 )
 

@@ -19,8 +19,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks import endpoints, executors, progress, task
+from spark_hooks.catching_up import CATCH_UP_TIMEOUT_S, CatchingUp
 from spark_hooks.layout import Layout
-from spark_hooks.sessions import parallelism_of
+from spark_hooks.offsets import OffsetLog
+from spark_hooks.sessions import execution_of, parallelism_of, session_at_hand
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import DescriptorError, SparkisError
 from state_backend.log_writer import LogWriter, OnRewind
@@ -84,9 +86,8 @@ class Run:
 
 def checkpoint_of(query: StreamingQuery) -> str:
     """Return where a query keeps its checkpoint, as Spark writes it; empty where Spark does not tell."""
-    running: Any = query
     try:
-        return str(running._jsq.streamingQuery().resolvedCheckpointRoot())
+        return str(execution_of(query).resolvedCheckpointRoot())
     except (AttributeError, Py4JError, TypeError) as error:
         logger.debug("the checkpoint of the query %s was not found: %s", query.id, error)
         return ""
@@ -109,13 +110,7 @@ def _active_query(session: SparkSession, query_id: str) -> StreamingQuery | None
 
 def planned(query: StreamingQuery) -> str:
     """Return the plan of a query of this driver, as text."""
-    return str(_execution(query).analyzedPlan().toString())
-
-
-def _execution(query: StreamingQuery) -> Any:
-    """Return what runs a query in the JVM: behind what `start` returns; `_active_query` finds it itself."""
-    running: Any = query._jsq
-    return running.streamingQuery() if running.getClass().getSimpleName() == "StreamingQueryWrapper" else running
+    return str(execution_of(query).analyzedPlan().toString())
 
 
 @dataclass(frozen=True)
@@ -129,6 +124,7 @@ class Publication:
     visibility_timeout_s: float
     on_rewind: OnRewind
     has_progress: bool = False
+    catch_up_timeout_s: float | None = CATCH_UP_TIMEOUT_S
     takeover: bool = False
 
 
@@ -143,6 +139,8 @@ class Publisher:
         self._committed_here = -1
         self._run: Run | None = None
         self._query: StreamingQuery | None = None
+        self._offsets = OffsetLog(None)
+        self._catching_up: CatchingUp | None = None
 
     def open(self, run: Run, siblings: Collection[str] = ()) -> LogWriter:
         """Return the writer of the run, opened at the first call; opening it fences whoever wrote before.
@@ -174,8 +172,12 @@ class Publisher:
                     checkpoint=run.checkpoint,
                     is_beating=True,
                     takeover=self._told.takeover,
+                    holds_back=self._told.catch_up_timeout_s != 0,
                 )
-                beat = threading.Thread(target=_beat, args=(writer, run.query), name=f"sparkis-beat-{job}", daemon=True)
+                self._offsets = OffsetLog(run.checkpoint or None, session_at_hand() if run.query is not None else None)
+                self._catching_up = CatchingUp(writer, self._told.catch_up_timeout_s, run.query, self._offsets)
+                given = (writer, run.query, self._catching_up)
+                beat = threading.Thread(target=_beat, args=given, name=f"sparkis-beat-{job}", daemon=True)
                 beat.start()
                 for endpoint in endpoints.of_log(self._told.log):
                     endpoint.notice(job, -1)  # its servers open the job while Spark prepares the first batch
@@ -191,7 +193,10 @@ class Publisher:
         results = self._write_files(batch, batch_id, writer, clock_ms)
         replaces = tuple(state.name for state in self._told.states) if self._told.mode == "complete" else ()
         own = None if self._query is None else progress.stream_of(writer.job, self._query)
-        is_new = task.commit(writer, batch_id, clock_ms, results, replaces, own)
+        offsets = self._offsets.ends_of(batch_id)
+        is_new = task.commit(writer, batch_id, clock_ms, results, replaces, own, offsets)
+        assert self._catching_up is not None
+        self._catching_up.committed(offsets)
         is_first, self._committed_here = self._committed_here < 0, batch_id
         if not is_new:
             logger.info("job %s: epoch %d was committed before a restart; its replay is left out", writer.job, batch_id)
@@ -238,6 +243,8 @@ class Publisher:
         known = endpoints.of_log(self._told.log)
         for endpoint in known:
             endpoint.notice(job, epoch)
+        if self._catching_up is not None and not self._catching_up.is_over:
+            return
         timeout_s = self._told.visibility_timeout_s or (FIRST_VISIBILITY_TIMEOUT_S if is_first and known else 0.0)
         if not timeout_s:
             return
@@ -268,14 +275,15 @@ def _is_active(query: StreamingQuery | None) -> bool:
         return False
 
 
-def _beat(writer: LogWriter, query: StreamingQuery | None) -> None:
-    """Show a sign of life once a second while the query runs."""
+def _beat(writer: LogWriter, query: StreamingQuery | None, catching_up: CatchingUp) -> None:
+    """Show a sign of life once a second while the query runs, and look whether it has caught up."""
     is_active = True
     while is_active:
         is_active = _is_active(query)
         try:
             if not writer.beat(is_running=is_active):
                 return  # others watch the newer writer's sign of life
+            catching_up.look()
         except SparkisError as error:  # the next commit fails with it too; readers see the silence
             logger.debug("no sign of life for job %s: %s", writer.job, error)
         time.sleep(BEAT_INTERVAL_S)

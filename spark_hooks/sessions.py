@@ -7,6 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 # More ids than any Spark has cores; a range of them is spread over as many partitions as the application has cores.
 SPREAD_IDS = 1 << 16
@@ -42,6 +43,12 @@ def analyzed_plan(df: DataFrame) -> str:
         return str(df._jdf.queryExecution().analyzed().toString())
     explained: Any = df
     return str(explained._explain_string(extended=True)).partition("== Optimized")[0]
+
+
+def execution_of(query: StreamingQuery) -> Any:
+    """Return what runs a classic query in the JVM: it is behind what `start` returns, or that itself."""
+    running: Any = query._jsq
+    return running.streamingQuery() if running.getClass().getSimpleName() == "StreamingQueryWrapper" else running
 
 
 def parallelism_of(session: SparkSession) -> int:

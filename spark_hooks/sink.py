@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from spark_hooks.catching_up import CATCH_UP_TIMEOUT_S
 from spark_hooks.columns import check_columns
 from spark_hooks.layout import check_layout
 from spark_hooks.progress import check_apart, is_asked_for
@@ -205,6 +206,7 @@ def _publication(
     on_rewind: OnRewind,
     progress: bool | None,
     takeover: bool,
+    catch_up_timeout: float | None,
     query: StreamingQuery | None = None,
 ) -> Publication:
     """Return the arguments of a call, checked; with the query that runs, if `df` is a micro-batch of one."""
@@ -213,6 +215,8 @@ def _publication(
     timeout_s = VISIBILITY_TIMEOUT_S if wait_for_visibility is True else wait_for_visibility
     if not isinstance(timeout_s, (int, float)) or timeout_s < 0:
         raise DescriptorError(f"wait_for_visibility= is True, False or seconds, not {wait_for_visibility!r}")
+    if catch_up_timeout is not None and not (isinstance(catch_up_timeout, (int, float)) and catch_up_timeout >= 0):
+        raise DescriptorError(f"catch_up_timeout= is a number of seconds, or None, not {catch_up_timeout!r}")
     described = _checked_states(df, states, job, given)
     _check_folded(described, mode, df, query)
     partitions_of(df.sparkSession)
@@ -226,7 +230,9 @@ def _publication(
             "progress=True: under Spark Connect the sink runs where Spark does not show the query's progress; "
             "leave it out"
         )
-    return Publication(tuple(described), mode, job, root, float(timeout_s), on_rewind, has_progress, takeover)
+    return Publication(
+        tuple(described), mode, job, root, float(timeout_s), on_rewind, has_progress, catch_up_timeout, takeover
+    )
 
 
 def _check_folded(states: Sequence[StateDescriptor], mode: Mode, df: DataFrame, query: StreamingQuery | None) -> None:
@@ -294,6 +300,7 @@ def queryable(
     on_rewind: OnRewind = "refuse",
     progress: bool | None = None,
     takeover: bool = False,
+    catch_up_timeout: float | None = CATCH_UP_TIMEOUT_S,
     **columns: Unpack[StateArguments],
 ) -> DataStreamWriter:
     """Make a streaming DataFrame's rows readable as state; returns a DataStreamWriter to name and start.
@@ -308,6 +315,8 @@ def queryable(
     wait_for_visibility  True, or seconds: a micro-batch ends only when it can be read, or that time has passed
     on_rewind            `truncate` drops epochs of the log that a checkpoint which was set back is to write again
     progress             True: the facts of the query's last micro-batch, as the hash `job:_progress`
+    catch_up_timeout     seconds for which readers keep the old state at most while a query that began anew (with a new
+                         checkpoint) catches up; 0: they see the new state at once, None: however long it takes
     takeover             True: take the job over from another query that writes it and is alive, which then fails
     """
     if not isinstance(df, DataFrame):
@@ -327,6 +336,7 @@ def queryable(
         on_rewind=on_rewind,
         progress=progress,
         takeover=takeover,
+        catch_up_timeout=catch_up_timeout,
     )
     if is_connect(df):
         from spark_hooks.connect import ConnectQueryableWriter  # it needs what only a client of Spark Connect has
@@ -367,6 +377,7 @@ def publish(
     on_rewind: OnRewind = "refuse",
     progress: bool | None = None,
     takeover: bool = False,
+    catch_up_timeout: float | None = CATCH_UP_TIMEOUT_S,
     checkpoint: str | Path | None = None,
     **columns: Unpack[StateArguments],
 ) -> None:
@@ -383,7 +394,7 @@ def publish(
             raise DescriptorError(NAME_MISSING)
         check_name("job", name)
         place = (_root_of(batch_df.sparkSession, log), name, run.query_id)
-        asked = (states, columns, mode, wait_for_visibility, on_rewind, progress, takeover)
+        asked = (states, columns, mode, wait_for_visibility, on_rewind, progress, takeover, catch_up_timeout)
         known = _published.get(place)
         if known is not None and known.run == run:
             known.publisher.check_not_committed(name, batch_id)
@@ -398,6 +409,7 @@ def publish(
                 wait_for_visibility=wait_for_visibility,
                 on_rewind=on_rewind,
                 progress=progress,
+                catch_up_timeout=catch_up_timeout,
                 query=run.query,
                 takeover=takeover,
             )

@@ -100,6 +100,7 @@ def commit(
     results: Sequence[Any],
     replaces: tuple[str, ...] = (),
     own: bytes | None = None,
+    offsets: tuple[str, ...] = (),
 ) -> bool:
     """Commit what the tasks of an epoch wrote; see `LogWriter.commit`.
 
@@ -113,4 +114,5 @@ def commit(
         rows=sum(each.rows for each in results),
         digest=sum(each.digest for each in results) & DIGEST_MASK,
         replaces=replaces,
+        offsets=offsets,
     )

@@ -48,7 +48,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from state_backend import snapshots
+from state_backend import promotion, snapshots
 from state_backend.change_log import ChangeLog, Current
 from state_backend.clock import Clock, now_ms
 from state_backend.compactor import Compactor
@@ -101,6 +101,9 @@ READERS_BEHIND_MAX = 2
 COMPACT_PAUSE_S = 300.0
 # A store in which readers met damage so often that nobody else finds is not trusted any more.
 SUSPICIONS_MAX = 2
+
+
+NOTHING_HELD: dict[str, int | None] = {"held_epoch": None, "held_since_ms": None}
 
 
 class Pulse:
@@ -161,6 +164,7 @@ class Applier:
         self._shown = Applied("")
         self._origin = 0  # of the store's epochs (see `epochs`)
         self._is_incomplete = False  # what readers see
+        self._held: dict[str, int | None] = NOTHING_HELD
         self._writer = ""
         self._quiet_looks = 0
         self._pulse = Pulse()
@@ -243,7 +247,7 @@ class Applier:
         """Load portions of what is to be gained, for a moment; True if there may be more."""
         until_s = time.monotonic() + LOADING_STEP_S
         while self._store is not None and (loading := self._store.hold(self._wanted).loading) is not None:
-            current = self._log.current()
+            current = self._log.shown()
             if current is None or current.generation != self._store.generation or self._store.applied.epoch < 0:
                 return False
             try:
@@ -273,12 +277,13 @@ class Applier:
 
     def _follow(self) -> None:
         # Who writes is looked up for each epoch: a new writer's epoch against the old writer's term would look foreign.
-        while (current := self._log.current()) is not None:
+        while (current := self._log.shown()) is not None:
             if self._store is None or self._store.generation != current.generation:
                 self._open(current, is_anew=False)
             epoch = self._next(current)
             if epoch is None:
                 self._announce(current)
+                self._note_held(current.held_back)
                 return
             self._apply(current, epoch)
             self._tell_again()  # not only after the looks for what is next: they may take long
@@ -287,6 +292,16 @@ class Applier:
                 f"job {self._log.job!r} is gone from the log {self._log.filesystem.root}: was it moved, or its storage "
                 f"taken away? What was read of it is shown until it is back. To remove it for good: sparkis drop"
             )
+
+    def _note_held(self, held_back: str | None) -> None:
+        """Note what is written and not shown yet: it is applied when it is to be shown."""
+        if held_back is None:
+            self._held = NOTHING_HELD
+            return
+        if self._held is NOTHING_HELD:
+            logger.info("job %s: generation %s is held back until it has caught up", self._log.job, held_back)
+        newest = max(self._log.numbers(held_back), default=-1)
+        self._held = {"held_epoch": newest, "held_since_ms": promotion.since_ms(self._log, held_back)}
 
     def _next(self, current: Current) -> Epoch | None:
         """Return the epoch to apply now. A store that does not follow from the log any more is begun anew."""
@@ -538,6 +553,7 @@ class Applier:
         return {
             "term": self._shown.term,
             "applied": self._shown.epoch,
+            **self._held,
             "is_incomplete": self._is_incomplete,
             "slots": str(slots),
             "loading": str(self._wanted - slots),

@@ -4,6 +4,7 @@
     <job>/alive/<term>.json                         a counter that moves while the term's writer lives; not durable
     <job>/<generation>/changes/<epoch>-<uuid>.arrow change files; no name is ever written twice
     <job>/<generation>/epochs/<epoch>.json          the commit point of an epoch (see `epochs`)
+    <job>/<generation>/shown.json                   readers see it, though it was held back at first (see `promotion`)
     <job>/<generation>/floor/<epoch>                what is below the highest of these does not exist any more
     <job>/<generation>/snapshots/<epoch>/...        the whole state as of an epoch (see `snapshots`)
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -43,6 +44,7 @@ class Current:
     term: int
     writer: str = ""
     description: Description | None = field(default=None, compare=False)
+    held_back: str | None = field(default=None, compare=False)  # the generation that is written while readers see this
 
 
 class JobLog:
@@ -57,6 +59,31 @@ class JobLog:
         """Return what counts now, or None if nobody ever wrote the job, or it was dropped."""
         term = self.terms.newest()
         return None if term is None or term.is_dropped else current_of(term)
+
+    def shown(self) -> Current | None:
+        """Return what readers are to see: what counts, or what did before it while that is held back.
+
+        A generation that is shown stays so, and with it all that are newer come after it: so this only goes forward.
+        """
+        newest = self.terms.newest()
+        if newest is None or newest.is_dropped:
+            return None
+        if self.may_be_seen(newest):
+            return current_of(newest)
+        for term in self.terms.down_from(newest.term - 1):
+            if term.is_dropped:
+                break
+            if term.generation and term.generation != newest.generation and self.may_be_seen(term):
+                return replace(current_of(term), held_back=newest.generation)
+        return current_of(newest)
+
+    def may_be_seen(self, term: Term) -> bool:
+        """Tell whether a term's generation is not held back, or not any more."""
+        return not term.is_held_back or self.filesystem.size(self.promotion_path(term.generation)) is not None
+
+    def promotion_path(self, generation: str) -> str:
+        """Return where it is said that a generation which was held back is shown, relative to the log's root."""
+        return f"{self.job}/{generation}/shown.json"
 
     def dropped(self) -> Term | None:
         """Return the term that says that the job is no more; None if it is, or if its folder is just not there."""

@@ -165,7 +165,7 @@ class Compactor:
 
 def compact(log: JobLog, shown: Snapshot, retention_ms: int, at_ms: int) -> str:
     """Write what a store shows as a snapshot, or a part of one; sweep if it is whole now. Return one line about it."""
-    current = log.current()
+    current = log.shown()
     if current is None or current.generation != shown.applied.generation:
         raise SparkisError(f"job {log.job!r}: the store is not of the generation that is written now")
     manifest = snapshots.write(log, current, shown)
@@ -190,7 +190,7 @@ def main(arguments: list[str] | None = None) -> int:
     log = ChangeLog(given.log).job(given.job)
     try:
         if given.store is not None:
-            current = log.current()
+            current = log.shown()
             store = LmdbStore(given.store, current.generation if current else "", is_reader=True)
             shown = store.snapshot(now_ms())
         elif (told := _told()) is not None:

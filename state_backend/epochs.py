@@ -10,6 +10,7 @@
     replaces            states whose whole content this epoch replaces (complete mode, or a state that was dropped)
     description         version of the `job.json` that declares its states
     origin              number of the first epoch of this log: above 0, the log began later than the query
+    offsets             where the query's sources end, as its checkpoint has them; [] if that is not known
     log_bytes           bytes of changes that the epochs list, from the first to this one; older versions did not count
     files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
     inline              list of base64 Arrow IPC streams: changes too few for a file of their own
@@ -99,6 +100,7 @@ class Epoch:
     format: int = FORMAT
     log_bytes: int = 0
     slots: KeyGroups = ALL
+    offsets: tuple[str, ...] = ()
 
     @property
     def ref(self) -> EpochRef:
@@ -123,6 +125,7 @@ class Epoch:
             "replaces": list(self.replaces),
             "description": self.description,
             "origin": self.origin,
+            "offsets": list(self.offsets),
             "log_bytes": self.log_bytes,
             "files": [vars(file) for file in self.files],
             "inline": [b64encode(stream).decode() for stream in self.inline],
@@ -157,6 +160,7 @@ class Epoch:
             inline=tuple(map(b64decode, content["inline"])),
             format=content["format"],
             log_bytes=content.get("log_bytes", 0),
+            offsets=tuple(content["offsets"]),
             slots=KeyGroups.parse(content["slots"]) if "slots" in content else ALL,
         )
 

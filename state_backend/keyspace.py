@@ -34,6 +34,7 @@ class Job:
 
     is_stale is True while no writer shows signs of life: the job is stopped, restarting, or out of reach. error is the
     reason why epochs are not applied, or empty. is_incomplete: the log began after the query did, in update mode.
+    held_epoch, held_since_ms: the last epoch of a newer generation that is not shown yet, and since when that is so.
     renamed_from: the job that this one was; that one is shown until this one is.
     """
 
@@ -45,6 +46,8 @@ class Job:
     committed_clock_ms: int = 0
     is_stale: bool = True
     is_incomplete: bool = False
+    held_epoch: int | None = None
+    held_since_ms: int | None = None
     error: str = ""
     renamed_from: str | None = None
 

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from state_backend import branch, packed_sorted
+from state_backend import branch, packed_sorted, promotion
 from state_backend.change_log import ChangeLog, current_of
 from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor, check_name, check_states
@@ -107,12 +107,12 @@ class LogWriter:
 
     query_id: whose state it is, the one that is there unless given. Another query's writer that is alive is not taken
     over, unless takeover is set. is_beating: `beat` is called once a second, so that others know this one to be alive.
-    checkpoint: the query's, by which its next writer is known to be the same query.
-    siblings are the writers of other jobs that the same run of the query publishes. is_whole: an epoch brings all of
-    each state that it changes, so that nothing of what was there before stays. is_anew: begin with nothing of what the
-    query has in the log. Raises LogUnavailableError if the log cannot be written, DescriptorError if the states do not
-    fit those that the log holds, JobInUseError if another query writes the job. Not to be shared between threads, but
-    for `beat`.
+    checkpoint: the query's, by which its next writer is known to be the same query. siblings are the writers of other
+    jobs that the same run of the query publishes. is_whole: an epoch brings all of each state that it changes, so that
+    nothing of what was there before stays. is_anew: begin with nothing of what the query has in the log. holds_back:
+    where readers see another query's state, they go on to see that until `show`. Raises LogUnavailableError if the log
+    cannot be written, DescriptorError if the states do not fit those that the log holds, JobInUseError if another query
+    writes the job. Not to be shared between threads, but for `beat`, `show` and `is_shown_by_others`.
     """
 
     def __init__(
@@ -130,6 +130,7 @@ class LogWriter:
         checkpoint: str = "",
         is_beating: bool = False,
         takeover: bool = False,
+        holds_back: bool = False,
     ) -> None:
         check_name("job", job)
         check_states(job, states)
@@ -138,6 +139,7 @@ class LogWriter:
         self._on_rewind = on_rewind
         self._source = source
         self._is_whole = is_whole
+        self._holds_back = holds_back
         self.states = tuple(state.for_job(job) for state in states)
         self._reductions = {state.name: (state, reduction_of(state)) for state in self.states}
         self.query_id = check_name("generation", query_id or self._query_in_charge() or uuid.uuid4().hex)
@@ -165,6 +167,7 @@ class LogWriter:
         term = self._claim.term
         base = None if is_anew else self.log.terms.last_of(self.query_id)
         self._go_on_resting(last)
+        is_held_back = self._is_to_be_held_back(base)
         if base is not None and last is not None and base.generation == last.generation:
             generation, why, description = base.generation, "restart", self._describe(base)
         else:
@@ -176,7 +179,14 @@ class LogWriter:
                 self._new_folder(term)
                 base = None
             description = self._describe(base)
-        self._put_in_charge(Term(term, why, self._claim.writer, generation, description))
+        self._put_in_charge(Term(term, why, self._claim.writer, generation, description, is_held_back=is_held_back))
+
+    def _is_to_be_held_back(self, base: Term | None) -> bool:
+        """Tell whether readers go on to see another generation: a query that goes on is held back if it was."""
+        if base is not None:
+            return not self.log.may_be_seen(base)
+        shown = self.log.shown()
+        return self._holds_back and shown is not None and self.log.end(shown) is not None
 
     def _go_on_resting(self, last: Term | None) -> None:
         """Keep a job at rest that was (see `rest`): it is not stale while it is taken over."""
@@ -196,6 +206,20 @@ class LogWriter:
         self._description = term.description
         self.current = current_of(term)
         self.last = self.log.end(self.current)
+        self.held = promotion.held(self.log)
+
+    def show(self, why: str) -> bool:
+        """Have readers see what is written, if it is held back; False if somebody else did. From any thread."""
+        is_new = promotion.show(self.log, self.current, why)
+        self.held = None
+        return is_new
+
+    def is_shown_by_others(self) -> bool:
+        """Look whether somebody else had shown what is held back; from any thread."""
+        if self.held is not None and promotion.held(self.log) is None:
+            self.held = None
+            return True
+        return False
 
     def __enter__(self) -> Self:
         return self
@@ -304,6 +328,7 @@ class LogWriter:
         rows: int = 0,
         digest: int = 0,
         replaces: tuple[str, ...] = (),
+        offsets: tuple[str, ...] = (),
     ) -> bool:
         """Make an epoch visible; False if it was committed before.
 
@@ -336,6 +361,7 @@ class LogWriter:
             files=tuple(files),
             inline=tuple(inline),
             format=self._description.format,
+            offsets=offsets,
         )
         self._check_files(epoch)
         epoch = self._fold(epoch)
@@ -503,7 +529,8 @@ class LogWriter:
         if has_before and not branch.copy(self.log, self.current, generation, number):
             raise self._not_reached(number)
         seal(self.log.terms, self._claim)
-        self._put_in_charge(Term(self._claim.term, "rewind", self._claim.writer, generation, self._description))
+        term = Term(self._claim.term, "rewind", self._claim.writer, generation, self._description)
+        self._put_in_charge(replace(term, is_held_back=self.held is not None))
 
     def _not_reached(self, number: int) -> RewoundCheckpointError:
         return RewoundCheckpointError(

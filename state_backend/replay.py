@@ -19,7 +19,7 @@ def read_snapshot(root: str | Path, job: str, epoch: int | None = None, at_ms: i
     or the epoch is not there.
     """
     log = ChangeLog(root).job(job)
-    current = log.current()
+    current = log.shown()
     newest = None if current is None else log.end(current)
     if current is None or newest is None:
         raise LogError(f"the log {log.filesystem.root} holds no epoch of a job {job!r}")

@@ -6,13 +6,13 @@ removed only for a reason that nothing can undo (`docs/design/0004-sweeping.md` 
     an epoch                 it is below the floor, which only rises
     a change file            its epoch is below the floor; or is committed, is not the last one, and does not list it
     a snapshot               it is older than the second newest whole one
-    a generation             an older term began it than the one that counts, or a term that is void
+    a generation             an older term began it than the one that readers see, or a term that is void
     a temporary file         of what is there already, or is one of these
 """
 
 from __future__ import annotations
 
-from state_backend.change_log import KEPT_SNAPSHOTS, Current, JobLog, current_of
+from state_backend.change_log import KEPT_SNAPSHOTS, Current, JobLog
 from state_backend.epochs import Epoch
 from state_backend.terms import first_term
 
@@ -101,7 +101,7 @@ def sweep_job(log: JobLog, until_ms: int) -> int:
     if term is None:
         return 0
     removed = 0
-    current = None if term.is_dropped else current_of(term)
+    current = log.shown()
     is_old = current is None or _has_epoch_until(log, current, until_ms)
     in_charge = term.term if current is None else first_term(current.generation)
     assert in_charge is not None

@@ -116,7 +116,8 @@ class Term:
     """What a claim came to.
 
     why: start, restart, return, rewind, rename, drop, or void. generation: the folder that counts; none if the term
-    is void or the job dropped. renamed_to: the job that a dropped one goes on as.
+    is void or the job dropped. renamed_to: the job that a dropped one goes on as. is_held_back: readers go on to see
+    what they saw before, until the generation is shown (see `promotion`).
     """
 
     term: int
@@ -125,6 +126,7 @@ class Term:
     generation: str = ""
     description: Description | None = None
     renamed_to: str | None = None
+    is_held_back: bool = False
 
     @property
     def is_void(self) -> bool:
@@ -142,6 +144,8 @@ class Term:
         if self.description is not None:
             content |= {"format": self.description.format, "generation": self.generation}
             content |= self.description.to_json()
+        if self.is_held_back:
+            content["is_held_back"] = True
         if self.renamed_to is not None:
             content["renamed_to"] = self.renamed_to
         return json.dumps(content, indent=1).encode() + b"\n"
@@ -252,6 +256,7 @@ class Terms:
                 stored["generation"] if has_states else "",
                 Description.from_json(stored) if has_states else None,
                 stored.get("renamed_to"),
+                stored.get("is_held_back", False),
             )
 
     def claim(self, number: int) -> Claim | None:

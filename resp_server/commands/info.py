@@ -459,6 +459,7 @@ def _sparkis(call: Call, total: Numbers) -> Section:
             f"lag_ms={'unknown' if behind_ms is None else behind_ms},"
             f"committed_at={committed_at(applied) or 'unknown'},age_ms={'unknown' if old_ms is None else old_ms},"
             f"stale={int(job.is_stale)},incomplete={int(job.is_incomplete)},"
+            f"held_epoch={'none' if job.held_epoch is None else job.held_epoch},"
             f"keys={'unknown' if seen.keys is None else seen.keys},"
             f"store_bytes={sizes.get(job.name, (0, 0))[0]}"
         )

@@ -108,6 +108,10 @@ class Checkpoint:
             for name in names
         )
 
+    def text(self, name: str) -> str | None:
+        """Return the content of a file, or None if there is none."""
+        return self._read(name)
+
     def _header(self, batch: int) -> dict[str, Any] | None:
         """Return what stands before a batch's offsets, or None if it is purged."""
         stored = self._read(f"offsets/{batch}")

@@ -10,11 +10,13 @@ from resp_server.router.merges import job_lines, keyspace_line, merged_jobs, mer
 from resp_server.router.slot_map import SlotMap
 from state_backend.key_groups import ALL, NONE, KeyGroups
 
+NOT_HELD = {"held_epoch": None, "held_since": None}
+
 
 def row(**other: Any) -> dict[str, Any]:
     facts = {"name": "j", "keys": 10, "slots": "0-8191", "applied": 4, "committed": 5, "lag_epochs": 1, "lag_ms": 20}
     age = {"committed_at": "2026-01-01T00:00:09.000Z", "age_ms": 1000}
-    return facts | age | {"stale": 0, "incomplete": 0, "error": ""} | other
+    return facts | age | {"stale": 0, "incomplete": 0, "error": ""} | NOT_HELD | other
 
 
 def test_keys_of_disjoint_slots_are_added_up_and_no_key_twice() -> None:
@@ -45,8 +47,19 @@ def test_what_is_shown_is_as_old_as_the_oldest_of_it_and_as_incomplete() -> None
         assert (found["committed_at"], found["age_ms"], found["incomplete"]) == (*older_age(older), 1)
         (found,) = merged([[older | {"job": "j"}], [unknown | {"job": "j"}]])
         assert (found["committed_at"], found["age_ms"]) == (None, None)
-    assert "committed_at=2026-01-01T00:00:02.500Z,age_ms=7500,stale=0,incomplete=1," in job_lines([older])
+    assert "committed_at=2026-01-01T00:00:02.500Z,age_ms=7500,stale=0,incomplete=1,held_epoch=none," in job_lines(
+        [older]
+    )
     assert "committed_at=unknown,age_ms=unknown," in job_lines([unknown])
+
+
+def test_a_generation_that_any_server_holds_back_is_told() -> None:
+    since = "2026-01-01T00:00:02.500Z"
+    held = [row(job="j", held_epoch=epoch, held_since=since) for epoch in (0, 2)]
+    for merged in (merged_jobs, merged_lags):
+        (found,) = merged([[row(job="j")], *([each] for each in held)])
+        assert (found["held_epoch"], found["held_since"]) == (2, since)
+        assert "incomplete=0,held_epoch=2,keys=" in job_lines([found])
 
 
 def older_age(facts: dict[str, Any]) -> tuple[str, int]:

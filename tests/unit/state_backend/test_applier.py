@@ -128,7 +128,7 @@ def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> 
     followed.writer().publish([put(b"k")])
     followed.step()
     told = [event for event in followed.events if event["event"] == "told"]
-    seen = {"term", "applied", "is_incomplete", "slots", "loading", "wants"}
+    seen = {"term", "applied", "is_incomplete", "held_epoch", "held_since_ms", "slots", "loading", "wants"}
     names = {"event", "version", "committed", "committed_clock_ms", "is_stale", "error", "is_full"} | seen
     assert [set(event) for event in told] == [names, names]
     assert all(seen <= set(event) for event in followed.events)
