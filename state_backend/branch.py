@@ -1,7 +1,8 @@
 """Begins a generation with what another one holds: after a rewind, or when a query comes back.
 
 What is copied is never written again (change files, epochs, snapshots), so a copy is a second name where the
-filesystem has links. The source may be swept meanwhile: a copy counts only once all that it needs is there.
+filesystem has links. The source may be swept meanwhile, or removed as a whole: a copy counts only once all that it
+needs is there, and the source's removal had not begun by then.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ def reaches(log: JobLog, source: Current, end: int | None) -> bool:
 def copy(log: JobLog, source: Current, target: str, end: int | None) -> bool:
     """Copy what leads to the epoch before `end` into the folder of a generation that has not begun.
 
-    Everything if `end` is None. False if the source does not lead there any more; LogCorruptError if files of it are
-    missing that nobody swept. Cost: two operations a file.
+    Everything if `end` is None. False if the source does not lead there any more, or is being removed; LogCorruptError
+    if files of it are missing that nobody swept. Cost: two operations a file.
     """
     before: _Plan | None = None
     while (plan := _plan(log, source, end)) is not None:
-        if _copied(log, source, target, plan):
+        is_whole = _copied(log, source, target, plan)
+        if log.terms.is_swept(source.generation):  # looked up last: then all that was copied was there
+            return False
+        if is_whole:
             return True
         if plan == before:
             raise LogCorruptError(
@@ -72,6 +76,9 @@ def _copied(log: JobLog, source: Current, target: str, plan: _Plan) -> bool:
         ):
             return False
         log.filesystem.create(f"{folder}/manifest.json", manifest.to_bytes())
+        # An earlier try may have copied epochs that are swept in the source by now, and not all that followed.
+        first = plan.numbers[0] if plan.numbers else plan.snapshot + 1
+        log.filesystem.create(f"{base}/floor/{first}", b"")
     for number in plan.numbers:
         epoch = log.epoch(source, number)
         if epoch is None or not _copied_files(

@@ -527,6 +527,7 @@ class LogWriter:
         self._claim = succeed(self.log.terms, self._claim)
         generation = self._new_folder(self._claim.term)
         if has_before and not branch.copy(self.log, self.current, generation, number):
+            self.check_in_charge()
             raise self._not_reached(number)
         seal(self.log.terms, self._claim)
         term = Term(self._claim.term, "rewind", self._claim.writer, generation, self._description)

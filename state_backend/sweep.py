@@ -108,6 +108,7 @@ def sweep_job(log: JobLog, until_ms: int) -> int:
     for name in log.filesystem.names(log.job):
         began = first_term(name)
         if began is not None and began != in_charge and (_is_void(log, began) or (is_old and began < in_charge)):
+            log.filesystem.create(log.terms.swept_path(name), b"")  # before anything of it is missing
             log.filesystem.remove(f"{log.job}/{name}")
             removed += 1
     for folder in ("alive", "terms"):

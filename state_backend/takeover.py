@@ -109,7 +109,7 @@ def _check_not_alive(terms: Terms, held: Claim) -> None:
             raise JobInUseError(
                 f"job {terms.job!r} in the log {terms.filesystem.root} is being written by query {held.query_id} "
                 f"({_place(held)}). Stop that query, or give this one another name (queryName or job=) or another "
-                f"log; to take the job over all the same, pass takeover=True"
+                f"log; to take the job over all the same, pass takeover=True (commands: --force)"
             )
 
 

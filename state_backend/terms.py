@@ -3,6 +3,7 @@
     <job>/terms/<term>.claim   somebody is to be the one writer from now on: who, where and since when
     <job>/terms/<term>.json    what the claim came to: the term has begun, with a generation and its states;
                                or it is void and never begins; or the job is dropped
+    <job>/terms/<term>.swept   the generation that the term began was replaced, and is being removed
     <job>/alive/<term>.json    the sign of life of the term's writer; the one file that is replaced, and not durable
 
 The newest term that has begun is in charge for readers. A writer looks at claims: whoever has a newer one fences it.
@@ -267,12 +268,20 @@ class Terms:
             return None
         with whole(self.filesystem, path):
             del stored["format"]
-            return Claim(**stored)
+            return Claim(**(stored | {"term": number}))
 
     def last_claim(self) -> Claim | None:
         """Return the newest claim; None if there never was one. Lists all of them."""
         number = max(self.numbers(".claim"), default=0)
         return self.claim(number) if number else None
+
+    def swept_path(self, generation: str) -> str:
+        """Return where it is noted that a generation is being removed, relative to the log's root."""
+        return f"{self.job}/terms/{first_term(generation)}.swept"
+
+    def is_swept(self, generation: str) -> bool:
+        """Tell whether a generation's removal has begun."""
+        return self.filesystem.size(self.swept_path(generation)) is not None
 
     def sign_of_life(self, number: int) -> dict[str, Any]:
         """Return the last sign of life of a term's writer (see `log_writer.LogWriter.beat`); empty if there is none."""

@@ -5,7 +5,7 @@ is to move a folder: HDFS moves it *into* a folder that has the name already, un
 refuses. So a file of `create` is a folder with one file in it:
 
     epochs/7.json/content                  of the writer whose folder got the name
-    epochs/7.json/.<uuid>.tmp/content      of one that came later, until it has removed it again; nobody reads it
+    epochs/7.json/.7.json.<uuid>.tmp/content      of one that came later, until it has removed it again; nobody reads it
 
 Files of `replace` and `open_new` are files. `replace` is not atomic where the file is there: HDFS, through pyarrow, has
 no such move. For a moment, or until the writer's next start if it dies there, the file is missing.
@@ -105,7 +105,8 @@ class ArrowFilesystem(Filesystem):
     @contextmanager
     def _temporary(self, path: str) -> Iterator[str]:
         """Return a name beside a file's own, and remove what has it at last."""
-        temporary = f"{self._full(path).rpartition('/')[0]}/.{uuid.uuid4().hex}.tmp"
+        folder, _, name = self._full(path).rpartition("/")
+        temporary = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
         try:
             yield temporary
         finally:

@@ -9,7 +9,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -62,7 +62,7 @@ class LocalFilesystem(Filesystem):
     @contextmanager
     def open_new(self, path: str) -> Iterator[BinaryIO]:
         target = self._root / path
-        temporary = target.with_name(f".{uuid.uuid4().hex}.tmp")
+        temporary = _temporary_of(target)
         with self._explained("write", path):
             try:
                 with open(temporary, "xb") as file:
@@ -115,8 +115,11 @@ class LocalFilesystem(Filesystem):
 
     def make_folder(self, path: str) -> None:
         with self._explained("make the folder", path):
-            (self._root / path).mkdir(parents=True, exist_ok=True)
-            for folder in [path, *map(str, PurePosixPath(path).parents)][:-1]:
+            target = self._root / path
+            above = [folder for folder in self._root.parents if not folder.exists()]
+            target.mkdir(parents=True, exist_ok=True)
+            inside = [target, *target.parents]
+            for folder in [*inside[: inside.index(self._root) + 1], *above]:
                 self._sync_folder(folder)
 
     def remove(self, path: str) -> None:
@@ -129,7 +132,7 @@ class LocalFilesystem(Filesystem):
 
     @contextmanager
     def _temporary(self, path: str, content: bytes, is_durable: bool) -> Iterator[Path]:
-        temporary = (self._root / path).with_name(f".{uuid.uuid4().hex}.tmp")
+        temporary = _temporary_of(self._root / path)
         try:
             with open(temporary, "xb") as file:
                 file.write(content)
@@ -141,13 +144,24 @@ class LocalFilesystem(Filesystem):
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
-    def _sync_folder(self, path: str) -> None:
+    def _sync_folder(self, path: str | Path) -> None:
         """Make a name in the folder that holds `path` durable."""
-        folder = os.open((self._root / path).parent, os.O_RDONLY)
+        target = self._root / path
+        try:
+            folder = os.open(target.parent, os.O_RDONLY)
+        except PermissionError:
+            if target != self._root:
+                raise
+            return  # the root was made by somebody who may do more
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _temporary_of(target: Path) -> Path:
+    """Return a new name beside a file's, which tells whose it is to whoever finds it after a kill (see `sweep`)."""
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
 
 
 def _name(temporary: Path, target: Path) -> None:

@@ -23,6 +23,7 @@ from state_backend.store import Snapshot
 ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS", "8"))
 JOB = "job"
 QUERY_ID = "query"
+GENERATION = f"{QUERY_ID}.1"
 STATES = (
     StateDescriptor("value", key="k", value="v"),
     StateDescriptor("map", key="k", field="f", value="v"),
@@ -79,7 +80,7 @@ def assert_whole(snapshot: Snapshot) -> int:
 
 def epoch_at(path: str) -> int:
     """Open a store as a server does and return its whole epoch."""
-    store = LmdbStore(path, QUERY_ID, is_reader=True)
+    store = LmdbStore(path, GENERATION, is_reader=True)
     try:
         with store.snapshot(1) as snapshot:
             return assert_whole(snapshot)

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from appliers import JOB, KEYS, QUERY_ID, ROUNDS, STATES, RunningApplier, changes_of, epoch_at, growing_log
+from appliers import GENERATION, JOB, KEYS, QUERY_ID, ROUNDS, STATES, RunningApplier, changes_of, epoch_at, growing_log
 
 from state_backend.change_log import ChangeLog
 from state_backend.lmdb_store import LmdbStore
@@ -87,7 +87,7 @@ def assert_chain(root: Path) -> int:
         assert epoch is not None
         assert epoch.previous == before
         before = epoch.ref
-        found = [change for run in log.runs(QUERY_ID, epoch) for change in changes_in(run)]
+        found = [change for run in log.runs(GENERATION, epoch) for change in changes_in(run)]
         assert sorted(found) == sorted(changes_of(number))
     return newest.epoch
 
@@ -128,7 +128,7 @@ def test_a_killed_reader_does_not_let_the_file_grow_for_ever(tmp_path: Path) -> 
 
 def hold_a_snapshot(path: str) -> None:
     """Open a snapshot and keep it until killed."""
-    with LmdbStore(path, QUERY_ID, is_reader=True).snapshot(1) as snapshot:
+    with LmdbStore(path, GENERATION, is_reader=True).snapshot(1) as snapshot:
         snapshot.entry(b"key:0")
         print("held", flush=True)
         sys.stdin.read()

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from appliers import JOB, QUERY_ID, ROUNDS, STATES, RunningApplier, changes_of, epoch_at, growing_log
+from appliers import GENERATION, JOB, QUERY_ID, ROUNDS, STATES, RunningApplier, changes_of, epoch_at, growing_log
 
 from compat.waiting import eventually
 from state_backend.change_log import ChangeLog
@@ -94,7 +94,7 @@ def test_a_state_read_from_parts_alone_is_whole(tmp_path: Path) -> None:
     log = ChangeLog(root).job(JOB)
     with LogWriter(root, JOB, STATES, QUERY_ID) as writer:
         epoch = 0
-        while epoch < 50 or log.numbers(QUERY_ID)[0] == 0:
+        while epoch < 50 or log.numbers(GENERATION)[0] == 0:
             assert epoch < 3000
             writer.publish(changes_of(epoch), epoch)
             for each in owners:

@@ -38,6 +38,7 @@ class Actor:
         self._turn = threading.Semaphore(0)
         self._back = threading.Semaphore(0)
         self._is_over = False
+        self._left = 0
         self._thread = threading.Thread(target=self._run, args=(run,), name=name, daemon=True)
         self._thread.start()
 
@@ -58,14 +59,17 @@ class Actor:
             raise Ended
 
     def stop_here(self) -> None:
-        """Give the turn back; called by the actor, before each of its operations."""
+        """Give the turn back if it is over; called by the actor, before each of its operations."""
         if self._is_over:
             raise Ended
-        self._back.release()
-        self._wait()
+        self._left -= 1
+        if self._left < 0:
+            self._back.release()
+            self._wait()
 
-    def go_on(self) -> None:
-        """Let the actor run to its next operation, or to its end; called by the scheduler."""
+    def go_on(self, operations: int) -> None:
+        """Let the actor make so many operations, or fewer if it ends; called by the scheduler."""
+        self._left = operations
         self._scheduler.running = self
         self._turn.release()
         self._back.acquire()
@@ -112,10 +116,7 @@ class Scheduler:
                 frozen = set(self.random.sample([actor.name for actor in ready], self.random.randrange(len(ready))))
                 continue
             actor = self.random.choice(awake)
-            for _ in range(self.random.choice(BURSTS)):
-                if actor.is_done:
-                    break
-                actor.go_on()
+            actor.go_on(self.random.choice(BURSTS))
             between()
 
     def end(self) -> None:
@@ -131,6 +132,7 @@ class ScheduledFilesystem(Filesystem):
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.files: dict[str, bytes] = {}
+        self.on_create: Callable[[str, bytes], None] = lambda path, content: None
         self._scheduler = scheduler
 
     def _step(self) -> None:
@@ -149,6 +151,7 @@ class ScheduledFilesystem(Filesystem):
         if path in self.files:
             return False
         self.files[path] = content
+        self.on_create(path, content)
         return True
 
     @contextmanager

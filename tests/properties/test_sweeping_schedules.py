@@ -6,8 +6,10 @@ What runs is the real code: `LogWriter`, `compact` (snapshots and sweep), `read_
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import pytest
@@ -58,7 +60,7 @@ class Writer(LogWriter):
 
     def _put_in_charge(self, term: Term) -> None:
         if term.why == "rewind":
-            Writer.rewinds[term.term] = self._number
+            Writer.rewinds[term.term] = self._number  # which counts once its file is there
         super()._put_in_charge(term)
 
 
@@ -75,6 +77,7 @@ class Scene:
         self.seen: dict[tuple[str, int], tuple[int, bytes]] = {}  # by generation and epoch: what a reader saw
         self.count = self.reads = 0
         Writer.rewinds = {}
+        self.filesystem.on_create = self._note_rewind
 
     # Actors
 
@@ -84,7 +87,7 @@ class Scene:
             try:
                 writer = Writer(self.filesystem, "job", [STATE], query, "truncate", takeover=True)
                 batch = max(0, self.checkpoints.get(query, 0) - back)
-                back = 0
+                self.checkpoints[query], back = batch, 0
                 for number in range(batch, batch + epochs):
                     self._publish(writer, query, number)
             except (FencedWriterError, LogUnavailableError, EpochHoleError, RewoundCheckpointError):
@@ -152,6 +155,13 @@ class Scene:
         mine = epoch.term, change.value
         assert self.seen.setdefault((current.generation, number), mine) == mine, "two contents of one epoch"
 
+    def _note_rewind(self, path: str, content: bytes) -> None:
+        """Set the checkpoint back at the moment at which a rewind counts."""
+        if path.startswith("job/terms/") and path.endswith(".json"):
+            term = json.loads(content)
+            if term["why"] == "rewind":
+                self.checkpoints[term["query_id"]] = Writer.rewinds[term["term"]]
+
     # What has to be true at any moment
 
     def check(self) -> None:
@@ -171,6 +181,14 @@ class Scene:
             assert found.get(b"e%d" % each.epoch) == each.value, f"{each} is lost, and was acknowledged"
         for number in log.numbers(current.generation):
             self._note(log, current, number)
+
+    def go_on(self) -> None:
+        """While all others stand still for ever, each query can go on, and be read."""
+        for query in self.random.sample(("p", "q"), 2):
+            writer = Writer(self.filesystem, "job", [STATE], query, "truncate", takeover=True)
+            with suppress(RewoundCheckpointError):  # what was before is swept
+                self._publish(writer, query, self.checkpoints.get(query, 0))
+            self.check()
 
     def required(self, log: JobLog, current: Current | None) -> Iterator[Acknowledged]:
         """Iterate over what was acknowledged and not dropped by a rewind, or replaced by another query, since."""
@@ -204,6 +222,7 @@ def run(seed: int) -> Scene:
     try:
         scene.scheduler.run(300, between)
         scene.check()
+        scene.go_on()
     finally:
         scene.scheduler.end()
     return scene

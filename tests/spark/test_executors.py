@@ -98,7 +98,7 @@ def test_executors_write_what_the_driver_commits_and_one_server_beside_it_serves
     )
     query = start(writer, "job", tmp_path / "checkpoint")
 
-    files = list((tmp_path / "log" / "job" / query.id / "changes").iterdir())
+    files = list((tmp_path / "log" / "job" / f"{query.id}.1" / "changes").iterdir())
     assert len(files) == 2 * 2  # two micro-batches, two executors: the maps do not fit into the epoch
     table = rows.as_table().groupBy("k").agg(F.sum("v").alias("sum"), F.count("*").alias("n")).collect()
     with redis.Redis.from_url(endpoint.url, decode_responses=True) as client:

@@ -393,7 +393,7 @@ def test_many_partitions_and_large_batches_go_through_change_files(
     )
     writer = sparkis.queryable(wide, "s", key="k", value="v", mode="append", wait_for_visibility=True)
     query = start(writer, "large", tmp_path / "checkpoint")
-    log = Path(spark.conf.get("spark.sparkis.log")) / "large" / query.id
+    log = Path(spark.conf.get("spark.sparkis.log")) / "large" / f"{query.id}.1"
     assert len(list((log / "changes").iterdir())) == 2
     expected = {
         row.k: row.v
