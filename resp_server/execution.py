@@ -73,6 +73,7 @@ class Execution:
         self.when_done: Callable[[], None] = lambda: None
         self.held_bytes = 0
         self.has_begun = False
+        self.before: Iterator[None] = iter(())  # what is to be done first, step by step
         self.is_done = False
 
     @property
@@ -103,6 +104,8 @@ class Execution:
 
     def _make(self) -> Generator[bytes]:
         session = self._call.session
+        for _ in self.before:
+            yield b""
         for is_changed in self._look_at_watched():
             if is_changed:
                 yield b"" if session.is_silent else NOTHING_RUN[session.protocol]

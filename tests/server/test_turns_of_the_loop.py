@@ -176,6 +176,10 @@ ATTACKS = {
     + request(b"UNSUBSCRIBE"),
     "patterns": request(b"PSUBSCRIBE", *MANY_MEMBERS[:SUBSCRIPTIONS_MAX]) + request(b"PUNSUBSCRIBE"),
     "a transaction": request(b"MULTI") + request(b"GET", b"job:temp:1") * 30_000 + request(b"EXEC"),
+    "a tracked transaction": request(b"CLIENT", b"TRACKING", b"ON")
+    + request(b"MULTI")
+    + b"".join(request(b"GET", key) for key in MANY[:60_000])
+    + request(b"EXEC"),
     "one that is dropped": request(b"MULTI") + request(b"GET", b"job:temp:1") * 60_000 + request(b"DISCARD"),
     "long ones in a transaction": request(b"MULTI") + request(b"MGET", *MANY[:4000]) * 20 + request(b"EXEC"),
     "a pipeline of PINGs": request(b"PING") * 100_000,
