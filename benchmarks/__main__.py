@@ -20,6 +20,7 @@ PARTS = {
     "memory": "memory and disk per key after 100 epochs of 1 % and a rewrite, beside redis-server",
     "scaling": "GET rate and memory by the number of keys, apply time by the number of changes",
     "many": "GET of ten million keys, and what they take; part of `all` with --full only",
+    "checksums": "what the checksums of a store cost a look-up and a change, and how long it takes to verify a store",
     "startup": "from the start of a process to its first answer: from store, from snapshot, from log",
     "moves": "until a new state server has taken over a million keys, until one has loaded ten million (--full)",
     "proxy": "GET and MGET through a proxy to two servers, beside twemproxy to two redis-servers",

@@ -66,7 +66,7 @@ from state_backend.heap import give_back
 from state_backend.holding import Loading
 from state_backend.key_groups import ALL, NONE, KeyGroups
 from state_backend.lmdb_store import MAP_BYTES_MAX, LmdbStore
-from state_backend.loading import is_superseded, portions
+from state_backend.loading import is_superseded, portions, snapshot_of
 from state_backend.store import Applied, EpochChanges
 from state_backend.sweep import RETENTION_MS
 from state_backend.terms import Description
@@ -252,12 +252,17 @@ class Applier:
                 return False
             try:
                 self._load_portion(current, loading)
-            except LogCorruptError:
+            except LogCorruptError as damage:
                 self._loading = None
-                if not is_superseded(self._log, current, loading, self._store.applied.epoch):
-                    raise
+                applied = self._store.applied.epoch
+                if not is_superseded(self._log, current, loading, applied):
+                    snapshot = snapshot_of(self._log, current, loading, applied)
+                    if snapshot is None:
+                        raise
+                    self._leave_out(current, snapshot, damage)
                 logger.warning(
-                    "job %s: what the slots %s are loaded from was swept from the log; they are loaded anew",
+                    "job %s: what the slots %s are loaded from is not in the log any more, or damaged; they are loaded "
+                    "anew",
                     self._log.job,
                     loading.slots,
                 )
@@ -352,8 +357,23 @@ class Applier:
                 )
         self._description = self._log.description(current.generation)
         changes = snapshots.changes(self._log, current.generation, manifest, self._slots())
-        self._changed += self._store.apply(changes, self._description.known)
+        try:
+            self._changed += self._store.apply(changes, self._description.known)
+        except LogCorruptError as damage:
+            self._leave_out(current, manifest.epoch, damage)
+            return self._first(current)
         return self._next(current)
+
+    def _leave_out(self, current: Current, number: int, damage: LogCorruptError) -> None:
+        """Use no snapshot that is damaged, if the log still leads on from the one before it; else raise the damage."""
+        self._log.damaged_snapshots.add(number)
+        before = next((each for each in self._log.snapshots(current) if each.epoch < number), None)
+        first = self._log.first(current)
+        is_begun = first is not None and first.previous is None
+        if not is_begun and (before is None or self._log.epoch(current, before.epoch + 1) is None):
+            self._log.damaged_snapshots.discard(number)  # it may be restored from a copy
+            raise damage
+        logger.warning("job %s: the snapshot of epoch %d is left out: %s", self._log.job, number, damage)
 
     def _holds(self, current: Current, applied: Applied) -> bool:
         """Tell whether the log still has the epoch that was applied last: it may have been removed and begun anew."""
@@ -459,7 +479,7 @@ class Applier:
         """Remove a damaged store, and have readers close it; the next one is in another folder."""
         path = path or (self._store.path if self._store is not None else self._announced)
         self.close()
-        logger.error("job %s: %s: %s; it is thrown away and built anew from the log", self._log.job, path, damage)
+        logger.error("job %s: the store %s is damaged and is built anew from the log: %s", self._log.job, path, damage)
         is_of_readers = self._announced is None or path is None or self._announced.stem == path.stem
         if is_of_readers:  # or may be, from an applier before this one
             self._report({"event": "damaged"})

@@ -17,6 +17,7 @@ Here is the reader's side; `log_writer` writes, `sweep` removes.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,8 @@ from state_backend.errors import EpochHoleError, LogCorruptError
 from state_backend.filesystems import Filesystem, open_filesystem
 from state_backend.key_groups import KeyGroups
 from state_backend.terms import Description, Term, Terms
+
+logger = logging.getLogger("sparkis.log")
 
 # So many whole snapshots count: a reader may be in the middle of the older one, or the newer one may be damaged.
 KEPT_SNAPSHOTS = 2
@@ -54,6 +57,8 @@ class JobLog:
         self.filesystem = filesystem
         self.job = job
         self.terms = Terms(filesystem, job)
+        # Epochs of snapshots that are not what was written: whoever finds one damaged goes on from the one before.
+        self.damaged_snapshots: set[int] = set()
 
     def current(self) -> Current | None:
         """Return what counts now, or None if nobody ever wrote the job, or it was dropped."""
@@ -160,14 +165,23 @@ class JobLog:
         return None
 
     def snapshots(self, current: Current) -> Iterator[Epoch]:
-        """Iterate over the manifests of the whole snapshots that count, the newest first (see `snapshots`)."""
+        """Iterate over the manifests of the whole snapshots that count, the newest first (see `snapshots`).
+
+        Without those that are known to be damaged.
+        """
         names = self.filesystem.names(f"{self.job}/{current.generation}/snapshots")
         found = 0
         for number in sorted((int(name) for name in names if name.isdecimal()), reverse=True):
             path = f"{self.snapshot_folder(current.generation, number)}/manifest.json"
             stored = self.filesystem.read(path)
-            if stored is not None:
-                yield Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
+            if stored is not None and number not in self.damaged_snapshots:
+                try:
+                    manifest = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
+                except LogCorruptError as error:
+                    self.damaged_snapshots.add(number)
+                    logger.warning("job %s: %s; the snapshot before it is used", self.job, error)
+                    continue
+                yield manifest
                 found += 1
             if found == KEPT_SNAPSHOTS:
                 return

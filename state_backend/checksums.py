@@ -38,4 +38,6 @@ def check(stored: bytes) -> None:
 
 def damaged() -> StoreDamagedError:
     """Return what is raised for a value whose checksum does not fit."""
-    return StoreDamagedError("a checksum in the store does not fit; it is made anew from the log")
+    return StoreDamagedError(
+        "a checksum in the store does not fit; it is built anew from the log, ask again in a moment"
+    )

@@ -325,7 +325,7 @@ class LmdbStore(Store):
             return int(self._env.reader_check())
 
     def verify(self) -> None:
-        """Read everything; StoreDamagedError if something is not what was written. Two seconds for a million rows."""
+        """Read everything; StoreDamagedError if something is not what was written. A second for a million rows."""
         self.check_length()
         with self._explained(lmdb.Error), self._env.begin() as txn:
             verify(txn, self.tables)

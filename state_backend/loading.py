@@ -56,6 +56,14 @@ def is_superseded(log: JobLog, current: Current, loading: Loading, applied_epoch
     return newest is not None and newest.epoch > max(loading.epoch, loading.snapshot)
 
 
+def snapshot_of(log: JobLog, current: Current, loading: Loading, applied_epoch: int) -> int | None:
+    """Return the epoch of the snapshot that is being read; None while it is an epoch."""
+    if loading.snapshot >= 0:
+        return loading.snapshot
+    newest = _newest(log, current, applied_epoch) if loading.epoch < 0 else None
+    return None if newest is None else newest.epoch
+
+
 def _newest(log: JobLog, current: Current, applied_epoch: int) -> Epoch | None:
     return next((each for each in log.snapshots(current) if each.epoch <= applied_epoch), None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -252,3 +253,69 @@ def test_disk_and_replay_stay_bounded_over_ten_thousand_epochs(tmp_path: Path) -
 def test_a_manifest_is_read_back_as_it_was_written() -> None:
     manifest = Epoch(7, 2, None, 1_000, rows=3, origin=4)
     assert Epoch.from_bytes(manifest.to_bytes(), "here") == manifest
+
+
+# Damage ---------------------------------------------------------------------------------------------------------------
+
+
+def two_snapshots(log: Path) -> list[Path]:
+    """Write a log with two snapshots, and the epochs after the older one; return their folders, the newer one first."""
+    for epochs in (range(10), range(10, 20)):
+        publish(log, epochs)
+        compact_log(str(log), "job", retention_ms=1 << 41)  # nothing is swept yet
+    publish(log, range(20, 25))
+    return sorted((log / "job").glob("*/snapshots/*"), key=lambda path: -int(path.name))
+
+
+def damage_files(folder: Path) -> None:
+    for file in folder.glob("*.arrow"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+
+
+def damage_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text("{")
+
+
+def epochs_of(log: Path) -> list[Path]:
+    return sorted((log / "job").glob("*/epochs/*.json"), key=lambda path: int(path.stem))
+
+
+@pytest.mark.parametrize("damage", [damage_files, damage_manifest])
+@pytest.mark.parametrize("has_first_epochs", [True, False])
+def test_a_damaged_newest_snapshot_is_left_out_for_the_one_before(
+    tmp_path: Path, damage: Callable[[Path], None], has_first_epochs: bool
+) -> None:
+    log = tmp_path / "log"
+    newer, _ = two_snapshots(log)
+    before = shown(log)
+    damage(newer)
+    if not has_first_epochs:
+        for path in epochs_of(log)[:10]:
+            path.unlink()
+    applier, events = follower(log, tmp_path / "store")
+    applier.step()
+    assert (events[-1]["applied"], events[-1]["error"]) == (24, "")
+    assert applier.store is not None
+    with applier.store.snapshot(2_000) as snapshot:
+        assert {(each.key, each.field): each for each in snapshot.changes()} == before
+    applier.close()
+
+
+def test_a_damaged_snapshot_that_nothing_stands_in_for_is_an_error_until_it_is_restored(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    newer = two_snapshots(log)[0]
+    kept = {path: path.read_bytes() for path in newer.glob("*.arrow")}
+    damage_files(newer)
+    for path in epochs_of(log)[:20]:
+        path.unlink()
+    applier, events = follower(log, tmp_path / "store")
+    for _ in range(3):
+        applier.step()
+    assert newer.name in events[-1]["error"]
+    for path, content in kept.items():
+        path.write_bytes(content)
+    applier.step()
+    assert (events[-1]["applied"], events[-1]["error"]) == (24, "")
+    applier.close()

@@ -1,0 +1,131 @@
+"""What the checksums of a store cost: the same calls as they are, and with every look at a checksum taken out.
+
+In one process and without a server, where their share is largest; processor time. The file is in the page cache.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.options import Options
+from benchmarks.results import Row, alone, compared
+from benchmarks.servers import temporary_folder
+from state_backend import lmdb_snapshot, lmdb_transaction
+from state_backend.descriptor import Kind, StateDescriptor
+from state_backend.lmdb_snapshot import LmdbSnapshot
+from state_backend.lmdb_store import LmdbStore
+from state_backend.lmdb_transaction import LmdbTransaction
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+KEYS = 1_000_000
+LOOK_UPS = 200_000
+CHANGES = 100_000
+STATE = StateDescriptor("v", key="k", value="v").for_job("job")
+# Of a reader: look, and raise. Of a writer: what it puts behind a value, here a constant as long.
+LOOK = re.compile(r"\n +if [^\n]*checksum\([^\n]*\) != SOUND:\n +raise damaged\(\)")
+MADE = re.compile(r"checksum\(new\)\.to_bytes\(CHECK_BYTES, \"little\"\)")
+
+
+def run(options: Options) -> Iterator[Row]:
+    """Yield a row per kind of call."""
+    keys = max(10_000, int(KEYS * options.scale))
+    with temporary_folder() as folder:
+        options.report(f"checksums: writing {keys:,} keys")
+        store = LmdbStore(folder / "store", "g")
+        _apply(store, range(keys), b"0")
+        yield from _reads(options, store, keys)
+        yield from _writes(options, folder)
+        started_s = time.process_time()
+        store.verify()
+        took_s = time.process_time() - started_s
+        yield alone("verify a store", "checksums", [took_s], unit="s", note=f"{keys:,} keys")
+        store.close()
+
+
+def _key(number: int) -> bytes:
+    return b"job:v:sensor_%08d" % number
+
+
+def _apply(store: LmdbStore, numbers: range, head: bytes) -> float:
+    changes = (Change("v", Op.PUT, _key(number), None, b"%b.%012d" % (head, number)) for number in numbers)
+    runs = list(runs_of(changes, ["v"]))
+    started_s = time.process_time()
+    store.apply(EpochChanges(store.applied.epoch + 1, 1, 1, runs), [STATE])
+    return time.process_time() - started_s
+
+
+def _without(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    """Return a method as it would be without checksums."""
+    source = textwrap.dedent(inspect.getsource(function))
+    bare, count = LOOK.subn("", source)
+    bare, more = MADE.subn("bytes(CHECK_BYTES)", bare)
+    if not count + more:
+        raise RuntimeError(f"{function.__qualname__} looks at no checksum")
+    made: dict[str, Any] = {}
+    exec(bare, vars(module), made)
+    found: Callable[..., Any] = made[function.__name__]
+    return found
+
+
+def _reads(options: Options, store: LmdbStore, keys: int) -> Iterator[Row]:
+    asked = [_key(number * 7919 % keys) for number in range(int(LOOK_UPS * max(options.scale, 0.05)))]
+    chunks = [asked[at : at + 100] for at in range(0, len(asked), 100)]
+
+    def one_by_one(shown: LmdbSnapshot) -> None:
+        for key in asked:
+            shown.text(key)
+
+    def together(shown: LmdbSnapshot) -> None:
+        for some in chunks:
+            shown.values(some, Kind.VALUE, 1 << 20)
+
+    for name, method, ask, few in (
+        ("look up a value", "text", one_by_one, 1),
+        ("look up 100 values", "values", together, 100),
+    ):
+        kept = getattr(LmdbSnapshot, method)
+        bare = _without(kept, lmdb_snapshot)
+        pairs = []
+        for number in range(options.rounds):
+            options.report(f"checksums: {name}, round {number + 1} of {options.rounds}")
+            pair = []
+            for function in (kept, bare):
+                setattr(LmdbSnapshot, method, function)
+                with store.snapshot(1) as shown:
+                    started_s = time.process_time()
+                    ask(shown)
+                    pair.append((time.process_time() - started_s) / len(asked) * few * 1e6)
+            setattr(LmdbSnapshot, method, kept)
+            pairs.append((pair[0], pair[1]))
+        yield compared(
+            name, "checksums", pairs, unit="us", better="less", peer_name="without checksums", note=f"{keys:,} keys"
+        )
+
+
+def _writes(options: Options, folder: Path) -> Iterator[Row]:
+    kept = LmdbTransaction._put_values
+    bare = _without(kept, lmdb_transaction)
+    changes = max(10_000, int(CHANGES * options.scale))
+    pairs = []
+    for number in range(options.rounds):
+        options.report(f"checksums: apply, round {number + 1} of {options.rounds}")
+        pair = []
+        for which, function in enumerate((kept, bare)):
+            LmdbTransaction._put_values = function  # type: ignore[method-assign]
+            store = LmdbStore(folder / f"{number}-{which}", "g")
+            _apply(store, range(changes), b"0")
+            pair.append(_apply(store, range(changes), b"1") / changes * 1e6)
+            store.close()
+        LmdbTransaction._put_values = kept  # type: ignore[method-assign]
+        pairs.append((pair[0], pair[1]))
+    yield compared(
+        "apply a change of a value", "checksums", pairs, unit="us", better="less", peer_name="without checksums",
+        note=f"{changes:,} changes of an epoch",
+    )  # fmt: skip
