@@ -1,7 +1,7 @@
 """What a state is called, how its keys are made, and which columns feed it.
 
 A `StateDescriptor` is what a user writes down for one state. The Spark hooks read its columns; the log keeps it in
-`job.json`; servers show it in `STATE DESCRIBE`. Nothing here imports Spark.
+its terms; servers show it in `STATE DESCRIBE`. Nothing here imports Spark.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     clock_ms            the one clock reading of the epoch, milliseconds since 1970 UTC
     rows, digest        how many changes, and an order-free sum over them, by which a replay is recognised
     replaces            states whose whole content this epoch replaces (complete mode, or a state that was dropped)
-    description         version of the `job.json` that declares its states
+    description         version of the description that declares its states (see `terms`)
     origin              number of the first epoch of this log: above 0, the log began later than the query
     offsets             where the query's sources end, as its checkpoint has them; [] if that is not known
     log_bytes           bytes of changes that the epochs list, from the first to this one; older versions did not count

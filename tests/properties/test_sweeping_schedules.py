@@ -73,6 +73,7 @@ class Scene:
         self.filesystem = ScheduledFilesystem(self.scheduler)
         self.acknowledged: list[Acknowledged] = []
         self.checkpoints: dict[str, int] = {}  # by query: the next batch, as Spark has written it down
+        self.set_back: list[tuple[int, int]] = []  # terms that began with a rewind, and to where
         self.offered: dict[tuple[str, int], set[bytes]] = {}  # by query and epoch: all that was ever tried
         self.seen: dict[tuple[str, int], tuple[int, bytes]] = {}  # by generation and epoch: what a reader saw
         self.count = self.reads = 0
@@ -102,7 +103,9 @@ class Scene:
         writer.publish([change], number, clock_ms=1_000 + number)
         if not is_replay:
             self.acknowledged.append(Acknowledged(query, writer.current.term, writer.generation, number, value))
-        self.checkpoints[query] = number + 1
+        # Told so late that the checkpoint was set back meanwhile, and another writer went on from there.
+        if not any(term > writer.current.term and first <= number for term, first in self.set_back):
+            self.checkpoints[query] = number + 1
 
     def compact(self, times: int) -> None:
         """Write snapshots and sweep all that can be swept."""
@@ -161,6 +164,7 @@ class Scene:
             term = json.loads(content)
             if term["why"] == "rewind":
                 self.checkpoints[term["query_id"]] = Writer.rewinds[term["term"]]
+                self.set_back.append((term["term"], Writer.rewinds[term["term"]]))
 
     # What has to be true at any moment
 

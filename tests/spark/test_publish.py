@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -153,15 +154,19 @@ def test_a_restarted_query_goes_on_and_its_states_may_grow(client: redis.Redis, 
     assert client.mget("grows:s:c", "grows:t:c", "grows:u:c") == ["3", "3", "3"]
 
 
-def test_of_two_queries_with_one_job_name_the_older_is_fenced(client: redis.Redis, batches: Make, tmp_path: Path):
+def test_a_second_query_of_one_job_is_refused_unless_it_takes_over(client: redis.Redis, batches: Make, tmp_path: Path):
     rows = batches("k string, v int")
     rows.add({"k": "a", "v": 1})
 
-    def function(batch: DataFrame, batch_id: int) -> None:
-        sparkis.publish(batch, batch_id, STATE, job="shared", wait_for_visibility=True)
+    def function(batch: DataFrame, batch_id: int, *, takeover: bool = False) -> None:
+        sparkis.publish(batch, batch_id, STATE, job="shared", wait_for_visibility=True, takeover=takeover)
 
     older = run(rows, "older", tmp_path, function)
-    newer = run(rows, "newer", tmp_path, function)
+    refused = rows.df.writeStream.queryName("refused").foreachBatch(function).start()
+    assert f"is being written by query {older.id}" in (message := failure_of(refused))
+    assert "takeover=True" in message
+    assert older.isActive
+    newer = run(rows, "newer", tmp_path, partial(function, takeover=True))
     rows.add({"k": "a", "v": 2})
     assert "job 'shared' in the log" in (message := failure_of(older))
     assert "Two queries with one name" in message

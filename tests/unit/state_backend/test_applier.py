@@ -181,7 +181,7 @@ def test_a_new_writer_between_two_epochs_does_not_make_the_store_begin_anew(foll
 def test_a_writer_that_comes_while_epochs_are_applied_does_not_either(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The epoch of a newer writer may be read a moment after the older writer's `current.json`."""
+    """The epoch of a newer writer may be read a moment after the older writer's term."""
     first = followed.writer()
     first.publish([put(b"a")])
     log = followed.applier._log

@@ -219,5 +219,5 @@ def test_one_query_may_publish_several_jobs(tmp_path: Path) -> None:
 
 def test_another_job_that_is_damaged_is_not_this_ones_to_complain_about(tmp_path: Path) -> None:
     begin(tmp_path, state()).publish([])
-    (tmp_path / "job" / "current.json").write_text("[]")
+    (tmp_path / "job" / "terms" / "1.json").write_text("[]")
     LogWriter(tmp_path, "other", [state()], "q2").publish([])
