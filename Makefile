@@ -3,6 +3,7 @@
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
 READY  := $(VENV)/.ready
+NATIVE := $(VENV)/.native
 CODE   := $(wildcard state_backend resp_server spark_hooks sparkis.py compat benchmarks)
 ARGS   ?=
 
@@ -23,7 +24,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) jdk ## .venv with everything that Python and Spark need (other targets do it by themselves)
+setup: $(READY) $(NATIVE) jdk ## .venv with everything that Python and Spark need (other targets do it by themselves)
 
 setup-test: setup ## and redis-server and the JavaScript clients, for the tests
 	@sh scripts/redis.sh
@@ -80,7 +81,7 @@ lock: $(PYTHON) ## write requirements.lock anew from pyproject.toml
 	mv requirements.lock.new requirements.lock
 
 clean: ## remove what the other targets made here
-	rm -rf $(VENV) .clients tests/clients/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) .clients tests/clients/node_modules build dist */native/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache \
 	       .hypothesis .import_linter_cache requirements.lock.new
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -93,5 +94,9 @@ $(PYTHON):
 $(READY): pyproject.toml requirements.lock | $(PYTHON)
 	@echo "installing the locked requirements into $(VENV) (the first time some minutes; Spark alone is 450 MB)"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --use-pep517 -r requirements.lock
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@SPARKIS_PURE=1 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(NATIVE): setup.py $(wildcard */native/*.pyx */native/*.pxd) | $(READY)
+	@sh scripts/native.sh $(VENV)
 	@touch $@

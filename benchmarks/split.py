@@ -1,9 +1,9 @@
 """Where the serving process spends the time of a GET: its own functions, timed from outside, on one connection.
 
 A real `Server` and `Connection` take buffers of requests as the event loop would hand them over, and send their replies
-over a real socket. The clock stands at what ARCHITECTURE.md calls the steps of a request: parsing, looking up (moving
-to the newest epoch included) and writing. What is left is finding the command, encoding and counting. The whole is
-measured without the clocks, in turns with the clocked calls.
+over a real socket. The clock stands at the compiled core (parsing, looking up and encoding in one), at the move to the
+newest epoch, and at writing. What is left is the connection's own. The whole is measured without the clocks, in turns
+with the clocked calls; and once more without the compiled core.
 """
 
 from __future__ import annotations
@@ -24,14 +24,10 @@ import numpy as np
 from benchmarks.options import Options
 from benchmarks.results import Row, alone
 from benchmarks.servers import JOB, VoidError, key, load_log, states, temporary_folder, value
-from resp_server import short_way
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
 from resp_server.outbox import Outbox, Sender
-from resp_server.protocol.requests import RequestParser
-from resp_server.reply_cache import ReplyCache
 from resp_server.server import Server
-from resp_server.short_way import ShortWay
 from resp_server.turns import Turns
 from state_backend.applier import Applier
 from state_backend.change_log import ChangeLog
@@ -42,9 +38,8 @@ PIPELINES = (1, 16, 100)
 REQUESTS = {1: 40_000, 16: 200_000, 100: 400_000}
 # Clocked and not in short turns, of which the median counts: other work of the machine meets some of them only.
 TURN_REQUESTS = 4_000
-# Less than ends a turn of the connection.
-FILLED_AT_ONCE = 100
-PARSE, LOOK_UP, WRITE, REST, WHOLE = "parse", "look up", "write", "find, encode, count", "whole"
+ANSWER, RENEW, WRITE, REST, WHOLE = "core", "newest epoch", "write", "connection", "whole"
+IN_PYTHON = "whole without the core"
 
 
 class SocketTransport(asyncio.Transport):
@@ -114,12 +109,22 @@ class AtOnce(Outbox):
         sender.send_now(reply)
 
 
+class Core:
+    """The compiled stages, behind a method that a clock can stand at."""
+
+    def __init__(self, reads: Any) -> None:
+        self._reads = reads
+        self.is_full = False
+
+    def answer(self, session: Any, data: bytes) -> tuple[bytes, bytes]:
+        """Answer as they do."""
+        answered: tuple[bytes, bytes] = self._reads.answer(session, data)
+        return answered
+
+
 SEAMS: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
-    (PARSE, short_way, ("pieces_of",)),
-    (PARSE, RequestParser, ("feed",)),
-    (LOOK_UP, KeyspaceView, ("renew", "freshen", "values", "at")),
-    (LOOK_UP, ShortWay, ("_ready",)),
-    (LOOK_UP, ReplyCache, ("add",)),
+    (ANSWER, Core, ("answer",)),
+    (RENEW, KeyspaceView, ("renew",)),
     (WRITE, SocketTransport, ("write",)),
 )
 
@@ -165,7 +170,7 @@ def run(options: Options) -> Iterator[Row]:
                 options.report(f"split: pipeline {pipeline}")
                 requests = max(pipeline, int(REQUESTS[pipeline] * options.scale))
                 rounds = asyncio.run(_rounds(store, options, pipeline, requests))
-                for step in (PARSE, LOOK_UP, REST, WRITE, WHOLE):
+                for step in (ANSWER, RENEW, REST, WRITE, WHOLE, IN_PYTHON):
                     found = [each[step] for each in rounds]
                     note = f"{options.keys:,} keys" if step == WHOLE else ""
                     yield alone(f"pipeline {pipeline}: {step}", "split", found, unit="us/request", note=note)
@@ -198,9 +203,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     numbers = random.integers(0, options.keys, requests // pipeline * pipeline).reshape(-1, pipeline)
     buffers = [b"".join(map(_request, row)) for row in numbers.tolist()]
     _check(connection, transport, buffers[0], numbers[0].tolist())
-    for start in range(0, options.keys, FILLED_AT_ONCE):  # ready replies, as on a server that has run for a while
-        some = range(start, min(options.keys, start + FILLED_AT_ONCE))
-        _send(connection, transport, [b"".join(map(_request, some))])
+    connection._compiled = Core(server.dispatcher.compiled)
     rounds = []
     some_buffers = max(1, min(len(buffers), TURN_REQUESTS // pipeline))
     for _ in range(options.rounds):
@@ -208,13 +211,14 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
             _turn(connection, transport, buffers[start : start + some_buffers], pipeline)
             for start in range(0, len(buffers) - some_buffers + 1, some_buffers)
         ]
-        steps = {step: median(turn[step] for turn in turns) for step in (PARSE, LOOK_UP, WRITE)}
-        # A request that comes alone and has a ready reply is found as it was sent.
-        missing = [step for step, spent in steps.items() if not spent and (step, pipeline) != (PARSE, 1)]
+        steps = {step: median(turn[step] for turn in turns) for step in (ANSWER, RENEW, WRITE)}
+        missing = [step for step, spent in steps.items() if not spent]
         if missing:
             raise VoidError(f"nothing was spent on {', '.join(missing)}: SEAMS are not where they were")
         whole = median(turn[WHOLE] for turn in turns)
-        rounds.append({**steps, REST: max(0.0, whole - sum(steps.values())), WHOLE: whole})
+        in_python = median(turn[IN_PYTHON] for turn in turns)
+        rest = max(0.0, whole - sum(steps.values()))
+        rounds.append({**steps, REST: rest, WHOLE: whole, IN_PYTHON: in_python})
     transport.close()
     server.instance.close()
     return rounds
@@ -227,7 +231,10 @@ def _turn(connection: Connection, transport: SocketTransport, buffers: list[byte
     spent_ns[WHOLE] = _send(connection, transport, buffers)
     with clocked(spent_ns):
         _send(connection, transport, buffers)
-    return {step: spent_ns[step] / requests / 1000 for step in (PARSE, LOOK_UP, WRITE, WHOLE)}
+    core, connection._compiled = connection._compiled, None
+    spent_ns[IN_PYTHON] = _send(connection, transport, buffers)
+    connection._compiled = core
+    return {step: spent_ns[step] / requests / 1000 for step in (ANSWER, RENEW, WRITE, WHOLE, IN_PYTHON)}
 
 
 def _request(number: int) -> bytes:

@@ -64,8 +64,6 @@ class ServerConfig:
     subscriber_output_soft_seconds: int = 60
     # The classes of events that subscribers are notified of, by their letters (see `notifications`).
     notify_events: str = ""
-    # What ready replies to what was read may take, for each version of the protocol; 0: none are held.
-    reply_cache_bytes: int = 64 * MIB
     # Keys of which is remembered who tracks them, in each process; 0: as many as there is room for.
     tracked_keys_max: int = 1_000_000
     # Requests that take longer are in SLOWLOG; 0: all, -1: none.

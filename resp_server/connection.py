@@ -21,9 +21,9 @@ from operator import length_hint
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, cast
 
+from resp_server import native
 from resp_server.errors import PlainError, ProtocolError, QueryBufferError
 from resp_server.execution import Execution
-from resp_server.followed_way import FollowedWay
 from resp_server.guarded import alone
 from resp_server.instance import Call
 from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
@@ -33,10 +33,7 @@ from resp_server.turns import MUCH_BYTES, Turn
 
 if TYPE_CHECKING:
     from resp_server.access.rates import Rate
-    from resp_server.checked_way import CheckedWay
     from resp_server.server import Server
-    from resp_server.short_way import ShortWay
-    from resp_server.tracked_way import TrackedWay
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +74,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._requests: Iterator[Request] = iter(())
         self._input = b""  # comes after the requests
-        self._is_calm = False  # let in, nothing waits to be answered or sent, and no request has come in part
+        self.is_calm = False  # let in, nothing waits to be answered or sent, and no request has come in part
         self._sliced: SlicedEncoder | Execution | None = None
         self._sliced_since_ms = 0
         self._ends_ns = 0  # of the turn that is under way
@@ -97,6 +94,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._sends_at_end = native.sockets is not None and isinstance(transport, native.sockets.Transport)
         config = self._instance.config
         self._transport.set_write_buffer_limits(high=config.output_pause_bytes)
         refusal = self._server.admit(self._transport)
@@ -107,8 +105,8 @@ class Connection(asyncio.Protocol):
         self.session = self._server.session_of(self._transport, self._given_id)
         self._call = Call(self.session, self._instance)
         self._parser = RequestParser(config.request_limits, not self.session.is_authenticated, in_portions=True)
-        self._short_way: ShortWay | CheckedWay | TrackedWay | FollowedWay = self._dispatcher.way_of(self.session)
-        self._is_calm = True
+        self._compiled = self._dispatcher.compiled
+        self.is_calm = True
         self._server.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -119,18 +117,20 @@ class Connection(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         self._instance.stats.input_bytes += len(data)
-        if self._is_calm:
+        if self.is_calm:
             if len(data) > MUCH_BYTES and self._server.turns.is_long:
-                self._input, self._is_calm = data, False
+                self._input, self.is_calm = data, False
                 self._next_turn = self._server.turns.put_off(self._turn)
                 return
-            self._instance.renew()
-            reply, rest = self._short_way.answer(self.session, data)
-            if reply:
-                self._write(reply)
-                if not rest:
-                    return
-                self._input = rest
+            if self._compiled is not None:
+                self._instance.renew()
+                reply, data = self._compiled.answer(self.session, data)
+                if reply:
+                    self._write(reply)
+                    if not data:
+                        return
+            if self._compiled is not None and self._compiled.is_full:
+                self._input = data
             else:
                 self._requests = iter(self._parser.feed(data))
         elif self._transport.is_closing():
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
         return self._is_ending
 
     def pause_writing(self) -> None:
-        self._is_writable = self._is_calm = False
+        self._is_writable = self.is_calm = False
         self._set_reading(False)
 
     def resume_writing(self) -> None:
@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
     def break_off(self, error: Exception) -> None:
         """End the connection because of what is no request's error: behind what was answered, it says so."""
         line = self._instance.report(error).line
-        self._is_calm = False
+        self.is_calm = False
         self.session.close()
         if self._transport.is_closing():
             return
@@ -206,7 +206,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """End the connection once what was answered is sent."""
-        self._is_calm = False
+        self.is_calm = False
         self._close_transport()
 
     def abort(self, reason: str) -> None:
@@ -214,7 +214,7 @@ class Connection(asyncio.Protocol):
         # With TLS one that is being closed waits for the client's goodbye: nothing is lost without that.
         level = logging.DEBUG if self._transport.is_closing() and not self.output_bytes else logging.WARNING
         log.log(level, "cut the connection of %s: %s", self.session.address, reason)
-        self._is_calm = False
+        self.is_calm = False
         self._transport.abort()
 
     @property
@@ -313,16 +313,10 @@ class Connection(asyncio.Protocol):
                 self.session.user.rate.take(0, sum(map(len, out)))
         if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
             self._settle(has_more)
-        self._choose_way()
-        is_waiting = has_more or self._pending is not None
-        self._is_calm = not is_waiting and self._is_reading and not self._parser.buffered_bytes
-
-    def _choose_way(self) -> None:
-        self._short_way = self._dispatcher.way_of(self.session)
-        following = self.session.following
-        if following is not None:
-            self._short_way = FollowedWay(self._short_way, self._instance, following)
+        if self.session.following is not None:
             self._server.keep_told(self)
+        is_waiting = has_more or self._pending is not None
+        self.is_calm = not is_waiting and self._is_reading and not self._parser.buffered_bytes
 
     def _go_on(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
@@ -338,7 +332,7 @@ class Connection(asyncio.Protocol):
         left_ms = self._instance.pause_left_ms()
         self.session.is_held_back = left_ms > 0 and self._sliced is None and self._pending is None
         if self.session.is_held_back:
-            self._is_calm = False
+            self.is_calm = False
             self._set_reading(False)
             self._next_turn = self._loop.call_later(left_ms / 1000, self._turn)
         return self.session.is_held_back
@@ -425,12 +419,11 @@ class Connection(asyncio.Protocol):
             out.append(self._instance.invalid_for(self.session, is_within=True))
 
     def _take_input(self, out: list[bytes]) -> bool:
-        """Answer what can be answered the short way, and return True; or make requests of the input."""
+        """Answer what the compiled core can, and return True; or make requests of the input."""
         parser, data = self._parser, self._input
-        begun = parser.take_back()
-        if begun is not None:
-            data = begun + data
-            reply, data = self._dispatcher.way_of(self.session).answer(self.session, data)
+        begun = parser.take_back() if self._compiled is not None else None
+        if self._compiled is not None and begun is not None:
+            reply, data = self._compiled.answer(self.session, begun + data)
             if reply:
                 out.append(reply)
                 self._input = data
@@ -532,8 +525,11 @@ class Connection(asyncio.Protocol):
 
     def _write(self, reply: bytes) -> None:
         self._instance.stats.output_bytes += len(reply)
-        self._unsent_bytes += len(reply)
-        self._outbox.add(self, reply)
+        if self._sends_at_end:
+            self._transport.write(reply)
+        else:
+            self._unsent_bytes += len(reply)
+            self._outbox.add(self, reply)
 
     def _close_transport(self) -> None:
         self._outbox.flush()

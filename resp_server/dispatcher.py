@@ -7,7 +7,7 @@ Whatever one request raises, in any of these, is its answer: a `ReplyError` as i
 internal error <id>` (`Instance.report`). Requests before it and behind it are answered.
 
 A connection without anything special (`Session.is_plain`) has a run of like requests about keys checked once, by the
-command's name as it was typed. What has a short way (`short_way`) comes here only if it could not be taken.
+command's name as it was typed. What the compiled core answers (`compiled`) does not come here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from time import perf_counter_ns
 from typing import NamedTuple
 
 from resp_server.access.rules import LATE_DENIAL, LATE_REASONS, Denial, denial_text
-from resp_server.checked_way import CheckedWay
 from resp_server.commands.generic import in_slices
 from resp_server.commands.keys import keys_of
 from resp_server.commands.table import Command
+from resp_server.compiled import reads_of
 from resp_server.errors import (
     ExecAbortError,
     LoadingError,
@@ -43,9 +43,7 @@ from resp_server.protocol.requests import LongRequest, Request
 from resp_server.protocol.session import RESP2, Session
 from resp_server.protocol.tracked import Tracked
 from resp_server.protocol.transaction import Transaction
-from resp_server.short_way import ShortWay
 from resp_server.stats import Tally
-from resp_server.tracked_way import TrackedWay
 from state_backend.errors import StoreError
 from state_backend.lmdb_damage import of_damage
 from state_backend.slots import slot_of
@@ -125,15 +123,8 @@ class Dispatcher:
         self._table = instance.table
         self._stats = instance.stats
         self._known: dict[bytes, Known | None] = {}
-        # By the version of the protocol.
-        self.short_ways = {protocol: ShortWay(instance, protocol) for protocol in instance.replies}
-
-    def way_of(self, session: Session) -> ShortWay | CheckedWay | TrackedWay:
-        """Return the short way of a connection, for the next input buffer."""
-        way = self.short_ways[session.protocol]
-        if session.tracked is not None:
-            return TrackedWay(way, self._instance)
-        return way if session.user.is_unrestricted else CheckedWay(way, self._instance)
+        # What answers first of what comes in; None: everything is answered here.
+        self.compiled = reads_of(instance)
 
     def answer(
         self, call: Call, requests: Iterator[Request], out: list[bytes], ends_ns: int = NEVER_NS

@@ -25,7 +25,6 @@ from resp_server.protocol.subscriptions import Subscriptions, Way
 from resp_server.protocol.tracked import PUSH, Tracked
 from resp_server.protocol.transaction import ReadsAt
 from resp_server.publishing import Publishing
-from resp_server.reply_cache import ReplyCache
 from resp_server.slow_log import SlowLog, redacted
 from resp_server.stats import Stats
 from resp_server.tracking import Tracking
@@ -99,7 +98,6 @@ class Instance:
         self.started_ms = self.clock()
         config = self.config
         self.users = Users(self.table, config.password, config.acl_file, config.limits, config.upstream_password)
-        self.replies = {protocol: ReplyCache(self.config.reply_cache_bytes) for protocol in (2, 3)}
         self.tracking = Tracking(self.config.tracked_keys_max)
         self.view = self._own_view(self.started_ms)
         self.nothing = Keyspace().view(self.started_ms)
@@ -118,8 +116,8 @@ class Instance:
         self.notifications.look_soon()
 
     def stand(self, standing: Standing) -> None:
-        """Answer as this node of this topology from the next input buffer on. No reply held before is sent after it."""
-        self._drop_replies(None)
+        """Answer as this node of this topology from the next input buffer on."""
+        self._note_changes(None)
         self.cluster = standing
         before, self.view = self.view, self._own_view(self.clock())
         before.close()
@@ -146,7 +144,7 @@ class Instance:
 
     @property
     def is_observed(self) -> bool:
-        """Tell whether each request has to be looked at by itself, so that none may take the short way."""
+        """Tell whether each request has to be looked at by itself, so that the compiled core answers none."""
         is_measured = 0 <= self.config.slow_over_us < ONE_BY_ONE_US
         return is_measured or bool(self.monitors) or self.paused_until_ms > 0
 
@@ -199,12 +197,12 @@ class Instance:
         return PartView(keyspace, self.cluster.slots, now_ms, on_change)
 
     def _own_view(self, now_ms: int) -> KeyspaceView:
-        view = self.view_of(self.keyspace, now_ms, self._drop_replies)
+        view = self.view_of(self.keyspace, now_ms, self._note_changes)
         view.on_removal = self._note_removal
         return view
 
     def _note_removal(self, snapshot: Snapshot, removals: int) -> None:
-        """Tell who holds keys that have expired. What is ready to be sent again is of none."""
+        """Tell who holds keys that have expired."""
         if not self.tracking.is_idle:
             self.moves += 1
             self._tell_changed(snapshot.expired_since(removals))
@@ -214,10 +212,8 @@ class Instance:
         """Tell whether clients are told that this is a replica: by the topology of a cluster, else by the settings."""
         return self.config.is_slave if self.cluster is None else self.cluster.is_replica
 
-    def _drop_replies(self, keys: Sequence[bytes] | None) -> None:
+    def _note_changes(self, keys: Sequence[bytes] | None) -> None:
         self.moves += 1
-        for cache in self.replies.values():
-            cache.drop(keys)
         self._tell_changed(keys)
 
     def _tell_changed(self, keys: Sequence[bytes] | None) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import resource
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from resp_server.config import LOOPBACK, ServerConfig
 
@@ -15,6 +17,10 @@ log = logging.getLogger(__name__)
 
 # File descriptors of a process beside those of its clients: stores, logs, pipes, listeners (guess).
 OTHER_FILES = 256
+
+# Clients that are let in in one round of the event loop, and the pause where the system lets none in (guesses).
+ACCEPTED_MAX = 64
+ACCEPT_PAUSE_S = 1.0
 
 
 def make_room_for(clients: int) -> None:
@@ -99,3 +105,45 @@ def _listener(address: tuple[int, str], port: int, backlog_connections: int) -> 
     made = socket.create_server((host, port), family=family, backlog=backlog_connections)
     made.setblocking(False)
     return made
+
+
+class PolledListener:
+    """A listening socket whose clients go to the compiled core's poller."""
+
+    def __init__(self, poller: Any, listener: socket.socket, connect: Callable[[], asyncio.Protocol]) -> None:
+        self._poller = poller
+        self._listener = listener
+        self._connect = connect
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_MAX):
+            try:
+                client, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("no client can be let in: %s; trying again in %s s", error, ACCEPT_PAUSE_S)
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(ACCEPT_PAUSE_S, self._go_on)
+                return
+            take_client(self._poller, client, self._connect())
+
+    def _go_on(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+
+def take_client(poller: Any, client: socket.socket, connection: asyncio.Protocol) -> None:
+    """Give a client's socket to a poller, small replies not being held back (as asyncio does)."""
+    client.setblocking(False)
+    if client.family != socket.AF_UNIX:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    poller.add(client, connection)

@@ -32,8 +32,6 @@ class Numbers:
     own_bytes: int = 0  # not mapped from a file, or mapped when it started
     output_bytes: int = 0  # that wait to be sent
     output_bytes_most: int = 0  # to one client
-    ready_replies: int = 0
-    ready_bytes: int = 0
     children_user_s: float = 0.0
     children_system_s: float = 0.0
     thread_user_s: float = 0.0

@@ -7,7 +7,9 @@ import logging
 import socket
 from collections.abc import Callable
 from ipaddress import ip_address
+from typing import Any
 
+from resp_server import native
 from resp_server.access.users import Users
 from resp_server.addresses import address_of
 from resp_server.cluster.peers import Peers
@@ -20,7 +22,7 @@ from resp_server.connection import Connection
 from resp_server.dispatcher import Dispatcher
 from resp_server.errors import DeniedError, PlainError, ReplyError
 from resp_server.instance import Instance
-from resp_server.listening import listen_at_ports
+from resp_server.listening import PolledListener, listen_at_ports, take_client
 from resp_server.outbox import Outbox
 from resp_server.protocol.session import Session
 from resp_server.telling import Telling
@@ -66,8 +68,9 @@ class Server:
         self._connections: dict[int, Connection] = {}
         self._strangers: dict[int, Connection] = {}  # who had to authenticate when it came, the oldest first
         self._next_id = 1
-        self._listeners: list[asyncio.Server | TlsListener] = []
+        self._listeners: list[asyncio.Server | TlsListener | PolledListener] = []
         self._sweep: asyncio.TimerHandle | None = None
+        self._poller: Any = None
         self._told: set[Connection] = set()
         self._telling: asyncio.TimerHandle | None = None
         self._invalid = Telling(self.instance, self._connections)
@@ -103,6 +106,10 @@ class Server:
         certificates = None if config.tls is None else Certificates(config.tls)
         plain, encrypted = listen_at_ports(config)
         self.instance.port = (plain or encrypted)[0].getsockname()[1]
+        self.begin_polling()
+        if self._poller is not None:
+            self._listeners += [PolledListener(self._poller, each, lambda: self._connect(self)) for each in plain]
+            plain = []
         for each in plain:
             self._listeners.append(
                 await asyncio.get_running_loop().create_server(
@@ -114,6 +121,19 @@ class Server:
             for each in encrypted:
                 self._listeners.append(TlsListener(each, certificates, lambda: self._connect(self), self._has_room))
         self.look_after()
+
+    def begin_polling(self) -> None:
+        """Have clients' sockets on the compiled core's own epoll, where there is one; on the loop that this runs on."""
+        compiled = self.dispatcher.compiled
+        if compiled is not None and native.sockets is not None:
+            self._poller = native.sockets.Poller(asyncio.get_running_loop(), self.instance, compiled)
+
+    async def take(self, client: socket.socket, connect: Callable[[], Connection]) -> None:
+        """Take in a client that somebody else accepted. OSError if it has gone."""
+        if self._poller is not None:
+            take_client(self._poller, client, connect())
+        else:
+            await asyncio.get_running_loop().connect_accepted_socket(connect, client)
 
     def _has_room(self, arriving: int) -> bool:
         """Tell whether one more client may begin a handshake."""
@@ -153,6 +173,9 @@ class Server:
         for connection in list(self._connections.values()):
             connection.abort("the server stops")
         await asyncio.sleep(0)
+        if self._poller is not None:
+            self._poller.close()
+            await asyncio.sleep(0)
         self.instance.close()
 
     def set_loading(self, is_loading: bool) -> None:

@@ -166,11 +166,13 @@ class KeyspaceView:
         self._formats: re.Pattern[bytes] | None = None
         self._format_jobs: list[str] = []
         self.now_ms = now_ms
+        self.renewals = 0
         self.renew(now_ms)
 
     def renew(self, now_ms: int) -> None:
         """Move to the newest epochs and a new clock reading."""
         self.now_ms = now_ms
+        self.renewals += 1
         self._fresh.clear()
         self._only_fresh = None
         if self._version != self._keyspace.version:
@@ -207,6 +209,35 @@ class KeyspaceView:
         self._format_jobs = [name for _, name in own]
         if self._on_change is not None:
             self._on_change(None)
+
+    # -- what the compiled core asks for -------------------------------------------------------------------------------
+
+    @property
+    def routes_version(self) -> int:
+        """Another number whenever keys may be of other jobs than before."""
+        return self._version
+
+    @property
+    def slots_here(self) -> bytes | None:
+        """Which slots are shown, a byte for each; None: all."""
+        return None
+
+    @property
+    def has_only_one(self) -> bool:
+        """Tell whether any key is the only job's, whatever it looks like."""
+        return self._only is not None
+
+    def job_names(self) -> list[str]:
+        """Return the names of the jobs."""
+        return list(self._jobs)
+
+    def slots_missing(self, name: str) -> KeyGroups | None:
+        """Return the slots that a job's store lacks as it was last looked at; None: none."""
+        return self._missing.get(name)
+
+    def job_of(self, key: bytes) -> str | None:
+        """Return which job a key is of, or None; StoreError where that job cannot be read."""
+        return self._job_of(key)
 
     def _job_of(self, key: bytes) -> str | None:
         if self._only is not None:

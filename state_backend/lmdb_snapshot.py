@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from copy import copy
 from functools import partial
 from itertools import chain, islice, repeat
+from typing import Any
 from zlib import crc32
 
 import lmdb
@@ -60,6 +61,7 @@ from state_backend.lmdb_layout import (
 from state_backend.lmdb_lists import ListBlocks, LongList
 from state_backend.lmdb_ranks import Inner, Ranks, place_of_score
 from state_backend.lmdb_sizes import sizes
+from state_backend.native import pages_of
 from state_backend.records import Change, Op
 from state_backend.slots import PLACE, POSITION_BYTES, POSITIONS, place_of, places_of, slot_of
 from state_backend.store import (
@@ -92,7 +94,13 @@ class LmdbSnapshot(Snapshot):
     """A view of an LMDB store: one read transaction, moved on by `renew`."""
 
     def __init__(
-        self, begin: Callable[[], lmdb.Transaction[bytes]], tables: Tables, generation: str, now_ms: int
+        self,
+        begin: Callable[[], lmdb.Transaction[bytes]],
+        tables: Tables,
+        generation: str,
+        now_ms: int,
+        environment: lmdb.Environment,
+        file: int | None,
     ) -> None:
         self._begin = begin
         self._tables = tables
@@ -106,6 +114,26 @@ class LmdbSnapshot(Snapshot):
         self.version = self._txn.id()
         self._clock_ms = self.applied.clock_ms
         self._now_ms = max(now_ms, self._clock_ms)
+        self._environment = environment
+        self._file = file
+        self._can_read = False
+        self._pages: Any = None
+        self._pages_version = -1
+
+    @property
+    def now_ms(self) -> int:
+        """The clock reading: what has expired by it is not there."""
+        return self._now_ms
+
+    @property
+    def pages(self) -> Any:
+        """The store's pages of this version, for the compiled core; None where they cannot be read."""
+        if self._pages_version != self.version:
+            if self._pages is None and self._file is not None:
+                self._pages = pages_of(self._environment, self._file)
+            self._pages_version = self.version
+            self._can_read = self._pages is not None and self._pages.learn(self._txn)
+        return self._pages if self._can_read else None
 
     def renew(self, now_ms: int) -> None:
         self._txn.abort()  # py-lmdb keeps the transaction's reader slot and takes it again: 0.2 us for both

@@ -26,6 +26,7 @@ import lmdb
 
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import StoreDamagedError, StoreError, StoreFullError
+from state_backend.heap import available_bytes
 from state_backend.holding import Holding, Loading
 from state_backend.key_events import KEPT_BYTES_MAX, PORTION_BYTES
 from state_backend.key_groups import ALL, KeyGroups
@@ -35,6 +36,7 @@ from state_backend.lmdb_layout import FORMAT, TABLES, Meta, Tables, read_meta
 from state_backend.lmdb_slots import SlotsTransaction
 from state_backend.lmdb_snapshot import LmdbSnapshot
 from state_backend.lmdb_transaction import LmdbTransaction, has_expired
+from state_backend.native import pages_of
 from state_backend.store import Applied, EpochChanges, Store
 
 # Address space, not disk: the file grows as it is written (guess; a state server holds a part of a job).
@@ -71,7 +73,7 @@ class LmdbStore(Store):
     LMDB forbids to open one folder twice in a process: the writer's own readers use its `snapshot`.
     """
 
-    _file: int | None = None  # of a reader
+    _file: int | None = None  # its data
 
     def __init__(
         self,
@@ -89,8 +91,7 @@ class LmdbStore(Store):
             try:
                 is_new = not is_reader and not self._env.stat()["entries"]
                 self.tables = self._open_tables(is_new, is_reader)
-                if is_reader:
-                    self._file = os.open(self.path / DATA, os.O_RDONLY | os.O_CLOEXEC)
+                self._file = os.open(self.path / DATA, os.O_RDONLY | os.O_CLOEXEC)
             except (lmdb.Error, OSError, StoreDamagedError):
                 self._env.close()
                 raise
@@ -100,7 +101,9 @@ class LmdbStore(Store):
         self.tells_events = False
         self.events_portion_bytes = PORTION_BYTES
         self.events_bytes_max = KEPT_BYTES_MAX
-        if not is_reader:
+        if is_reader:
+            self._populate()
+        else:
             self.clear_stale_readers()
 
     def _open_tables(self, is_new: bool, is_reader: bool) -> Tables:
@@ -110,6 +113,14 @@ class LmdbStore(Store):
             if is_reader:
                 raise
             raise StoreDamagedError(f"a table is missing: {error}") from error
+
+    def _populate(self) -> None:
+        """Have the file's pages mapped, in a thread, as far as they fit into half of the memory that is left."""
+        assert self._file is not None
+        pages = pages_of(self._env, self._file)
+        if pages is not None:
+            with suppress(RuntimeError):  # the interpreter ends
+                start_new_thread(pages.populate, (available_bytes() // 2,))
 
     def _open_to_write(self) -> lmdb.Environment:
         """Open the folder; one from before the last boot is made anew. StoreDamagedError for one that is damaged."""
@@ -317,7 +328,7 @@ class LmdbStore(Store):
             return True
 
     def snapshot(self, now_ms: int) -> LmdbSnapshot:
-        return LmdbSnapshot(self.begin, self.tables, self.generation, now_ms)
+        return LmdbSnapshot(self.begin, self.tables, self.generation, now_ms, self._env, self._file)
 
     def clear_stale_readers(self) -> int:
         """Free the reader slots of processes that died; their old pages would be kept for ever. Returns how many."""

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -126,6 +126,8 @@ class Snapshot(ABC):
     """
 
     version: int
+    # What the compiled core reads of it; None: nothing.
+    pages: Any = None
 
     @abstractmethod
     def renew(self, now_ms: int) -> None:

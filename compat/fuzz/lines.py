@@ -24,12 +24,6 @@ FUZZED = (
     "resp_server/execution.py",
     "resp_server/errors.py",
     # The short ones.
-    "resp_server/short_way.py",
-    "resp_server/checked_way.py",
-    "resp_server/tracked_way.py",
-    "resp_server/followed_way.py",
-    "resp_server/short_cuts.py",
-    "resp_server/reply_cache.py",
     # What is kept of clients' words: who tracks, listens, watches, was slow.
     "resp_server/tracking.py",
     "resp_server/telling.py",

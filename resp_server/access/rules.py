@@ -425,7 +425,7 @@ class User:
     def __init__(self, name: bytes, catalogue: Catalogue | None = None) -> None:
         self.name = name
         self.rate: Rate | None = None
-        self.quick: Any = None  # what `checked_way` makes of the rules
+        self.quick: Any = None  # what the compiled core makes of the rules
         self._catalogue = NoCommands() if catalogue is None else catalogue
         self.is_on = False
         self.is_nopass = False

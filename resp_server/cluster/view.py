@@ -37,6 +37,10 @@ class PartView(KeyspaceView):
             self._is_here[first : last + 1] = b"\1" * (last + 1 - first)
         super().__init__(keyspace, now_ms, on_change)
 
+    @property
+    def slots_here(self) -> bytes | None:
+        return bytes(self._is_here)
+
     def at(self, key: bytes) -> Snapshot:
         if not self._is_here[slot_of(key)]:
             raise StoreError(f"slot {slot_of(key)} is not shown by this server")

@@ -15,6 +15,7 @@ from resp_server.commands.spec import command, question
 from resp_server.commands.state import age_ms, committed_at, lag_ms
 from resp_server.config import REDIS_VERSION
 from resp_server.instance import Call, Instance
+from resp_server.native import CORE
 from resp_server.numbers import Numbers
 from resp_server.protocol.replies import Reply, Verbatim
 from resp_server.protocol.subscriptions import Way
@@ -52,7 +53,7 @@ def info(call: Call, *names: bytes) -> Reply:
 @question("numbers")
 def numbers(instance: Instance, nothing: None) -> Mapping[str, Any]:
     """Return the numbers of this process."""
-    sessions, caches, tracking = instance.sessions.values(), instance.replies.values(), instance.tracking
+    sessions, tracking = instance.sessions.values(), instance.tracking
     watched = [len(each.watched) for each in sessions if each.watched]
     waiting = [instance.output_bytes(each.id) for each in sessions]
     channels, patterns, shard_channels = (len(instance.publishing.hub.names(way)) for way in Way)
@@ -62,8 +63,6 @@ def numbers(instance: Instance, nothing: None) -> Mapping[str, Any]:
         output_bytes=sum(waiting),
         output_bytes_most=max(waiting, default=0),
         held_back=sum(each.is_held_back for each in sessions),
-        ready_replies=sum(map(len, caches)),
-        ready_bytes=sum(each.used_bytes for each in caches),
         watching=len(watched),
         watched_keys=sum(watched),
         tracking=len(tracking.clients),
@@ -116,6 +115,7 @@ def _server(call: Call, total: Numbers) -> Section:
         "configured_hz": 1,
         "lru_clock": call.now_ms // 1000 & LRU_CLOCK_MAX,
         "executable": sys.executable,
+        "sparkis_core": CORE,
         "config_file": "",
         "io_threads_active": 0,
         **_listeners(instance),
@@ -448,8 +448,6 @@ def _sparkis(call: Call, total: Numbers) -> Section:
         "sparkis_jobs": len(found),
         "sparkis_store_bytes": sum(used for used, _ in sizes.values()),
         "sparkis_store_free_bytes": sum(free for _, free in sizes.values()),
-        "sparkis_ready_replies": total.ready_replies,
-        "sparkis_ready_replies_bytes": total.ready_bytes,
     }
     for seen in found:
         job, applied = seen.job, seen.applied

@@ -14,6 +14,7 @@ from resp_server.commands.spec import command, question
 from resp_server.instance import Call, Instance
 from resp_server.numbers import Numbers
 from resp_server.protocol.replies import OK, Reply, Verbatim
+from state_backend.heap import give_back
 
 # Below this there is nothing to find out, as in Redis.
 SMALL_BYTES = 5 << 20
@@ -57,7 +58,6 @@ def _stats(call: Call, total: Numbers) -> Reply:
         b"aof.buffer": 0,
         b"lua.caches": 0,
         b"functions.caches": 0,
-        b"ready.replies": total.ready_bytes,
         b"overhead.total": overhead,
         b"keys.count": keys,
         b"keys.bytes-per-key": stored // (keys or 1),
@@ -125,9 +125,8 @@ def memory_purge(call: Call) -> Reply:
 
 @question("purge")
 def purge(instance: Instance, nothing: None) -> None:
-    """Let go of what this process holds to be faster: ready replies."""
-    for cache in instance.replies.values():
-        cache.drop(None)
+    """Have the C library give back what it holds and nobody uses."""
+    give_back()
 
 
 @command("memory|help")

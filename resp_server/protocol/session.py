@@ -27,7 +27,8 @@ class Account(Protocol):
     """What a connection knows of its user (see `resp_server.access.rules.User`).
 
     is_open: everybody is this user without a password. is_unrestricted: nothing it asks for has to be checked. rate:
-    how much it may ask; None: as much as it likes. quick: for `checked_way`. What these say may change at any time.
+    how much it may ask; None: as much as it likes. quick: what it may do, as the compiled core asks. What these say may
+    change at any time.
     """
 
     name: bytes
@@ -55,8 +56,8 @@ class Account(Protocol):
 class Session:
     """One client's standing.
 
-    user says what it may do; `default_user` is whom it was when it came. is_ordinary: is_plain, but for what its user
-    may not do. is_plain_but_tracks: it would be plain if it did not track what it reads.
+    user says what it may do; `default_user` is whom it was when it came. is_usual: is_plain, but for what its user
+    may not do, and for tracking what it reads.
 
     is_plain is the one flag that the hot path asks: authenticated, database 0, replies on, nothing queued, staying, and
     answered here: a cluster's replica sends clients to its master until they say READONLY. Whatever takes a connection
@@ -106,10 +107,8 @@ class Session:
         is_answered_here = (self.is_readonly or not self.is_at_replica) and not self.is_observed
         is_here_and_now = is_answered_here and self.transaction is None and self.subscriptions is None
         is_unlimited = self.user.rate is None and not self.is_closing
-        is_usual = self.is_authenticated and self.db == 0 and replies and is_unlimited and is_here_and_now
-        self.is_ordinary = is_usual and self.tracked is None
-        self.is_plain = self.is_ordinary and self.user.is_unrestricted
-        self.is_plain_but_tracks = is_usual and self.tracked is not None and self.user.is_unrestricted
+        self.is_usual = self.is_authenticated and self.db == 0 and replies and is_unlimited and is_here_and_now
+        self.is_plain = self.is_usual and self.tracked is None and self.user.is_unrestricted
 
     def begin_transaction(self) -> None:
         """Queue what comes from now on."""

@@ -57,7 +57,7 @@ class ProxyConnection(Connection, TakesReplies):
         return self._loop
 
     def _take(self, data: bytes) -> None:
-        if self._is_calm:
+        if self.is_calm:
             if self.begun:
                 data, self.begun = self.begun + data, b""
             if self._gets is not None and self.session.is_plain:
@@ -82,7 +82,7 @@ class ProxyConnection(Connection, TakesReplies):
 
     def _wait(self, command: str) -> None:
         self.session.last_command = command
-        self._is_calm = False
+        self.is_calm = False
         self._pending, self._next_turn = UNANSWERED, NO_TURN
 
     def seen_by(self, index: int) -> Epochs:
@@ -110,7 +110,7 @@ class ProxyConnection(Connection, TakesReplies):
         if self._pushed:
             self._send(self._take_pushed())
         data, self._input = data + self._input, b""
-        self._is_calm = self._is_writable
+        self.is_calm = self._is_writable
         super()._take(data)
 
     def in_its_protocol(self, replies: Sequence[bytes]) -> bytes:
@@ -151,12 +151,12 @@ class ProxyConnection(Connection, TakesReplies):
         if self._input or self.begun or not self._is_reading or not self._is_writable or self._is_ending:
             self._go_on_with_input()
         else:
-            self._is_calm = True
+            self.is_calm = True
 
     def _go_on_with_input(self) -> None:
         data, self.begun, self._input = self.begun + self._input, b"", b""
         if self._is_writable and is_part(data) and not self._is_ending:
-            self._is_calm, self.begun = True, data
+            self.is_calm, self.begun = True, data
             self._set_reading(True)
         elif self._is_writable and data.startswith(STARTS) and self.session.is_plain:
             self._set_reading(not self._is_ending)

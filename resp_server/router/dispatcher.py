@@ -47,7 +47,6 @@ from resp_server.router.routes import Part, Way, lone_key_at, split, way_of, wit
 from resp_server.router.survey import Survey
 from resp_server.router.transactions import TransactionRun, WatchRun
 from resp_server.router.upstream import LONG_TIMEOUT_S, Upstreams
-from resp_server.short_way import ShortWay
 from resp_server.stats import Tally
 from state_backend.slots import slot_of
 
@@ -63,16 +62,6 @@ TRANSACTIONS = "transactions"
 OF_SERVERS_ALONE = ("state|at", "state|expect", "state|within", "state|publish", "state|notify")
 # What changes how the rest of a transaction is answered.
 NOT_WITHIN = ("select", "hello", "client|reply")
-
-
-class NoShortWay(ShortWay):
-    """No request has a short way: nothing is here."""
-
-    def answer(self, session: Session, data: bytes) -> tuple[bytes, bytes]:
-        return b"", data
-
-    def take(self, session: Session, data: bytes) -> tuple[bytes, bytes]:
-        return b"", data
 
 
 class Batch(Pending, TakesReplies):
@@ -225,7 +214,7 @@ class ProxyDispatcher(Dispatcher):
 
     def __init__(self, instance: Instance, applications: Applications) -> None:
         super().__init__(instance)
-        self.short_ways = {protocol: NoShortWay(instance, protocol) for protocol in instance.replies}
+        self.compiled = None  # nothing is here to be looked up
         self._applications = applications
         self._rules: dict[bytes, Rule | None] = {}
         only = applications.only

@@ -154,6 +154,7 @@ class Worker:
         server.instance.ask_others = self._ask_others
         server.when_events_are_wanted(self._want_events)
         server.instance.ask_for_users = self._ask_for_users
+        server.begin_polling()
         server.look_after()
 
     def _take_users(self, line: dict[str, Any]) -> None:
@@ -200,7 +201,7 @@ class Worker:
                 self._left(client_id)
             return
         try:
-            await self._loop.connect_accepted_socket(handed, client)
+            await self.server.take(client, handed)
         except OSError as error:
             logger.debug("client %d went before it was taken in: %s", client_id, error)
             client.close()

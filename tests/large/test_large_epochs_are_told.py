@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from conftest import WAIT_S_MAX, memory_mb, publish_values, reading
 
-from resp_server.config import ServerConfig
 from resp_server.tracking import HOLDER_BYTES, KEY_OVERHEAD_BYTES, TOLD_BYTES_AT_ONCE_MAX
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -144,5 +143,5 @@ def test_a_thousand_clients_are_told_of_large_epochs(
                     report("applier", **server.applier_memory())
                     # What is remembered of each key, ready replies, and what one change brings to all clients together.
                     table_bytes = read["held"] * (len(key(0)) + KEY_OVERHEAD_BYTES + HOLDER_BYTES)
-                    bytes_max = table_bytes + ServerConfig().reply_cache_bytes + TOLD_BYTES_AT_ONCE_MAX
+                    bytes_max = table_bytes + TOLD_BYTES_AT_ONCE_MAX
                     assert peak.growth_mb <= bytes_max >> 20

@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job
 from state_backend.lmdb_store import LmdbStore
@@ -81,11 +79,8 @@ class Reader:
             assert list(replies) == [value_at(number, self.epoch) for number in range(len(KEYS))]
 
 
-@pytest.mark.parametrize("reply_cache_bytes", [0, 3_000, 1 << 20])
-def test_no_reader_sees_an_older_value_after_a_newer_one(
-    serve: Callable[..., Any], tmp_path: Path, reply_cache_bytes: int
-) -> None:
-    server = serve(reply_cache_bytes=reply_cache_bytes)
+def test_no_reader_sees_an_older_value_after_a_newer_one(serve: Callable[..., Any], tmp_path: Path) -> None:
+    server = serve()
     store = LmdbStore(tmp_path, "g2")
     publish(store, 0)
     server.call(lambda: server.server.instance.keyspace.put(Job("job", "g2", STATES, store)))

@@ -58,7 +58,7 @@ def test_a_monitor_may_not_read_keys_and_ends_with_reset(serve: Callable[..., An
     assert running.call(lambda: all(each.is_plain for each in running.server.instance.sessions.values()))
 
 
-def test_a_monitor_that_goes_leaves_all_others_on_the_short_way(serve: Callable[..., Any]) -> None:
+def test_a_monitor_that_goes_leaves_all_others_to_the_core(serve: Callable[..., Any]) -> None:
     running = serve()
     seeing, other = running.connect(), running.connect()
     other.answers(b"PING\r\n", PONG)

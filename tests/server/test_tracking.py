@@ -109,18 +109,6 @@ def test_a_key_that_was_read_is_told_once_and_before_its_new_value(
     client.answers(b"", invalid("job:temp:a") + invalid("job:temp:c") + invalid("job:temp:b"))  # by their slots
 
 
-@pytest.mark.parametrize(
-    ("options", "ready"), [("", 1), (" BCAST", 1), (" OPTIN", 0), (" OPTOUT", 0), (" REDIRECT 1", 0)]
-)
-def test_who_tracks_goes_the_short_way_unless_another_is_told_or_it_says_what_counts(
-    server: Any, client: Any, options: str, ready: int
-) -> None:
-    other = connect(server)
-    other.answers(lines(f"CLIENT TRACKING ON{options}"), OK)
-    other.answers(arrays("GET job:temp:a"), bulk(b"0"))
-    assert server.call(lambda: len(server.server.instance.replies[3])) == ready
-
-
 def test_who_asks_nothing_is_told_too(client: Any, epochs: Epochs) -> None:
     client.answers(
         lines("CLIENT TRACKING ON", "MGET job:temp:a job:temp:missing"), OK + b"*2\r\n" + bulk(b"0") + b"_\r\n"

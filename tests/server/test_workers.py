@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -56,9 +56,16 @@ def log(tmp_path: Path) -> Path:
 def serve(tmp_path: Path, log: Path) -> Iterator[Callable[..., Running]]:
     """Start a server with two workers, and with further options."""
     with ExitStack() as stack:
-        yield lambda *options, **given: stack.enter_context(
-            sparkis_server(tmp_path / "store", log, "--workers", str(WORKERS), *options, **given)
-        )
+
+        def start(*options: str, **given: Any) -> Running:
+            # Who asks whether it has loaded its log is no client: their numbers are looked at.
+            given_all = tmp_path / "store", log, "--workers", str(WORKERS), *options
+            server = stack.enter_context(sparkis_server(*given_all, is_loaded=False, **given))
+            with control(server) as asking:
+                assert asking.call("WAIT", JOB, "0", "300000", timeout_s=WAIT_S_MAX) == 1
+            return server
+
+        yield start
 
 
 @pytest.fixture

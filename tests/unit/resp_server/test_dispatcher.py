@@ -83,18 +83,12 @@ REQUESTS = [
 
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("line", REQUESTS)
-def test_the_short_way_answers_as_the_general_way(connect: Callable[..., Any], line: str, protocol: int) -> None:
+def test_a_run_of_requests_is_answered_as_each_by_itself(connect: Callable[..., Any], line: str, protocol: int) -> None:
     request = [word.encode() for word in line.split()]
-    short, run, general = connect(), connect(), connect()
-    for client in (short, run, general):
-        client.session.protocol = protocol
-    reply = general.general(request)
-    for _ in range(3):
-        assert short.send_buffer(request, request) == run.send(request, request) == reply * 2
-        short.instance.renew()
-    for _ in range(5):
-        general.general(request)
-    assert_same_counts(short, general)
+    run, general = connect(), connect()
+    run.session.protocol = general.session.protocol = protocol
+    assert run.send(request, request) == general.general(request) * 2
+    general.general(request)
     assert_same_counts(run, general)
 
 
@@ -111,31 +105,26 @@ COLUMNS = [
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-@pytest.mark.parametrize("reply_cache_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("line", COLUMNS)
-def test_requests_alike_are_answered_as_the_general_way(
-    connect: Callable[..., Any], line: str, reply_cache_bytes: int, protocol: int
-) -> None:
+def test_requests_alike_are_answered_as_the_general_way(connect: Callable[..., Any], line: str, protocol: int) -> None:
     name, *seconds = (word.encode() for word in line.split())
     requests = [[name, second] for second in seconds]
-    short, general = connect(reply_cache_bytes=reply_cache_bytes), connect()
-    short.session.protocol = general.session.protocol = protocol
-    for _ in range(3):
-        short.instance.renew()
-        assert short.send_buffer(*requests) == b"".join(map(general.general, requests))
-    assert_same_counts(short, general)
+    run, general = connect(), connect()
+    run.session.protocol = general.session.protocol = protocol
+    assert run.send(*requests) == b"".join(map(general.general, requests))
+    assert_same_counts(run, general)
 
 
-def test_the_short_way_is_not_taken_where_the_connection_is_not_plain(client: Any) -> None:
+def test_a_connection_that_is_not_plain_is_answered_request_by_request(client: Any) -> None:
     client.ask("CLIENT REPLY OFF")
-    assert client.send_buffer([b"GET", b"job:temp:1"], [b"GET", b"job:temp:2"]) == b""
+    assert client.send([b"GET", b"job:temp:1"], [b"GET", b"job:temp:2"]) == b""
     client.ask("CLIENT REPLY ON")
     client.ask("SELECT 1")
-    assert client.send_buffer([b"GET", b"job:temp:1"], [b"GET", b"job:temp:2"]) == b"$-1\r\n" * 2
+    assert client.send([b"GET", b"job:temp:1"], [b"GET", b"job:temp:2"]) == b"$-1\r\n" * 2
 
 
-def assert_same_counts(short: Any, general: Any) -> None:
-    stats, expected = short.instance.stats, general.instance.stats
+def assert_same_counts(run: Any, general: Any) -> None:
+    stats, expected = run.instance.stats, general.instance.stats
     assert (stats.hits, stats.misses, stats.errors) == (expected.hits, expected.misses, expected.errors)
     tallies, others = (
         {
@@ -146,7 +135,7 @@ def assert_same_counts(short: Any, general: Any) -> None:
         for one in (stats, expected)
     )
     assert tallies == others
-    assert short.session.last_command == general.session.last_command
+    assert run.session.last_command == general.session.last_command
 
 
 def test_runs_of_commands_are_answered_in_order(client: Any) -> None:

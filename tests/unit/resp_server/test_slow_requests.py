@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from resp_server import short_way
 from resp_server.latency import SAMPLES_MAX, Event, LatencyEvents
 from resp_server.slow_log import SlowLog, redacted, shortened
 from resp_server.stats import Stats, Tally
@@ -31,26 +30,13 @@ def test_no_request_is_in_the_slow_log_that_was_fast_enough(connect: Callable[..
     assert client.ask("SLOWLOG LEN") == b":0\r\n"
 
 
-def test_below_a_millisecond_no_request_takes_the_short_way(connect: Callable[..., Any]) -> None:
+def test_below_a_millisecond_each_request_is_timed_by_itself(connect: Callable[..., Any]) -> None:
     client = connect(slow_over_us=-1)
     assert client.session.is_plain
     assert client.ask("CONFIG SET slowlog-log-slower-than 999") == b"+OK\r\n"
     assert not client.session.is_plain
     assert client.ask("CONFIG SET slowlog-log-slower-than 1000") == b"+OK\r\n"
     assert client.session.is_plain
-
-
-def test_a_buffer_that_is_slow_the_short_way_is_one_entry(
-    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = connect(slow_over_us=1_000)
-    clock = iter(range(0, 1 << 40, 2_000_000))
-    monkeypatch.setattr(short_way, "perf_counter_ns", lambda: next(clock))
-    client.send_buffer(GET)
-    client.send_buffer(*[GET] * 5)
-    entries = client.instance.slow.newest(10)
-    assert [entry.words for entry in entries] == [[*GET, b"... (4 more requests)"], GET]
-    assert [entry.microseconds for entry in entries] == [2_000, 2_000]
 
 
 def test_a_slow_request_says_when_who_and_how_long(connect: Callable[..., Any]) -> None:

@@ -1,12 +1,12 @@
-"""However requests come in, a connection that takes the short way answers and counts as one that never does."""
+"""However requests come in, the compiled core answers and counts as the general path does, byte for byte."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 from collections.abc import Sequence
-from contextlib import ExitStack
 from itertools import pairwise
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -17,19 +17,19 @@ from hypothesis import example, given, settings
 from compat.conformance.wire import replies_in, requests
 from compat.fuzz.places import HERE, NOW_MS, STATES
 from compat.fuzz.subject import Wire
-from resp_server import checked_way, short_way
-from resp_server.checked_way import CheckedWay
 from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
+from resp_server.dispatcher import Dispatcher
+from resp_server.native import CORE
 from resp_server.server import Server
-from resp_server.short_way import ShortWay
-from resp_server.tracked_way import TrackedWay
 from state_backend import packed_map
 from state_backend.keyspace import Job, Keyspace
-from state_backend.memory_store import MemoryStore
+from state_backend.lmdb_store import LmdbStore
 from state_backend.records import Change, Op, runs_of
 from state_backend.store import EpochChanges
+
+pytestmark = pytest.mark.skipif(CORE != "compiled", reason="the compiled core is not built")
 
 # Bounds a test that would hang.
 TURNS_MAX = 10_000
@@ -82,6 +82,12 @@ reads = st.one_of(
     st.lists(keys, max_size=4).map(lambda some: [b"MGET", *some]),
     st.lists(st.sampled_from(VALUE_KEYS), max_size=4).map(lambda some: [b"mget", *some]),
     st.lists(keys, max_size=4).map(lambda some: [b"STATE", b"MGET", *some]),
+    st.lists(keys, max_size=4).map(lambda some: [b"Exists", *some]),
+    st.tuples(st.sampled_from([b"STRLEN", b"TTL", b"pttl", b"type", b"PING"]), keys).map(list),
+    st.tuples(st.sampled_from([b"LINDEX", b"lindex"]), keys, numbers).map(list),
+    st.tuples(
+        st.sampled_from([b"HMGET", b"ZMSCORE", b"SMISMEMBER"]), keys, st.sampled_from([b"f0", b"m0", b"m299"]), members
+    ).map(list),
 )
 runs = st.lists(keys, min_size=1, max_size=8).map(lambda some: [[b"GET", key] for key in some])
 others = st.sampled_from(
@@ -145,19 +151,42 @@ user_rules = st.sampled_from(
 
 
 async def answered(
-    config: ServerConfig, chunks: list[bytes], is_loading: bool, shown: list[Topology], rules: Sequence[bytes] = ()
+    config: ServerConfig,
+    chunks: list[bytes],
+    is_loading: bool,
+    shown: list[Topology],
+    rules: Sequence[bytes],
+    is_compiled: bool,
 ) -> Any:
     """Return what a client is sent that sends these chunks, what was counted for it, and which keys it may hold.
 
     There is an epoch after each chunk, and a topology before each as long as there are any. When a client that tracks
     is told is left out: it is sooner where a request was looked up before it was found to be none.
     """
-    store = MemoryStore("g")
+    with TemporaryDirectory() as folder:
+        store = LmdbStore(folder, "g", map_bytes_max=1 << 26)
+        try:
+            return await _answered(store, config, chunks, is_loading, shown, rules, is_compiled)
+        finally:
+            store.close()
+
+
+async def _answered(
+    store: LmdbStore,
+    config: ServerConfig,
+    chunks: list[bytes],
+    is_loading: bool,
+    shown: list[Topology],
+    rules: Sequence[bytes],
+    is_compiled: bool,
+) -> Any:
     keyspace = Keyspace()
     keyspace.put(Job("j", "g", STATES, store))
     apply(store, 0)
     server = Server(keyspace, config, clock=lambda: NOW_MS)
     server.instance.is_loading = is_loading
+    if not is_compiled:
+        server.dispatcher.compiled = None
     server.users.set(b"default", rules)
     wire, connection = Wire(), Connection(server)
     connection.connection_made(wire)  # type: ignore[arg-type]
@@ -200,12 +229,7 @@ async def answered(
     )
 
 
-def not_at_all(way: object, session: object, data: bytes) -> tuple[bytes, bytes]:
-    """Stand for a short way that answers nothing."""
-    return b"", data
-
-
-def apply(store: MemoryStore, turn: int) -> None:
+def apply(store: LmdbStore, turn: int) -> None:
     epoch = EpochChanges(
         store.applied.epoch + 1, 1, NOW_MS, list(runs_of(changes(turn), [state.name for state in STATES]))
     )
@@ -213,28 +237,24 @@ def apply(store: MemoryStore, turn: int) -> None:
 
 
 @patch("resp_server.server.TELL_SECONDS", 3600)  # nobody is told by the clock
-@pytest.mark.parametrize(
-    "settings_of", [{}, {"reply_cache_bytes": 0}, {"reply_cache_bytes": 2_000}, {"password": "secret"}]
-)
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("settings_of", [{}, {"password": "secret"}])
+@settings(max_examples=150, deadline=None)
 @given(
     requests_sent,
     endings,
     st.lists(st.integers(0, 2_000), max_size=6),
     st.booleans(),
-    st.sampled_from([40, 16_384]),
     st.one_of(st.just(NO_CLUSTER), topologies),
     st.one_of(st.just([]), user_rules),
 )
-# What the short way looks up behind what it leaves is not answered by it, and so not counted by it.
-@example([[b"GET", b"j:v:0"], [b"GeT", b"j:v:0"], [b"SMEMBERS", b"j:v:gone"]], b"", [], False, 16_384, NO_CLUSTER, [])
-def test_a_connection_answers_and_counts_as_one_without_a_short_way(
+# What the core looks up behind what it leaves is not answered by it, and so not counted by it.
+@example([[b"GET", b"j:v:0"], [b"GeT", b"j:v:0"], [b"SMEMBERS", b"j:v:gone"]], b"", [], False, NO_CLUSTER, [])
+def test_a_connection_answers_and_counts_as_one_without_the_core(
     settings_of: dict[str, Any],
     sent: list[list[bytes]],
     ending: bytes,
     places: list[int],
     is_loading: bool,
-    at_once: int,
     shown: list[Topology],
     rules: list[bytes],
 ) -> None:
@@ -242,9 +262,33 @@ def test_a_connection_answers_and_counts_as_one_without_a_short_way(
     ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     chunks = [data[start:end] for start, end in pairwise(ends)]
     config = ServerConfig(**settings_of)
-    with ExitStack() as without:
-        for way in (ShortWay, CheckedWay, TrackedWay):
-            without.enter_context(patch.object(way, "answer", not_at_all))
-        expected = asyncio.run(answered(config, chunks, is_loading and not sent[:2], shown, rules))
-    with patch.object(short_way, "BYTES_MAX", at_once), patch.object(checked_way, "BYTES_MAX", at_once):
-        assert asyncio.run(answered(config, chunks, is_loading and not sent[:2], shown, rules)) == expected
+    given_all = config, chunks, is_loading and not sent[:2], shown, rules
+    assert asyncio.run(answered(*given_all, True)) == asyncio.run(answered(*given_all, False))
+
+
+# One request of each command that is compiled, and of each form that a record has.
+COMPILED = [
+    b"GET j:v:0", b"MGET j:v:0 j:v:gone j:m:small", b"HGET j:m:small f0", b"HGET j:m:large f1",
+    b"HMGET j:m:large f1 f9",
+    b"HGETALL j:m:small", b"LRANGE j:l:short 0 -1", b"LINDEX j:l:short 0", b"EXISTS j:v:0 j:nope", b"STRLEN j:v:0",
+    b"SISMEMBER j:s:small m0", b"SMISMEMBER j:s:small m0 m9", b"ZSCORE j:z:small m0", b"ZSCORE j:z:large m7",
+    b"ZMSCORE j:z:large m7 nobody", b"ZRANK j:z:small m1", b"ZRANK j:z:large m250", b"ZREVRANK j:z:large m250",
+    b"ZRANGE j:z:small 0 -1", b"ZRANGE j:z:large 100 299 WITHSCORES", b"ZREVRANGE j:z:large 0 9", b"TTL j:v:0",
+    b"PTTL j:m:small", b"TYPE j:z:large", b"PING", b"STATE MGET j:v:0 j:v:1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", [b"2", b"3"])
+def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: bytes) -> None:
+    left: list[Sequence[bytes]] = []
+    answer = Dispatcher.answer
+
+    def answered_by_general_path(self: Dispatcher, call: Any, given: Any, out: list[bytes]) -> Any:
+        taken = list(given)
+        left.extend(taken)
+        return answer(self, call, iter(taken), out)
+
+    chunks = [requests([[b"HELLO", protocol]]), *(requests([line.split()]) for line in COMPILED)]
+    with patch.object(Dispatcher, "answer", answered_by_general_path):
+        asyncio.run(answered(ServerConfig(), chunks, False, NO_CLUSTER, (), True))
+    assert left == [[b"HELLO", protocol]]

@@ -1,0 +1,60 @@
+"""The compiled core as a server uses it: what it may answer for whom, and where it is told what took long.
+
+A buffer's requests go to the core first (`native.core.Reads`), which answers what it can from the front. What it leaves
+goes through the general path (see `dispatcher`). Without the core everything goes that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from resp_server import native
+from resp_server.access.rules import Use, User
+from resp_server.commands.table import CommandTable
+from resp_server.instance import Instance
+from resp_server.protocol.requests import RequestParser
+from resp_server.protocol.session import Session
+
+
+class Reads(Protocol):
+    """What answers first of what a connection brings.
+
+    is_full: more of the last buffer could be answered, but not at once, because the replies are long.
+    """
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def answer(self, session: Session, data: bytes) -> tuple[bytes, bytes]:
+        """Return the replies to the requests at a buffer's front, and what of the buffer is left."""
+
+
+def reads_of(instance: Instance) -> Reads | None:
+    """Return the compiled core for an instance; None where it is not there."""
+    if native.core is None:
+        return None
+
+    def note(session: Session, data: bytes, elapsed_ns: int) -> None:
+        """Keep what took long: a request, or the first of some that were answered together, and how many these are."""
+        requests = RequestParser().feed(data)
+        words: list[bytes] = list(requests[0])
+        command = instance.table.find(words)
+        if len(requests) > 1:
+            words.append(b"... (%d more requests)" % (len(requests) - 1))
+        instance.note(session, command, words, elapsed_ns)
+
+    reads: Reads = native.core.Reads(instance, lambda user: rules_of(user, instance.table), note)
+    return reads
+
+
+def rules_of(user: User, table: CommandTable) -> Any:
+    """Return what a user may read, as the core asks for it."""
+    assert native.core is not None
+    selectors: list[tuple[list[bytes], Sequence[bytes] | None]] = []
+    for selector in user.selectors:
+        commands = [(name, table.get(name)) for name, _, _ in native.core.NAMES]
+        names = [name for name, command in commands if command is not None and selector.allows(command)]
+        patterns = list(selector.patterns(Use.READ))
+        selectors.append((names, None if b"*" in patterns else patterns))
+    return native.core.Rules(selectors)

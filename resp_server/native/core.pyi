@@ -1,0 +1,23 @@
+"""The types of `core.pyx`, which has the docstrings."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from resp_server.instance import Instance
+from resp_server.protocol.session import Session
+
+NAMES: Sequence[tuple[bytes, int, int]]
+
+class Rules:
+    def __init__(self, selectors: Sequence[tuple[Sequence[bytes], Sequence[bytes] | None]]) -> None: ...
+
+class Reads:
+    @property
+    def is_full(self) -> bool: ...
+    def __init__(
+        self, instance: Instance, rules_of: Callable[[Any], Rules], note: Callable[[Session, bytes, int], None]
+    ) -> None: ...
+    def answer(self, session: Session, data: bytes) -> tuple[bytes, bytes]: ...
+    def flush(self) -> None: ...
+
+def glob_matches(pattern: bytes, text: bytes) -> bool: ...

@@ -1,0 +1,1407 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Answers the reads that clients send most: requests out of a buffer, records out of LMDB's pages, replies into one.
+
+`Core.answer` takes requests from the front of a buffer for as long as it knows them, looks all their keys up together
+(see `state_backend.native.lookup`), and writes the replies one behind another. It stops, having answered and counted
+exactly what is before, at a request that it does not answer: an unknown command, a wrong number of arguments, a wrong
+kind, a value in pieces, a key that this node does not serve, a user who may not. The general path answers that one.
+So the core has no error replies, and whatever it answers is what the general path would answer, byte for byte.
+
+The core knows no socket and no session. It holds the interpreter's lock, and copies all that it answers.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memchr, memcmp, memcpy, memmove
+
+from state_backend.native.lookup cimport DAMAGED, FOUND, MISSING, Lookup, Pages, Tree, crc16_of, crc32_of, slot_of
+
+from resp_server.protocol.doubles import double_text
+from state_backend.errors import StoreError
+
+cdef extern from *:
+    """
+    #define swap64_(x) __builtin_bswap64(x)
+    #include <time.h>
+    static inline int64_t monotonic_ns(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
+    """
+    int64_t monotonic_ns() noexcept nogil
+    int count_leading_zeros "__builtin_clzll"(unsigned long long) noexcept nogil
+
+# The records of `state_backend.lmdb_layout`.
+cdef enum:
+    HEADER_BYTES = 15
+    VALUE = 0
+    PACKED = 1
+    SHORT = 2
+    FEW = 3
+    RANKED = 4
+    LARGE = 5
+    LONG = 6
+    TEXT = 7
+    MANY = 8
+    TREE = 9
+
+# Each with the least and the most words behind its name. All of the words are keys, the first one is, or none is.
+NAMES = (
+    (b"get", 1, 1), (b"mget", 1, -1), (b"hget", 2, 2), (b"hmget", 2, -1), (b"hgetall", 1, 1), (b"lrange", 3, 3),
+    (b"lindex", 2, 2), (b"exists", 1, -1), (b"strlen", 1, 1), (b"sismember", 2, 2), (b"smismember", 2, -1),
+    (b"zscore", 2, 2), (b"zmscore", 2, -1), (b"zrank", 2, 2), (b"zrevrank", 2, 2), (b"zrange", 3, 4),
+    (b"zrevrange", 3, 4), (b"ttl", 1, 1), (b"pttl", 1, 1), (b"type", 1, 1), (b"ping", 0, 1), (b"state|mget", 1, -1),
+)
+
+cdef struct Spec:
+    uint64_t high  # the name in lower case, as two numbers
+    uint64_t low
+    uint32_t size
+    int least
+    int most
+
+cdef Spec specs[COMMANDS]
+
+# What a request comes to. GENERAL: it is left to the general path.
+cdef enum:
+    GENERAL = -1
+    ANSWERED = 1
+
+# What stands at a key.
+cdef enum:
+    NOTHING = 0
+    LIVE = 1
+
+
+def _fill_specs():
+    cdef int i = 0
+    cdef size_t at
+    for name, least, most in NAMES:
+        specs[i].size, specs[i].least, specs[i].most = len(name), least, most
+        padded = name.ljust(16, b"\0")
+        specs[i].high = int.from_bytes(padded[:8], "little")
+        specs[i].low = int.from_bytes(padded[8:], "little")
+        i += 1
+
+
+_fill_specs()
+
+
+# --- output -----------------------------------------------------------------------------------------------------------
+
+
+cdef inline int reserve(Output* out, size_t more) except -1:
+    cdef size_t size
+    cdef char* data
+    if out.used + more <= out.size:
+        return 0
+    size = (out.used + more) * 2
+    data = <char*>realloc(out.data, size)
+    if data == NULL:
+        raise MemoryError
+    out.data, out.size = data, size
+    return 0
+
+
+cdef inline int put(Output* out, const void* data, size_t size) except -1:
+    reserve(out, size)
+    memcpy(out.data + out.used, data, size)
+    out.used += size
+    return 0
+
+
+cdef inline int put_line(Output* out, char mark, int64_t number) except -1:
+    """Write a mark, a number and a line end."""
+    cdef char text[32]
+    cdef int at = 30
+    cdef bint is_negative = number < 0
+    cdef uint64_t rest = <uint64_t>(-number) if is_negative else <uint64_t>number
+    text[30], text[31] = 13, 10
+    while True:
+        at -= 1
+        text[at] = <char>(48 + rest % 10)
+        rest //= 10
+        if not rest:
+            break
+    if is_negative:
+        at -= 1
+        text[at] = 45
+    at -= 1
+    text[at] = mark
+    return put(out, text + at, 32 - at)
+
+
+cdef inline int put_bulk(Output* out, const void* data, size_t size) except -1:
+    reserve(out, size + 32)
+    put_line(out, 36, size)
+    memcpy(out.data + out.used, data, size)
+    out.used += size
+    out.data[out.used], out.data[out.used + 1] = 13, 10
+    out.used += 2
+    return 0
+
+
+cdef inline int put_nil(Output* out, bint is_resp3) except -1:
+    return put(out, b"_\r\n", 3) if is_resp3 else put(out, b"$-1\r\n", 5)
+
+
+cdef int put_double(Output* out, double number, bint is_resp3) except -1:
+    cdef int64_t whole
+    cdef bytes text
+    if -4611686018427387904.0 <= number <= 4611686018427387904.0:
+        whole = <int64_t>number
+        if <double>whole == number and whole:
+            if is_resp3:
+                return put_line(out, 44, whole)
+            text = b"%d" % whole
+            return put_bulk(out, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+    text = double_text(number)
+    if not is_resp3:
+        return put_bulk(out, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+    put(out, b",", 1)
+    put(out, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+    return put(out, b"\r\n", 2)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+cdef inline Py_ssize_t number_line(const uint8_t* at, const uint8_t* end, size_t* number) noexcept nogil:
+    """Read a number written the one canonical way, and its line end; return their bytes.
+
+    0: they are not all there. -1: they are something else.
+    """
+    cdef const uint8_t* start = at
+    cdef size_t found = 0
+    while at < end and 48 <= at[0] <= 57:
+        found = found * 10 + (at[0] - 48)
+        at += 1
+        if at - start > 7:
+            return -1
+    if end - at < 2:
+        return 0 if at == end or at[0] == 13 else -1
+    if at == start or at[0] != 13 or at[1] != 10 or (start[0] == 48 and at - start > 1):
+        return -1
+    number[0] = found
+    return at + 2 - start
+
+
+cdef Py_ssize_t cut(const uint8_t* start, const uint8_t* end, Word* words, size_t words_max, size_t* count) noexcept nogil:
+    """Cut one request into words; return its bytes. 0: it is not all there. -1: the general path has to look at it."""
+    cdef const uint8_t* at = start
+    cdef size_t total = 0, size = 0, i
+    cdef Py_ssize_t took
+    if at == end:
+        return 0
+    if at[0] != 42:
+        return -1
+    took = number_line(at + 1, end, &total)
+    if took <= 0:
+        return took
+    if total == 0 or total > words_max:
+        return -1
+    at += 1 + took
+    for i in range(total):
+        if at == end:
+            return 0
+        if at[0] != 36:
+            return -1
+        took = number_line(at + 1, end, &size)
+        if took <= 0:
+            return took
+        at += 1 + took
+        if size > WORD_BYTES_MAX:
+            return -1
+        if <size_t>(end - at) < size + 2:
+            return 0
+        if at[size] != 13 or at[size + 1] != 10:
+            return -1
+        words[i].at, words[i].size = at, size
+        at += size + 2
+    count[0] = total
+    return at - start
+
+
+cdef inline int command_of(const Word* word) noexcept nogil:
+    """Return which command a name is, in whatever case; -1 for none of ours."""
+    cdef uint64_t high = 0, low = 0
+    cdef int i
+    if word.size > 16 or word.size < 3:
+        return -1
+    if word.size <= 8:
+        memcpy(&high, word.at, word.size)
+    else:
+        memcpy(&high, word.at, 8)
+        memcpy(&low, word.at + 8, word.size - 8)
+    for i in range(STATE_MGET):  # two words
+        # Setting the bit that tells upper from lower case makes no letter of what is none.
+        if specs[i].size == word.size and not (((high | CASE_BITS) ^ specs[i].high) & mask_of(word.size)):
+            if word.size <= 8 or not (((low | CASE_BITS) ^ specs[i].low) & mask_of(word.size - 8)):
+                return i
+    return -1
+
+
+cdef uint64_t CASE_BITS = 0x2020202020202020U
+
+
+cdef inline uint64_t mask_of(size_t bytes_) noexcept nogil:
+    return ~<uint64_t>0 if bytes_ >= 8 else (<uint64_t>1 << (8 * bytes_)) - 1
+
+
+cdef int integer(const Word* word, int64_t* number) noexcept nogil:
+    """Read a whole number written the one canonical way; False for anything else, which the general path answers."""
+    cdef size_t at = 0
+    cdef int64_t found = 0
+    cdef bint is_negative = word.size > 0 and word.at[0] == 45
+    at = 1 if is_negative else 0
+    if word.size == at or word.size - at > 18 or (word.at[at] == 48 and word.size > 1):
+        return False
+    while at < word.size:
+        if not 48 <= word.at[at] <= 57:
+            return False
+        found = found * 10 + (word.at[at] - 48)
+        at += 1
+    number[0] = -found if is_negative else found
+    return True
+
+
+cdef inline bint is_word(const Word* word, const char* lower, size_t size) noexcept nogil:
+    cdef size_t i
+    if word.size != size:
+        return False
+    for i in range(size):
+        if (word.at[i] | 0x20) != <uint8_t>lower[i]:
+            return False
+    return True
+
+
+# --- what a user may read ---------------------------------------------------------------------------------------------
+
+
+cdef bint matches_class(const uint8_t** pattern, const uint8_t* end, uint8_t byte) noexcept nogil:
+    """Tell whether a byte is in the class that begins behind a `[`; move the pattern to the class's last byte."""
+    cdef const uint8_t* at = pattern[0]
+    cdef bint is_not = at < end and at[0] == 94, found = False
+    cdef uint8_t low, high
+    if is_not:
+        at += 1
+    while True:
+        if end - at >= 2 and at[0] == 92:
+            at += 1
+            found |= at[0] == byte
+        elif at >= end:
+            at -= 1
+            break
+        elif at[0] == 93:
+            break
+        elif end - at >= 3 and at[1] == 45:
+            low, high = min(at[0], at[2]), max(at[0], at[2])
+            at += 2
+            found |= low <= byte <= high
+        else:
+            found |= at[0] == byte
+        at += 1
+    pattern[0] = at
+    return found != is_not
+
+
+cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text, size_t size) noexcept nogil:
+    """Match as Redis does. A star that was passed is gone back to: the last one only, which is enough."""
+    cdef const uint8_t* end = pattern + pattern_size
+    cdef const uint8_t* text_end = text + size
+    cdef const uint8_t* star = NULL
+    cdef const uint8_t* star_text = NULL
+    cdef const uint8_t* at
+    cdef bint fits
+    while True:
+        if pattern < end and pattern[0] == 42:
+            while pattern < end and pattern[0] == 42:
+                pattern += 1
+            if pattern == end:
+                return True
+            star, star_text = pattern, text
+            continue
+        if text == text_end:
+            return pattern == end
+        fits = False
+        if pattern < end:
+            at = pattern
+            if at[0] == 63:
+                fits = True
+            elif at[0] == 91:
+                at += 1
+                fits = matches_class(&at, end, text[0])
+            else:
+                if at[0] == 92 and end - at >= 2:
+                    at += 1
+                fits = at[0] == text[0]
+            if fits:
+                pattern, text = at + 1, text + 1
+                continue
+        if star == NULL:
+            return False
+        star_text += 1
+        pattern, text = star, star_text
+
+
+cdef class Rules:
+    """What a user may read, by commands of ours and patterns of keys."""
+
+    def __init__(self, selectors):
+        """Take (names of commands that may be run, patterns of keys that may be read or None) of each selector."""
+        cdef int i = 0
+        self.patterns = []
+        names = [name for name, _, _ in NAMES]
+        for allowed, patterns in selectors[:SELECTORS_MAX]:
+            self.commands[i] = sum(1 << names.index(name) for name in allowed if name in names)
+            self.patterns.append(None if patterns is None else list(patterns))
+            i += 1
+        self.selectors = i
+
+    cdef bint allow(self, int command, const Word* keys, size_t count):
+        cdef int i
+        for i in range(self.selectors):
+            if self.commands[i] >> command & 1 and self.take_keys(self.patterns[i], keys, count):
+                return True
+        return False
+
+    cdef bint take_keys(self, list patterns, const Word* keys, size_t count):
+        cdef size_t i
+        cdef bytes pattern
+        cdef bint found
+        if patterns is None:
+            return True
+        for i in range(count):
+            found = False
+            for pattern in patterns:
+                if glob(<const uint8_t*>PyBytes_AS_STRING(pattern), PyBytes_GET_SIZE(pattern), keys[i].at, keys[i].size):
+                    found = True
+                    break
+            if not found:
+                return False
+        return True
+
+
+def glob_matches(bytes pattern, bytes text):
+    """Match a text as keys of a user are matched, for tests."""
+    return bool(
+        glob(
+            <const uint8_t*>PyBytes_AS_STRING(pattern), PyBytes_GET_SIZE(pattern),
+            <const uint8_t*>PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text),
+        )
+    )
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+cdef inline uint32_t u32(const uint8_t* at) noexcept nogil:
+    cdef uint32_t found
+    memcpy(&found, at, 4)
+    return found
+
+
+cdef inline uint64_t u64(const uint8_t* at) noexcept nogil:
+    cdef uint64_t found
+    memcpy(&found, at, 8)
+    return found
+
+
+cdef inline double f64(const uint8_t* at) noexcept nogil:
+    cdef double found
+    memcpy(&found, at, 8)
+    return found
+
+
+
+cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_ms, Record* record) noexcept nogil:
+    """Take a record apart: LIVE, NOTHING, or GENERAL where another name has its place, or it is no record."""
+    cdef uint32_t name_size
+    if lookup.outcome == MISSING:
+        return NOTHING
+    if lookup.outcome != FOUND or lookup.size < HEADER_BYTES:
+        return GENERAL
+    name_size = u32(lookup.record)
+    if name_size != name.size or lookup.size - HEADER_BYTES < name_size:
+        return GENERAL
+    if memcmp(lookup.record + HEADER_BYTES, name.at, name_size) != 0:
+        return GENERAL
+    record.expire_at_ms = <int64_t>u64(lookup.record + 4)
+    if 0 < record.expire_at_ms <= now_ms:
+        return NOTHING
+    record.form = lookup.record[14]
+    record.payload = lookup.record + HEADER_BYTES + name_size
+    record.size = lookup.size - HEADER_BYTES - name_size
+    if record.form == LARGE and (record.size < 32 or 0 < <int64_t>u64(record.payload + 24) <= now_ms):
+        return GENERAL  # fields may have expired, all of them even
+    return LIVE
+
+
+# Packed maps: count u16 | offsets u32... | body. Packed lists and sets: count u32 | ends u32... | body.
+# Packed sorted sets: count u32 | scores f64... | lengths u32... | members.
+
+cdef struct Part:  # of a record, from one byte to before another
+    const uint8_t* at
+    size_t size
+
+
+cdef inline size_t text_line(char* line, size_t size) noexcept nogil:
+    """Write the first line of a bulk string, and return how long it is."""
+    cdef char text[24]
+    cdef int at = 22
+    text[22], text[23] = 13, 10
+    while True:
+        at -= 1
+        text[at] = <char>(48 + size % 10)
+        size //= 10
+        if not size:
+            break
+    at -= 1
+    text[at] = 36
+    memcpy(line, text + at, 24 - at)
+    return 24 - at
+
+
+cdef int map_value(const Record* record, const Word* field, Part* value) noexcept nogil:
+    """Find a field's value in a packed map, as it is sent: LIVE, NOTHING, or GENERAL where the map is broken."""
+    cdef char line[24]
+    cdef size_t line_size = text_line(line, field.size)
+    cdef size_t count, start, i, at, end, wanted = line_size + field.size + 2
+    if record.size < 2:
+        return GENERAL
+    count = record.payload[0] | record.payload[1] << 8
+    start = 2 + 4 * count
+    if start > record.size:
+        return GENERAL
+    for i in range(count):
+        at = start + u32(record.payload + 2 + 4 * i)
+        end = start + u32(record.payload + 6 + 4 * i) if i + 1 < count else record.size
+        if end > record.size or at > end:
+            return GENERAL
+        if end - at < wanted or memcmp(record.payload + at, line, line_size) != 0:
+            continue
+        if memcmp(record.payload + at + line_size, field.at, field.size) == 0:
+            value.at, value.size = record.payload + at + wanted, end - at - wanted
+            return LIVE
+    return NOTHING
+
+
+cdef int list_part(const Record* record, size_t first, size_t end, Part* part) noexcept nogil:
+    """Find elements of a packed list, as they are sent."""
+    cdef size_t count = u32(record.payload), body = 4 + 4 * count, start, stop
+    start = u32(record.payload + 4 * first) if first else 0
+    stop = u32(record.payload + 4 * end) if end else 0
+    if stop < start or body + stop > record.size:
+        return GENERAL
+    part.at, part.size = record.payload + body + start, stop - start
+    return LIVE
+
+
+cdef int64_t list_count(const Record* record) noexcept nogil:
+    """Return how many elements a packed list or set has; -1 where it is broken."""
+    if record.size < 4 or record.size < 4 + 4 * <size_t>u32(record.payload):
+        return -1
+    return u32(record.payload)
+
+
+cdef int set_has(const Record* record, const Word* member) noexcept nogil:
+    """Tell whether a packed set has a member: LIVE, NOTHING or GENERAL."""
+    cdef char line[24]
+    cdef size_t line_size = text_line(line, member.size), wanted = line_size + member.size + 2, body, at = 0, end, i
+    cdef int64_t count = list_count(record)
+    if count < 0:
+        return GENERAL
+    body = 4 + 4 * <size_t>count
+    for i in range(<size_t>count):
+        end = u32(record.payload + 4 + 4 * i)
+        if end < at or body + end > record.size:
+            return GENERAL
+        if end - at == wanted and memcmp(record.payload + body + at, line, line_size) == 0:
+            if memcmp(record.payload + body + at + line_size, member.at, member.size) == 0:
+                return LIVE
+        at = end
+    return NOTHING
+
+
+cdef int64_t run_count(const uint8_t* run, size_t size) noexcept nogil:
+    """Return how many members a packed sorted set has; -1 where it is broken."""
+    if size < 4 or size < 4 + 12 * <size_t>u32(run):
+        return -1
+    return u32(run)
+
+
+cdef int64_t run_index(const uint8_t* run, size_t size, const Word* member) noexcept nogil:
+    """Return where a member stands in a packed sorted set; -1: nowhere, -2: the set is broken."""
+    cdef int64_t count = run_count(run, size), i
+    cdef size_t at, length
+    if count < 0:
+        return -2
+    at = 4 + 12 * <size_t>count
+    for i in range(count):
+        length = u32(run + 4 + 8 * count + 4 * i)
+        if length > size - at:
+            return -2
+        if length == member.size and memcmp(run + at, member.at, length) == 0:
+            return i
+        at += length
+    return -1
+
+
+cdef int64_t run_before(const uint8_t* run, size_t size, double score, const Word* member, bint is_behind) noexcept nogil:
+    """Return how many of a run stand before a place in the order by score and member; -1 where it is broken.
+
+    is_behind: a member that stands at the place itself counts, too.
+    """
+    cdef int64_t count = run_count(run, size), low = 0, high, middle, i
+    cdef const uint8_t* scores = run + 4
+    cdef size_t at, length
+    cdef int order
+    if count < 0:
+        return -1
+    high = count
+    while low < high:
+        middle = (low + high) >> 1
+        if f64(scores + 8 * middle) < score:
+            low = middle + 1
+        else:
+            high = middle
+    if low == count or f64(scores + 8 * low) != score:
+        return low
+    at = 4 + 12 * <size_t>count
+    for i in range(low):
+        at += u32(run + 4 + 8 * count + 4 * i)
+    for i in range(low, count):
+        if f64(scores + 8 * i) != score:
+            return i
+        length = u32(run + 4 + 8 * count + 4 * i)
+        if at > size or length > size - at:
+            return -1
+        order = memcmp(run + at, member.at, min(length, member.size))
+        if order == 0:
+            order = -1 if length < member.size else 1 if length > member.size else 0
+        if order > 0 or (order == 0 and not is_behind):
+            return i
+        at += length
+    return count
+
+
+# --- the core ---------------------------------------------------------------------------------------------------------
+
+
+cdef class Shown:
+    """A job as the core reads it: its pages, once they were looked at for this buffer."""
+
+    cdef object name
+    cdef bytes prefix
+    cdef Pages pages
+    cdef bint is_readable
+    cdef uint64_t renewal  # of the view for which the pages were looked at
+    cdef int64_t now_ms  # never before the epoch's clock
+    cdef object missing  # slots that the store lacks; None: none
+
+    def __init__(self, name):
+        self.name = name
+        self.prefix = name.encode()
+        self.renewal = 0
+
+
+cdef class Core:
+    """Answers requests from a view of jobs. One event loop's thread uses it."""
+
+    def __cinit__(self):
+        self.view, self.version, self.jobs, self.by_prefix, self.only, self.last = None, 0, [], {}, -1, 0
+        self.last_command = -1
+
+    cdef size_t answer_all(
+        self, object view, const uint8_t* start, size_t size, int protocol, Rules rules, bint is_node, list keys_read
+    ) except? 0:
+        cdef const uint8_t* at = start
+        cdef const uint8_t* end = start + size
+        cdef const uint8_t* stopped
+        self.limit = self.out.used + OUTPUT_BYTES_MAX
+        cdef int command
+        for command in range(COMMANDS):
+            self.answered[command] = 0
+        self.is_resp3, self.is_node, self.is_incomplete, self.is_full = protocol >= 3, is_node, False, False
+        self.look_at(view)
+        while at < end and self.out.used < self.limit:
+            stopped = self.gather(at, end, rules)
+            if stopped == at:
+                break
+            self.find_all()
+            at = self.reply_all(at, stopped, keys_read)
+            if at != stopped:
+                self.is_incomplete = False
+                break
+        self.is_full = self.is_full or (at < end and self.out.used >= self.limit)
+        return at - start
+
+    cdef int look_at(self, view) except -1:
+        """Take in what the view shows now."""
+        self.now_ms, self.renewal = view.now_ms, view.renewals
+        if view is not self.view or self.version != <uint64_t>view.routes_version:
+            self.view, self.version = view, view.routes_version
+            names = view.job_names()
+            self.jobs = [Shown(name) for name in names]
+            self.by_prefix = {(<Shown>each).prefix: i for i, each in enumerate(self.jobs)}
+            self.only = 0 if view.has_only_one else -1
+            self.last = 0
+            self.here_object = view.slots_here
+            self.here = NULL if self.here_object is None else <const uint8_t*>PyBytes_AS_STRING(self.here_object)
+        return 0
+
+    cdef int job_at(self, const Word* key) except -3:
+        """Return which job a key is of; -1: of none, GENERAL - 1: the general path tells."""
+        cdef const uint8_t* colon
+        cdef Shown job
+        if self.only >= 0:
+            return self.only
+        colon = <const uint8_t*>memchr(key.at, 58, key.size) if key.size else NULL
+        if colon != NULL and self.last < len(self.jobs):
+            job = <Shown>self.jobs[self.last]
+            if PyBytes_GET_SIZE(job.prefix) == colon - key.at:
+                if memcmp(PyBytes_AS_STRING(job.prefix), key.at, colon - key.at) == 0:
+                    return self.last
+        try:
+            name = self.view.job_of(PyBytes_FromStringAndSize(<const char*>key.at, key.size))
+        except StoreError:
+            return GENERAL - 1
+        if name is None:
+            return -1
+        self.last = self.by_prefix[(<str>name).encode()]
+        return self.last
+
+    cdef bint is_fresh(self, int index) except -1:
+        """Look at a job's newest epoch, once for each buffer; False if its pages cannot be read."""
+        cdef Shown job = <Shown>self.jobs[index]
+        if job.renewal == self.renewal:
+            return job.is_readable
+        try:
+            snapshot = self.view.of_job(job.name)
+        except StoreError:
+            return False
+        job.pages = snapshot.pages
+        job.is_readable = job.pages is not None
+        job.missing = self.view.slots_missing(job.name)
+        if job.is_readable:
+            job.now_ms = snapshot.now_ms
+        job.renewal = self.renewal
+        return job.is_readable
+
+    cdef const uint8_t* gather(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL:
+        """Cut requests from a buffer, and prepare their look-ups; return where the first one begins that is not ours."""
+        cdef size_t count = 0, names
+        cdef Py_ssize_t took
+        cdef Word* words
+        cdef Request* request
+        cdef int command
+        cdef const Spec* spec
+        self.word_count = self.request_count = self.lookup_count = 0
+        while self.request_count < REQUESTS_MAX:
+            words = self.words + self.word_count
+            if WORDS_MAX - self.word_count < REQUEST_WORDS_MAX or LOOKUPS_MAX - self.lookup_count < 2 * REQUEST_WORDS_MAX:
+                break
+            took = cut(at, end, words, REQUEST_WORDS_MAX, &count)
+            if took <= 0:
+                self.is_incomplete = took == 0
+                break
+            command, names = command_of(words), 1
+            if command < 0 and count > 2 and is_word(words, b"state", 5) and is_word(words + 1, b"mget", 4):
+                command, names = STATE_MGET, 2
+            if command < 0:
+                break
+            spec = &specs[command]
+            if <int>(count - names) < spec.least or (spec.most >= 0 and <int>(count - names) > spec.most):
+                break
+            request = &self.requests[self.request_count]
+            request.at, request.command, request.words = at, command, <uint32_t>(count - names)
+            request.first_word = <uint32_t>(self.word_count + names)
+            request.keys = 1
+            if command in (MGET, EXISTS, STATE_MGET):
+                request.keys = request.words
+            elif command == PING:
+                request.keys = 0
+            request.first_lookup = <uint32_t>self.lookup_count
+            request.members = 0
+            if rules is not None and not rules.allow(command, words + names, request.keys):
+                break
+            if not self.prepare(request):
+                break
+            self.word_count += count
+            self.request_count += 1
+            at += took
+        return at
+
+    cdef bint prepare(self, Request* request) except -1:
+        """Prepare the look-ups of a request's keys; False if one is not ours to answer."""
+        cdef size_t i
+        cdef Word* key
+        cdef Lookup* lookup
+        cdef uint16_t slot, first_slot = 0
+        cdef int job
+        for i in range(request.keys):
+            key = &self.words[request.first_word + i]
+            slot = slot_of(key.at, key.size)
+            if i == 0:
+                first_slot = slot
+            if self.is_node and slot != first_slot and request.command != STATE_MGET:
+                return False
+            if self.here != NULL and not self.here[slot]:
+                return False
+            job = self.job_at(key)
+            if job < -1:
+                return False
+            lookup = &self.lookups[self.lookup_count + i]
+            lookup.high = (<uint64_t>slot << 32 | crc32_of(key.at, key.size)) << 16
+            lookup.low, lookup.bytes_, lookup.outcome = 0, 6, MISSING
+            self.job_of[self.lookup_count + i] = job
+            self.clock_of[self.lookup_count + i] = self.now_ms
+            if job >= 0:
+                if not self.is_fresh(job):
+                    return False
+                self.clock_of[self.lookup_count + i] = (<Shown>self.jobs[job]).now_ms
+                if (<Shown>self.jobs[job]).missing is not None and slot in (<Shown>self.jobs[job]).missing:
+                    return False
+        self.lookup_count += request.keys
+        return True
+
+    cdef int read(self, size_t index, const Word* name, Record* record) noexcept:
+        return read_record(&self.lookups[index], name, self.clock_of[index], record)
+
+    cdef int find_all(self) except -1:
+        """Look up the keys of all requests, then the members of those that are large, then these members' ranks."""
+        cdef size_t keys = self.lookup_count
+        self.find_in_jobs(0, keys, False)
+        self.prepare_members()
+        if self.lookup_count > keys:
+            self.find_in_jobs(keys, self.lookup_count, True)
+            self.find_ranks()
+        return 0
+
+    cdef int find_in_jobs(self, size_t first, size_t end, bint is_of_members) except -1:
+        cdef size_t i, count, done = 0
+        cdef int job
+        cdef Pages pages
+        for job in range(<int>len(self.jobs)):
+            if done == end - first:
+                break
+            count = 0
+            for i in range(first, end):
+                if self.job_of[i] == job:
+                    self.together[count] = &self.lookups[i]
+                    count += 1
+            if count:
+                pages = (<Shown>self.jobs[job]).pages
+                pages.find(&pages.fields if is_of_members else &pages.keys, self.together, count)
+            done += count
+        return 0
+
+    cdef int prepare_members(self) except -1:
+        """Prepare look-ups of members and fields that have a record of their own."""
+        cdef size_t i, j
+        cdef Request* request
+        cdef Record record
+        cdef Lookup* lookup
+        cdef Word* member
+        cdef int form
+        for i in range(self.request_count):
+            request = &self.requests[i]
+            if request.command in (HGET, HMGET):
+                form = LARGE
+            elif request.command in (SISMEMBER, SMISMEMBER):
+                form = MANY
+            elif request.command in (ZSCORE, ZMSCORE, ZRANK, ZREVRANK):
+                form = TREE
+            else:
+                continue
+            if self.read(request.first_lookup, &self.words[request.first_word], &record) != LIVE:
+                continue
+            if record.form != form or record.size < 24 or request.words - 1 > LOOKUPS_MAX - self.lookup_count:
+                continue
+            request.first_member, request.members = <uint32_t>self.lookup_count, request.words - 1
+            request.rank = -1
+            for j in range(request.members):
+                member = &self.words[request.first_word + 1 + j]
+                lookup = &self.lookups[self.lookup_count]
+                lookup.high = u64(record.payload)
+                lookup.low = <uint64_t>crc32_of(member.at, member.size) << 32 | <uint64_t>crc16_of(member.at, member.size) << 16
+                lookup.bytes_, lookup.outcome = 14, MISSING
+                self.job_of[self.lookup_count] = self.job_of[request.first_lookup]
+                self.clock_of[self.lookup_count] = self.clock_of[request.first_lookup]
+                self.lookup_count += 1
+        return 0
+
+    cdef int find_ranks(self) except -1:
+        """Walk down the trees of large sorted sets to the members whose ranks are asked for."""
+        cdef size_t i
+        cdef Request* request
+        cdef Record key, member
+        for i in range(self.request_count):
+            request = &self.requests[i]
+            if request.members and (request.command == ZRANK or request.command == ZREVRANK):
+                self.read(request.first_lookup, &self.words[request.first_word], &key)
+                if self.read(request.first_member, &self.words[request.first_word + 1], &member) == LIVE and member.size == 8:
+                    request.rank = self.rank_in_tree(
+                        self.job_of[request.first_lookup], u64(key.payload), f64(member.payload),
+                        &self.words[request.first_word + 1],
+                    )
+        return 0
+
+    cdef bint find_node(self, int job, uint64_t set_id, uint64_t number, Lookup* node) except -1:
+        """Look up a node of a sorted set's tree."""
+        cdef Pages pages = (<Shown>self.jobs[job]).pages
+        node.high, node.low, node.bytes_ = set_id, number, 16
+        return pages.find_one(&pages.blocks, node) == FOUND and node.size >= 5
+
+    cdef int64_t rank_in_tree(self, int job, uint64_t set_id, double score, const Word* member) except -2:
+        """Return how many members of a large sorted set stand before one; -1 if its tree is not what it should be."""
+        cdef Lookup node
+        cdef uint64_t number = 0
+        cdef int64_t rank = 0, child, count
+        cdef const uint8_t* ends
+        cdef int depth
+        for depth in range(16):
+            if not self.find_node(job, set_id, number, &node):
+                return -1
+            if node.record[node.size - 1] == 0:
+                child = run_before(node.record, node.size - 1, score, member, False)
+                return -1 if child < 0 else rank + child
+            count = run_count(node.record, node.size - 1)
+            if count < 1 or node.size < 5 + 28 * <size_t>count:
+                return -1
+            # The lows of the children are a run; what is before all of them belongs to the first.
+            child = run_before(node.record, node.size - 1 - 16 * count, score, member, True)
+            if child < 0:
+                return -1
+            child = child - 1 if child else 0
+            ends = node.record + node.size - 1 - 8 * count
+            rank += u64(ends + 8 * (child - 1)) if child else 0
+            number = u64(ends - 8 * count + 8 * child)
+        return -1
+
+    cdef const uint8_t* reply_all(self, const uint8_t* start, const uint8_t* stopped, list keys_read) except NULL:
+        """Write the replies in order; return where the first request begins that the general path has to answer."""
+        cdef size_t i, before
+        cdef Request* request
+        cdef uint64_t hits, misses
+        cdef const uint8_t* end = stopped
+        for i in range(self.request_count):
+            request = &self.requests[i]
+            before, hits, misses = self.out.used, self.hits, self.misses
+            if self.reply_to(request) == GENERAL or self.out.used - before > REPLY_BYTES_MAX:
+                self.out.used, self.hits, self.misses = before, hits, misses
+                end = request.at
+                break
+            self.answered[request.command] += 1
+            self.last_command = request.command
+            if keys_read is not None:
+                for j in range(request.keys):
+                    keys_read.append(
+                        PyBytes_FromStringAndSize(
+                            <const char*>self.words[request.first_word + j].at, self.words[request.first_word + j].size
+                        )
+                    )
+            if self.out.used > self.limit and i + 1 < self.request_count:
+                end = self.requests[i + 1].at
+                self.is_full = True
+                break
+        return end
+
+    cdef int count_look(self, bint is_hit) noexcept:
+        if is_hit:
+            self.hits += 1
+        else:
+            self.misses += 1
+        return is_hit
+
+    cdef int reply_to(self, Request* request) except -2:
+        cdef int command = request.command
+        cdef Output* out = self.out
+        cdef Word* word
+        cdef Record record
+        cdef int found
+        cdef size_t i, count
+        if command == MGET or command == STATE_MGET:
+            return self.reply_mget(request)
+        if command == EXISTS:
+            count = 0
+            for i in range(request.keys):
+                word = &self.words[request.first_word + i]
+                found = self.read(request.first_lookup + i, word, &record)
+                if found == GENERAL:
+                    return GENERAL
+                count += self.count_look(found == LIVE)
+            put_line(out, 58, count)
+            return ANSWERED
+        word = &self.words[request.first_word]
+        if command == PING:
+            if request.words:
+                put_bulk(out, word.at, word.size)
+            else:
+                put(out, b"+PONG\r\n", 7)
+            return ANSWERED
+        found = self.read(request.first_lookup, word, &record)
+        if found == GENERAL:
+            return GENERAL
+        if command == GET:
+            if not self.count_look(found == LIVE):
+                put_nil(out, self.is_resp3)
+            elif record.form == VALUE:
+                put_bulk(out, record.payload, record.size)
+            else:
+                return GENERAL
+            return ANSWERED
+        if command in (HGET, HMGET, HGETALL):
+            return self.reply_of_map(request, found, &record)
+        if command in (LRANGE, LINDEX):
+            return self.reply_of_list(request, found, &record)
+        if command in (SISMEMBER, SMISMEMBER):
+            return self.reply_of_set(request, found, &record)
+        if command in (ZSCORE, ZMSCORE, ZRANK, ZREVRANK):
+            return self.reply_of_members(request, found, &record)
+        if command in (ZRANGE, ZREVRANGE):
+            return self.reply_of_range(request, found, &record)
+        self.count_look(found == LIVE)
+        if command == STRLEN:
+            if found == LIVE and record.form != VALUE:
+                return GENERAL
+            put_line(out, 58, record.size if found == LIVE else 0)
+        elif command == TYPE:
+            self.put_type(found, record.form)
+        elif found != LIVE:
+            put_line(out, 58, -2)
+        elif record.expire_at_ms == 0:
+            put_line(out, 58, -1)
+        else:
+            put_line(out, 58, self.left_of(record.expire_at_ms - self.now_ms, command == TTL))
+        return ANSWERED
+
+    cdef int64_t left_of(self, int64_t milliseconds, bint is_seconds) noexcept:
+        return (milliseconds + 500) // 1000 if is_seconds else milliseconds
+
+    cdef int put_type(self, int found, int form) except -1:
+        cdef bytes name = b"+none\r\n"
+        if found == LIVE:
+            if form in (VALUE, TEXT):
+                name = b"+string\r\n"
+            elif form in (PACKED, LARGE):
+                name = b"+hash\r\n"
+            elif form in (SHORT, LONG):
+                name = b"+list\r\n"
+            elif form in (FEW, MANY):
+                name = b"+set\r\n"
+            else:
+                name = b"+zset\r\n"
+        return put(self.out, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+
+    cdef int reply_mget(self, Request* request) except -2:
+        cdef size_t i, before = self.out.used
+        cdef Record record
+        cdef int found
+        if request.keys > ENTRIES_MAX:
+            return GENERAL
+        put_line(self.out, 42, request.keys)
+        for i in range(request.keys):
+            found = self.read(request.first_lookup + i, &self.words[request.first_word + i], &record)
+            if found == GENERAL or (found == LIVE and record.form == TEXT):
+                return GENERAL
+            # A key of another kind is nil, as in Redis.
+            if self.count_look(found == LIVE and record.form == VALUE):
+                put_bulk(self.out, record.payload, record.size)
+            else:
+                put_nil(self.out, self.is_resp3)
+            if self.out.used - before > REPLY_BYTES_MAX:
+                return GENERAL
+        return ANSWERED
+
+    cdef int reply_of_map(self, Request* request, int found, Record* record) except -2:
+        cdef Output* out = self.out
+        cdef Part part
+        cdef size_t i, count
+        cdef int has
+        cdef Record field
+        if found == LIVE and record.form != PACKED and (record.form != LARGE or request.command == HGETALL):
+            return GENERAL
+        if found == LIVE and record.form == LARGE and request.members != request.words - 1:
+            return GENERAL
+        if request.command == HGETALL:
+            self.count_look(found == LIVE)
+            if found != LIVE:
+                return put_line(out, 37 if self.is_resp3 else 42, 0) + ANSWERED
+            if record.size < 2:
+                return GENERAL
+            count = record.payload[0] | record.payload[1] << 8
+            if record.size < 2 + 4 * count or record.size > REPLY_BYTES_MAX:
+                return GENERAL
+            put_line(out, 37 if self.is_resp3 else 42, count if self.is_resp3 else 2 * count)
+            put(out, record.payload + 2 + 4 * count, record.size - 2 - 4 * count)
+            return ANSWERED
+        if request.command == HMGET:
+            if request.words - 1 > ENTRIES_MAX:
+                return GENERAL
+            put_line(out, 42, request.words - 1)
+        for i in range(request.words - 1):
+            has = NOTHING
+            if found == LIVE and record.form == PACKED:
+                has = map_value(record, &self.words[request.first_word + 1 + i], &part)
+            elif found == LIVE:
+                has = self.read(request.first_member + i, &self.words[request.first_word + 1 + i], &field)
+            if has == GENERAL:
+                return GENERAL
+            if request.command == HGET:
+                self.count_look(has == LIVE)
+            if has != LIVE:
+                put_nil(out, self.is_resp3)
+            elif record.form == PACKED:
+                put(out, part.at, part.size)
+            elif field.form == VALUE:
+                put_bulk(out, field.payload, field.size)
+            else:
+                return GENERAL
+        return ANSWERED
+
+    cdef int reply_of_list(self, Request* request, int found, Record* record) except -2:
+        cdef Output* out = self.out
+        cdef int64_t count = 0, first = 0, last = 0
+        cdef Part part
+        if found == LIVE and record.form != SHORT:
+            return GENERAL
+        if found == LIVE:
+            count = list_count(record)
+            if count < 0:
+                return GENERAL
+        if request.command == LINDEX and found != LIVE:
+            self.misses += 1
+            return put_nil(out, self.is_resp3) + ANSWERED
+        if not integer(&self.words[request.first_word + 1], &first):
+            return GENERAL
+        self.count_look(found == LIVE)
+        if first < 0:
+            first += count
+        if request.command == LINDEX:
+            if not 0 <= first < count:
+                return put_nil(out, self.is_resp3) + ANSWERED
+            if list_part(record, first, first + 1, &part) == GENERAL:
+                return GENERAL
+            return put(out, part.at, part.size) + ANSWERED
+        if not integer(&self.words[request.first_word + 2], &last):
+            return GENERAL
+        last = (last + count if last < 0 else last) + 1
+        first, last = max(first, 0), min(last, count)
+        if first >= last:
+            return put(out, b"*0\r\n", 4) + ANSWERED
+        if last - first > ENTRIES_MAX or list_part(record, first, last, &part) == GENERAL:
+            return GENERAL
+        put_line(out, 42, last - first)
+        put(out, part.at, part.size)
+        return ANSWERED
+
+    cdef int reply_of_set(self, Request* request, int found, Record* record) except -2:
+        cdef size_t i
+        cdef int has
+        cdef Record member
+        if found == LIVE and record.form != FEW and (record.form != MANY or request.members != request.words - 1):
+            return GENERAL
+        if request.words - 1 > ENTRIES_MAX:
+            return GENERAL
+        self.count_look(found == LIVE)
+        if request.command == SMISMEMBER:
+            put_line(self.out, 42, request.words - 1)
+        for i in range(request.words - 1):
+            has = NOTHING
+            if found == LIVE and record.form == FEW:
+                has = set_has(record, &self.words[request.first_word + 1 + i])
+            elif found == LIVE:
+                has = self.read(request.first_member + i, &self.words[request.first_word + 1 + i], &member)
+            if has == GENERAL:
+                return GENERAL
+            put_line(self.out, 58, has == LIVE)
+        return ANSWERED
+
+    cdef int reply_of_members(self, Request* request, int found, Record* record) except -2:
+        """Answer scores and ranks of members of a sorted set."""
+        cdef Output* out = self.out
+        cdef size_t i
+        cdef int64_t at
+        cdef double score = 0
+        cdef int has
+        cdef Record member
+        cdef Word* word
+        if found == LIVE and record.form != RANKED and (record.form != TREE or request.members != request.words - 1):
+            return GENERAL
+        if request.words - 1 > ENTRIES_MAX:
+            return GENERAL
+        if request.command == ZMSCORE:
+            self.count_look(found == LIVE)
+            put_line(out, 42, request.words - 1)
+        for i in range(request.words - 1):
+            word = &self.words[request.first_word + 1 + i]
+            has, at = NOTHING, -1
+            if found == LIVE and record.form == RANKED:
+                at = run_index(record.payload, record.size, word)
+                if at == -2:
+                    return GENERAL
+                has = LIVE if at >= 0 else NOTHING
+                score = f64(record.payload + 4 + 8 * at) if at >= 0 else 0
+            elif found == LIVE:
+                has = self.read(request.first_member + i, word, &member)
+                if has == GENERAL or (has == LIVE and member.size != 8):
+                    return GENERAL
+                score = f64(member.payload) if has == LIVE else 0
+                at = request.rank
+            if request.command != ZMSCORE:
+                self.count_look(has == LIVE)
+            if has != LIVE:
+                put_nil(out, self.is_resp3)
+            elif request.command in (ZSCORE, ZMSCORE):
+                put_double(out, score, self.is_resp3)
+            elif at < 0:
+                return GENERAL
+            elif request.command == ZRANK:
+                put_line(out, 58, at)
+            else:
+                put_line(out, 58, self.size_of(record) - 1 - at)
+        return ANSWERED
+
+    cdef int64_t size_of(self, const Record* record) noexcept:
+        """Return how many members a sorted set has."""
+        return run_count(record.payload, record.size) if record.form == RANKED else <int64_t>u64(record.payload + 8)
+
+    cdef int reply_of_range(self, Request* request, int found, Record* record) except -2:
+        """Answer members by their places in a sorted set."""
+        cdef Output* out = self.out
+        cdef int64_t first = 0, last = 0, count = 0, at, start = 0, stop, i
+        cdef bint has_scores = request.words == 4, is_reversed = request.command == ZREVRANGE
+        cdef Lookup leaf
+        cdef const uint8_t* run = NULL
+        cdef size_t size = 0
+        if has_scores and not is_word(&self.words[request.first_word + 3], b"withscores", 10):
+            return GENERAL
+        if not integer(&self.words[request.first_word + 1], &first) or not integer(&self.words[request.first_word + 2], &last):
+            return GENERAL
+        if found == LIVE and record.form != RANKED and (record.form != TREE or record.size < 24):
+            return GENERAL
+        self.count_look(found == LIVE)
+        if found == LIVE:
+            count = self.size_of(record)
+            if count < 0:
+                return GENERAL
+        first = first + count if first < 0 else first
+        last = (last + count if last < 0 else last) + 1
+        first, last = max(first, 0), min(last, count)
+        if first >= last:
+            return put(out, b"*0\r\n", 4) + ANSWERED
+        if last - first > ENTRIES_MAX:
+            return GENERAL
+        put_line(out, 42, (last - first) * (2 if has_scores and not self.is_resp3 else 1))
+        if is_reversed:
+            first, last = count - last, count - first
+        if record.form == RANKED:
+            return self.put_members(record.payload, record.size, first, last, is_reversed, has_scores)
+        # A leaf after the other, from the lowest rank on or from the highest.
+        while first < last:
+            at = last - 1 if is_reversed else first
+            if not self.leaf_at(self.job_of[request.first_lookup], u64(record.payload), at, &leaf, &start):
+                return GENERAL
+            stop = start + run_count(leaf.record, leaf.size - 1)
+            if not start <= at < stop:
+                return GENERAL
+            if is_reversed:
+                i = max(first, start)
+                if self.put_members(leaf.record, leaf.size - 1, i - start, last - start, True, has_scores) == GENERAL:
+                    return GENERAL
+                last = i
+            else:
+                i = min(last, stop)
+                if self.put_members(leaf.record, leaf.size - 1, first - start, i - start, False, has_scores) == GENERAL:
+                    return GENERAL
+                first = i
+        return ANSWERED
+
+    cdef bint leaf_at(self, int job, uint64_t set_id, int64_t rank, Lookup* node, int64_t* start) except -1:
+        """Find the leaf of a large sorted set in which a rank lies, and the rank of the leaf's first member."""
+        cdef uint64_t number = 0
+        cdef int64_t count, low, high, middle, before = 0
+        cdef const uint8_t* ends
+        cdef int depth
+        for depth in range(16):
+            if not self.find_node(job, set_id, number, node):
+                return False
+            if node.record[node.size - 1] == 0:
+                start[0] = before
+                return run_count(node.record, node.size - 1) >= 0
+            count = run_count(node.record, node.size - 1)
+            if count < 1 or node.size < 5 + 28 * <size_t>count:
+                return False
+            ends = node.record + node.size - 1 - 8 * count
+            low, high = 0, count - 1
+            while low < high:
+                middle = (low + high) >> 1
+                if <int64_t>u64(ends + 8 * middle) <= rank - before:
+                    low = middle + 1
+                else:
+                    high = middle
+            number = u64(ends - 8 * count + 8 * low)
+            before += <int64_t>u64(ends + 8 * (low - 1)) if low else 0
+        return False
+
+    cdef int put_members(
+        self, const uint8_t* run, size_t size, int64_t first, int64_t last, bint is_reversed, bint has_scores
+    ) except -2:
+        """Write members of a run, `first` to before `last`."""
+        cdef int64_t count = run_count(run, size), i, at
+        cdef size_t text_at, text_end, length
+        if count < 0 or not 0 <= first <= last <= count:
+            return GENERAL
+        text_at = 4 + 12 * <size_t>count
+        for i in range(last if is_reversed else first):
+            text_at += u32(run + 4 + 8 * count + 4 * i)
+        for at in range(last - first):
+            i = last - 1 - at if is_reversed else first + at
+            length = u32(run + 4 + 8 * count + 4 * i)
+            if is_reversed:
+                text_at -= length
+            if text_at > size or length > size - text_at:
+                return GENERAL
+            if has_scores and self.is_resp3:
+                put(self.out, b"*2\r\n", 4)
+            put_bulk(self.out, run + text_at, length)
+            if has_scores:
+                put_double(self.out, f64(run + 4 + 8 * i), self.is_resp3)
+            if not is_reversed:
+                text_at += length
+        return ANSWERED
+
+
+cdef class Reads:
+    """The stages around the core for one instance: who may, what is told before the replies, what is counted behind.
+
+    rules_of: makes `Rules` of a user. note: keeps what took long.
+    """
+
+    def __cinit__(self, instance, rules_of, note):
+        cdef int i
+        self.instance, self.stats, self.table, self.noted = instance, instance.stats, rules_of, note
+        self.core = Core()
+        self.own.data, self.own.size = <char*>malloc(16384), 16384
+        if self.own.data == NULL:
+            raise MemoryError
+        self.names = [name.decode() for name, _, _ in NAMES]
+        self.tallies = [instance.stats.tally(name) for name in self.names]
+
+    def __dealloc__(self):
+        free(self.own.data)
+
+    @property
+    def is_full(self):
+        """Tell whether more of the last buffer could be answered, but not at once: the replies are long."""
+        return self.core.is_full
+
+    def answer(self, session, bytes data):
+        """Answer requests from the front of a buffer; return the replies, and what of the buffer is left.
+
+        The instance's view was renewed for it.
+        """
+        cdef size_t took
+        self.own.used = 0
+        took = self.take(session, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), &self.own)
+        if self.is_counted:
+            self.flush()
+        if not took:
+            return b"", data
+        return PyBytes_FromStringAndSize(self.own.data, self.own.used), data[took:]
+
+    cdef size_t take(self, object session, const uint8_t* data, size_t size, Output* out) except? 0:
+        """Answer requests from the front of a buffer behind what is in `out`; return how many bytes they are."""
+        cdef Rules rules = None
+        cdef list keys = None
+        cdef size_t before = out.used, took
+        cdef int64_t started_ns, elapsed_ns
+        cdef Core core = self.core
+        cdef bytes told
+        instance = self.instance
+        core.is_incomplete = core.is_full = False
+        if not session.is_usual or instance.is_loading:
+            return 0
+        user, tracked, following = session.user, session.tracked, session.following
+        if not user.is_unrestricted:
+            rules = user.quick
+            if rules is None:
+                rules = user.quick = self.table(user)
+        if tracked is not None:
+            if tracked.redirect or tracked.is_optin or tracked.is_optout:
+                return 0
+            if tracked.remembers:
+                keys = []
+        started_ns = monotonic_ns()
+        core.out = out
+        try:
+            took = core.answer_all(instance.view, data, size, session.protocol, rules, instance.cluster is not None, keys)
+        except Exception as error:
+            instance.report(error)  # logged and counted; the general path answers
+            took = 0
+        if not took:
+            out.used = before
+            return 0
+        elapsed_ns = monotonic_ns() - started_ns
+        self.count(elapsed_ns)
+        session.active_ms = instance.view.now_ms
+        session.last_command = self.names[core.last_command]
+        if elapsed_ns >= <int64_t>instance.noted_ns:
+            self.noted(session, PyBytes_FromStringAndSize(<const char*>data, took), elapsed_ns)
+        if tracked is not None or following is not None:
+            told = b"" if tracked is None else instance.invalid_for(session)
+            if keys is not None:
+                instance.tracking.remember(tracked, keys)
+            if following is not None and instance.moves != following.moves:
+                told = instance.news(following) + told
+            if told:
+                reserve(out, PyBytes_GET_SIZE(told))
+                memmove(out.data + before + PyBytes_GET_SIZE(told), out.data + before, out.used - before)
+                memcpy(out.data + before, PyBytes_AS_STRING(told), PyBytes_GET_SIZE(told))
+                out.used += PyBytes_GET_SIZE(told)
+        return took
+
+    cdef int count(self, int64_t elapsed_ns) noexcept:
+        """Count what the core just answered; the time is shared out by the number of calls."""
+        cdef int command, bits
+        cdef uint64_t total = 0, mean
+        cdef Core core = self.core
+        for command in range(COMMANDS):
+            total += core.answered[command]
+        if not total:
+            return 0
+        mean = <uint64_t>elapsed_ns // total
+        bits = 64 - count_leading_zeros(mean) if mean else 0
+        for command in range(COMMANDS):
+            if core.answered[command]:
+                core.calls[command] += core.answered[command]
+                self.nanoseconds[command] += mean * core.answered[command]
+                self.times[command][min(bits, 63)] += core.answered[command]
+        self.is_counted = True
+        return 0
+
+    def flush(self):
+        """Add what was counted to the instance's numbers."""
+        cdef int command, bits
+        cdef Core core = self.core
+        self.is_counted = False
+        for command in range(COMMANDS):
+            if core.calls[command]:
+                tally = self.tallies[command]
+                tally.calls += core.calls[command]
+                tally.nanoseconds += self.nanoseconds[command]
+                took = tally.took
+                for bits in range(64):
+                    if self.times[command][bits]:
+                        took[bits] += self.times[command][bits]
+                        self.times[command][bits] = 0
+                core.calls[command] = self.nanoseconds[command] = 0
+        stats = self.stats
+        if core.hits:
+            stats.hits += core.hits
+        if core.misses:
+            stats.misses += core.misses
+        core.hits = core.misses = 0

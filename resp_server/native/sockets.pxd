@@ -1,0 +1,54 @@
+"""The layout of `sockets`' classes."""
+
+from libc.stdint cimport uint32_t, uint64_t
+
+from resp_server.native.core cimport Output, Reads
+
+cdef extern from "sys/epoll.h" nogil:
+    ctypedef union epoll_data_t:
+        void* ptr
+    struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+
+cdef class Poller:
+    cdef object loop, instance, stats
+    cdef Reads reads
+    cdef int descriptor
+    cdef char* input
+    cdef Output out
+    cdef epoll_event events[256]
+    cdef set transports
+    cdef list waiting  # to send at the end of the round
+    cdef list unfinished  # more of what was read is to be answered
+    cdef list closed  # that this round's events may still name
+    cdef bint is_in_round, is_due
+    cdef uint64_t input_bytes, output_bytes
+    cdef int run_soon(self) except -1
+    cdef int send_later(self, Transport transport) except -1
+
+cdef class Transport:
+    cdef Poller poller
+    cdef object sock, protocol
+    cdef dict names
+    cdef int descriptor
+    cdef uint32_t watched
+    cdef bint wants_input, is_waiting, is_unfinished, is_stuck, is_paused, is_ending, is_closed
+    cdef char* begun  # of a request that is not all here
+    cdef size_t begun_bytes, begun_size
+    cdef char* unsent
+    cdef size_t unsent_bytes, unsent_size
+    cdef size_t high, low
+    cdef size_t start, end  # of its replies in the round's output
+    cdef int watch(self) except -1
+    cdef int take_turn(self, uint32_t events) except -1
+    cdef int read(self) except -1
+    cdef int answer(self, size_t size) except -1
+    cdef int read_end(self) except -1
+    cdef int fail(self, error) except -1
+    cdef int keep_begun(self, const char* data, size_t size) except -1
+    cdef int take_replies(self, size_t before) except -1
+    cdef int keep(self, const void* data, size_t size) except -1
+    cdef int pause_if_much(self) except -1
+    cdef int send_all(self) except -1
+    cdef int end_now(self, error) except -1

@@ -1,0 +1,438 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Clients' sockets on an epoll of our own, which the event loop watches as one descriptor.
+
+In each round all sockets that have something are read, and what the core knows is answered without a Python object in
+between; then all of these replies are sent. What the core leaves goes to the connection, as asyncio would hand it over:
+`Transport` is what asyncio calls a transport, for plain TCP and unix sockets.
+
+A client that does not take its replies is not read (back-pressure): what it did not take is kept, and the connection is
+told to pause when that is more than its limit.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memmove
+
+import os
+
+from resp_server.native.core cimport Reads
+
+cdef extern from "sys/epoll.h" nogil:
+    int epoll_create1(int)
+    int epoll_ctl(int, int, int, epoll_event*)
+    int epoll_wait(int, epoll_event*, int, int)
+    int EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLL_CLOEXEC
+
+cdef extern from "sys/socket.h" nogil:
+    ssize_t recv(int, void*, size_t, int)
+    ssize_t send(int, const void*, size_t, int)
+    int MSG_NOSIGNAL, MSG_DONTWAIT
+
+cdef extern from *:
+    """
+    #include <time.h>
+    static inline int64_t monotonic_ns_(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
+    """
+    int64_t monotonic_ns_() noexcept nogil
+
+cdef enum:
+    EVENTS_MAX = 256
+    INPUT_BYTES = 65536  # of one read, with what is kept of a request in parts
+    BEGUN_BYTES_MAX = 32768  # of a request in parts; the general path keeps a longer one
+    OUTPUT_BYTES_MAX = 1 << 20  # of a round: beyond, it is sent at once
+    HIGH_BYTES = 65536
+    ROUND_NS_MAX = 5000000  # what is left has to wait until others were heard
+
+
+cdef class Poller:
+    """The sockets of one event loop."""
+
+    def __cinit__(self, loop, instance, Reads reads):
+        self.loop, self.instance, self.stats, self.reads = loop, instance, instance.stats, reads
+        self.transports, self.waiting, self.unfinished, self.closed = set(), [], [], []
+        self.input = <char*>malloc(INPUT_BYTES)
+        self.out.data, self.out.size = <char*>malloc(OUTPUT_BYTES_MAX), OUTPUT_BYTES_MAX
+        if self.input == NULL or self.out.data == NULL:
+            raise MemoryError
+        self.descriptor = epoll_create1(EPOLL_CLOEXEC)
+        if self.descriptor < 0:
+            raise OSError(errno, os.strerror(errno))
+        loop.add_reader(self.descriptor, self.run)
+
+    def __dealloc__(self):
+        free(self.input)
+        free(self.out.data)
+
+    def add(self, sock, protocol):
+        """Take a connected socket, which does not block, for a protocol."""
+        cdef Transport transport = Transport(self, sock, protocol)
+        self.transports.add(transport)
+        protocol.connection_made(transport)
+        transport.watch()
+        return transport
+
+    def close(self):
+        """Cut what is still open, and stop watching."""
+        for transport in list(self.transports):
+            (<Transport>transport).end_now(None)
+        if self.descriptor >= 0:
+            self.loop.remove_reader(self.descriptor)
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def run(self):
+        """Answer what has come on all sockets that have something, then send."""
+        cdef int i, count
+        cdef int64_t ends_ns
+        cdef Transport transport
+        cdef list unfinished
+        self.is_due = False
+        self.closed.clear()
+        if self.descriptor < 0:
+            return
+        count = epoll_wait(self.descriptor, self.events, EVENTS_MAX, 0)
+        if count <= 0 and not self.unfinished:
+            return self.flush()
+        ends_ns = monotonic_ns_() + ROUND_NS_MAX
+        self.is_in_round = True
+        self.instance.renew()
+        try:
+            unfinished, self.unfinished = self.unfinished, []
+            for transport in unfinished:
+                transport.is_unfinished = False
+                transport.take_turn(0)
+            for i in range(count):
+                # A socket that is not looked at now is told of again.
+                if i and monotonic_ns_() > ends_ns:
+                    break
+                transport = <Transport>self.events[i].data.ptr
+                transport.take_turn(self.events[i].events)
+                if self.out.used > OUTPUT_BYTES_MAX:
+                    self.flush()
+        finally:
+            self.is_in_round = False
+            self.flush()
+            if self.unfinished:
+                self.run_soon()
+
+    cdef int run_soon(self) except -1:
+        if not self.is_due:
+            self.is_due = True
+            self.loop.call_soon(self.run)
+        return 0
+
+    def flush(self):
+        """Send what waits, and add up what was counted."""
+        cdef Transport transport
+        cdef list waiting = self.waiting
+        if waiting:
+            self.waiting = []
+            for transport in waiting:
+                transport.is_waiting = False
+                if transport.is_closed:
+                    continue
+                try:
+                    transport.send_all()
+                except Exception as error:
+                    transport.fail(error)
+        self.out.used = 0
+        if self.input_bytes or self.output_bytes:
+            self.stats.input_bytes += self.input_bytes
+            self.stats.output_bytes += self.output_bytes
+            self.input_bytes = self.output_bytes = 0
+        if self.reads.is_counted:
+            self.reads.flush()
+
+    cdef int send_later(self, Transport transport) except -1:
+        """Have a transport send at the end of the round."""
+        if not transport.is_waiting:
+            transport.is_waiting = True
+            self.waiting.append(transport)
+            if not self.is_in_round:
+                self.run_soon()
+        return 0
+
+
+cdef class Transport:
+    """A client's socket, as asyncio's transports are. What is written is sent at the end of the round."""
+
+    def __cinit__(self, Poller poller, sock, protocol):
+        self.poller, self.sock, self.protocol = poller, sock, protocol
+        self.descriptor = sock.fileno()
+        self.wants_input = True
+        self.high, self.low = HIGH_BYTES, HIGH_BYTES // 4
+        self.names = {}
+
+    def __dealloc__(self):
+        free(self.begun)
+        free(self.unsent)
+
+    # -- what asyncio's transports do ---------------------------------------------------------------------------------
+
+    def get_extra_info(self, name, default=None):
+        if name == "socket":
+            return self.sock
+        if name not in ("peername", "sockname"):
+            return default
+        if name not in self.names:
+            try:
+                self.names[name] = self.sock.getpeername() if name == "peername" else self.sock.getsockname()
+            except OSError:
+                self.names[name] = default
+        return self.names[name]
+
+    def set_protocol(self, protocol):
+        self.protocol = protocol
+
+    def get_protocol(self):
+        return self.protocol
+
+    def is_closing(self):
+        return self.is_closed or self.is_ending
+
+    def is_reading(self):
+        return self.wants_input and not self.is_closing()
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        self.high = HIGH_BYTES if high is None else high
+        self.low = self.high // 4 if low is None else low
+
+    def get_write_buffer_limits(self):
+        return self.low, self.high
+
+    def get_write_buffer_size(self):
+        return self.unsent_bytes + self.end - self.start
+
+    def can_write_eof(self):
+        return False
+
+    def pause_reading(self):
+        self.wants_input = False
+        self.watch()
+
+    def resume_reading(self):
+        self.wants_input = True
+        self.watch()
+
+    def write(self, data):
+        cdef const uint8_t[::1] view = data
+        if self.is_closing() or not view.shape[0]:
+            return
+        self.keep(&view[0], view.shape[0])
+        self.poller.send_later(self)
+
+    def writelines(self, parts):
+        self.write(b"".join(parts))
+
+    def close(self):
+        """Close once everything is sent; nothing more is read."""
+        if not self.is_closing():
+            self.is_ending = True
+            self.watch()
+            self.poller.send_later(self)
+
+    def abort(self):
+        """Close; what was not sent is lost."""
+        if not self.is_closed:
+            self.is_ending = True
+            self.unsent_bytes = self.start = self.end = 0
+            self.is_stuck = False
+            self.watch()
+            self.poller.send_later(self)
+
+    # -- the socket ---------------------------------------------------------------------------------------------------
+
+    cdef int watch(self) except -1:
+        """Have epoll tell what is wanted now: input, room for output, both, or nothing."""
+        cdef epoll_event event
+        cdef uint32_t wanted = 0
+        if self.is_closed:
+            return 0
+        if self.wants_input and not self.is_ending:
+            wanted |= EPOLLIN
+        if self.is_stuck:
+            wanted |= EPOLLOUT
+        if wanted == self.watched:
+            return 0
+        event.events, event.data.ptr = wanted, <void*>self
+        if epoll_ctl(
+            self.poller.descriptor,
+            EPOLL_CTL_DEL if not wanted else EPOLL_CTL_MOD if self.watched else EPOLL_CTL_ADD,
+            self.descriptor,
+            &event,
+        ) < 0:
+            raise OSError(errno, os.strerror(errno))
+        self.watched = wanted
+        return 0
+
+    cdef int take_turn(self, uint32_t events) except -1:
+        """Do what epoll told, or go on with what is kept (0). What fails ends this connection alone."""
+        try:
+            if not events and not self.is_closed:
+                self.answer(self.begun_bytes)
+            if events & EPOLLOUT and not self.is_closed:
+                self.send_all()
+            if events & (EPOLLIN | EPOLLERR | EPOLLHUP) and not self.is_closed:
+                self.read()
+        except Exception as error:
+            self.fail(error)
+        return 0
+
+    cdef int read(self) except -1:
+        """Take what came, and answer it."""
+        cdef ssize_t got
+        if self.is_unfinished:
+            return 0  # what came before is answered first
+        if not self.wants_input or self.is_ending:
+            # The peer is gone, and nobody waits for what it says: sending will tell.
+            return 0 if self.is_stuck else self.end_now(None)
+        got = recv(self.descriptor, self.poller.input + self.begun_bytes, INPUT_BYTES - self.begun_bytes, MSG_DONTWAIT)
+        if got < 0:
+            return 0 if errno == EAGAIN or errno == EINTR else self.end_now(OSError(errno, os.strerror(errno)))
+        if got == 0:
+            return self.read_end()
+        return self.answer(self.begun_bytes + got)
+
+    cdef int answer(self, size_t size) except -1:
+        """Answer so many bytes: those that were kept, and what was read behind them into the poller's input."""
+        cdef Poller poller = self.poller
+        cdef size_t took = 0, before = poller.out.used
+        cdef char* data = poller.input
+        if self.begun_bytes:
+            memcpy(data, self.begun, self.begun_bytes)
+        protocol = self.protocol
+        if protocol.is_calm:
+            took = poller.reads.take(protocol.session, <const uint8_t*>data, size, &poller.out)
+            if took:
+                poller.input_bytes += took
+                self.take_replies(before)
+            if took == size:
+                self.begun_bytes = 0
+                return 0
+            if size - took <= BEGUN_BYTES_MAX and (poller.reads.core.is_incomplete or poller.reads.core.is_full):
+                self.keep_begun(data + took, size - took)
+                if poller.reads.core.is_full:
+                    self.is_unfinished = True
+                    poller.unfinished.append(self)
+                return 0
+        self.begun_bytes = 0
+        if poller.reads.is_counted:
+            poller.reads.flush()
+        protocol.data_received(PyBytes_FromStringAndSize(data + took, size - took))
+        return 0
+
+    cdef int read_end(self) except -1:
+        """The client says nothing more; the protocol may still have something to say."""
+        if self.protocol.eof_received():
+            self.wants_input = False
+            return self.watch()
+        self.close()
+        return 0
+
+    cdef int fail(self, error) except -1:
+        self.poller.loop.call_exception_handler(
+            {"message": "a connection failed", "exception": error, "transport": self, "protocol": self.protocol}
+        )
+        self.abort()
+        return 0
+
+    cdef int keep_begun(self, const char* data, size_t size) except -1:
+        """Keep what was read of a request that is not all here."""
+        cdef char* grown
+        if size > self.begun_size:
+            grown = <char*>realloc(self.begun, size)
+            if grown == NULL:
+                raise MemoryError
+            self.begun, self.begun_size = grown, size
+        memcpy(self.begun, data, size)
+        self.begun_bytes = size
+        return 0
+
+    cdef int take_replies(self, size_t before) except -1:
+        """Take what the core wrote into the round's output, from a byte on, as this client's."""
+        cdef Poller poller = self.poller
+        if self.unsent_bytes or self.start != self.end:
+            self.keep(poller.out.data + before, poller.out.used - before)
+            poller.out.used = before
+        else:
+            self.start, self.end = before, poller.out.used
+        poller.send_later(self)
+        return 0
+
+    cdef int keep(self, const void* data, size_t size) except -1:
+        """Keep something to be sent behind all that waits."""
+        cdef char* grown
+        cdef size_t start = self.start, wanted = self.end - start
+        if wanted:
+            self.start = self.end = 0
+            self.keep(self.poller.out.data + start, wanted)
+        if self.unsent_bytes + size > self.unsent_size:
+            wanted = (self.unsent_bytes + size) * 2
+            grown = <char*>realloc(self.unsent, wanted)
+            if grown == NULL:
+                raise MemoryError
+            self.unsent, self.unsent_size = grown, wanted
+        memcpy(self.unsent + self.unsent_bytes, data, size)
+        self.unsent_bytes += size
+        self.pause_if_much()
+        return 0
+
+    cdef int pause_if_much(self) except -1:
+        if self.unsent_bytes > self.high and not self.is_paused and self.is_stuck:
+            self.is_paused = True
+            self.protocol.pause_writing()
+        return 0
+
+    cdef int send_all(self) except -1:
+        """Send what waits, as much as the client takes."""
+        cdef size_t size = self.end - self.start
+        cdef ssize_t sent = 0
+        cdef const char* data = self.poller.out.data + self.start if size else self.unsent
+        if not size:
+            size = self.unsent_bytes
+        if size:
+            sent = send(self.descriptor, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)
+            if sent < 0:
+                if errno != EAGAIN and errno != EINTR:
+                    return self.end_now(OSError(errno, os.strerror(errno)))
+                sent = 0
+            self.poller.output_bytes += sent
+        self.is_stuck = <size_t>sent < size
+        if self.end != self.start:
+            self.start = self.end = 0
+            if self.is_stuck:
+                self.keep(data + sent, size - sent)
+        else:
+            self.unsent_bytes -= sent
+            if self.unsent_bytes and sent:
+                memmove(self.unsent, self.unsent + sent, self.unsent_bytes)
+            elif not self.unsent_bytes and self.unsent_size > HIGH_BYTES:
+                free(self.unsent)
+                self.unsent, self.unsent_size = NULL, 0
+        self.pause_if_much()
+        if self.is_paused and self.unsent_bytes <= self.low:
+            self.is_paused = False
+            self.protocol.resume_writing()
+        if self.is_ending and not self.is_stuck:
+            return self.end_now(None)
+        return self.watch()
+
+    cdef int end_now(self, error) except -1:
+        """Close the socket, and tell the protocol."""
+        if self.is_closed:
+            return 0
+        if self.watched:
+            epoll_ctl(self.poller.descriptor, EPOLL_CTL_DEL, self.descriptor, NULL)
+        self.is_closed = True
+        self.begun_bytes = self.unsent_bytes = self.start = self.end = 0
+        self.poller.closed.append(self)  # an event of this round may still name it
+        self.poller.transports.discard(self)
+        self.sock.close()
+        self.poller.loop.call_soon(self.protocol.connection_lost, error)
+        return 0

@@ -1,0 +1,48 @@
+"""What other compiled modules may use of `lookup`."""
+
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef enum Outcome:
+    MISSING = 0
+    FOUND = 1
+    DAMAGED = -1  # the page is not what LMDB writes; the caller asks LMDB itself
+
+cdef struct Tree:
+    uint64_t root
+    uint32_t depth  # 0: the table is empty
+
+cdef struct Lookup:
+    # The name that is looked up: up to sixteen bytes, big endian, padded with zeros, and how many they are.
+    uint64_t high
+    uint64_t low
+    uint32_t bytes_
+    # Where the walk stands: a page, and the nodes left to choose from.
+    uint32_t first
+    uint32_t last
+    const uint8_t* page
+    # What was found.
+    const uint8_t* record
+    size_t size
+    int outcome
+
+cdef struct Map:
+    const uint8_t* base
+    size_t page_bytes
+    uint64_t pages
+
+cdef class Pages:
+    cdef Map map
+    cdef int file
+    cdef Tree keys
+    cdef Tree fields
+    cdef Tree blocks
+    cdef object main
+    cdef public bint is_readable
+    cdef void count_pages(self) noexcept
+    cdef bint learn_tree(self, Tree* tree, bytes record) except -1
+    cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
+    cdef int find_one(self, const Tree* tree, Lookup* lookup) noexcept nogil
+
+cdef uint16_t slot_of(const uint8_t* key, size_t size) noexcept nogil
+cdef uint16_t crc16_of(const uint8_t* text, size_t size) noexcept nogil
+cdef uint32_t crc32_of(const uint8_t* text, size_t size) noexcept nogil

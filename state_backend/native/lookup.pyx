@@ -1,0 +1,413 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""Looks names up in the tables of an LMDB store, many at a time.
+
+A look-up in a large store waits for memory at each level of LMDB's B+ tree. `Pages.find` walks down the tree with all
+look-ups in step: while one waits for its cache line, the others go on.
+
+The walk reads LMDB's pages where LMDB maps them; it calls no LMDB function, and it never writes. Whoever calls holds a
+read transaction of py-lmdb, which keeps the pages of its version as they are. `Pages.learn` takes the tables' roots of
+that version. Page numbers, offsets and sizes are checked before they are used: what does not fit is DAMAGED, and the
+caller asks py-lmdb.
+
+    page      number u64 | pad u16 | flags u16 | lower u16 | upper u16 | node offsets u16...  | nodes
+    branch    child's number: low u16, middle u16, high u16 (in `flags`) | name bytes u16 | name
+    leaf      data bytes: low u16, high u16 | flags u16 | name bytes u16 | name | data, or the overflow page's number
+    overflow  number u64 | pad u16 | flags u16 | pages u32 | data
+    table     pad u32 | flags u16 | depth u16 | branch, leaf, overflow pages, entries u64 each | root u64
+    meta page, behind the page's 16 bytes: magic u32 | version u32 | address u64 | map bytes u64 | table: page bytes in pad
+"""
+
+from libc.errno cimport EINVAL, errno
+from libc.string cimport memchr, memcpy
+from posix.stat cimport fstat, struct_stat
+
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+    #error "the native core is for little-endian machines; others run without it"
+    #endif
+    #define swap64(x) __builtin_bswap64(x)
+    #define prefetch(p) __builtin_prefetch((const void*)(p))
+    """
+    uint64_t swap64(uint64_t) noexcept nogil
+    void prefetch(const void*) noexcept nogil
+
+cdef extern from "sys/mman.h" nogil:
+    int madvise(void*, size_t, int)
+    int MADV_WILLNEED
+
+cdef enum:
+    POPULATE_READ = 22  # Linux' MADV_POPULATE_READ, which older headers lack
+    POPULATE_STEP_BYTES = 32 << 20
+    PAGE_HEADER = 16
+    NODE_HEADER = 8
+    BRANCH = 0x01
+    LEAF = 0x02
+    OVERFLOW = 0x04
+    IN_OVERFLOW = 0x01  # of a leaf's node
+    TABLE_BYTES = 48
+    CHECK_BYTES = 4  # see `state_backend.checksums`
+    NAME_BYTES_MAX = 16
+    DEPTH_MAX = 32
+    MAGIC = 0xBEEFC0DE
+    DATA_VERSION = 1
+
+# --- hashes: those of `state_backend.slots` ---------------------------------------------------------------------------
+
+cdef uint16_t crc16_table[256]
+cdef uint32_t crc32_table[8][256]
+
+
+cdef void fill_tables() noexcept:
+    cdef uint32_t i, j, crc
+    for i in range(256):
+        crc = i << 8
+        for j in range(8):
+            crc = ((crc << 1) ^ 0x1021) & 0xFFFF if crc & 0x8000 else (crc << 1) & 0xFFFF
+        crc16_table[i] = <uint16_t>crc
+        crc = i
+        for j in range(8):
+            crc = (crc >> 1) ^ 0xEDB88320U if crc & 1 else crc >> 1
+        crc32_table[0][i] = crc
+    for i in range(256):
+        for j in range(1, 8):
+            crc32_table[j][i] = (crc32_table[j - 1][i] >> 8) ^ crc32_table[0][crc32_table[j - 1][i] & 255]
+
+
+fill_tables()
+
+
+cdef uint16_t crc16_of(const uint8_t* text, size_t size) noexcept nogil:
+    cdef uint16_t crc = 0
+    cdef size_t i
+    for i in range(size):
+        crc = <uint16_t>(<uint32_t>crc << 8) ^ crc16_table[(crc >> 8) ^ text[i]]
+    return crc
+
+
+cdef uint32_t crc32_of(const uint8_t* text, size_t size) noexcept nogil:
+    cdef uint32_t crc = ~(<uint32_t>0), low, high
+    while size >= 8:
+        memcpy(&low, text, 4)
+        memcpy(&high, text + 4, 4)
+        low ^= crc
+        crc = (
+            crc32_table[7][low & 255]
+            ^ crc32_table[6][(low >> 8) & 255]
+            ^ crc32_table[5][(low >> 16) & 255]
+            ^ crc32_table[4][low >> 24]
+            ^ crc32_table[3][high & 255]
+            ^ crc32_table[2][(high >> 8) & 255]
+            ^ crc32_table[1][(high >> 16) & 255]
+            ^ crc32_table[0][high >> 24]
+        )
+        text += 8
+        size -= 8
+    while size:
+        crc = (crc >> 8) ^ crc32_table[0][(crc ^ text[0]) & 255]
+        text += 1
+        size -= 1
+    return ~crc
+
+
+cdef uint16_t slot_of(const uint8_t* key, size_t size) noexcept nogil:
+    """Return a key's slot: only the text between the first `{` and the first `}` after it counts, if there is any."""
+    cdef const uint8_t* start = <const uint8_t*>memchr(key, 123, size) if size else NULL
+    cdef const uint8_t* end
+    if start != NULL:
+        start += 1
+        end = <const uint8_t*>memchr(start, 125, key + size - start) if start < key + size else NULL
+        if end != NULL and end > start:
+            key, size = start, end - start
+    return crc16_of(key, size) & 16383
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
+
+
+cdef inline uint16_t u16(const uint8_t* at) noexcept nogil:
+    cdef uint16_t found
+    memcpy(&found, at, 2)
+    return found
+
+
+cdef inline uint64_t u64(const uint8_t* at) noexcept nogil:
+    cdef uint64_t found
+    memcpy(&found, at, 8)
+    return found
+
+
+cdef inline const uint8_t* node_at(const uint8_t* page, uint32_t index, size_t page_bytes) noexcept nogil:
+    """Return a node whose header and name lie within the page, and whose name is one of ours; NULL otherwise."""
+    cdef uint32_t offset = u16(page + PAGE_HEADER + 2 * index)
+    cdef uint32_t name_bytes
+    if offset < PAGE_HEADER or offset + NODE_HEADER > page_bytes:
+        return NULL
+    name_bytes = u16(page + offset + 6)
+    if name_bytes > NAME_BYTES_MAX or offset + NODE_HEADER + name_bytes > page_bytes:
+        return NULL
+    return page + offset
+
+
+cdef inline int compare(const uint8_t* node, const Lookup* lookup) noexcept nogil:
+    """Compare a node's name with the one that is looked up: below zero, zero or above."""
+    # The last eight bytes of a name never begin before its node does, so reading them never leaves the page.
+    cdef uint32_t bytes_ = u16(node + 6)
+    cdef uint64_t high, low = 0
+    if bytes_ == 0:
+        high = 0
+    elif bytes_ <= 8:
+        high = swap64(u64(node + bytes_)) << (8 * (8 - bytes_))
+    else:
+        high = swap64(u64(node + NODE_HEADER))
+        low = swap64(u64(node + bytes_)) << (8 * (16 - bytes_))
+    if high != lookup.high:
+        return -1 if high < lookup.high else 1
+    if low != lookup.low:
+        return -1 if low < lookup.low else 1
+    return <int>bytes_ - <int>lookup.bytes_
+
+
+cdef inline bint enter(const Map* map, Lookup* lookup, uint64_t number, bint is_leaf) noexcept nogil:
+    """Move to a page of the tree; False if it is none."""
+    cdef const uint8_t* page
+    cdef uint32_t lower
+    if number >= map.pages:
+        return False
+    page = map.base + number * map.page_bytes
+    lower = u16(page + 12)
+    if u64(page) != number or lower <= PAGE_HEADER or lower > map.page_bytes or lower & 1:
+        return False
+    if (u16(page + 10) & (BRANCH | LEAF | OVERFLOW)) != (LEAF if is_leaf else BRANCH):
+        return False
+    lookup.page, lookup.first, lookup.last = page, 0, (lower - PAGE_HEADER) >> 1
+    return True
+
+
+cdef inline void prefetch_middle(const Map* map, const Lookup* lookup) noexcept nogil:
+    cdef uint32_t offset
+    if lookup.last - lookup.first > 1:
+        offset = u16(lookup.page + PAGE_HEADER + 2 * ((lookup.first + lookup.last) >> 1))
+        if offset < map.page_bytes:
+            prefetch(lookup.page + offset)
+
+
+cdef inline int take(const Map* map, Lookup* lookup, const uint8_t* node) noexcept nogil:
+    """Take a leaf's data, from the page itself or from overflow pages, if all of it lies where it may."""
+    cdef uint64_t size = <uint64_t>u16(node) | <uint64_t>u16(node + 2) << 16
+    cdef const uint8_t* data = node + NODE_HEADER + u16(node + 6)
+    cdef const uint8_t* end = lookup.page + map.page_bytes
+    cdef uint16_t flags = u16(node + 4)
+    cdef uint64_t number
+    cdef uint32_t pages
+    if flags == IN_OVERFLOW:
+        if data + 8 > end:
+            return DAMAGED
+        number = u64(data)
+        if number >= map.pages:
+            return DAMAGED
+        data = map.base + number * map.page_bytes
+        memcpy(&pages, data + 12, 4)
+        if u64(data) != number or not u16(data + 10) & OVERFLOW or pages > map.pages - number:
+            return DAMAGED
+        if size + PAGE_HEADER > pages * map.page_bytes:
+            return DAMAGED
+        data += PAGE_HEADER
+    elif flags or size > <uint64_t>(end - data):
+        return DAMAGED
+    lookup.record, lookup.size = data, size
+    prefetch(data)
+    prefetch(data + 64)
+    return FOUND
+
+
+cdef inline int check(Lookup* lookup) noexcept nogil:
+    """Compare a record with the checksum that it ends with, and take that off."""
+    cdef uint32_t checksum
+    if lookup.size < CHECK_BYTES:
+        return DAMAGED
+    lookup.size -= CHECK_BYTES
+    memcpy(&checksum, lookup.record + lookup.size, CHECK_BYTES)
+    return FOUND if crc32_of(lookup.record, lookup.size) == checksum else DAMAGED
+
+
+cdef class Pages:
+    """The pages of one store, as a read transaction of it sees them.
+
+    Made for an open environment of py-lmdb; holds no transaction. One thread at a time.
+    """
+
+    def __cinit__(self, env, file):
+        """Learn where the environment is mapped. `file`: an open descriptor of its data file, which stays open."""
+        cdef const uint8_t[::1] record
+        cdef const uint8_t* meta
+        cdef const uint8_t* page
+        cdef uint64_t number
+        self.file = file
+        self.is_readable = False
+        self.main = env.open_db(None)
+        self.map.page_bytes = env.stat()["psize"]
+        if self.map.page_bytes < 4096 or self.map.page_bytes > 65536 or self.map.page_bytes & (self.map.page_bytes - 1):
+            return
+        with env.begin(db=self.main, buffers=True) as txn:
+            found = txn.get(b"keys")
+            if found is None or len(found) != TABLE_BYTES:
+                return
+            record = found
+            page = &record[0] - (<size_t>&record[0] % self.map.page_bytes)
+            number = u64(page)
+            self.map.base = page - number * self.map.page_bytes
+            meta = self.map.base + PAGE_HEADER
+            self.count_pages()
+            # The first pages are the meta pages: the map begins there, if what stands there is what it says it is.
+            if number >= self.map.pages or <size_t>page < number * self.map.page_bytes:
+                return
+            self.is_readable = u64(meta) == <uint64_t>DATA_VERSION << 32 | <uint32_t>MAGIC
+
+    cdef void count_pages(self) noexcept:
+        """Learn how many pages the file has: what lies behind its end must not be touched."""
+        cdef struct_stat found
+        self.map.pages = <uint64_t>found.st_size // self.map.page_bytes if fstat(self.file, &found) == 0 else 0
+
+    def learn(self, txn):
+        """Take the roots of the tables in the version that a transaction sees; False if they cannot be read."""
+        if not self.is_readable:
+            return False
+        self.count_pages()
+        get, main = txn.get, self.main
+        return (
+            self.learn_tree(&self.keys, get(b"keys", db=main))
+            and self.learn_tree(&self.fields, get(b"fields", db=main))
+            and self.learn_tree(&self.blocks, get(b"blocks", db=main))
+        )
+
+    def populate(self, size_t bytes_max):
+        """Have the system map what the file holds, up to so many bytes; return how many were asked for.
+
+        A store that was just opened is slow until its pages are mapped. Takes about 0.2 s a GB that is in memory, and
+        needs no lock of the interpreter: meant for a thread. It touches nothing itself, so that a map which is gone by
+        then is no harm.
+        """
+        cdef size_t end = min(bytes_max, self.map.pages * self.map.page_bytes), at = 0, step
+        cdef const uint8_t* base = self.map.base
+        cdef int advice = POPULATE_READ
+        if not self.is_readable:
+            return 0
+        with nogil:
+            while at < end:
+                step = min(end - at, POPULATE_STEP_BYTES)
+                if madvise(<void*>(base + at), step, advice) != 0:
+                    if advice != POPULATE_READ or errno != EINVAL:
+                        break
+                    advice = MADV_WILLNEED  # before Linux 5.14
+                    continue
+                at += step
+        return at
+
+    cdef bint learn_tree(self, Tree* tree, bytes record) except -1:
+        cdef const uint8_t* at
+        if record is None or len(record) != TABLE_BYTES:
+            return False
+        at = <const uint8_t*>record
+        tree.depth, tree.root = u16(at + 6), u64(at + 40)
+        return u16(at + 4) == 0 and tree.depth <= DEPTH_MAX and (tree.depth == 0 or tree.root < self.map.pages)
+
+    cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
+        """Look up all of these, in step. Each has its outcome then, and its record if it was FOUND."""
+        cdef const Map* map = &self.map
+        cdef size_t i
+        cdef uint32_t level, middle
+        cdef bint is_leaf, is_searching
+        cdef uint64_t number
+        cdef Lookup* lookup
+        cdef const uint8_t* node
+        for i in range(count):
+            lookups[i].outcome = FOUND if tree.depth else MISSING
+            lookups[i].record = NULL
+        for level in range(tree.depth):
+            is_leaf = level + 1 == tree.depth
+            for i in range(count):
+                lookup = lookups[i]
+                if lookup.outcome != FOUND:
+                    continue
+                number = tree.root if level == 0 else <uint64_t>lookup.size
+                if not enter(map, lookup, number, is_leaf):
+                    lookup.outcome = DAMAGED
+                    continue
+                prefetch_middle(map, lookup)
+            is_searching = True
+            while is_searching:
+                is_searching = False
+                for i in range(count):
+                    lookup = lookups[i]
+                    if lookup.outcome != FOUND or lookup.last - lookup.first <= 1:
+                        continue
+                    middle = (lookup.first + lookup.last) >> 1
+                    node = node_at(lookup.page, middle, map.page_bytes)
+                    if node == NULL:
+                        lookup.outcome = DAMAGED
+                        continue
+                    if compare(node, lookup) <= 0:
+                        lookup.first = middle
+                    else:
+                        lookup.last = middle
+                    if lookup.last - lookup.first > 1:
+                        is_searching = True
+                        prefetch_middle(map, lookup)
+            for i in range(count):
+                lookup = lookups[i]
+                if lookup.outcome != FOUND:
+                    continue
+                node = node_at(lookup.page, lookup.first, map.page_bytes)
+                if node == NULL:
+                    lookup.outcome = DAMAGED
+                elif is_leaf:
+                    lookup.outcome = take(map, lookup, node) if compare(node, lookup) == 0 else MISSING
+                else:
+                    number = u64(node) & 0xFFFFFFFFFFFFU
+                    lookup.size = <size_t>number
+                    if number < map.pages:
+                        prefetch(map.base + number * map.page_bytes)
+                        prefetch(map.base + number * map.page_bytes + 64)
+        # Behind the walk, when what was found is on its way from memory.
+        for i in range(count):
+            if lookups[i].outcome == FOUND:
+                lookups[i].outcome = check(lookups[i])
+
+    cdef int find_one(self, const Tree* tree, Lookup* lookup) noexcept nogil:
+        """Look up one name, and return its outcome."""
+        self.find(tree, &lookup, 1)
+        return lookup.outcome
+
+
+def hashes(bytes key):
+    """Return a key's slot, CRC32 and CRC16, for tests."""
+    cdef const uint8_t* text = <const uint8_t*>key
+    return slot_of(text, len(key)), crc32_of(text, len(key)), crc16_of(text, len(key))
+
+
+def look_up(Pages pages, str table, list names):
+    """Look names up in a table and return their records, None for missing ones, for tests. ValueError: damaged."""
+    cdef Lookup found[64]
+    cdef Lookup* each[64]
+    cdef const Tree* tree = &pages.keys if table == "keys" else &pages.fields if table == "fields" else &pages.blocks
+    cdef size_t i
+    cdef bytes name
+    if len(names) > 64:
+        raise ValueError("at most 64 names")
+    for i in range(len(names)):
+        name = names[i]
+        padded = name.ljust(16, b"\0")
+        found[i].high = swap64(u64(<const uint8_t*><bytes>padded))
+        found[i].low = swap64(u64(<const uint8_t*><bytes>padded + 8))
+        found[i].bytes_ = len(name)
+        each[i] = &found[i]
+    pages.find(tree, each, len(names))
+    records = []
+    for i in range(len(names)):
+        if found[i].outcome == DAMAGED:
+            raise ValueError("damaged")
+        records.append((<const char*>found[i].record)[: found[i].size] if found[i].outcome == FOUND else None)
+    return records

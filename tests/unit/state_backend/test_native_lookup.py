@@ -1,0 +1,143 @@
+"""The compiled look-up finds what LMDB finds, and reads no page that is not what LMDB writes."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from binascii import crc_hqx
+from collections.abc import Iterator
+from pathlib import Path
+from zlib import crc32
+
+import lmdb
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state_backend.checksums import sealed
+from state_backend.slots import slot_of
+
+lookup = pytest.importorskip("state_backend.native.lookup", reason="the compiled core is not built")
+
+TABLES = ("keys", "fields", "blocks")
+NAME_BYTES = {"keys": (6, 8), "fields": (14, 16), "blocks": (16,)}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[lmdb.Environment]:
+    made = lmdb.open(str(tmp_path), map_size=1 << 30, max_dbs=len(TABLES), sync=False)
+    yield made
+    made.close()
+
+
+def fill(environment: lmdb.Environment, dice: random.Random, count: int) -> dict[str, dict[bytes, bytes]]:
+    """Put records of all sizes into each table, some of them twice; return what is there."""
+    held: dict[str, dict[bytes, bytes]] = {}
+    tables = {name: environment.open_db(name.encode()) for name in TABLES}
+    with environment.begin(write=True) as txn:
+        for name, table in tables.items():
+            rows = held[name] = {}
+            for _ in range(count):
+                size = dice.choice((0, 1, 20, 90, 2_000, 4_081, 9_000, 70_000)) if dice.random() < 0.1 else 40
+                key = dice.randbytes(dice.choice(NAME_BYTES[name]))
+                rows[key] = dice.randbytes(size)
+                txn.put(key, sealed(rows[key]), db=table)
+    return held
+
+
+def pages_of(environment: lmdb.Environment) -> lookup.Pages:
+    descriptor = os.open(Path(environment.path()) / "data.mdb", os.O_RDONLY)
+    return lookup.Pages(environment, descriptor)
+
+
+@pytest.mark.parametrize("count", [0, 1, 30, 3_000])
+def test_what_lmdb_has_is_found_and_nothing_else(environment: lmdb.Environment, count: int) -> None:
+    dice = random.Random(count)
+    held = fill(environment, dice, count)
+    pages = pages_of(environment)
+    with environment.begin() as txn:
+        assert pages.learn(txn)
+        for table, rows in held.items():
+            names = [*rows, *(dice.randbytes(dice.choice((3, *NAME_BYTES[table]))) for _ in range(200))]
+            dice.shuffle(names)
+            for at in range(0, len(names), 50):
+                some = names[at : at + 50]
+                assert lookup.look_up(pages, table, some) == [rows.get(name) for name in some]
+
+
+def test_a_transaction_s_own_version_is_read_while_others_are_written(environment: lmdb.Environment) -> None:
+    dice = random.Random(1)
+    before = fill(environment, dice, 500)["keys"]
+    pages = pages_of(environment)
+    with environment.begin() as txn:
+        assert pages.learn(txn)
+        for _ in range(5):
+            fill(environment, dice, 500)
+            names = dice.sample(list(before), 50)
+            assert lookup.look_up(pages, "keys", names) == [before[name] for name in names]
+
+
+@given(st.binary(max_size=70), st.sampled_from([b"%b", b"{%b}", b"{}%b", b"a{%b}b", b"%b{", b"}%b{x"]))
+def test_hashes_are_those_of_python(text: bytes, form: bytes) -> None:
+    key = form % text
+    assert lookup.hashes(key) == (slot_of(key), crc32(key), crc_hqx(key, 0))
+
+
+FLIPS = """
+import os, random, sys
+import lmdb
+from state_backend.native import lookup
+
+folder, seed, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+dice = random.Random(seed)
+path = f"{folder}/data.mdb"
+whole = open(path, "rb").read()
+names = [bytes.fromhex(line) for line in open(f"{folder}/names").read().split()]
+damaged = wrong = 0
+for _ in range(rounds):
+    content = bytearray(whole)
+    # Behind the meta pages, which LMDB itself reads.
+    for _ in range(dice.choice((1, 8, 64))):
+        page = 8192 + 4096 * dice.randrange((len(content) - 8192) // 4096)
+        at = page + dice.choice((dice.randrange(64), dice.randrange(4096)))
+        content[at] = dice.randrange(256)
+    with open(path, "r+b") as file:
+        file.write(content)
+    environment = lmdb.open(folder, readonly=True, max_dbs=3, lock=False)
+    for name in (b"keys", b"fields", b"blocks"):
+        try:
+            environment.open_db(name, create=False)
+        except lmdb.Error:
+            pass
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        pages = lookup.Pages(environment, descriptor)
+        with environment.begin() as txn:
+            if pages.learn(txn):
+                for table in ("keys", "fields", "blocks"):
+                    for at in range(0, len(names), 50):
+                        try:
+                            lookup.look_up(pages, table, names[at : at + 50])
+                        except ValueError:
+                            damaged += 1
+    except lmdb.Error:
+        pass
+    os.close(descriptor)
+    environment.close()
+print("done", damaged)
+"""
+
+
+def test_flipped_bytes_in_pages_end_in_an_error_or_a_record_never_in_a_crash(tmp_path: Path) -> None:
+    dice = random.Random(3)
+    with lmdb.open(str(tmp_path), map_size=1 << 30, max_dbs=len(TABLES), sync=False) as environment:
+        held = fill(environment, dice, 1_500)
+    names = [dice.choice(list(rows)) for rows in held.values() for _ in range(150)]
+    (tmp_path / "names").write_text(" ".join(name.hex() for name in names))
+    ended = subprocess.run(
+        [sys.executable, "-c", FLIPS, str(tmp_path), "5", "60"], capture_output=True, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert int(ended.stdout.split()[-1]) > 0  # damage was met, and told
