@@ -313,6 +313,10 @@ class Applier:
         assert self._store is not None
         applied = self._store.applied
         at = EpochRef(applied.epoch, applied.term)
+        if current.term < at.term:  # a newer writer has come since it was looked up
+            current = self._log.shown() or current
+            if current.generation != self._store.generation:
+                return None
         if applied.epoch >= 0 and (
             current.term < at.term or (current.writer != self._writer and not self._holds(current, applied))
         ):

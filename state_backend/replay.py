@@ -8,11 +8,14 @@ from state_backend import snapshots
 from state_backend.change_log import ChangeLog
 from state_backend.clock import now_ms
 from state_backend.errors import LogError
+from state_backend.filesystems import Filesystem
 from state_backend.memory_store import MemoryStore
 from state_backend.store import EpochChanges, Snapshot
 
 
-def read_snapshot(root: str | Path, job: str, epoch: int | None = None, at_ms: int | None = None) -> Snapshot:
+def read_snapshot(
+    root: str | Path | Filesystem, job: str, epoch: int | None = None, at_ms: int | None = None
+) -> Snapshot:
     """Return a job's state as of an epoch (the newest unless given) and a time (now unless given), held in memory.
 
     Reads from the newest snapshot before the epoch on: cost and memory grow with the state. Raises LogError if the job

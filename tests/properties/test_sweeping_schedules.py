@@ -10,12 +10,14 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from schedules import ScheduledFilesystem, Scheduler
 
 from state_backend import log_writer
+from state_backend.applier import Applier
 from state_backend.change_log import ChangeLog, Current, JobLog
 from state_backend.compactor import compact
 from state_backend.descriptor import StateDescriptor
@@ -35,7 +37,7 @@ from state_backend.terms import Term
 
 STATE = StateDescriptor("s", key="k", value="v")
 FAR_MS = 1 << 50
-SEEDS_A_TEST = 100
+LOGGERS = ("sparkis.log", "sparkis.applier")
 
 
 class Acknowledged(NamedTuple):
@@ -142,6 +144,29 @@ class Scene:
             except LogError:
                 continue
 
+    def apply(self, folder: Path, steps: int) -> None:
+        """Follow with an applier."""
+        applier = Applier(ChangeLog(self.filesystem), "job", folder, lambda event: None)
+        try:
+            for _ in range(steps):
+                applier.step()
+        finally:
+            applier.close()
+
+    def check_applier(self, folder: Path) -> None:
+        """An applier goes on from the store that the last one left, and comes to what there is to be read."""
+        events: list[dict[str, Any]] = []
+        applier = Applier(ChangeLog(self.filesystem), "job", folder, events.append)
+        for _ in range(3):
+            applier.step()
+        assert not events[-1]["error"]
+        with read_snapshot(self.filesystem, "job", at_ms=0) as expected:
+            assert applier.store is not None
+            with applier.store.snapshot(0) as shown:
+                assert shown.applied.epoch == expected.applied.epoch
+                assert list(shown.changes()) == list(expected.changes())
+        applier.close()
+
     def _begin(self, log: JobLog, current: Current) -> EpochRef | None:
         newest = next(log.snapshots(current), None)
         if newest is not None:
@@ -206,8 +231,8 @@ class Scene:
                 yield each
 
 
-def run(seed: int) -> Scene:
-    """Run one schedule."""
+def run(seed: int, store: Path | None = None) -> Scene:
+    """Run one schedule; with a store's folder, an applier follows as well."""
     scene = Scene(seed)
     random, add = scene.random, scene.scheduler.add
     add("writer", lambda: scene.write("q", 0, random.randrange(3, 8), 4))
@@ -218,6 +243,8 @@ def run(seed: int) -> Scene:
     add("one", lambda: scene.compact(random.randrange(1, 6)))
     add("two", lambda: scene.compact(random.randrange(1, 6)))
     add("reader", lambda: scene.follow(60))
+    if store is not None:
+        add("applier", lambda: scene.apply(store, 40))
 
     def between() -> None:
         if random.random() < 0.15:
@@ -229,6 +256,8 @@ def run(seed: int) -> Scene:
         scene.go_on()
     finally:
         scene.scheduler.end()
+    if store is not None:
+        scene.check_applier(store)
     return scene
 
 
@@ -236,12 +265,26 @@ def run(seed: int) -> Scene:
 def all_in_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every epoch has a change file, and nobody says anything."""
     monkeypatch.setattr(log_writer, "INLINE_BYTES_MAX", -1)
-    logging.getLogger("sparkis.log").setLevel(logging.CRITICAL)
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     yield
-    logging.getLogger("sparkis.log").setLevel(logging.NOTSET)
+    for name in LOGGERS:
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
-@pytest.mark.parametrize("first", range(0, 1_000, SEEDS_A_TEST))
+# 1,600 schedules by default, of some 2,500 operations each; `make test-slow` runs 20,000 others.
+@pytest.mark.parametrize(
+    "first",
+    [*range(0, 1_500, 100), *(pytest.param(first, marks=pytest.mark.slow) for first in range(100_000, 120_000, 1_000))],
+)
 def test_nothing_is_lost_in_any_schedule(first: int) -> None:
-    for seed in range(first, first + SEEDS_A_TEST):
-        run(seed)
+    scenes = [run(seed) for seed in range(first, first + (100 if first < 100_000 else 1_000))]
+    assert sum(len(scene.acknowledged) for scene in scenes) > 10 * len(scenes)
+    assert sum(scene.reads for scene in scenes) > 5 * len(scenes)
+    assert sum(bool(scene.set_back) for scene in scenes) > len(scenes) // 10, "rewinds began"
+    assert sum(any(path.endswith(".swept") for path in scene.filesystem.files) for scene in scenes) > len(scenes) // 20
+
+
+def test_an_applier_follows_through_any_schedule(tmp_path: Path) -> None:
+    for seed in range(200_000, 200_100):
+        run(seed, tmp_path / str(seed))
