@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from itertools import chain, islice, repeat
@@ -132,7 +133,9 @@ class LmdbSnapshot(Snapshot):
             if self._pages is None and self._file is not None:
                 self._pages = pages_of(self._environment, self._file)
             self._pages_version = self.version
-            self._can_read = self._pages is not None and self._pages.learn(self._txn)
+            self._can_read = False
+            with suppress(lmdb.Error):  # the store is damaged: whoever asks py-lmdb hears of it
+                self._can_read = self._pages is not None and self._pages.learn(self._txn)
         return self._pages if self._can_read else None
 
     def renew(self, now_ms: int) -> None:
@@ -155,6 +158,7 @@ class LmdbSnapshot(Snapshot):
         self._known()
         lent = copy(self)
         lent._now_ms, lent._given_back = max(now_ms, self._clock_ms), given_back
+        lent._pages, lent._pages_version = None, -1  # pages are of one transaction; this one's moves on
         return lent
 
     def _known(self) -> Meta:

@@ -69,6 +69,10 @@ cdef enum:
     GENERAL = -1
     ANSWERED = 1
 
+# Of a request's keys, each against the user's patterns: a byte of a key times a byte of a pattern.
+cdef enum:
+    GLOB_STEPS_MAX = 1 << 20
+
 # What stands at a key.
 cdef enum:
     NOTHING = 0
@@ -371,11 +375,15 @@ cdef class Rules:
         cdef size_t i
         cdef bytes pattern
         cdef bint found
+        cdef uint64_t steps = 0
         if patterns is None:
             return True
         for i in range(count):
             found = False
             for pattern in patterns:
+                steps += <uint64_t>PyBytes_GET_SIZE(pattern) * keys[i].size
+                if steps > GLOB_STEPS_MAX:
+                    return False  # it would take long: the general path has another way to match
                 if glob(<const uint8_t*>PyBytes_AS_STRING(pattern), PyBytes_GET_SIZE(pattern), keys[i].at, keys[i].size):
                     found = True
                     break
@@ -419,6 +427,7 @@ cdef inline double f64(const uint8_t* at) noexcept nogil:
 cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_ms, Record* record) noexcept nogil:
     """Take a record apart: LIVE, NOTHING, or GENERAL where another name has its place, or it is no record."""
     cdef uint32_t name_size
+    record.form, record.expire_at_ms, record.payload, record.size = -1, 0, NULL, 0
     if lookup.outcome == MISSING:
         return NOTHING
     if lookup.outcome != FOUND or lookup.size < HEADER_BYTES:
@@ -1018,7 +1027,7 @@ cdef class Core:
 
     cdef int reply_of_map(self, Request* request, int found, Record* record) except -2:
         cdef Output* out = self.out
-        cdef Part part
+        cdef Part part = Part(NULL, 0)
         cdef size_t i, count
         cdef int has
         cdef Record field
@@ -1318,6 +1327,7 @@ cdef class Reads:
         cdef Rules rules = None
         cdef list keys = None
         cdef size_t before = out.used, took
+        cdef uint64_t hits = self.core.hits, misses = self.core.misses
         cdef int64_t started_ns, elapsed_ns
         cdef Core core = self.core
         cdef bytes told
@@ -1340,7 +1350,8 @@ cdef class Reads:
         try:
             took = core.answer_all(instance.view, data, size, session.protocol, rules, instance.cluster is not None, keys)
         except Exception as error:
-            instance.report(error)  # logged and counted; the general path answers
+            instance.report(error)  # logged and counted; the general path answers, and counts
+            core.hits, core.misses = hits, misses
             took = 0
         if not took:
             out.used = before

@@ -1,6 +1,6 @@
 """The layout of `sockets`' classes."""
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from resp_server.native.core cimport Output, Reads
 
@@ -18,12 +18,15 @@ cdef class Poller:
     cdef char* input
     cdef Output out
     cdef epoll_event events[256]
+    cdef int next_event, event_count
     cdef set transports
     cdef list waiting  # to send at the end of the round
     cdef list unfinished  # more of what was read is to be answered
-    cdef list closed  # that this round's events may still name
+    cdef list closed  # that the events may still name
     cdef bint is_in_round, is_due
     cdef uint64_t input_bytes, output_bytes
+    cdef int go_on(self, int64_t ends_ns) except -1
+    cdef int hear(self, int64_t ends_ns) except -1
     cdef int run_soon(self) except -1
     cdef int send_later(self, Transport transport) except -1
 
@@ -37,7 +40,7 @@ cdef class Transport:
     cdef char* begun  # of a request that is not all here
     cdef size_t begun_bytes, begun_size
     cdef char* unsent
-    cdef size_t unsent_bytes, unsent_size
+    cdef size_t unsent_from, unsent_bytes, unsent_size
     cdef size_t high, low
     cdef size_t start, end  # of its replies in the round's output
     cdef int watch(self) except -1
@@ -47,6 +50,7 @@ cdef class Transport:
     cdef int read_end(self) except -1
     cdef int fail(self, error) except -1
     cdef int keep_begun(self, const char* data, size_t size) except -1
+    cdef int drop_begun(self) except -1
     cdef int take_replies(self, size_t before) except -1
     cdef int keep(self, const void* data, size_t size) except -1
     cdef int pause_if_much(self) except -1

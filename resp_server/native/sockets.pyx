@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy
 
 import os
 
@@ -24,6 +24,9 @@ cdef extern from "sys/epoll.h" nogil:
     int epoll_ctl(int, int, int, epoll_event*)
     int epoll_wait(int, epoll_event*, int, int)
     int EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLL_CLOEXEC
+
+cdef extern from "unistd.h" nogil:
+    int close_descriptor "close"(int)
 
 cdef extern from "sys/socket.h" nogil:
     ssize_t recv(int, void*, size_t, int)
@@ -48,6 +51,7 @@ cdef enum:
     OUTPUT_BYTES_MAX = 1 << 20  # of a round: beyond, it is sent at once
     HIGH_BYTES = 65536
     ROUND_NS_MAX = 5000000  # what is left has to wait until others were heard
+    BEGUN_BYTES_KEPT = 4096  # an idle client keeps no larger buffer
 
 
 cdef class Poller:
@@ -56,6 +60,7 @@ cdef class Poller:
     def __cinit__(self, loop, instance, Reads reads):
         self.loop, self.instance, self.stats, self.reads = loop, instance, instance.stats, reads
         self.transports, self.waiting, self.unfinished, self.closed = set(), [], [], []
+        self.descriptor = -1
         self.input = <char*>malloc(INPUT_BYTES)
         self.out.data, self.out.size = <char*>malloc(OUTPUT_BYTES_MAX), OUTPUT_BYTES_MAX
         if self.input == NULL or self.out.data == NULL:
@@ -68,13 +73,18 @@ cdef class Poller:
     def __dealloc__(self):
         free(self.input)
         free(self.out.data)
+        if self.descriptor >= 0:
+            close_descriptor(self.descriptor)
 
     def add(self, sock, protocol):
         """Take a connected socket, which does not block, for a protocol."""
         cdef Transport transport = Transport(self, sock, protocol)
         self.transports.add(transport)
-        protocol.connection_made(transport)
-        transport.watch()
+        try:
+            protocol.connection_made(transport)
+            transport.watch()
+        except Exception as error:
+            transport.fail(error)
         return transport
 
     def close(self):
@@ -88,38 +98,58 @@ cdef class Poller:
 
     def run(self):
         """Answer what has come on all sockets that have something, then send."""
-        cdef int i, count
         cdef int64_t ends_ns
-        cdef Transport transport
-        cdef list unfinished
         self.is_due = False
-        self.closed.clear()
         if self.descriptor < 0:
             return
-        count = epoll_wait(self.descriptor, self.events, EVENTS_MAX, 0)
-        if count <= 0 and not self.unfinished:
+        if self.next_event >= self.event_count:
+            self.closed.clear()
+            self.next_event, self.event_count = 0, epoll_wait(self.descriptor, self.events, EVENTS_MAX, 0)
+        if self.next_event >= self.event_count and not self.unfinished:
             return self.flush()
         ends_ns = monotonic_ns_() + ROUND_NS_MAX
         self.is_in_round = True
-        self.instance.renew()
         try:
-            unfinished, self.unfinished = self.unfinished, []
-            for transport in unfinished:
-                transport.is_unfinished = False
-                transport.take_turn(0)
-            for i in range(count):
-                # A socket that is not looked at now is told of again.
-                if i and monotonic_ns_() > ends_ns:
-                    break
-                transport = <Transport>self.events[i].data.ptr
-                transport.take_turn(self.events[i].events)
-                if self.out.used > OUTPUT_BYTES_MAX:
-                    self.flush()
+            self.instance.renew()
+            self.go_on(ends_ns)
+            self.hear(ends_ns)
         finally:
             self.is_in_round = False
             self.flush()
-            if self.unfinished:
+            if self.unfinished or self.next_event < self.event_count:
                 self.run_soon()
+
+    cdef int go_on(self, int64_t ends_ns) except -1:
+        """Answer more of what was read before; whose turn does not come is first in the next round."""
+        cdef list unfinished = self.unfinished
+        cdef Transport transport
+        cdef Py_ssize_t taken = 0
+        self.unfinished = []
+        for transport in unfinished:
+            if taken and monotonic_ns_() > ends_ns:
+                break
+            taken += 1
+            transport.is_unfinished = False
+            transport.take_turn(0)
+            if self.out.used > OUTPUT_BYTES_MAX:
+                self.flush()
+        self.unfinished = unfinished[taken:] + self.unfinished
+        return 0
+
+    cdef int hear(self, int64_t ends_ns) except -1:
+        """Read sockets that have something. The next round goes on where time ends this one: epoll would begin anew."""
+        cdef Transport transport
+        cdef epoll_event* event
+        cdef bint is_first = True
+        while self.next_event < self.event_count and (is_first or monotonic_ns_() <= ends_ns):
+            event = &self.events[self.next_event]
+            self.next_event += 1
+            is_first = False
+            transport = <Transport>event.data.ptr
+            transport.take_turn(event.events)
+            if self.out.used > OUTPUT_BYTES_MAX:
+                self.flush()
+        return 0
 
     cdef int run_soon(self) except -1:
         if not self.is_due:
@@ -162,7 +192,7 @@ cdef class Poller:
 cdef class Transport:
     """A client's socket, as asyncio's transports are. What is written is sent at the end of the round."""
 
-    def __cinit__(self, Poller poller, sock, protocol):
+    def __cinit__(self, Poller poller not None, sock, protocol):
         self.poller, self.sock, self.protocol = poller, sock, protocol
         self.descriptor = sock.fileno()
         self.wants_input = True
@@ -241,7 +271,7 @@ cdef class Transport:
         """Close; what was not sent is lost."""
         if not self.is_closed:
             self.is_ending = True
-            self.unsent_bytes = self.start = self.end = 0
+            self.unsent_from = self.unsent_bytes = self.start = self.end = 0
             self.is_stuck = False
             self.watch()
             self.poller.send_later(self)
@@ -276,8 +306,8 @@ cdef class Transport:
         try:
             if not events and not self.is_closed:
                 self.answer(self.begun_bytes)
-            if events & EPOLLOUT and not self.is_closed:
-                self.send_all()
+            if events & (EPOLLOUT | EPOLLERR | EPOLLHUP) and self.is_stuck and not self.is_closed:
+                self.send_all()  # which also tells that the peer is gone
             if events & (EPOLLIN | EPOLLERR | EPOLLHUP) and not self.is_closed:
                 self.read()
         except Exception as error:
@@ -290,8 +320,7 @@ cdef class Transport:
         if self.is_unfinished:
             return 0  # what came before is answered first
         if not self.wants_input or self.is_ending:
-            # The peer is gone, and nobody waits for what it says: sending will tell.
-            return 0 if self.is_stuck else self.end_now(None)
+            return 0  # since epoll told of it; sending tells whether the peer is gone
         got = recv(self.descriptor, self.poller.input + self.begun_bytes, INPUT_BYTES - self.begun_bytes, MSG_DONTWAIT)
         if got < 0:
             return 0 if errno == EAGAIN or errno == EINTR else self.end_now(OSError(errno, os.strerror(errno)))
@@ -313,15 +342,14 @@ cdef class Transport:
                 poller.input_bytes += took
                 self.take_replies(before)
             if took == size:
-                self.begun_bytes = 0
-                return 0
+                return self.drop_begun()
             if size - took <= BEGUN_BYTES_MAX and (poller.reads.core.is_incomplete or poller.reads.core.is_full):
                 self.keep_begun(data + took, size - took)
                 if poller.reads.core.is_full:
                     self.is_unfinished = True
                     poller.unfinished.append(self)
                 return 0
-        self.begun_bytes = 0
+        self.drop_begun()
         if poller.reads.is_counted:
             poller.reads.flush()
         protocol.data_received(PyBytes_FromStringAndSize(data + took, size - took))
@@ -354,9 +382,17 @@ cdef class Transport:
         self.begun_bytes = size
         return 0
 
+    cdef int drop_begun(self) except -1:
+        self.begun_bytes = 0
+        if self.begun_size > BEGUN_BYTES_KEPT:
+            free(self.begun)
+            self.begun, self.begun_size = NULL, 0
+        return 0
+
     cdef int take_replies(self, size_t before) except -1:
         """Take what the core wrote into the round's output, from a byte on, as this client's."""
         cdef Poller poller = self.poller
+        poller.output_bytes += poller.out.used - before  # what the connection writes it counts itself
         if self.unsent_bytes or self.start != self.end:
             self.keep(poller.out.data + before, poller.out.used - before)
             poller.out.used = before
@@ -372,13 +408,17 @@ cdef class Transport:
         if wanted:
             self.start = self.end = 0
             self.keep(self.poller.out.data + start, wanted)
-        if self.unsent_bytes + size > self.unsent_size:
-            wanted = (self.unsent_bytes + size) * 2
+        # What was sent stands before what was not: the rest is moved when that is no more than what was sent.
+        if self.unsent_from and self.unsent_from >= self.unsent_bytes:
+            memcpy(self.unsent, self.unsent + self.unsent_from, self.unsent_bytes)
+            self.unsent_from = 0
+        if self.unsent_from + self.unsent_bytes + size > self.unsent_size:
+            wanted = (self.unsent_from + self.unsent_bytes + size) * 2
             grown = <char*>realloc(self.unsent, wanted)
             if grown == NULL:
                 raise MemoryError
             self.unsent, self.unsent_size = grown, wanted
-        memcpy(self.unsent + self.unsent_bytes, data, size)
+        memcpy(self.unsent + self.unsent_from + self.unsent_bytes, data, size)
         self.unsent_bytes += size
         self.pause_if_much()
         return 0
@@ -393,7 +433,7 @@ cdef class Transport:
         """Send what waits, as much as the client takes."""
         cdef size_t size = self.end - self.start
         cdef ssize_t sent = 0
-        cdef const char* data = self.poller.out.data + self.start if size else self.unsent
+        cdef const char* data = self.poller.out.data + self.start if size else self.unsent + self.unsent_from
         if not size:
             size = self.unsent_bytes
         if size:
@@ -402,7 +442,6 @@ cdef class Transport:
                 if errno != EAGAIN and errno != EINTR:
                     return self.end_now(OSError(errno, os.strerror(errno)))
                 sent = 0
-            self.poller.output_bytes += sent
         self.is_stuck = <size_t>sent < size
         if self.end != self.start:
             self.start = self.end = 0
@@ -410,9 +449,8 @@ cdef class Transport:
                 self.keep(data + sent, size - sent)
         else:
             self.unsent_bytes -= sent
-            if self.unsent_bytes and sent:
-                memmove(self.unsent, self.unsent + sent, self.unsent_bytes)
-            elif not self.unsent_bytes and self.unsent_size > HIGH_BYTES:
+            self.unsent_from = self.unsent_from + sent if self.unsent_bytes else 0
+            if not self.unsent_bytes and self.unsent_size > HIGH_BYTES:
                 free(self.unsent)
                 self.unsent, self.unsent_size = NULL, 0
         self.pause_if_much()

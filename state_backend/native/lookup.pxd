@@ -32,12 +32,15 @@ cdef struct Map:
 
 cdef class Pages:
     cdef Map map
+    cdef uint64_t mapped_pages
     cdef int file
     cdef Tree keys
     cdef Tree fields
     cdef Tree blocks
     cdef object main
     cdef public bint is_readable
+    cdef bint is_store(self) noexcept
+    cdef bint is_at(self, const uint8_t* page, uint64_t number) except -1
     cdef void count_pages(self) noexcept
     cdef bint learn_tree(self, Tree* tree, bytes record) except -1
     cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil

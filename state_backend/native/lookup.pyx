@@ -18,8 +18,10 @@ caller asks py-lmdb.
 """
 
 from libc.errno cimport EINVAL, errno
-from libc.string cimport memchr, memcpy
+from libc.stdlib cimport free, malloc
+from libc.string cimport memchr, memcmp, memcpy
 from posix.stat cimport fstat, struct_stat
+from posix.types cimport off_t
 
 
 cdef extern from *:
@@ -37,6 +39,11 @@ cdef extern from *:
 cdef extern from "sys/mman.h" nogil:
     int madvise(void*, size_t, int)
     int MADV_WILLNEED
+
+cdef extern from "unistd.h" nogil:
+    ssize_t pread(int, void*, size_t, off_t)
+    long sysconf(int)
+    int _SC_PAGESIZE
 
 cdef enum:
     POPULATE_READ = 22  # Linux' MADV_POPULATE_READ, which older headers lack
@@ -242,7 +249,6 @@ cdef class Pages:
     def __cinit__(self, env, file):
         """Learn where the environment is mapped. `file`: an open descriptor of its data file, which stays open."""
         cdef const uint8_t[::1] record
-        cdef const uint8_t* meta
         cdef const uint8_t* page
         cdef uint64_t number
         self.file = file
@@ -251,6 +257,9 @@ cdef class Pages:
         self.map.page_bytes = env.stat()["psize"]
         if self.map.page_bytes < 4096 or self.map.page_bytes > 65536 or self.map.page_bytes & (self.map.page_bytes - 1):
             return
+        if <long>self.map.page_bytes > sysconf(_SC_PAGESIZE):
+            return  # a file from another machine: its pages need not begin where the system's do
+        self.mapped_pages = env.info()["map_size"] // self.map.page_bytes
         with env.begin(db=self.main, buffers=True) as txn:
             found = txn.get(b"keys")
             if found is None or len(found) != TABLE_BYTES:
@@ -258,18 +267,37 @@ cdef class Pages:
             record = found
             page = &record[0] - (<size_t>&record[0] % self.map.page_bytes)
             number = u64(page)
-            self.map.base = page - number * self.map.page_bytes
-            meta = self.map.base + PAGE_HEADER
             self.count_pages()
-            # The first pages are the meta pages: the map begins there, if what stands there is what it says it is.
             if number >= self.map.pages or <size_t>page < number * self.map.page_bytes:
                 return
-            self.is_readable = u64(meta) == <uint64_t>DATA_VERSION << 32 | <uint32_t>MAGIC
+            # What a page says of its place is believed if the file has this very page there: a damaged number would
+            # lead out of the map. Nothing is read through the map before.
+            self.is_readable = self.is_store() and self.is_at(page, number)
+            self.map.base = page - number * self.map.page_bytes
+
+    cdef bint is_store(self) noexcept:
+        """Tell whether the file's first page is a meta page of the version that is read here."""
+        cdef uint8_t meta[PAGE_HEADER + 8]
+        if pread(self.file, meta, sizeof(meta), 0) != sizeof(meta):
+            return False
+        return u64(meta + PAGE_HEADER) == (<uint64_t>DATA_VERSION << 32 | <uint32_t>MAGIC)
+
+    cdef bint is_at(self, const uint8_t* page, uint64_t number) except -1:
+        """Tell whether the file has the same page at a number."""
+        cdef uint8_t* read = <uint8_t*>malloc(self.map.page_bytes)
+        cdef ssize_t size = self.map.page_bytes
+        cdef bint is_same
+        if read == NULL:
+            raise MemoryError
+        is_same = pread(self.file, read, size, number * size) == size and memcmp(read, page, size) == 0
+        free(read)
+        return is_same
 
     cdef void count_pages(self) noexcept:
-        """Learn how many pages the file has: what lies behind its end must not be touched."""
+        """Learn how many pages there are: what lies behind the file's end, or the map's, must not be touched."""
         cdef struct_stat found
-        self.map.pages = <uint64_t>found.st_size // self.map.page_bytes if fstat(self.file, &found) == 0 else 0
+        cdef uint64_t pages = <uint64_t>found.st_size // self.map.page_bytes if fstat(self.file, &found) == 0 else 0
+        self.map.pages = min(pages, self.mapped_pages)
 
     def learn(self, txn):
         """Take the roots of the tables in the version that a transaction sees; False if they cannot be read."""

@@ -283,10 +283,10 @@ def test_the_core_leaves_none_of_its_commands_to_the_general_path(protocol: byte
     left: list[Sequence[bytes]] = []
     answer = Dispatcher.answer
 
-    def answered_by_general_path(self: Dispatcher, call: Any, given: Any, out: list[bytes]) -> Any:
+    def answered_by_general_path(self: Dispatcher, call: Any, given: Any, out: list[bytes], *rest: Any) -> Any:
         taken = list(given)
         left.extend(taken)
-        return answer(self, call, iter(taken), out)
+        return answer(self, call, iter(taken), out, *rest)
 
     chunks = [requests([[b"HELLO", protocol]]), *(requests([line.split()]) for line in COMPILED)]
     with patch.object(Dispatcher, "answer", answered_by_general_path):

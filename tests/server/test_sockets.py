@@ -1,0 +1,375 @@
+"""Clients' sockets, on the compiled core's own epoll and on asyncio's: whoever sends and takes what, and however."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compat.waiting import eventually
+from resp_server import native
+from state_backend import packed_map
+from state_backend.descriptor import StateDescriptor
+from state_backend.lmdb_store import LmdbStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+NOW_MS = 1_700_000_000_000
+KEYS = 2_000
+LARGE = bytes(range(256)) * 200  # 51,200 bytes
+STATES = [
+    StateDescriptor("v", key="k", value="v"),
+    StateDescriptor("m", key="k", value=("a", "b")),
+]
+CHANGES = [
+    *(Change("v", Op.PUT, b"job:v:%d" % number, value=b"%d" % number) for number in range(KEYS)),
+    Change("v", Op.PUT, b"job:v:large", value=LARGE),
+    *(
+        Change("m", Op.PUT, b"job:m:%d" % number, value=packed_map.pack([(b"a", b"1"), (b"b", b"%d" % number)]))
+        for number in range(100)
+    ),
+]
+PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
+
+
+def asked(*words: bytes) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(bulk(word) for word in words)
+
+
+def bulk(text: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+def get(number: int) -> bytes:
+    return asked(b"GET", b"job:v:%d" % number)
+
+
+GET_LARGE = asked(b"GET", b"job:v:large")
+
+
+@pytest.fixture(scope="module")
+def lmdb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LmdbStore]:
+    path: Path = tmp_path_factory.mktemp("store")
+    store = LmdbStore(path, "g1", map_bytes_max=1 << 28)
+    store.apply(EpochChanges(4, 1, NOW_MS, list(runs_of(CHANGES, [state.name for state in STATES]))), STATES)
+    yield store
+    store.close()
+
+
+@pytest.fixture(params=["own", "asyncio", "pure"])
+def start(
+    request: pytest.FixtureRequest, serve: Callable[..., Any], lmdb: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Start servers: on the core's own epoll; the core behind asyncio; without the core."""
+    if request.param == "pure":
+        monkeypatch.setattr(native, "core", None)
+    if request.param != "own":
+        monkeypatch.setattr(native, "sockets", None)
+    elif native.sockets is None:
+        pytest.skip("the compiled core is not built")
+
+    def started(**settings: Any) -> Any:
+        made = serve(lmdb, STATES, **settings)
+        assert (made.server._poller is not None) == (request.param == "own")
+        return made
+
+    return started
+
+
+def mixture(dice: random.Random, count: int) -> tuple[bytes, bytes]:
+    """Return requests, of which the core answers some, and what has to be answered."""
+    sent, expected = [], []
+    for _ in range(count):
+        number = dice.randrange(KEYS)
+        text = b"%d" % number
+        case = dice.randrange(9)
+        if case < 3:
+            sent.append(get(number))
+            expected.append(bulk(text))
+        elif case == 3:
+            sent.append(asked(b"MGET", b"job:v:%d" % number, b"nope"))
+            expected.append(b"*2\r\n" + bulk(text) + b"$-1\r\n")
+        elif case == 4:
+            sent.append(asked(b"HGET", b"job:m:7", b"b"))
+            expected.append(bulk(b"7"))
+        elif case == 5:  # of the general path
+            sent.append(asked(b"ECHO", text))
+            expected.append(bulk(text))
+        elif case == 6:
+            sent.append(b"GET job:v:%d\r\n" % number)
+            expected.append(bulk(text))
+        elif case == 7:
+            sent.append(asked(b"GET", b"job:m:1"))
+            expected.append(b"-WRONGTYPE Operation against a key holding the wrong kind of value\r\n")
+        else:
+            sent.append(asked(b"NOPE"))
+            expected.append(b"-ERR unknown command 'NOPE', with args beginning with: \r\n")
+    return b"".join(sent), b"".join(expected)
+
+
+def test_requests_may_come_byte_by_byte(start: Callable[..., Any]) -> None:
+    peer = start().connect()
+    peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sent, expected = mixture(random.Random(1), 60)
+    for byte in sent:
+        peer.send(bytes([byte]))
+    assert peer.read(len(expected)) == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_replies_of_the_core_and_of_the_general_path_keep_their_order(start: Callable[..., Any], seed: int) -> None:
+    dice = random.Random(seed)
+    running = start()
+    peers = [running.connect() for _ in range(4)]
+    talks = [mixture(dice, 400) for _ in peers]
+    left = [sent for sent, _ in talks]
+    while any(left):
+        at = dice.randrange(len(left))
+        size = dice.choice((1, 7, 100, 3_000, 70_000))
+        peers[at].send(left[at][:size])
+        left[at] = left[at][size:]
+    for peer, (_, expected) in zip(peers, talks, strict=True):
+        assert peer.read(len(expected)) == expected
+
+
+def test_pipelines_longer_than_one_read_are_answered_in_order(start: Callable[..., Any]) -> None:
+    peer = start().connect()
+    numbers = [at * 7 % KEYS for at in range(20_000)]  # 0.6 MB
+    peer.answers(b"".join(map(get, numbers)), b"".join(bulk(b"%d" % number) for number in numbers))
+
+
+def test_long_replies_are_sent_in_parts_and_others_are_heard_between_them(start: Callable[..., Any]) -> None:
+    running = start()
+    greedy, other = running.connect(), running.connect()
+    count = 300  # 15 MB, from one read
+    greedy.send(GET_LARGE * count + PING)
+    other.answers(get(5), bulk(b"5"))
+    assert greedy.read(count * len(bulk(LARGE)) + len(PONG)) == bulk(LARGE) * count + PONG
+
+
+def test_who_takes_nothing_is_not_read_and_gets_everything_in_the_end(start: Callable[..., Any]) -> None:
+    running = start()
+    slow, other = running.connect(), running.connect()
+    pair, answer = GET_LARGE + asked(b"GET", b"job:v:" + b"x" * 30_000), bulk(LARGE) + b"$-1\r\n"
+    slow.socket.setblocking(False)
+    sent = quiet = 0
+    while quiet < 20:  # nothing more of it is read
+        before = sent
+        with suppress(BlockingIOError):
+            while sent < 60 << 20:
+                sent += slow.socket.send(pair[sent % len(pair) :])
+        other.answers(PING, PONG)
+        quiet = quiet + 1 if sent == before else 0
+    assert sent < 60 << 20
+    assert running.call(lambda: max(each.output_bytes for each in running.server._connections.values())) < 8 << 20
+    slow.socket.setblocking(True)
+    got = slow.read(sent // len(pair) * len(answer))
+    assert got == answer * (sent // len(pair))
+    slow.answers(pair[sent % len(pair) :], answer)
+
+
+def test_what_was_asked_before_one_end_closed_is_answered(start: Callable[..., Any]) -> None:
+    running = start()
+    for sent, expected in [
+        (get(1) * 3, bulk(b"1") * 3),
+        (get(1) + asked(b"ECHO", b"a"), bulk(b"1") + bulk(b"a")),
+        (GET_LARGE * 200, bulk(LARGE) * 200),
+        (get(1) + get(2)[:-3], bulk(b"1")),
+        (b"", b""),
+    ]:
+        peer = running.connect()
+        peer.send(sent)
+        peer.socket.shutdown(socket.SHUT_WR)
+        assert peer.read_all() == expected
+    eventually(lambda: running.call(lambda: not running.server._connections))
+
+
+@pytest.mark.parametrize("data", [b"", PING, get(1)[:-2], GET_LARGE * 500, b"SUBSCRIBE a\r\n"])
+def test_clients_that_reset_their_connections_are_gone_at_once(start: Callable[..., Any], data: bytes) -> None:
+    running = start()
+    stays = running.connect()
+    stays.answers(PING, PONG)
+    for _ in range(20):
+        peer = running.connect()
+        peer.send(data)
+        peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.socket.close()
+    running.peers[1:] = []
+    eventually(lambda: running.call(lambda: len(running.server._connections)) == 1)
+    stays.answers(get(3), bulk(b"3"))
+
+
+def test_idle_clients_are_only_a_number(start: Callable[..., Any]) -> None:
+    running = start(clients_max=3_000)
+    peers = [running.connect() for _ in range(1_500)]
+    for peer in peers[::3]:
+        peer.send(get(9)[:-1])  # all but the end
+    peers[0].answers(b"\n", bulk(b"9"))
+    peers[-1].answers(get(1), bulk(b"1"))
+    for peer in peers[3::3]:
+        peer.answers(b"\n", bulk(b"9"))
+    for peer in peers[1:]:
+        peer.socket.close()
+    eventually(lambda: running.call(lambda: len(running.server._connections)) == 1)
+    peers[0].answers(get(2), bulk(b"2"))
+
+
+def test_one_client_too_many_is_told_so(start: Callable[..., Any]) -> None:
+    running = start(clients_max=2)
+    first, second = running.connect(), running.connect()
+    for peer in (first, second):
+        peer.answers(PING, PONG)
+    assert running.connect().read_all() == b"-ERR max number of clients reached\r\n"
+    first.socket.close()
+    eventually(lambda: running.call(lambda: len(running.server._connections)) == 1)
+    running.connect().answers(get(1), bulk(b"1"))
+
+
+def test_a_client_can_be_cut_by_another_one_while_it_is_answered(start: Callable[..., Any]) -> None:
+    running = start()
+    killer, killed, idle = (running.connect() for _ in range(3))
+    for peer in (killer, killed, idle):
+        peer.answers(PING, PONG)
+    killed.send(GET_LARGE * 500)
+    killer.answers(asked(b"CLIENT", b"KILL", b"ID", b"2") + get(1), b":1\r\n" + bulk(b"1"))
+    killer.answers(asked(b"CLIENT", b"KILL", b"ID", b"3") + get(1), b":1\r\n" + bulk(b"1"))
+    whole = bulk(LARGE) * 500
+    with suppress(ConnectionResetError):
+        assert whole.startswith(killed.read_all())
+    with suppress(ConnectionResetError):
+        assert idle.read_all() == b""
+    eventually(lambda: running.call(lambda: len(running.server._connections)) == 1)
+
+
+def test_a_client_that_ends_itself_gets_what_was_answered_before(start: Callable[..., Any]) -> None:
+    running = start()
+    for end, last in [(b"QUIT\r\n", b"+OK\r\n"), (b"*x\r\n", b"-ERR Protocol error: invalid multibulk length\r\n")]:
+        peer = running.connect()
+        peer.send(get(1) + GET_LARGE * 20 + end + get(2))
+        assert peer.read_all() == bulk(b"1") + bulk(LARGE) * 20 + last
+
+
+def test_a_pause_holds_everybody_back_and_what_came_meanwhile_is_answered(start: Callable[..., Any]) -> None:
+    running = start()
+    pausing, held = running.connect(), running.connect()
+    held.answers(get(1), bulk(b"1"))
+    pausing.answers(asked(b"CLIENT", b"PAUSE", b"600000"), b"+OK\r\n")
+    held.send(get(1) * 3)
+    eventually(lambda: running.call(lambda: running.server.instance.stats.input_bytes) > 0)
+    running.call(lambda: None)
+    held.socket.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        held.socket.recv(1)
+    held.socket.setblocking(True)
+    running.call(running.server.instance.unpause)
+    held.answers(get(2), bulk(b"1") * 3 + bulk(b"2"))
+
+
+def test_messages_come_between_whole_replies(start: Callable[..., Any]) -> None:
+    running = start()
+    reader, speaker = running.connect(), running.connect()
+    reader.send(b"HELLO 3\r\nSUBSCRIBE a\r\nECHO end\r\n")
+    reader.read_until(b"end\r\n")
+    message = b">3\r\n" + bulk(b"message") + bulk(b"a") + bulk(b"hear")
+    for _ in range(30):
+        reader.send(get(1) * 50 + GET_LARGE)
+        speaker.send(asked(b"PUBLISH", b"a", b"hear") * 3)
+    got = reader.read(30 * (50 * len(bulk(b"1")) + len(bulk(LARGE)) + 3 * len(message)))
+    assert got.count(message) == 90
+    assert got.replace(message, b"") == (bulk(b"1") * 50 + bulk(LARGE)) * 30
+
+
+def test_a_subscriber_that_takes_nothing_is_cut_and_nobody_else(start: Callable[..., Any]) -> None:
+    running = start(subscriber_output_bytes_max=1 << 20)
+    slow, speaker = running.connect(), running.connect()
+    slow.answers(b"SUBSCRIBE a\r\n", b"*3\r\n" + bulk(b"subscribe") + bulk(b"a") + b":1\r\n")
+    text = b"x" * 60_000
+    while running.call(lambda: len(running.server._connections)) == 2:
+        speaker.send(asked(b"PUBLISH", b"a", text) + get(1))
+        assert speaker.read(len(b":1\r\n" + bulk(b"1"))) in (b":1\r\n" + bulk(b"1"), b":0\r\n" + bulk(b"1"))
+    assert running.call(lambda: running.server.instance.stats.closed_for_output) == 1
+
+
+def test_a_subscriber_that_is_told_to_pause_while_it_has_sent_something_is_not_cut(start: Callable[..., Any]) -> None:
+    running = start()
+    slow, speaker = running.connect(), running.connect()
+    slow.answers(b"SUBSCRIBE a\r\n", b"*3\r\n" + bulk(b"subscribe") + bulk(b"a") + b":1\r\n")
+    text = b"x" * 60_000
+    count = 200  # 12 MB: the socket is full
+    for _ in range(count):
+        speaker.send(asked(b"PUBLISH", b"a", text))
+        slow.send(PING)
+    assert speaker.read(4 * count) == b":1\r\n" * count
+    message = b"*3\r\n" + bulk(b"message") + bulk(b"a") + bulk(text)
+    pong = b"*2\r\n" + bulk(b"pong") + bulk(b"")
+    got = slow.read(count * (len(message) + len(pong)))
+    assert (got.count(message), got.count(pong)) == (count, count)
+
+
+def test_bytes_are_counted_once(start: Callable[..., Any]) -> None:
+    running = start()
+    peer = running.connect()
+    sent, expected = mixture(random.Random(5), 300)
+    peer.answers(sent, expected)
+    peer.answers(get(1)[:-5], b"")
+    peer.answers(get(1)[-5:], bulk(b"1"))
+    stats = running.server.instance.stats
+    running.call(lambda: None)
+    assert running.call(lambda: (stats.input_bytes, stats.output_bytes)) == (
+        len(sent) + len(get(1)),
+        len(expected) + len(bulk(b"1")),
+    )
+
+
+def test_many_that_always_send_are_all_answered(start: Callable[..., Any]) -> None:
+    running = start()
+    peers = [running.connect() for _ in range(24)]
+    rounds = 4
+    for _ in range(rounds):
+        for peer in peers:
+            peer.send(get(7) * 1_000)
+    for peer in peers:
+        assert peer.read(rounds * 1_000 * len(bulk(b"7"))) == bulk(b"7") * 1_000 * rounds
+
+
+def test_a_server_that_stops_sends_what_was_answered(start: Callable[..., Any]) -> None:
+    running = start()
+    peer = running.connect()
+    peer.answers(PING, PONG)
+    peer.send(get(1) * 100)
+    assert peer.read(1) == b"$"
+    running.run(running.server.stop())
+    assert b"$" + peer.read_all() == bulk(b"1") * 100
+
+
+def test_peers_of_a_closed_socket(start: Callable[..., Any]) -> None:
+    """connection_lost is called once, however it ends, and never from within the call that ends it."""
+    running = start()
+    peer = running.connect()
+    peer.answers(PING, PONG)
+
+    def end() -> tuple[list[str], list[str]]:
+        (connection,) = running.server._connections.values()
+        calls: list[str] = []
+        lost = connection.connection_lost
+        connection.connection_lost = lambda error: calls.append("lost") or lost(error)  # type: ignore[method-assign]
+        transport = connection._transport
+        transport.write(b"x" * 10)
+        transport.abort()
+        transport.abort()
+        transport.close()
+        transport.write(b"y")
+        return list(calls), calls
+
+    before, after = running.call(end)
+    assert before == []
+    eventually(lambda: running.call(lambda: after == ["lost"]))
+    with suppress(ConnectionResetError):
+        peer.read_all()
+    assert after == ["lost"]
