@@ -8,12 +8,14 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 
 from compat.waiting import eventually
 from resp_server import native
+from resp_server.connection import Connection
 from state_backend import packed_map
 from state_backend.descriptor import StateDescriptor
 from state_backend.lmdb_store import LmdbStore
@@ -373,3 +375,29 @@ def test_peers_of_a_closed_socket(start: Callable[..., Any]) -> None:
     with suppress(ConnectionResetError):
         peer.read_all()
     assert after == ["lost"]
+
+
+def test_time_takes_turns_among_those_who_always_send(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[int] = []
+
+    def hear(connection: Connection, data: bytes) -> None:
+        turns.append(connection.session.id)
+        sleep(0.01)  # longer than a round may take
+
+    monkeypatch.setattr(Connection, "data_received", hear)
+    running = start()
+    peers = [running.connect() for _ in range(4)]
+    eventually(lambda: running.call(lambda: len(running.server._connections)) == 4)
+
+    def send() -> None:
+        for peer in peers:
+            peer.socket.setblocking(False)
+            for _ in range(3):  # several reads of each wait
+                peer.socket.send(b"x" * 100_000)
+
+    running.call(send)
+    eventually(lambda: len(turns) >= 8)
+    for at in (0, 4):
+        assert sorted(turns[at : at + 4]) == [1, 2, 3, 4]
