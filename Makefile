@@ -19,7 +19,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin
        PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-slow test-large test-cluster bench soak chaos conformance fuzz demo example commands lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-slow test-large test-cluster bench soak chaos conformance fuzz fuzz-native demo example commands lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ check: $(READY) ## format, lint, types, import arrow
 
 test: setup-test ## the tests; ARGS go to pytest
 	@$(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-pure: setup-test ## the tests without the compiled core; ARGS go to pytest
+	@SPARKIS_PURE=1 $(RUN) python -m pytest -n $(TEST_FILES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: setup-test ## what make test leaves out for time, and the kill tests with many rounds (SPARKIS_KILL_ROUNDS)
 	@$(RUN) SPARKIS_KILL_ROUNDS=$(SPARKIS_KILL_ROUNDS) python -m pytest -m "kill or slow" $(ARGS)
@@ -66,6 +69,9 @@ conformance: setup-test ## real clients and random commands at a real redis-serv
 
 fuzz: setup ## any bytes in any chunks, guided by coverage; ARGS="--seconds 600"
 	@$(RUN) python -m compat.fuzz $(ARGS)
+
+fuzz-native: setup ## the compiled core under AddressSanitizer and UBSan (needs gcc); ARGS="--seconds 600"
+	@$(RUN) python -m compat.fuzz.native $(ARGS)
 
 demo: setup ## a streaming job over flights and its state on a Redis port; ARGS go to sparkis demo
 	@$(RUN) sparkis demo $(ARGS)

@@ -31,6 +31,7 @@ from resp_server.config import LOOPBACK, ServerConfig
 from resp_server.control import TOKEN_VARIABLE, ControlListener
 from resp_server.followers import Followers
 from resp_server.listening import make_room_for
+from resp_server.native import CORE
 from resp_server.notifications import ClassesError, classes_of, letters_of
 from resp_server.programs import Program, add_level_option, tcp_port, whole_number
 from resp_server.server import Server
@@ -335,9 +336,9 @@ def log_started(config: ServerConfig, port: int, tls_port: int) -> None:
     """Say where clients are answered."""
     for host in config.hosts:
         if port != tls_port:
-            logger.info("started @ %s:%d", host, port)
+            logger.info("started @ %s:%d, %s core", host, port, CORE)
         if tls_port:
-            logger.info("started @ %s:%d, TLS", host, tls_port)
+            logger.info("started @ %s:%d, %s core, TLS", host, tls_port, CORE)
 
 
 class HasUsers(Protocol):

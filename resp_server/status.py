@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the status; return the exit code."""
     try:
         with Client.from_url(options.url, tls=files_of(options)) as client:
-            jobs = read(client)
+            jobs, core = read(client), core_of(client)
     except SparkisError as error:
         print(f"sparkis status: {error}", file=sys.stderr)
         return 1
@@ -38,6 +39,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"no jobs at {options.url}: nothing has been published to its logs yet", file=sys.stderr)
     else:
         print(table(jobs))
+        if core:
+            print(f"\nanswered by its {core} core")
     return 0
 
 
@@ -50,6 +53,16 @@ def read(client: Client) -> list[dict[str, Any]]:
         job | lags.get(job["name"], {}) | {"states": client.call("STATE", "LIST", job["name"])}
         for job in sorted(jobs, key=lambda job: str(job["name"]))
     ]
+
+
+def core_of(client: Client) -> str:
+    """Return which core a server runs: compiled or python; nothing if it does not say (a proxy), or this user may not ask."""
+    try:
+        info = client.call("INFO", "server")
+    except SparkisError:
+        return ""
+    found = re.search(r"^sparkis_core:(\w+)", info if isinstance(info, str) else info.decode(), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def table(jobs: Sequence[dict[str, Any]]) -> str:

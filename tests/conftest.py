@@ -17,6 +17,16 @@ HERE = Path(__file__).parent
 
 # Tests (by the start of their id) that may be skipped where CI is set: none, it has everything.
 EXPECTED_SKIPS: tuple[str, ...] = ()
+if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the compiled core
+    EXPECTED_SKIPS = (
+        "tests/properties/test_core_agrees.py",
+        "tests/server/test_core_chosen.py",
+        "tests/server/test_sockets.py",
+        "tests/server/test_split_of_a_request.py",
+        "tests/unit/resp_server/test_native_glob.py",
+        "tests/unit/state_backend/test_native_lookup.py",
+        "tests/unit/state_backend/test_native_damage.py",
+    )
 
 # Marks of tests that run only where `-m` names the mark.
 LEFT_OUT = ("slow", "large", "cluster")

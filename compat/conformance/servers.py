@@ -107,10 +107,18 @@ def redis_server(folder: Path, *options: str, password: str | None = None, port:
 
 @contextmanager
 def sparkis_program(
-    program: Sequence[str], *options: str, password: str | None = None, upstream_password: str | None = None
+    program: Sequence[str],
+    *options: str,
+    password: str | None = None,
+    upstream_password: str | None = None,
+    is_pure: bool = False,
 ) -> Iterator[Running]:
-    """Run one of our programs as a child; it is ready when it has said where it listens."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
+    """Run one of our programs as a child; it is ready when it has said where it listens. is_pure: in Python alone."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_") or name == "SPARKIS_PURE"
+    }
+    if is_pure:
+        environment["SPARKIS_PURE"] = "1"
     environment["SPARKIS_CONTROL_TOKEN"] = CONTROL_TOKEN
     if password:
         environment["SPARKIS_PASSWORD"] = password
@@ -138,10 +146,13 @@ def sparkis_server(
     port: int = 0,
     program: Sequence[str] = ("-m", "resp_server.process"),
     is_loaded: bool = True,
+    is_pure: bool = False,
 ) -> Iterator[Running]:
     """Run a sparkis server on a log, with its stores in a folder of its own; it has loaded the log unless told."""
     given = ("--port", str(port), "--log", str(log), "--store", str(folder), *options)
-    with sparkis_program(program, *given, password=password, upstream_password=upstream_password) as server:
+    with sparkis_program(
+        program, *given, password=password, upstream_password=upstream_password, is_pure=is_pure
+    ) as server:
         if is_loaded:
             eventually(lambda: not _is_loading(server), what="a server is loading", runs=[server.process])
         yield server

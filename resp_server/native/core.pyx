@@ -319,6 +319,8 @@ cdef bint glob(const uint8_t* pattern, size_t pattern_size, const uint8_t* text,
     cdef const uint8_t* star_text = NULL
     cdef const uint8_t* at
     cdef bint fits
+    if not size:  # Redis looks at no pattern then, but for the one that means all
+        return not pattern_size or (pattern_size == 1 and pattern[0] == 42)
     while True:
         if pattern < end and pattern[0] == 42:
             while pattern < end and pattern[0] == 42:

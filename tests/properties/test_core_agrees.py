@@ -146,6 +146,9 @@ user_rules = st.sampled_from(
         [b"resetkeys", b"(+get ~j:v:0)", b"(+@all -get ~j:*)"],
         [b"resetkeys", b"~??*2*", b"~a*", b"~j:?:?"],
         [b"resetkeys"],
+        # More than the core keeps; a pattern that takes long.
+        [b"resetkeys", *(b"(+@all ~j:?:%b*)" % bytes([97 + number]) for number in range(24)), b"(+@all ~j:v:[0-9])"],
+        [b"resetkeys", b"~" + b"*[a-z:]" * 100 + b"*"],
     ]
 )
 

@@ -1,0 +1,303 @@
+"""A part of an attack on the compiled core, in a process that sanitizers watch (see `native`). Prints its inputs.
+
+requests   the inputs of `make fuzz`, whole and mutated, in any chunks, to a server over a store in LMDB
+records    records that lie, with checksums that fit, and requests that are cut or have other bytes
+pages      pages of a store with other bytes
+sockets    clients that send, take, close and reset as they like, on the core's own epoll
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any
+from unittest.mock import patch
+
+import lmdb
+
+from compat.conformance.wire import requests
+from compat.fuzz import corpus, places
+from compat.fuzz.places import NOW_MS, STATES
+from compat.fuzz.subject import FoundError, Subject, Wire
+from resp_server import native
+from resp_server.config import ServerConfig
+from resp_server.connection import Connection
+from resp_server.server import Server
+from state_backend.checksums import CHECK_BYTES, sealed
+from state_backend.keyspace import Job, Keyspace
+from state_backend.lmdb_store import LmdbStore
+from state_backend.native import lookup
+
+MAP_BYTES = 1 << 30
+INPUTS_PER_STORE = 300
+KEYS = [
+    b"j:v:0",
+    b"j:v:7",
+    b"j:v:soon",
+    b"j:v:big",
+    b"j:m:s",
+    b"j:m:t",
+    b"j:m:l",
+    b"j:l:s",
+    b"j:l:l",
+    b"j:s:l",
+    b"j:z:l",
+]
+KEYS += [b"j:v:none", b"", b"{", b"{}", b"j:{v}:1", b"x" * 65_536]
+MEMBERS = [b"a", b"b", b"m1", b"m149", b"f0", b"f149", b"", b"0"]
+NUMBERS = [b"0", b"1", b"-1", b"99", b"-999999999999999999", b"999999999999999999", b"-", b"-0", b"9" * 19]
+
+
+def request(dice: random.Random) -> list[bytes]:
+    """Return a request of a command that the core answers, or nearly one."""
+    name, least, most = dice.choice(native.core.NAMES)  # type: ignore[union-attr]
+    count = dice.randint(least, least + 3 if most < 0 else most)
+    if dice.random() < 0.03:
+        count = dice.choice((0, 1, 600, 1_023))
+    others = dice.choice((MEMBERS, NUMBERS, KEYS))
+    words = [dice.choice(KEYS), *(dice.choice(others) for _ in range(count))][:count]
+    if len(words) == 4 and dice.random() < 0.5:
+        words[3] = b"WITHSCORES"
+    return [*name.split(b"|"), *words]
+
+
+def mutated(data: bytes, dice: random.Random) -> bytes:
+    """Return bytes with some others in their place, cut anywhere, or as they are."""
+    changed = bytearray(data)
+    for _ in range(dice.choice((0, 0, 1, 1, 4, 30))):
+        if changed:
+            changed[dice.randrange(len(changed))] = dice.choice((dice.randrange(256), *b"\r\n*$0-9"))
+    cut = dice.randrange(len(changed) + 1) if dice.random() < 0.5 else len(changed)
+    return bytes(changed[:cut])
+
+
+def store_at(folder: str) -> LmdbStore:
+    """Return a store of its own with the keys of the fuzzed servers."""
+    path = Path(folder) / f"{monotonic()}"
+    store = LmdbStore(path, "g", map_bytes_max=MAP_BYTES)
+    with patch("compat.fuzz.places.MemoryStore", lambda generation: store):
+        places._filled()
+    return store
+
+
+def of_requests(dice: random.Random, folder: str) -> Iterator[None]:
+    """Run inputs of the corpus against servers over LMDB."""
+    inputs = [*corpus.kept(), *(data for inputs in corpus.found() for data in inputs)]
+    made: list[LmdbStore] = []
+
+    def new_store(generation: str) -> LmdbStore:
+        made.append(LmdbStore(Path(folder) / f"r{monotonic()}", generation, map_bytes_max=MAP_BYTES))
+        return made[-1]
+
+    while True:
+        subject = Subject(8)
+        with patch("compat.fuzz.places.MemoryStore", new_store):
+            for _ in range(INPUTS_PER_STORE):
+                data = dice.choice(inputs)
+                options, rest = data[:2], data[2:]
+                if dice.random() < 0.5:  # the core's own commands in its place
+                    rest = requests([request(dice) for _ in range(dice.randrange(1, 20))])
+                    options = bytes((dice.choice((0, 2, 8, 16, 24, 32, 48)), dice.randrange(256)))
+                data = options + mutated(rest, dice)[:200_000]
+                (Path(folder) / "last").write_bytes(data)
+                try:
+                    subject.run(data)
+                except FoundError as error:
+                    raise SystemExit(f"{error!r} ({error.__cause__!r}) by {corpus.write_down([data])}") from error
+                yield
+        subject.close()
+        places._shared.cache_clear()
+        for store in made:
+            store.close()
+        made.clear()
+
+
+def of_records(dice: random.Random, folder: str) -> Iterator[None]:
+    """Ask the core alone for records that are not what a store writes."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    while True:
+        store = store_at(folder)
+        keyspace = Keyspace()
+        keyspace.put(Job("j", "g", STATES, store))
+
+        async def talk(keyspace: Keyspace = keyspace, store: LmdbStore = store) -> None:
+            server = Server(keyspace, ServerConfig(), clock=lambda: NOW_MS)
+            connection = Connection(server)
+            connection.connection_made(Wire())  # type: ignore[arg-type]
+            reads: Any = server.dispatcher.compiled
+            for _ in range(4):
+                _lie(store, dice)
+                connection.session.protocol = dice.choice((2, 3))
+                server.instance.renew()
+                for _ in range(INPUTS_PER_STORE):
+                    data = requests([request(dice) for _ in range(dice.choice((1, 5, 60)))])
+                    data = mutated(data, dice) if dice.random() < 0.3 else data
+                    while data:
+                        reply, left = reads.answer(connection.session, data)
+                        if left == data:
+                            break
+                        data = left
+                    taken.append(None)
+            server.instance.close()
+
+        taken: list[None] = []
+        loop.run_until_complete(talk())
+        store.close()
+        yield from taken
+
+
+def _lie(store: LmdbStore, dice: random.Random) -> None:
+    """Change bytes in records of a store, and make their checksums fit."""
+    with store._env.begin(write=True) as txn:
+        for table in (store.tables.keys, store.tables.fields, store.tables.blocks):
+            rows = [row for row in txn.cursor(db=table) if len(row[1]) > CHECK_BYTES]
+            for name, record in dice.sample(rows, len(rows) // 3):
+                body = bytearray(record[:-CHECK_BYTES])
+                for _ in range(dice.choice((1, 1, 3))):
+                    at = dice.choice((dice.randrange(len(body)), min(len(body) - 1, dice.randrange(40))))
+                    body[at] = dice.choice((0, 1, 255, 128, dice.randrange(256)))
+                if dice.random() < 0.2:
+                    body = body[: dice.randrange(len(body) + 1)]
+                txn.put(name, sealed(bytes(body)), db=table)
+
+
+def of_pages(dice: random.Random, folder: str) -> Iterator[None]:
+    """Look up names in pages with other bytes: in all but that one from which LMDB itself learns the tables."""
+    store = store_at(folder)
+    names: dict[str, list[bytes]] = {}
+    with store._env.begin() as txn:
+        for table in ("keys", "fields", "blocks"):
+            names[table] = [name for name, _ in txn.cursor(db=getattr(store.tables, table))]
+    path = store.path
+    store.close()
+    file = path / "data.mdb"
+    whole = file.read_bytes()
+    pages = [at for at in range(8192, len(whole), 4096) if b"expiry" not in whole[at : at + 4096]]
+    while True:
+        content = bytearray(whole)
+        for _ in range(dice.choice((1, 8, 64, 300))):
+            at = dice.choice(pages) + dice.choice((dice.randrange(64), dice.randrange(4096)))
+            content[at] = dice.choice((0, 255, 16, dice.randrange(256)))
+        with file.open("r+b") as opened:
+            opened.write(content)
+        environment = lmdb.open(str(path), readonly=True, max_dbs=8, lock=False, map_size=MAP_BYTES)
+        for table in names:
+            environment.open_db(table.encode(), create=False)
+        descriptor = os.open(file, os.O_RDONLY)
+        found = lookup.Pages(environment, descriptor)
+        with environment.begin() as txn:
+            if found.learn(txn):
+                for table, some in names.items():
+                    for _ in range(4):
+                        with suppress(ValueError):
+                            lookup.look_up(found, table, [dice.choice(some) for _ in range(40)])
+        os.close(descriptor)
+        environment.close()
+        yield
+
+
+def of_sockets(dice: random.Random, folder: str) -> Iterator[None]:
+    """Have clients do what they like; each thing that one does is an input."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    raised: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: raised.append(context))
+    store = store_at(folder)
+    keyspace = Keyspace()
+    keyspace.put(Job("j", "g", STATES, store))
+    while True:
+        config = ServerConfig(
+            port=0, hosts=("127.0.0.1",), clients_max=50, output_bytes_max=dice.choice((1 << 18, 1 << 25))
+        )
+        server = Server(keyspace, config, clock=lambda: NOW_MS)
+        loop.run_until_complete(server.start())
+        clients: list[socket.socket] = []
+        for _ in range(INPUTS_PER_STORE * 5):
+            _act(server.port, clients, dice)
+            for _ in range(dice.choice((0, 1, 3))):
+                loop.run_until_complete(asyncio.sleep(0))
+            yield
+        for each in clients:
+            each.close()
+        loop.run_until_complete(server.stop())
+        if raised:
+            raise SystemExit(f"an exception in the event loop: {raised[0]}")
+
+
+LINES = [
+    b"HELLO 3",
+    b"SUBSCRIBE a",
+    b"UNSUBSCRIBE",
+    b"PUBLISH a " + b"x" * 3000,
+    b"CLIENT KILL ID 3",
+    b"QUIT",
+    b"RESET",
+]
+LINES += [b"CLIENT TRACKING ON", b"HGETALL j:m:l", b"LRANGE j:l:l 0 -1", b"MULTI", b"EXEC", b"CLIENT KILL TYPE normal"]
+LINES += [b"CLIENT PAUSE 1", b"CLIENT UNPAUSE", b"CLIENT REPLY SKIP", b"KEYS *", b"NOPE"]
+
+
+def _act(port: int, clients: list[socket.socket], dice: random.Random) -> None:
+    """Let one client come, or one that is there do something."""
+    if not clients or (len(clients) < 40 and dice.random() < 0.05):
+        clients.append(socket.create_connection(("127.0.0.1", port)))
+        clients[-1].setblocking(False)
+        return
+    client = dice.choice(clients)
+    chance = dice.random()
+    with suppress(OSError):
+        if chance < 0.55:
+            data = requests([request(dice) for _ in range(dice.choice((1, 3, 30, 400)))])
+            client.send(mutated(data, dice) if dice.random() < 0.1 else data)
+        elif chance < 0.7:
+            client.send(dice.choice(LINES) + b"\r\n")
+        elif chance < 0.95:
+            client.recv(dice.choice((1, 4096, 1 << 20)))
+        elif chance < 0.96:
+            client.shutdown(socket.SHUT_WR)
+        else:
+            if dice.random() < 0.5:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            clients.remove(client)
+            client.close()
+
+
+PARTS: dict[str, Callable[[random.Random, str], Iterator[None]]] = {
+    "requests": of_requests,
+    "records": of_records,
+    "pages": of_pages,
+    "sockets": of_sockets,
+}
+
+
+def main() -> None:
+    """Attack for some seconds, and say how many inputs that were, now and then."""
+    part, seed, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    if native.core is None or native.sockets is None or not native.core.__file__.startswith(os.getcwd()):
+        raise SystemExit("not the core that was built with sanitizers")
+    logging.getLogger("resp_server").setLevel(logging.CRITICAL)
+    ends_s, inputs = monotonic() + seconds, 0
+    with TemporaryDirectory(prefix="sparkis-native-") as folder:
+        for _ in PARTS[part](random.Random(seed), folder):
+            inputs += 1
+            if inputs % 100 == 0:
+                print(inputs, flush=True)
+                if monotonic() > ends_s:
+                    break
+    print(inputs, flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

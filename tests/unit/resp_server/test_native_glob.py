@@ -1,0 +1,33 @@
+"""The compiled core matches keys with users' patterns as Python does, which is held against redis-server."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import example, given, settings
+
+from resp_server.glob import matcher
+
+core = pytest.importorskip("resp_server.native.core", reason="the compiled core is not built")
+
+PATTERNS = st.lists(
+    st.sampled_from(
+        [b"*", b"?", b"[", b"]", b"^", b"-", b"\\", b"a", b"b", b"c", b"[a-c]", b"[^b]", b"\xff", b"\0", b""]
+    ),
+    max_size=12,
+).map(b"".join)
+TEXTS = st.lists(st.sampled_from([b"a", b"b", b"c", b"-", b"]", b"^", b"\\", b"*", b"\xff", b"\0"]), max_size=10).map(
+    b"".join
+)
+
+
+@settings(max_examples=2_000, deadline=None)
+@given(PATTERNS, TEXTS)
+@example(b"[", b"[")
+@example(b"[^", b"a")
+@example(b"[a-", b"-")
+@example(b"a\\", b"a\\")
+@example(b"[\\", b"\\")
+@example(b"[c-a]", b"b")
+def test_patterns_match_as_in_python(pattern: bytes, text: bytes) -> None:
+    assert core.glob_matches(pattern, text) == bool(matcher(pattern)(text))
