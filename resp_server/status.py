@@ -56,7 +56,7 @@ def read(client: Client) -> list[dict[str, Any]]:
 
 
 def core_of(client: Client) -> str:
-    """Return which core a server runs: compiled or python; nothing if it does not say (a proxy), or this user may not ask."""
+    """Return which core a server runs: compiled or python; nothing if it (a proxy) or its ACL does not say."""
     try:
         info = client.call("INFO", "server")
     except SparkisError:

@@ -1,4 +1,4 @@
-"""What `make fuzz-native` runs: the compiled core, built with AddressSanitizer and UndefinedBehaviorSanitizer, attacked.
+"""What `make fuzz-native` runs: the compiled core, built with AddressSanitizer and UBSan, attacked.
 
 An instrumented copy of the program is made in build/sanitized. Each part of the attack (see `native_run`) is a process
 of its own, which ends at the first thing that a sanitizer finds; the next one goes on with other dice.

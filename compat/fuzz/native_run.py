@@ -131,7 +131,7 @@ def of_records(dice: random.Random, folder: str) -> Iterator[None]:
         keyspace = Keyspace()
         keyspace.put(Job("j", "g", STATES, store))
 
-        async def talk(keyspace: Keyspace = keyspace, store: LmdbStore = store) -> None:
+        async def talk(keyspace: Keyspace, store: LmdbStore, taken: list[None]) -> None:
             server = Server(keyspace, ServerConfig(), clock=lambda: NOW_MS)
             connection = Connection(server)
             connection.connection_made(Wire())  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def of_records(dice: random.Random, folder: str) -> Iterator[None]:
                     data = requests([request(dice) for _ in range(dice.choice((1, 5, 60)))])
                     data = mutated(data, dice) if dice.random() < 0.3 else data
                     while data:
-                        reply, left = reads.answer(connection.session, data)
+                        _, left = reads.answer(connection.session, data)
                         if left == data:
                             break
                         data = left
@@ -152,7 +152,7 @@ def of_records(dice: random.Random, folder: str) -> Iterator[None]:
             server.instance.close()
 
         taken: list[None] = []
-        loop.run_until_complete(talk())
+        loop.run_until_complete(talk(keyspace, store, taken))
         store.close()
         yield from taken
 
@@ -293,8 +293,8 @@ def main() -> None:
             inputs += 1
             if inputs % 100 == 0:
                 print(inputs, flush=True)
-                if monotonic() > ends_s:
-                    break
+            if monotonic() > ends_s:
+                break
     print(inputs, flush=True)
     os._exit(0)
 
