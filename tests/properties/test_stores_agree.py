@@ -490,6 +490,18 @@ def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
     assert any(key is not None for key in lmdb.random_keys()) == bool(live)
 
 
+def counted_records(store: LmdbStore) -> list[tuple[bytes, bytes]]:
+    """Return (place, record) of all keys of which it was not noted that they expired."""
+    with store.begin() as txn:
+        noted = read_meta(txn, store.tables, store.generation).noted
+        found = list(txn.cursor(db=store.tables.keys))
+    return [
+        (at, record)
+        for at, record in found
+        if not expiry_of(record) or expiry_line(expiry_of(record), KEY_LINE, at[:POSITION_BYTES]) > noted
+    ]
+
+
 def assert_tables_fit(store: LmdbStore) -> None:
     """All that lies outside of a key's record belongs to a key, or has a line that says that it is to go."""
     with store.begin() as txn:
@@ -754,26 +766,16 @@ class StoresAgreeOnSomeSlots(StoresAgree):
             ]
         assert all(int.from_bytes(at[:2], "big") in held for at in places)
         if held != ALL or counted:
-            assert {slot: count for slot, count in counted if count} == Counter(at[:2] for at, _ in self.counted())
-
-    def counted(self) -> list[tuple[bytes, bytes]]:
-        """Return (place, record) of all keys of which it was not noted that they expired."""
-        tables = self.lmdb.tables
-        with self.lmdb.begin() as txn:
-            noted = read_meta(txn, tables, "g").noted
-            found = list(txn.cursor(db=tables.keys))
-        return [
-            (at, record)
-            for at, record in found
-            if not expiry_of(record) or expiry_line(expiry_of(record), KEY_LINE, at[:POSITION_BYTES]) > noted
-        ]
+            assert {slot: count for slot, count in counted if count} == Counter(
+                at[:2] for at, _ in counted_records(self.lmdb)
+            )
 
     @invariant()
     def counts_are_of_what_is_owned(self) -> None:
         owned = self.lmdb.holding.owned
         with self.lmdb.begin() as txn:
             names = read_meta(txn, self.lmdb.tables, "g").names()
-        found = [record for at, record in self.counted() if int.from_bytes(at[:2], "big") in owned]
+        found = [record for at, record in counted_records(self.lmdb) if int.from_bytes(at[:2], "big") in owned]
         assert Counter(names[state_number_of(record)] for record in found) == dict(self.lmdb.applied.keys)
         assert sum(expiry_of(record) > 0 for record in found) == self.lmdb.applied.expiring
 
