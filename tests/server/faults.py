@@ -54,12 +54,13 @@ class InjectedError(Exception):
 
 
 class Scene:
-    """The three servers. `call` runs on their loop's thread."""
+    """The three servers. `call` runs on their loop's thread. is_compiled: what the compiled core knows, it answers."""
 
     states = STATES
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, is_compiled: bool = True, **settings: Any) -> None:
         self.epoch = 1
+        self._is_compiled = is_compiled
         self.loop = uvloop.new_event_loop()
         self.loop.set_exception_handler(lambda loop, context: None)  # what guards nothing is told by what is answered
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -76,7 +77,7 @@ class Scene:
             keyspace = Keyspace()
             job = Job("job", "g1", STATES, self.store, committed_epoch=1, committed_clock_ms=NOW_MS, is_stale=False)
             keyspace.put(job)
-            self.nodes.append(Server(keyspace, config, clock=lambda: NOW_MS))
+            self.nodes.append(self._server(keyspace, config))
             await self.nodes[-1].start()
         rows = [
             {"host": "127.0.0.1", "port": node.port, "slots": slots}
@@ -101,8 +102,14 @@ class Scene:
         applications.start()
         self.upstreams.take(topology, "the test")
         await self.proxy.start()
-        self.alone = Server(self.nodes[0].instance.keyspace, config, clock=lambda: NOW_MS)
+        self.alone = self._server(self.nodes[0].instance.keyspace, config)
         await self.alone.start()
+
+    def _server(self, keyspace: Keyspace, config: ServerConfig) -> Server:
+        made = Server(keyspace, config, clock=lambda: NOW_MS)
+        if not self._is_compiled:
+            made.dispatcher.compiled = None
+        return made
 
     def port(self, of: str) -> int:
         """Return the port of the server alone, or of the proxy."""
