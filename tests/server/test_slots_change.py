@@ -298,7 +298,7 @@ def test_a_node_that_comes_back_with_more_slots_than_its_store_refuses_what_it_l
         async with pair_of(tmp_path, workers=2) as pair:
             await pair.nodes[0].until(lambda: pair.nodes[0].followers.visible["job"].epoch > 0)
             await pair.stop()
-            first = tmp_path / "log/job/q/epochs/0.json"
+            first = tmp_path / "log/job/q.1/epochs/0.json"
             first.rename(tmp_path / "away")  # so that nothing can be loaded
             pair.nodes[0] = await pair.nodes[0].started_again(ALL)
             await pair.nodes[0].start()
