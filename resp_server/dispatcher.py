@@ -126,6 +126,12 @@ class Dispatcher:
         # What answers first of what comes in; None: everything is answered here.
         self.compiled = reads_of(instance)
 
+    def poll(self, poller: Any) -> None:
+        """Have what this connects to on the compiled core's epoll as well."""
+
+    def stop(self) -> None:
+        """End what this connects to."""
+
     def answer(
         self, call: Call, requests: Iterator[Request], out: list[bytes], ends_ns: int = NEVER_NS
     ) -> Later | None:

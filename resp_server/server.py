@@ -124,9 +124,9 @@ class Server:
 
     def begin_polling(self) -> None:
         """Have clients' sockets on the compiled core's own epoll, where there is one; on the loop that this runs on."""
-        compiled = self.dispatcher.compiled
-        if compiled is not None and native.sockets is not None:
-            self._poller = native.sockets.Poller(asyncio.get_running_loop(), self.instance, compiled)
+        if native.sockets is not None:
+            self._poller = native.sockets.Poller(asyncio.get_running_loop(), self.instance, self.dispatcher.compiled)
+            self.dispatcher.poll(self._poller)
 
     async def take(self, client: socket.socket, connect: Callable[[], Connection]) -> None:
         """Take in a client that somebody else accepted. OSError if it has gone."""
@@ -173,6 +173,7 @@ class Server:
         for connection in list(self._connections.values()):
             connection.abort("the server stops")
         await asyncio.sleep(0)
+        self.dispatcher.stop()
         if self._poller is not None:
             self._poller.close()
             await asyncio.sleep(0)

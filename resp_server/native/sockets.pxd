@@ -23,7 +23,9 @@ cdef class Poller:
     cdef list waiting  # to send at the end of the round
     cdef list unfinished  # more of what was read is to be answered
     cdef list closed  # that the events may still name
+    cdef list callbacks
     cdef bint is_in_round, is_due
+    cdef int call_back(self) except -1
     cdef uint64_t input_bytes, output_bytes
     cdef int go_on(self, int64_t ends_ns) except -1
     cdef int hear(self, int64_t ends_ns) except -1

@@ -55,9 +55,10 @@ cdef enum:
 
 
 cdef class Poller:
-    """The sockets of one event loop."""
+    """The sockets of one event loop. reads: what answers first of what comes, if there is something."""
 
-    def __cinit__(self, loop, instance, Reads reads):
+    def __cinit__(self, loop, instance, Reads reads=None):
+        self.callbacks = []
         self.loop, self.instance, self.stats, self.reads = loop, instance, instance.stats, reads
         self.transports, self.waiting, self.unfinished, self.closed = set(), [], [], []
         self.descriptor = -1
@@ -157,9 +158,33 @@ cdef class Poller:
             self.loop.call_soon(self.run)
         return 0
 
+    def soon(self, callback):
+        """Call back in this round, or else the next one, when all that came was looked at and before it is sent."""
+        self.callbacks.append(callback)
+        if not self.is_in_round:
+            self.run_soon()
+
+    cdef int call_back(self) except -1:
+        cdef bint is_in_round = self.is_in_round
+        cdef list callbacks
+        self.is_in_round = True
+        try:
+            while self.callbacks:
+                callbacks, self.callbacks = self.callbacks, []
+                for callback in callbacks:
+                    try:
+                        callback()
+                    except Exception as error:
+                        self.loop.call_exception_handler({"message": "a callback failed", "exception": error})
+        finally:
+            self.is_in_round = is_in_round
+        return 0
+
     def flush(self):
         """Send what waits, and add up what was counted."""
         cdef Transport transport
+        if self.callbacks:
+            self.call_back()
         cdef list waiting = self.waiting
         if waiting:
             self.waiting = []
@@ -176,7 +201,7 @@ cdef class Poller:
             self.stats.input_bytes += self.input_bytes
             self.stats.output_bytes += self.output_bytes
             self.input_bytes = self.output_bytes = 0
-        if self.reads.is_counted:
+        if self.reads is not None and self.reads.is_counted:
             self.reads.flush()
 
     cdef int send_later(self, Transport transport) except -1:
@@ -336,7 +361,7 @@ cdef class Transport:
         if self.begun_bytes:
             memcpy(data, self.begun, self.begun_bytes)
         protocol = self.protocol
-        if protocol.is_calm:
+        if poller.reads is not None and protocol.is_calm:
             took = poller.reads.take(protocol.session, <const uint8_t*>data, size, &poller.out)
             if took:
                 poller.input_bytes += took
@@ -350,7 +375,7 @@ cdef class Transport:
                     poller.unfinished.append(self)
                 return 0
         self.drop_begun()
-        if poller.reads.is_counted:
+        if poller.reads is not None and poller.reads.is_counted:
             poller.reads.flush()
         protocol.data_received(PyBytes_FromStringAndSize(data + took, size - took))
         return 0

@@ -10,17 +10,25 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ParamSpec, Protocol
 
 import hiredis
 
 from resp_server.errors import PlainError, ReplyError, internal_error
 from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told
-from resp_server.router.frames import FrameError
+from resp_server.router.frames import FrameError, in_order, pack
 from resp_server.router.guard import together
 from state_backend.errors import SparkisError
+from state_backend.slots import slot_of
 
 logger = logging.getLogger("sparkis.proxy")
+
+# What may wait at one connection (guess).
+ASKS_MAX = 100_000
+# How often a question is sent: once more where a connection was lost under it.
+SENDS_MAX = 2
+PING = pack((b"PING",))
 
 Arguments = ParamSpec("Arguments")
 
@@ -208,3 +216,23 @@ class Joined(Step):
         error = next((each for each in replies if each[:1] == b"-"), None)
         reply = understood(lambda: self._merge(replies)) if error is None else error
         self.end(reply, self._told)
+
+
+class Asker(Protocol):
+    """Whoever asks servers."""
+
+    def send(self, ask: Ask) -> None:
+        """Ask; the answer comes later, or an error, at once or later."""
+
+
+def ask_by_slots(
+    asker: Asker, keys: Sequence[bytes], deadline_s: float, whose: TakesReplies, index: int
+) -> None:
+    """Ask for the values of keys, those of each slot of whoever answers it; the answer is one array."""
+    places: dict[int, list[int]] = {}
+    for at, key in enumerate(keys):
+        places.setdefault(slot_of(key), []).append(at)
+    joined = Joined(len(places), partial(in_order, places=list(places.values())), whose, index)
+    for number, (slot, some) in enumerate(places.items()):
+        packed = pack((b"MGET", *(keys[at] for at in some)))
+        asker.send(Ask(packed, slot, 2, deadline_s, joined, number, sends=1))

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from resp_server.access.rules import LATE_DENIAL, LATE_REASONS
 from resp_server.commands.generic import cursor
@@ -36,11 +36,10 @@ from resp_server.protocol.session import RESP2, Session
 from resp_server.protocol.tracked import Tracked
 from resp_server.router.applications import Applications, clash
 from resp_server.router.asks import Ask, Joined, Merge, TakesReplies
+from resp_server.router.compiled import hop
 from resp_server.router.frames import pack
 from resp_server.router.gathering import Jobs, text_in, wanted_of_servers
-from resp_server.router.gets import Gets
 from resp_server.router.guard import behind
-from resp_server.router.mgets import Mgets
 from resp_server.router.portions import Portions
 from resp_server.router.remembering import Remembers
 from resp_server.router.routes import Part, Way, lone_key_at, split, way_of, within
@@ -56,6 +55,8 @@ BATCH_S_MAX = 2 * LONG_TIMEOUT_S
 BATCH_BYTES_MAX = 256 << 20
 
 
+# Longer names are the general path's.
+HOP_NAME_BYTES_MAX = 16
 LOCATE = "state|locate"
 TRANSACTIONS = "transactions"
 # What proxies ask of servers; who asks a proxy needs none of it.
@@ -200,6 +201,31 @@ class Batch(Pending, TakesReplies):
         return b"".join([late if reply is None else reply for reply in self._replies])
 
 
+class HopTaker:
+    """The place in a batch of a request that the compiled hop asks for."""
+
+    def __init__(self, batch: Batch, index: int, by_slots: Callable[[], None]) -> None:
+        self._batch, self._index = batch, index
+        self._by_slots = by_slots
+
+    @property
+    def seen(self) -> Epochs:
+        """What the client has seen."""
+        return self._batch.seen_by(self._index)
+
+    def answered(self, reply: bytes, told: Told) -> None:
+        """Take the reply."""
+        self._batch.put(self._index, reply, told)
+
+    def ask_again(self, data: bytes, told: Told) -> None:
+        """Ask in another way."""
+        self._by_slots()
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Take what was raised instead."""
+        self._batch.fail(self._index, error)
+
+
 class Rule(NamedTuple):
     """What becomes of a command under a name as typed. lone_key_at: 0 if it is not as simple as that."""
 
@@ -218,13 +244,31 @@ class ProxyDispatcher(Dispatcher):
         self._applications = applications
         self._rules: dict[bytes, Rule | None] = {}
         only = applications.only
-        # The short way of clients' connections; with several applications each key has to be looked at.
-        self.gets = None if only is None else Gets(only, instance)
-        self.mgets = None if only is None or self.gets is None else Mgets(self.gets, only, instance)
+        # With several applications each key has to be looked at.
+        self.hop = None if only is None or hop is None else hop.Hop(only, instance, self._hop_commands())
         self._tracking = instance.tracking
         self._tracking.on_use = applications.follow_keys
         for upstreams in applications.each:
             upstreams.on_changed = self._tracking.changed
+
+    def poll(self, poller: Any) -> None:
+        for upstreams in self._applications.each:
+            upstreams.poller = poller
+
+    def stop(self) -> None:
+        self._applications.stop()
+
+    def _hop_commands(self) -> list[tuple[str, int, int, Tally]]:
+        """Return what the compiled hop asks for: GET, MGET, and what else has one key, its first word."""
+        names = ["get", "mget", *(each.name for each in self._table if each.name not in ("get", "mget"))]
+        found = []
+        for name in names:
+            rule = self._learn_rule(name.encode())
+            if rule is None or len(name) > HOP_NAME_BYTES_MAX or (rule.lone_key_at != 1 and name != "mget"):
+                continue
+            arity = rule.command.facts.arity
+            found.append((name, abs(arity), arity if arity > 0 else PORTION_WORDS, rule.tally))
+        return found
 
     def answer(
         self, call: Call, requests: Iterator[Request], out: list[bytes], ends_ns: int = NEVER_NS
@@ -522,28 +566,25 @@ class ProxyDispatcher(Dispatcher):
 
     def _ask_for_many(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
         """Ask each server once for its keys; False if that cannot be now."""
-        mgets, keys = self.mgets, request[1:]
         # It goes over connections of RESP2. What stands before in the same pipeline has to go over the same ones, or it
         # could be answered later, and from a later epoch.
-        if mgets is None or len(keys) < 2 or session.protocol != 2:
+        if self.hop is None or len(request) < 3 or session.protocol != 2:
             return False
-        route = mgets.route(keys, batch.seen_by(0))
-        if route is None:
-            return False
-        pieces = [b"%d\r\n%b" % (len(key), key) for key in keys]
-        index = batch.expect(session.is_silent)
+        hop, packed, index = self.hop, pack(request), batch.expect(session.is_silent)
 
-        def again() -> None:
-            route = mgets.route(keys, batch.seen_by(index))
-            if route is not None:
-                mgets.ask(route, pieces, 2, batch, index)
-                return
+        def by_slots() -> None:
             found = split(command.facts, request, self.place_of)
             assert found is not None  # it has keys
             self._ask_parts(command, *found, session, batch, index)
 
+        def again() -> None:
+            if hop.ask(HopTaker(batch, index, by_slots), packed, 2) == len(packed):
+                self._stats.tally(command.name).calls -= 1  # it is counted by whoever asks
+            else:
+                by_slots()
+
         batch.again(index, again)
-        mgets.ask(route, pieces, 2, batch, index)
+        again()
         return True
 
     def place_of(self, key: bytes) -> tuple[int, int]:

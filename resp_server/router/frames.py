@@ -22,23 +22,6 @@ LINE_BYTES_MAX = 64 << 10
 # Of a number: what 64 bits take. Of a length: more than can be meant.
 NUMBER_DIGITS_MAX = 20
 LENGTH_DIGITS_MAX = 15
-# What is cut in loops of C, and what it begins with.
-MARKS = (b"$", b"*", b"~", MAP)
-FIRSTS = b"$*~%"
-# Of an array that has not come to its end, what is looked at again with what comes next (guess).
-BEGUN_ITEMS_MAX = 4096
-
-# Up to which size bulk strings are cut in loops of C (guess: longer ones are few in a buffer).
-BULK_BYTES_MAX = 4096
-# A byte that UTF-8 has none of. Where a value has it, frames are cut one by one.
-CUT = b"\xff"
-# By the length of a bulk string's frame, how it begins; nil is the only one of its length.
-_HEADS = [b"?"] * (BULK_BYTES_MAX + 1)
-for _length in range(BULK_BYTES_MAX - 10):
-    _head = b"$%d\r\n" % _length
-    _HEADS[len(_head) + _length + 2] = _head
-_HEADS[5] = b"$-1\r\n"
-_head_of_length = _HEADS.__getitem__
 
 
 # Typed for a request of one word.
@@ -54,68 +37,29 @@ class FrameError(Exception):
     """What came is no reply, or one larger than is held."""
 
 
-def bulks_of(data: bytes) -> tuple[list[bytes], bytes] | None:
-    """Cut a buffer of short bulk strings and nils alone in loops of C: the frames, and the beginning of one more.
-
-    None if there is anything else in it, or could be.
-    """
-    if CUT in data:
-        return None
-    frames = data.replace(b"\r\n$", b"\r\n\xff$").split(CUT)
-    rest = b"" if data.endswith(b"\r\n") and _are_bulks(frames[-1:]) else frames.pop()
-    return (frames, rest) if _are_bulks(frames) else None
-
-
-def _are_bulks(frames: Sequence[bytes]) -> bool:
-    try:
-        return all(map(bytes.startswith, frames, map(_head_of_length, map(len, frames))))
-    except IndexError:
-        return False
-
-
-def _is_whole(frame: bytes) -> bool:
-    """Tell whether a frame is a bulk string, or what may be the header of an array."""
-    return frame.endswith(b"\r\n") and (frame[:1] != b"$" or _are_bulks((frame,)))
-
-
-class CutArray(bytes):
-    """An array, or a map, as it was sent, whose items are known: all of them are bulk strings or nils."""
-
-    items: Sequence[bytes]
-
-
-def _cut_array(frames: list[bytes]) -> CutArray | None:
-    """Return the array that frames are, its header first; None if an item is no short bulk string."""
-    items = frames[1:]
-    if not _are_bulks(items):
-        return None
-    array = CutArray(b"".join(frames))
-    array.items = items
-    return array
-
-
 class Frames:
     """One connection's replies."""
 
     def __init__(self, reply_bytes_max: int) -> None:
         self._bytes_max = reply_bytes_max
-        self._begun: list[bytes] = []  # of an array that is not complete: its header, and bulk strings
-        self._begun_bytes = 0
-        self._done: list[bytes] = []  # of another reply that is not complete: what has been looked at
+        self._done: list[bytes] = []  # of a reply that is not complete: what has been looked at
         self._done_bytes = 0
         self._rest: list[bytes] = []  # what has not
         self._rest_bytes = 0
         self._wanted_bytes = 0
         self._missing = 1  # items of this reply that are still to come
-        # Whether what `feed` returned last are bulk strings and nils alone.
-        self.are_bulks = False
         # Why what came behind the replies that `feed` returned is none, nor is anything that is still to come.
         self.error: FrameError | None = None
 
     @property
+    def is_empty(self) -> bool:
+        """Tell whether all that came was whole replies."""
+        return self.error is None and not (self._done or self._rest)
+
+    @property
     def begun_bytes(self) -> int:
         """How long the reply that is not complete is at least."""
-        return self._begun_bytes + self._done_bytes + max(self._rest_bytes, self._wanted_bytes)
+        return self._done_bytes + max(self._rest_bytes, self._wanted_bytes)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take bytes, return the replies that are complete by now: the same ones however the bytes are cut."""
@@ -128,57 +72,7 @@ class Frames:
                 return []
             data = b"".join(self._rest)
             self._rest = []
-        self.are_bulks = False
-        if self._done:
-            return self._cut(data)
-        found = bulks_of(data) if data[:1] == b"$" and not self._begun else None
-        if found is None:
-            return self._cut_arrays(data)
-        frames, rest = found
-        self.are_bulks = True
-        if not rest:
-            self._rest_bytes = self._wanted_bytes = 0
-            return frames
-        # What begins one more is looked at as anything else is: it may be a whole reply of another kind.
-        others = self._cut_arrays(rest)
-        self.are_bulks = not others
-        return frames + others if others else frames
-
-    def _cut_arrays(self, data: bytes) -> list[bytes]:
-        """Cut a buffer of bulk strings and of arrays of them in loops of C; from where it is anything else, not so."""
-        if (not self._begun and data[:1] not in FIRSTS) or CUT in data:
-            return self._cut(self._take_begun() + data)
-        for mark in MARKS:
-            data = data.replace(b"\r\n" + mark, b"\r\n\xff" + mark)
-        frames = self._begun + data.split(CUT)
-        rest = b"" if _is_whole(frames[-1]) else frames.pop()
-        self._begun, self._begun_bytes = [], 0
-        replies, at, end = [], 0, len(frames)
-        while at < end:
-            frame, stop = frames[at], at + 1
-            reply: bytes | None = None
-            if frame[:1] == b"$":
-                reply = frame if _are_bulks((frame,)) else None
-            elif _is_header(frame):
-                stop += int(frame[1:-2]) * (2 if frame[:1] == MAP else 1)
-                if stop > end and end - at <= BEGUN_ITEMS_MAX and _are_bulks(frames[at + 1 :]):
-                    self._begun, self._begun_bytes = frames[at:], sum(map(len, frames[at:]))
-                    break
-                reply = _cut_array(frames[at:stop]) if stop <= end else None
-            if reply is None:
-                rest = b"".join(frames[at:]) + rest
-                break
-            replies.append(reply)
-            at = stop
-        wanted_bytes = _wanted_bytes(rest) if rest else 0
-        if not self._begun or (rest and (rest[:1] != b"$" or wanted_bytes <= len(rest))):
-            return replies + self._cut(self._take_begun() + rest)
-        self._keep(rest, 0, 0, wanted_bytes)
-        return replies
-
-    def _take_begun(self) -> bytes:
-        begun, self._begun, self._begun_bytes = self._begun, [], 0
-        return b"".join(begun)
+        return self._cut(data)
 
     def _cut(self, data: bytes) -> list[bytes]:
         replies: list[bytes] = []
@@ -211,26 +105,13 @@ class Frames:
         self._rest_bytes = len(data) - at
         self._rest = [data[at:]] if self._rest_bytes else []
         self._wanted_bytes = wanted_bytes
-        if self._begun_bytes + self._done_bytes + self._rest_bytes > self._bytes_max:
+        if self._done_bytes + self._rest_bytes > self._bytes_max:
             self.error = FrameError(f"a reply is larger than {self._bytes_max} bytes")
-
-
-def _is_header(frame: bytes) -> bool:
-    """Tell whether a frame is the header of an array or a map."""
-    return frame.endswith(b"\r\n") and _is_length(frame[1:-2])
 
 
 def _is_length(digits: bytes) -> bool:
     """Tell whether digits are a length as everybody writes, and reads, it."""
     return digits.isdigit() and len(digits) <= LENGTH_DIGITS_MAX and (digits[:1] != b"0" or digits == b"0")
-
-
-def _wanted_bytes(data: bytes) -> int:
-    """Return how many bytes an item takes by itself; none if it is none."""
-    try:
-        return _item(data, 0)[0]
-    except FrameError:
-        return 0
 
 
 def _item(data: bytes, at: int) -> tuple[int, int]:
@@ -277,8 +158,6 @@ def array_of(reply: bytes) -> tuple[int, bytes]:
 
 def items_of(reply: bytes) -> Sequence[bytes]:
     """Return the items of an array, each as it was sent."""
-    if isinstance(reply, CutArray):
-        return reply.items
     count, body = array_of(reply)
     items = [body] if count == 1 else Frames(len(body) + 1).feed(body)
     if len(items) != count:

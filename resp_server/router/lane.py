@@ -13,7 +13,7 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import hiredis
 
@@ -21,7 +21,8 @@ from resp_server.access.rules import DEFAULT_USER
 from resp_server.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.following import GONE, NOT_TOLD, NOTHING, Epochs, Told
 from resp_server.protocol.requests import Request
-from resp_server.router.asks import Ask, Asked, Nobody
+from resp_server.router.asks import ASKS_MAX, PING, Ask, Asked, Nobody
+from resp_server.router.compiled import Run
 from resp_server.router.frames import FrameError, Frames, pack
 from resp_server.router.guard import has_reached
 from resp_server.tls import why
@@ -35,14 +36,14 @@ logger = logging.getLogger("sparkis.proxy")
 # that takes connections and hangs up at the first question: pauses begin anew with a connection that lasts.
 PAUSE_S = 0.02
 PAUSE_S_MAX = 0.25
-# What may wait at one connection, in questions and in bytes (guess).
-ASKS_MAX = 100_000
+# What may wait at one connection, in bytes (guess).
 WAITING_BYTES_MAX = 64 << 20
 # The longest reply that is passed on: it is held until it is complete (guess).
 REPLY_BYTES_MAX = 256 << 20
 # A longer reply has a connection of its own (guess: 10 ms of a gigabit).
 LONG_REPLY_BYTES = 1 << 20
-PING = pack((b"PING",))
+# Of a reply that is not all here, what is looked at again with what comes next (guess).
+BEGUN_BYTES_MAX = 32 << 10
 # Told when keys changed: the keys as one text, or nil.
 CHANGED = b">2\r\n$7\r\nchanged\r\n"
 
@@ -70,6 +71,7 @@ class Lane:
         self._held_bytes = 0
         self._out: list[bytes] = []  # sent with this turn's write
         self._waiting: deque[Asked] = deque()
+        self.run: Any = None  # of the compiled hop: more may be asked with it
         self._asked = 0  # how many answers those wait for
         self._link: Link | None = None
         self._connecting: asyncio.Task[None] | None = None
@@ -132,11 +134,18 @@ class Lane:
 
     def send(self, packed: bytes, asked: Asked) -> None:
         """Send with this turn's write; for a lane that is ready."""
+        self._end_run()
         self._waiting.append(asked)
         self._asked += asked.wants
-        self._out.append(packed)
-        if len(self._out) == 1:
-            self._loop.call_soon(self._flush)
+        self._send(packed)
+
+    def begin(self, run: Any) -> None:
+        """Have a run's questions be asked in this turn, behind those before; for a lane that is ready."""
+        self._end_run()
+        self._waiting.append(run)
+        self.run = run
+        if not self._out:
+            self._upstreams.soon(self._flush)
 
     def take_back(self) -> list[Ask]:
         """Return what was not sent, and forget it."""
@@ -194,28 +203,53 @@ class Lane:
 
     # -- called by the link -------------------------------------------------------------------------------------------
 
-    def heard(self, replies: Sequence[bytes], are_bulks: bool) -> None:
-        """Take replies in the order of the questions; are_bulks: there is neither an error nor a push among them."""
+    def heard_of_runs(self, data: bytes) -> bytes:
+        """Take what answers the hop's questions from the front of what came; return what is left."""
+        at, waiting = 0, self._waiting
+        while waiting and type(waiting[0]) is Run and at < len(data):
+            run = waiting[0]
+            if run is self.run:
+                self._end_run()
+            before = run.wants
+            at = run.feed(data, at, self.replies_from)
+            if not waiting or waiting[0] is not run:
+                break
+            self._asked -= before - run.wants
+            if run.wants:
+                break
+            waiting.popleft()
+        if at:
+            self._heard_s = self._upstreams.clock()
+        return data[at:] if at else data
+
+    def heard(self, replies: Sequence[bytes]) -> None:
+        """Take replies in the order of the questions."""
         self._heard_s = self._upstreams.clock()
-        if not are_bulks:
-            self._heard_each(replies)
-            return
-        waiting, at, end = self._waiting, 0, len(replies)
-        self._asked -= end
-        while at < end:
-            if not waiting:
+        for reply in replies:
+            if reply[:1] == b">":
+                self.told_of(reply)
+                continue
+            if not self._waiting:
                 raise FrameError("more replies than questions")
-            asked = waiting[0]
+            asked = self._waiting[0]
             wants = asked.wants
-            if wants <= end - at:
-                waiting.popleft()
-            try:
-                asked.take(replies[at : at + wants], self.replies_from)
-            except Exception as error:
-                asked.fail_all(error)
-                if wants > end - at:  # what is still to come is nobody else's
-                    asked.wants = wants - (end - at)
-            at += wants
+            if wants == 1:
+                self._waiting.popleft()
+            self._asked -= 1
+            if reply[:1] == b"-":
+                self._upstreams.answered(asked.next_ask(), reply, self)
+            else:
+                try:
+                    asked.take([reply], self.replies_from)
+                except Exception as error:
+                    asked.fail_all(error)
+                    if wants > 1:
+                        asked.wants = wants - 1
+
+    @property
+    def is_run_begun(self) -> bool:
+        """Tell whether what was left last is the beginning of a reply to the hop's questions."""
+        return bool(self._waiting) and type(self._waiting[0]) is Run and self._waiting[0].is_begun
 
     def told_of(self, push: bytes) -> None:
         """Take in what the server says of its epochs and its topology."""
@@ -251,6 +285,7 @@ class Lane:
 
     def part(self, link: Link) -> None:
         """Give a connection to the reply that comes over it, and ask what is behind over another one."""
+        self._end_run()
         asked, self._link = self._waiting[0], None
         ask = asked.next_ask()
         if not asked.wants or asked is ask:
@@ -274,30 +309,9 @@ class Lane:
         log("lost the connection to %s with %d questions: %s", self.key.address, len(asks), reason)
         self._upstreams.lost(asks, reason)
 
-    def _heard_each(self, replies: Sequence[bytes]) -> None:
-        for reply in replies:
-            if reply[:1] == b">":
-                self.told_of(reply)
-                continue
-            if not self._waiting:
-                raise FrameError("more replies than questions")
-            asked = self._waiting[0]
-            wants = asked.wants
-            if wants == 1:
-                self._waiting.popleft()
-            self._asked -= 1
-            if reply[:1] == b"-":
-                self._upstreams.answered(asked.next_ask(), reply, self)
-            else:
-                try:
-                    asked.take([reply], self.replies_from)
-                except Exception as error:
-                    asked.fail_all(error)
-                    if wants > 1:
-                        asked.wants = wants - 1
-
     def _asks_waiting(self) -> list[Ask]:
         """Return what was sent and not answered, each as a question of its own, and forget it."""
+        self._end_run()
         asks = []
         for asked in self._waiting:
             asks += [asked.next_ask() for _ in range(asked.wants)]
@@ -308,7 +322,20 @@ class Lane:
     def _output_bytes(self) -> int:
         return self._held_bytes + (self._link.output_bytes if self._link is not None else 0)
 
+    def _send(self, packed: bytes) -> None:
+        self._out.append(packed)
+        if len(self._out) == 1:
+            self._upstreams.soon(self._flush)
+
+    def _end_run(self) -> None:
+        """Ask nothing more with the run in hand."""
+        run, self.run = self.run, None
+        if run is not None:
+            self._asked += run.wants
+            self._send(run.close())
+
     def _flush(self) -> None:
+        self._end_run()
         out, self._out = self._out, []
         if self._link is None:
             return
@@ -336,7 +363,7 @@ class Lane:
             await self._pause()
             async with asyncio.timeout(self._upstreams.timeout_s):
                 context = None if certificates is None else certificates.for_server()
-                _, link = await self._loop.create_connection(lambda: Link(self), host, int(port), ssl=context)
+                link = await self._upstreams.connect(lambda: Link(self), host, int(port), context)
                 try:
                     self._follows_keys = self._upstreams.follows_keys
                     await link.greet(self.key.protocol, self._upstreams.password, has_keys=self._follows_keys)
@@ -402,7 +429,7 @@ def _keys_in(text: bytes) -> list[bytes] | None:
 class HasLink(Protocol):
     """Whoever takes what comes over a connection."""
 
-    def heard(self, replies: Sequence[bytes], are_bulks: bool) -> None:
+    def heard(self, replies: Sequence[bytes]) -> None:
         """Take replies."""
 
     def gone(self, reason: str) -> None:
@@ -413,6 +440,7 @@ class Link(asyncio.Protocol):
     """A socket to a server: a lane's, until it is given to a long reply."""
 
     _transport: asyncio.Transport
+    is_calm = False  # the server's core knows nothing of this
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -421,6 +449,7 @@ class Link(asyncio.Protocol):
         self._greeting: asyncio.Future[None] | None = None
         self._words: list[Request] = []
         self._is_lost = False
+        self._begun = b""  # of a reply to the hop's questions
         self._reason = f"{lane.key.address} closed the connection"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -483,12 +512,20 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
+            if Run is not None and self._whose is self._lane and self._greeting is None and self._frames.is_empty:
+                data = self._lane.heard_of_runs(self._begun + data if self._begun else data)
+                self._begun = b""
+                if not data:
+                    return
+                if len(data) <= BEGUN_BYTES_MAX and self._lane.is_run_begun:
+                    self._begun = data
+                    return
             replies = self._frames.feed(data)
             if self._greeting is not None:
                 self._greeted(replies)
             elif self._whose is not None:
                 if replies:
-                    self._whose.heard(replies, self._frames.are_bulks)
+                    self._whose.heard(replies)
                 if self._whose is self._lane and self._frames.begun_bytes > LONG_REPLY_BYTES:
                     self._lane.part(self)
             if self._frames.error is not None:

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, pairwise
 from operator import ne
+from typing import Any
 
 from resp_server.awake import AwakeClock
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.errors import ClusterDownError, PlainError, TryAgainError, internal_error
 from resp_server.protocol.following import GONE, NOTHING, Epochs, Reached, Told, latest
-from resp_server.router.asks import Ask, OnItsOwn
+from resp_server.router.asks import SENDS_MAX, Ask, OnItsOwn
 from resp_server.router.frames import pack
 from resp_server.router.guard import Floors, has_reached
 from resp_server.router.jobs import JobKeys
@@ -34,7 +37,6 @@ logger = logging.getLogger("sparkis.proxy")
 TIMEOUT_S = 1.0
 # For what a server answers from all of its keys, and for long replies.
 LONG_TIMEOUT_S = 60.0
-SENDS_MAX = 2
 # At most two turns at once: one stale answer is normal after a move, two mean that servers do not agree yet.
 MOVES_AT_ONCE_MAX = 2
 # Between two tries at servers that do not agree, or are not ready.
@@ -79,6 +81,8 @@ class Upstreams:
     on_changed: Callable[[Sequence[bytes] | None], None] = lambda keys: None
     # Called when there is a job that was not told of before, or one with another writer, whose states may be others.
     on_new_job: Callable[[Upstreams, str], object] = lambda upstreams, address: None
+    # The compiled core's epoll for clients and servers, where there is one.
+    poller: Any = None
 
     def start(self) -> None:
         """Begin to look after what waits."""
@@ -97,6 +101,23 @@ class Upstreams:
         self._newest_alone: Told = (self.newest,)
         self._long_replies = LongReplies(self)
         self._check()
+
+    def soon(self, then: Callable[[], None]) -> None:
+        """Call back in this turn of the event loop, when all that came was looked at, or else in the next one."""
+        if self.poller is not None:
+            self.poller.soon(then)
+        else:
+            self._loop.call_soon(then)
+
+    async def connect(
+        self, make: Callable[[], Link], host: str, port: int, context: ssl.SSLContext | None
+    ) -> Link:
+        """Return a new connection to a server."""
+        if context is not None or self.poller is None:
+            return (await self._loop.create_connection(make, host, port, ssl=context))[1]
+        made = make()
+        self.poller.add(await connected(self._loop, host, port), made)
+        return made
 
     def stop(self) -> None:
         """Close all connections."""
@@ -515,6 +536,24 @@ class Learner(OnItsOwn):
         self.upstreams.learn(reply, self.address)
 
 
+async def connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
+    """Return a socket that is connected to the first of a host's addresses that can be reached. OSError."""
+    failed: OSError | None = None
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setblocking(False)
+            await loop.sock_connect(made, address)
+        except BaseException as error:
+            made.close()
+            if not isinstance(error, OSError):
+                raise
+            failed = failed or error
+        else:
+            return made
+    raise failed or OSError(f"{host} has no address")
+
+
 class LongReply:
     """A reply that came to have a connection of its own, which is held until it is complete."""
 
@@ -526,7 +565,7 @@ class LongReply:
         self._others = others
         self._ask = ask
 
-    def heard(self, replies: Sequence[bytes], are_bulks: bool) -> None:
+    def heard(self, replies: Sequence[bytes]) -> None:
         """Take the reply; what may come behind it was asked again elsewhere."""
         self._others.remove(self)
         self.link.forget()

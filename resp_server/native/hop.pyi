@@ -1,0 +1,40 @@
+"""The types of `hop.pyx`, which has the docstrings."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from resp_server.instance import Instance
+from resp_server.protocol.following import Epochs, Told
+from resp_server.router.asks import Asked, TakesReplies
+from resp_server.router.upstream import Upstreams
+from resp_server.stats import Tally
+
+class Taker(Protocol):
+    """Whoever asked: a client's connection. Taking an answer does not raise: others' come behind."""
+
+    @property
+    def seen(self) -> Epochs:
+        """What it has seen: nothing before that will do."""
+
+    def answered(self, reply: bytes, told: Told) -> None:
+        """Take what was waited for, and what it is from."""
+
+    def ask_again(self, data: bytes, told: Told) -> None:
+        """Ask again, the general way: replies are from earlier epochs than others before them."""
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Take what was raised instead."""
+
+class Run(Asked, TakesReplies):
+    is_begun: bool
+    def close(self) -> bytes: ...
+    def feed(self, data: bytes, start: int, told: Told) -> int: ...
+
+class Hop:
+    is_begun: bool
+    last_command: str
+    def __init__(
+        self, upstreams: Upstreams, instance: Instance, commands: Sequence[tuple[str, int, int, Tally]]
+    ) -> None: ...
+    def ask(self, taker: Taker, data: bytes, protocol: int) -> int: ...
+    def count(self) -> None: ...

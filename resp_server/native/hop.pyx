@@ -1,0 +1,797 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""A proxy's hop: plain reads out of a client's buffer to the servers of their slots, and the replies back in order.
+
+What a client sent is cut, and each request appended as it is to a `Run`: what is asked over one connection in one round
+of the event loop. MGET becomes a STATE MGET for each server. Replies are found in what a server sent and kept as they
+are; when all that one client waits for are there (`Asking`), they are its answer.
+
+The hop stops at a request that is none of these, and leaves it to the general path. Errors, pushes, replies in parts
+and lost connections are the general path's too: to it a run is what any question is (see `router.asks.Asked`).
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+from state_backend.native.lookup cimport slot_of
+
+from resp_server.protocol.following import NOT_TOLD
+from resp_server.protocol.requests import RequestParser
+from resp_server.router.asks import ASKS_MAX, PING, SENDS_MAX, Ask, ask_by_slots, not_understood
+from resp_server.router.frames import FrameError
+from resp_server.router.guard import behind, has_reached, together
+
+cdef enum:
+    WORDS_MAX = 1024  # of a request; a longer one is answered in portions
+    WORD_BYTES_MAX = 16384
+    QUESTIONS_MAX = 256  # of one client at once, which bounds what is held of replies
+    ITEMS_MAX = 2048
+    COMMANDS_MAX = 128
+    LANES_MAX = 256
+    SLOTS = 16384
+    LINE_BYTES_MAX = 65536
+    DEPTH_MAX = 8
+
+cdef struct Word:
+    const uint8_t* at
+    size_t size
+
+cdef struct Output:
+    char* data
+    size_t used
+    size_t size
+
+cdef struct Spec:  # a command: its name in lower case, and with how many words it is asked for here
+    uint64_t high
+    uint64_t low
+    uint32_t size
+    uint32_t least
+    uint32_t most
+
+cdef struct Item:  # one value that a client waits for
+    size_t at  # in what is held
+    size_t size
+    uint16_t slot
+    uint8_t lane
+    uint8_t told
+
+cdef struct Question:  # one request
+    const uint8_t* at
+    size_t size
+    const uint8_t* keys  # of an MGET: where they begin
+    uint32_t first
+    uint32_t items
+    uint8_t command
+    bint is_array
+    bint is_refused  # its error is the first item
+
+cdef struct Entry:  # what one reply is awaited for
+    void* asking
+    size_t start  # of the request in the run's text
+    size_t end
+    uint32_t question
+    uint16_t slot
+    uint8_t lane
+    bint is_done
+
+
+cdef inline int reserve(Output* out, size_t more) except -1:
+    cdef size_t size
+    cdef char* data
+    if out.used + more <= out.size:
+        return 0
+    size = (out.used + more) * 2
+    data = <char*>realloc(out.data, size)
+    if data == NULL:
+        raise MemoryError
+    out.data, out.size = data, size
+    return 0
+
+
+cdef inline int put(Output* out, const void* data, size_t size) except -1:
+    reserve(out, size)
+    memcpy(out.data + out.used, data, size)
+    out.used += size
+    return 0
+
+
+cdef inline int put_line(Output* out, char mark, size_t number) except -1:
+    """Write a mark, a number and a line end."""
+    cdef char text[24]
+    cdef int at = 22
+    text[22], text[23] = 13, 10
+    while True:
+        at -= 1
+        text[at] = <char>(48 + number % 10)
+        number //= 10
+        if not number:
+            break
+    at -= 1
+    text[at] = mark
+    return put(out, text + at, 24 - at)
+
+
+cdef inline Py_ssize_t number_line(const uint8_t* at, const uint8_t* end, size_t* number) noexcept nogil:
+    """Read a number written the one canonical way, and its line end; return their bytes.
+
+    0: they are not all there. -1: they are something else.
+    """
+    cdef const uint8_t* start = at
+    cdef size_t found = 0
+    while at < end and 48 <= at[0] <= 57:
+        found = found * 10 + (at[0] - 48)
+        at += 1
+        if at - start > 9:
+            return -1
+    if end - at < 2:
+        return 0 if at == end or at[0] == 13 else -1
+    if at == start or at[0] != 13 or at[1] != 10 or (start[0] == 48 and at - start > 1):
+        return -1
+    number[0] = found
+    return at + 2 - start
+
+
+cdef Py_ssize_t cut(const uint8_t* start, const uint8_t* end, Word* words, size_t* count) noexcept nogil:
+    """Cut one request into words; return its bytes. 0: it is not all there. -1: the general path has to look at it."""
+    cdef const uint8_t* at = start
+    cdef size_t total = 0, size = 0, i
+    cdef Py_ssize_t took
+    if at == end:
+        return 0
+    if at[0] != 42:
+        return -1
+    took = number_line(at + 1, end, &total)
+    if took <= 0:
+        return took
+    if total == 0 or total > WORDS_MAX:
+        return -1
+    at += 1 + took
+    for i in range(total):
+        if at == end:
+            return 0
+        if at[0] != 36:
+            return -1
+        took = number_line(at + 1, end, &size)
+        if took <= 0:
+            return took
+        at += 1 + took
+        if size > WORD_BYTES_MAX:
+            return -1
+        if <size_t>(end - at) < size + 2:
+            return 0
+        if at[size] != 13 or at[size + 1] != 10:
+            return -1
+        words[i].at, words[i].size = at, size
+        at += size + 2
+    count[0] = total
+    return at - start
+
+
+cdef Py_ssize_t line_of(const uint8_t* start, const uint8_t* end) noexcept nogil:
+    """Return the bytes of a line; 0: it is not all there; -1: it is too long for one."""
+    cdef const uint8_t* at = start
+    while at < end:
+        at = <const uint8_t*>memchr(at, 13, end - at)
+        if at == NULL or at + 1 == end:
+            break
+        if at[1] == 10:
+            return at + 2 - start if at - start <= LINE_BYTES_MAX else -1
+        at += 1
+    return 0 if end - start <= LINE_BYTES_MAX else -1
+
+
+cdef Py_ssize_t reply_of(const uint8_t* start, const uint8_t* end, int depth) noexcept nogil:
+    """Return the bytes of a reply; 0: it is not all there; -1: somebody has to look closer.
+
+    Known here are bulk strings, nils, numbers and simple strings, and arrays of these.
+    """
+    cdef const uint8_t* at = start
+    cdef size_t size = 0, i
+    cdef Py_ssize_t took
+    if at == end:
+        return 0
+    if at[0] == 36:
+        if end - at >= 2 and at[1] == 45:
+            if end - at < 5:
+                return 0 if memcmp(at, b"$-1\r\n", end - at) == 0 else -1
+            return 5 if memcmp(at, b"$-1\r\n", 5) == 0 else -1
+        took = number_line(at + 1, end, &size)
+        if took <= 0:
+            return took
+        at += 1 + took
+        if <size_t>(end - at) < size + 2:
+            return 0
+        return at + size + 2 - start if at[size] == 13 and at[size + 1] == 10 else -1
+    if at[0] == 42 and depth < DEPTH_MAX:
+        took = number_line(at + 1, end, &size)
+        if took <= 0:
+            return took
+        at += 1 + took
+        for i in range(size):
+            took = reply_of(at, end, depth + 1)
+            if took <= 0:
+                return took
+            at += took
+        return at - start
+    if at[0] == 43:
+        return line_of(at, end)
+    if at[0] == 58:
+        at += 1
+        if at < end and at[0] == 45:
+            at += 1
+        took = number_line(at, end, &size)
+        return took if took <= 0 else at + took - start
+    return -1
+
+
+cdef class Asking:
+    """What one client asked at once, and the replies as far as they are there."""
+
+    cdef object taker
+    cdef object data  # as it was asked
+    cdef int protocol
+    cdef Output held
+    cdef Item* items
+    cdef Question* questions
+    cdef size_t item_count, question_count, missing
+    cdef list tolds  # what items are from, by their numbers
+    cdef object last_told
+    cdef uint8_t last_number
+    cdef bint is_over
+
+    def __cinit__(self):
+        self.tolds = []
+
+    def __dealloc__(self):
+        free(self.held.data)
+        free(self.items)
+        free(self.questions)
+
+    cdef int number_of(self, told) except -1:
+        """Return the number of what a reply is from."""
+        cdef int i
+        if told is not self.last_told:
+            for i in range(len(self.tolds)):
+                if self.tolds[i] is told:
+                    break
+            else:
+                i = len(self.tolds)
+                if i == 255:  # more than a round has
+                    self.tolds[254] = together(self.tolds[254], told)
+                    return 254
+                self.tolds.append(told)
+            self.last_told, self.last_number = told, i
+        return self.last_number
+
+    cdef int take(self, const Entry* entry, const char* data, size_t size, told) except -1:
+        """Take a reply: of a request, or of some of an MGET's keys."""
+        cdef Question* question = &self.questions[entry.question]
+        cdef Item* item = &self.items[question.first]
+        cdef int number = self.number_of(told)
+        cdef size_t at = self.held.used, i
+        put(&self.held, data, size)
+        if not question.is_array:
+            item.at, item.size, item.told = at, size, number
+            self.missing -= 1
+            return 0
+        for i in range(question.items):
+            if item[i].lane == entry.lane:
+                item[i].told = number
+                self.missing -= 1
+        if size and data[0] == 45:
+            self.refuse(question, at, size)
+        elif not self.take_items(question, entry.lane, at, at + size):
+            reply = not_understood(FrameError("what came is not one value for each key"))
+            at = self.held.used
+            put(&self.held, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply))
+            self.refuse(question, at, PyBytes_GET_SIZE(reply))
+        return 0
+
+    cdef void refuse(self, Question* question, size_t at, size_t size) noexcept:
+        if not question.is_refused:
+            question.is_refused = True
+            self.items[question.first].at, self.items[question.first].size = at, size
+
+    cdef bint take_items(self, Question* question, uint8_t lane, size_t start, size_t stop) noexcept:
+        """Take the values of an array, which is held, for the keys that were asked over a lane."""
+        cdef const uint8_t* base = <const uint8_t*>self.held.data
+        cdef const uint8_t* at = base + start
+        cdef const uint8_t* end = base + stop
+        cdef size_t count = 0, i
+        cdef Item* item = &self.items[question.first]
+        cdef Py_ssize_t took
+        if at == end or at[0] != 42:
+            return False
+        took = number_line(at + 1, end, &count)
+        if took <= 0:
+            return False
+        at += 1 + took
+        for i in range(question.items):
+            if item[i].lane != lane:
+                continue
+            if at == end or at[0] != 36:
+                return False
+            took = reply_of(at, end, 0)
+            if took <= 0 or not count:
+                return False
+            if not question.is_refused:
+                item[i].at, item[i].size = at - base, took
+            at += took
+            count -= 1
+        return at == end and not count
+
+    cdef bytes joined(self):
+        """Return the replies in their order, as they are sent."""
+        cdef Output out
+        cdef size_t i, j
+        cdef Question* question
+        if self.question_count == 1 and not self.questions[0].is_array and self.protocol == 2:
+            return PyBytes_FromStringAndSize(self.held.data + self.items[0].at, self.items[0].size)
+        out.data, out.used, out.size = NULL, 0, 0
+        try:
+            reserve(&out, self.held.used + 16 * self.question_count)
+            for i in range(self.question_count):
+                question = &self.questions[i]
+                if question.is_refused:
+                    self.put_item(&out, &self.items[question.first])
+                    continue
+                if question.is_array:
+                    put_line(&out, 42, question.items)
+                for j in range(question.items):
+                    self.put_item(&out, &self.items[question.first + j])
+            return PyBytes_FromStringAndSize(out.data, out.used)
+        finally:
+            free(out.data)
+
+    cdef int put_item(self, Output* out, const Item* item) except -1:
+        cdef const char* data = self.held.data + item.at
+        if self.protocol != 2 and item.size == 5 and memcmp(data, b"$-1\r\n", 5) == 0:
+            return put(out, b"_\r\n", 3)
+        return put(out, data, item.size)
+
+    cdef told(self):
+        """Return what the replies are from."""
+        cdef object told = NOT_TOLD
+        for each in self.tolds:
+            told = together(told, each)
+        return told
+
+    cdef bint is_uneven(self) except -1:
+        """Tell whether a reply is from an earlier epoch than one before it."""
+        cdef size_t i, j
+        cdef Question* question
+        cdef list each = []
+        if len(self.tolds) <= 1 or self.question_count == 1:
+            return False
+        for i in range(self.question_count):
+            question, told = &self.questions[i], NOT_TOLD
+            for j in range(question.items):
+                told = together(told, self.tolds[self.items[question.first + j].told])
+            each.append(told)
+        return bool(behind(each))
+
+
+cdef class Run:
+    """What is asked over one connection in one round. `wants` and the rest are as in `router.asks.Asked`."""
+
+    cdef Hop hop
+    cdef object lane
+    cdef readonly double deadline_s
+    cdef readonly bint is_begun
+    cdef Entry* entries
+    cdef size_t count, size, next, room
+    cdef Output out
+    cdef bytes text
+    cdef list askings
+
+    def __cinit__(self, Hop hop, lane, double deadline_s, size_t room):
+        self.hop, self.lane, self.deadline_s, self.room = hop, lane, deadline_s, room
+        self.askings = []
+
+    def __dealloc__(self):
+        free(self.entries)
+        free(self.out.data)
+
+    @property
+    def wants(self):
+        return self.count - self.next
+
+    @wants.setter
+    def wants(self, size_t wants):
+        self.next = self.count - min(wants, self.count)
+
+    cdef int add(self, Asking asking, uint32_t question, uint16_t slot, uint8_t lane, size_t start) except -1:
+        """Wait for one more reply; what is asked ends the text so far."""
+        cdef Entry* entries
+        cdef Entry* entry
+        if self.count == self.size:
+            entries = <Entry*>realloc(self.entries, (self.size * 2 + 16) * sizeof(Entry))
+            if entries == NULL:
+                raise MemoryError
+            self.entries, self.size = entries, self.size * 2 + 16
+        entry = &self.entries[self.count]
+        entry.asking, entry.question, entry.slot, entry.lane = <void*>asking, question, slot, lane
+        entry.start, entry.end, entry.is_done = start, self.out.used, False
+        self.count += 1
+        self.room -= 1
+        return 0
+
+    def close(self):
+        """Return what is to be sent: nothing more is asked with it."""
+        self.text = PyBytes_FromStringAndSize(self.out.data, self.out.used)
+        free(self.out.data)
+        self.out.data, self.out.used, self.out.size = NULL, 0, 0
+        return self.text
+
+    def feed(self, bytes data, size_t start, told):
+        """Take the replies at the front of what came, from a byte on; return where they end.
+
+        What is left is in parts (`is_begun`), or somebody else's to look at.
+        """
+        cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
+        cdef const uint8_t* at = base + start
+        cdef const uint8_t* end = base + PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t took = 1
+        cdef size_t index
+        self.is_begun = False
+        while self.next < self.count:
+            took = reply_of(at, end, 0)
+            if took <= 0:
+                break
+            index = self.next
+            self.next += 1
+            self.accept(index, <const char*>at, took, told)
+            at += took
+        self.is_begun = took == 0
+        return at - base
+
+    def take(self, replies, told):
+        """Take the next replies."""
+        cdef bytes reply
+        cdef size_t index
+        for reply in replies:
+            index = self.next
+            self.next += 1
+            self.accept(index, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), told)
+
+    cdef int accept(self, size_t index, const char* data, size_t size, told) except -1:
+        """Take a reply, and answer the client if it was the last one that it waits for. What is raised is its alone."""
+        cdef Entry* entry = &self.entries[index]
+        cdef Asking asking = <Asking>entry.asking
+        if entry.is_done:
+            return 0
+        entry.is_done = True
+        if asking.is_over:
+            return 0
+        try:
+            asking.take(entry, data, size, told)
+            if not asking.missing:
+                self.hop.finish(asking)
+        except Exception as error:
+            self.hop.give_up(asking, error)
+        return 0
+
+    def fail_all(self, error):
+        """Pass on what was raised to all who still wait."""
+        cdef size_t index
+        for index in range(self.next, self.count):
+            self.fail(index, error)
+
+    def fail(self, index, error):
+        """Pass on what was raised instead of the answer to a question of a number."""
+        cdef size_t at = -1 - index if index < 0 else index
+        cdef Asking asking = <Asking>self.entries[at].asking
+        self.entries[at].is_done = True
+        if not asking.is_over:
+            self.hop.give_up(asking, error)
+
+    def next_ask(self):
+        """Return the next question to be answered as one of its own. One for many keys is not asked again as it is."""
+        cdef size_t index = self.next
+        cdef Entry* entry = &self.entries[index]
+        self.next += 1
+        if (<Asking>entry.asking).questions[entry.question].is_array:
+            return Ask(PING, 0, 2, self.deadline_s, self, index, self.lane.key.address, sends=SENDS_MAX)
+        return Ask(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
+
+    def seen_by(self, index):
+        """Return what the client has seen."""
+        cdef size_t at = -1 - index if index < 0 else index
+        return (<Asking>self.entries[at].asking).taker.seen
+
+    def put(self, index, bytes reply, told=NOT_TOLD):
+        """Take the answer to such a question; below zero: what came when an MGET was asked by slots."""
+        cdef size_t at = -1 - index if index < 0 else index
+        cdef Entry* entry = &self.entries[at]
+        cdef bint is_array = (<Asking>entry.asking).questions[entry.question].is_array
+        if index >= 0 and is_array and reply[:1] == b"-" and self.hop.upstreams.now_s < self.deadline_s:
+            try:
+                keys = RequestParser().feed(self.text[entry.start : entry.end])[0][2:]
+                ask_by_slots(self.hop.upstreams, keys, self.deadline_s, self, -1 - index)
+            except Exception as error:
+                self.fail(index, error)
+            return
+        self.accept(at, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), told)
+
+
+cdef class Hop:
+    """Asks the servers of one application for what clients ask a proxy for.
+
+    commands: name, the least and the most words, a tally of calls; the first one is GET, the second MGET.
+    is_begun: what was looked at last ends in the beginning of a request.
+    """
+
+    cdef readonly object upstreams
+    cdef object instance
+    cdef list names, tallies
+    cdef Spec specs[COMMANDS_MAX]
+    cdef int commands
+    cdef uint64_t calls[COMMANDS_MAX]
+    cdef bint is_counted
+    cdef Word words[WORDS_MAX]
+    cdef Item items[ITEMS_MAX]
+    cdef Question questions[QUESTIONS_MAX]
+    cdef size_t item_count, question_count
+    cdef uint32_t entries[LANES_MAX]  # of each connection, by its number
+    cdef int lanes[LANES_MAX]
+    cdef int lane_count
+    cdef list runs
+    cdef public bint is_begun
+    cdef readonly object last_command
+
+    def __init__(self, upstreams, instance, commands):
+        cdef int i = 0
+        self.upstreams, self.instance = upstreams, instance
+        self.names, self.tallies, self.runs = [], [], [None] * LANES_MAX
+        for name, least, most, tally in commands[:COMMANDS_MAX]:
+            padded = name.encode().ljust(16, b"\0")
+            self.specs[i].high = int.from_bytes(padded[:8], "little")
+            self.specs[i].low = int.from_bytes(padded[8:16], "little")
+            self.specs[i].size, self.specs[i].least, self.specs[i].most = len(name), least, most
+            self.names.append(name)
+            self.tallies.append(tally)
+            i += 1
+        self.commands = i
+
+    cdef int command_of(self, const Word* word, size_t count) noexcept nogil:
+        """Return which command a request is of; -1 for none that is asked for here."""
+        cdef uint64_t high = 0, low = 0
+        cdef int i
+        cdef Spec* spec
+        if word.size > 16:
+            return -1
+        memcpy(&high, word.at, min(word.size, 8))
+        if word.size > 8:
+            memcpy(&low, word.at + 8, word.size - 8)
+        # Setting the bit that tells upper from lower case makes no letter of what is none; the names have `_` at most,
+        # which is looked for as it is.
+        for i in range(self.commands):
+            spec = &self.specs[i]
+            if spec.size == word.size and same_name(high, spec.high) and same_name(low, spec.low):
+                return i if spec.least <= count <= spec.most else -1
+        return -1
+
+    def ask(self, taker, bytes data, int protocol):
+        """Ask for what is plain reads at the front of a buffer; return how much of it they are, 0: none can be now."""
+        cdef size_t took = self.gather(data, protocol)
+        cdef Asking asking
+        if not took:
+            return 0
+        if not self.have_room(taker):
+            self.is_begun = False
+            return 0
+        asking = Asking.__new__(Asking)
+        asking.taker, asking.protocol = taker, protocol
+        asking.data = data if took == <size_t>PyBytes_GET_SIZE(data) else data[:took]
+        asking.items = <Item*>malloc(self.item_count * sizeof(Item))
+        asking.questions = <Question*>malloc(self.question_count * sizeof(Question))
+        if asking.items == NULL or asking.questions == NULL:
+            raise MemoryError
+        memcpy(asking.items, self.items, self.item_count * sizeof(Item))
+        memcpy(asking.questions, self.questions, self.question_count * sizeof(Question))
+        asking.item_count = asking.missing = self.item_count
+        asking.question_count = self.question_count
+        try:
+            self.send(asking)
+        except BaseException:
+            asking.is_over = True  # whoever asked does so in another way
+            raise
+        return took
+
+    cdef size_t gather(self, bytes data, int protocol) except? 0:
+        """Cut plain reads off the front of a buffer, and find over which connections they are asked."""
+        cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
+        cdef const uint8_t* at = start
+        cdef const uint8_t* end = start + PyBytes_GET_SIZE(data)
+        cdef bytes table = self.upstreams.table
+        cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(table)
+        cdef size_t count = 0, i, first
+        cdef Py_ssize_t took
+        cdef int command
+        cdef Question* question
+        cdef Item* item
+        self.is_begun = False
+        self.item_count = self.question_count = 0
+        if PyBytes_GET_SIZE(table) < SLOTS:
+            return 0
+        while at < end and self.question_count < QUESTIONS_MAX:
+            took = cut(at, end, self.words, &count)
+            if took <= 0:
+                self.is_begun = took == 0
+                break
+            command = self.command_of(&self.words[0], count)
+            if command < 0 or (command > 1 and protocol != 2):
+                break
+            count = count - 1 if command == 1 else 1
+            first = self.item_count
+            if first + count > ITEMS_MAX:
+                break
+            for i in range(count):
+                item = &self.items[first + i]
+                item.slot = slot_of(self.words[1 + i].at, self.words[1 + i].size)
+                item.lane = numbers[item.slot]
+                item.at = item.size = item.told = 0
+                if not item.lane:
+                    break
+            else:
+                question = &self.questions[self.question_count]
+                question.at, question.size = at, took
+                question.keys = self.words[0].at + self.words[0].size + 2
+                question.first, question.items = first, count
+                question.command, question.is_array, question.is_refused = command, command == 1, False
+                self.item_count += count
+                self.question_count += 1
+                at += took
+                continue
+            break
+        return at - start
+
+    cdef bint have_room(self, taker) except -1:
+        """Tell whether all connections can take these questions, and their servers have reached what a client saw."""
+        cdef size_t i, j
+        cdef int lane, number
+        cdef Run run
+        cdef Question* question
+        cdef list open_lanes = self.upstreams.open_lanes
+        memset(self.entries, 0, sizeof(self.entries))
+        self.lane_count = 0
+        for i in range(self.item_count):
+            number = self.items[i].lane
+            if not self.entries[number]:
+                self.lanes[self.lane_count] = number
+                self.lane_count += 1
+            self.entries[number] += 1  # no more than these
+        for i in range(self.lane_count):
+            number = self.lanes[i]
+            lane_ = open_lanes[number] if number < len(open_lanes) else None
+            if lane_ is None:
+                return False
+            run = lane_.run
+            if not self.upstreams.is_level:
+                floor = self.upstreams.own(taker.seen)
+                if not has_reached(lane_.told, floor, self.upstreams.gone_jobs):
+                    return False
+            if run is None:
+                if not lane_.has_room(self.entries[number]):
+                    return False
+            elif run.room < self.entries[number]:
+                return False
+            self.runs[number] = run
+        for i in range(self.lane_count):
+            number = self.lanes[i]
+            if self.runs[number] is None:
+                lane_ = open_lanes[number]
+                run = Run(self, lane_, self.upstreams.deadline_s(), ASKS_MAX - min(<size_t>ASKS_MAX, lane_.waiting))
+                lane_.begin(run)
+                self.runs[number] = run
+        return True
+
+    cdef int send(self, Asking asking) except -1:
+        """Put questions into the runs of their connections."""
+        cdef size_t i, start
+        cdef int j
+        cdef Run run
+        cdef Question* question
+        cdef uint8_t number
+        for j in range(self.lane_count):
+            run = self.runs[self.lanes[j]]
+            run.askings.append(asking)
+        for i in range(asking.question_count):
+            question = &asking.questions[i]
+            self.calls[question.command] += 1
+            if question.is_array:
+                for j in range(self.lane_count):
+                    self.send_keys(asking, i, self.lanes[j])
+            else:
+                number = asking.items[question.first].lane
+                run = <Run>self.runs[number]
+                start = run.out.used
+                put(&run.out, question.at, question.size)
+                run.add(asking, i, asking.items[question.first].slot, number, start)
+        for j in range(self.lane_count):
+            self.runs[self.lanes[j]] = None
+        self.last_command = self.names[asking.questions[asking.question_count - 1].command]
+        if not self.is_counted:
+            self.is_counted = True
+            self.upstreams.soon(self.count)
+        return 0
+
+    cdef int send_keys(self, Asking asking, uint32_t index, uint8_t number) except -1:
+        """Ask for those keys of an MGET that are asked over a connection, if there are any."""
+        cdef Question* question = &asking.questions[index]
+        cdef Item* item = &asking.items[question.first]
+        cdef Run run = <Run>self.runs[number]
+        cdef size_t i, count = 0, size = 0, start = run.out.used
+        cdef const uint8_t* at = question.keys
+        cdef const uint8_t* end = question.at + question.size
+        cdef Py_ssize_t took
+        for i in range(question.items):
+            count += item[i].lane == number
+        if not count:
+            return 0
+        put_line(&run.out, 42, count + 2)
+        put(&run.out, b"$5\r\nSTATE\r\n$4\r\nMGET\r\n", 21)
+        for i in range(question.items):
+            took = 1 + number_line(at + 1, end, &size) + size + 2
+            if item[i].lane == number:
+                put(&run.out, at, took)
+            at += took
+        return run.add(asking, index, 0, number, start)
+
+    def count(self):
+        """Add up what was asked."""
+        cdef int i
+        if self.is_counted:
+            self.is_counted = False
+            for i in range(self.commands):
+                if self.calls[i]:
+                    self.tallies[i].calls += self.calls[i]
+                    self.calls[i] = 0
+
+    cdef int finish(self, Asking asking) except -1:
+        """Answer a client, or have it asked again where replies are from uneven epochs."""
+        asking.is_over = True
+        told = asking.last_told if len(asking.tolds) == 1 else asking.told()
+        if asking.is_uneven():
+            self.ask_again(asking, told)
+        else:
+            asking.taker.answered(asking.joined(), told)
+        return 0
+
+    cdef int ask_again(self, Asking asking, told) except -1:
+        """Have what a client asked asked again, the general way; it was counted when it was asked first."""
+        cdef size_t i
+        self.count()
+        for i in range(asking.question_count):
+            self.tallies[asking.questions[i].command].calls -= 1
+        asking.taker.ask_again(asking.data, told)
+        return 0
+
+    cdef int give_up(self, Asking asking, error) except -1:
+        """Take what was raised for what a client asked: of several requests it may be only one's."""
+        asking.is_over = True
+        try:
+            if asking.question_count == 1:
+                asking.taker.fail(0, error)
+            else:
+                self.instance.report(error)
+                self.ask_again(asking, NOT_TOLD)
+        except Exception as another:
+            self.instance.report(another)
+        return 0
+
+
+cdef inline bint same_name(uint64_t typed, uint64_t name) noexcept nogil:
+    """Tell whether eight bytes, as typed, are those of a name in lower case."""
+    cdef int i
+    cdef uint8_t byte, wanted
+    if typed == name:
+        return True
+    for i in range(8):
+        byte, wanted = <uint8_t>(typed >> (8 * i)), <uint8_t>(name >> (8 * i))
+        if 65 <= byte <= 90:
+            byte |= 0x20
+        if byte != wanted:
+            return False
+    return True

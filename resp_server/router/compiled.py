@@ -1,0 +1,8 @@
+"""The compiled hop of a proxy, where it is built; without it the general path asks for everything."""
+
+from __future__ import annotations
+
+from resp_server.native import built
+
+hop = built("resp_server.native.hop")
+Run = None if hop is None else hop.Run
