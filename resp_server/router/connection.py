@@ -49,21 +49,25 @@ class ProxyConnection(Connection):
         self._hop = cast("ProxyDispatcher", self._dispatcher).hop
         self._begun = b""  # of a request: it may be one that the hop asks for
 
-    def _take(self, data: bytes) -> None:
-        stats = self._instance.stats
-        stats.input_bytes += len(data)
-        if self._begun:
-            data, self._begun = self._begun + data, b""
-        if self.is_calm and self._hop is not None and self.session.is_plain:
-            if self._ask(data) or self._keeps_begun(data):
-                return
-        stats.input_bytes -= len(data)  # counted as any server does
-        super()._take(data)
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._begun:
+                data, self._begun = self._begun + data, b""
+            if self.is_calm and self.session.is_plain:
+                if self._ask(data):
+                    self._instance.stats.input_bytes += len(data)
+                    return
+                if self._keeps_begun(data):
+                    return
+            self._take(data)
+        except Exception as error:
+            self.break_off(error)
 
     def _ask(self, data: bytes) -> bool:
         """Have the hop ask for what is plain reads at the front of what came; tell whether there is something."""
         hop, session = self._hop, self.session
-        assert hop is not None
+        if hop is None:
+            return False
         try:
             took = hop.ask(self, data, session.protocol)
         except Exception as error:  # nothing was asked so far: the general path meets it again, and answers it
@@ -110,24 +114,21 @@ class ProxyConnection(Connection):
     def answered(self, reply: bytes, told: Told) -> None:
         """Send what was waited for, and go on with what came meanwhile."""
         try:
-            self._take_answer(reply, told)
+            self._pending = self._next_turn = None
+            if self._transport.is_closing():
+                return
+            session = self.session
+            session.seen.add(told)
+            session.active_ms = self._instance.view.now_ms
+            self._write(reply)
+            if self._pushed:
+                self._send(self._take_pushed())
+            if self._input or not self._is_reading or not self._is_writable or self._is_ending:
+                self._go_on_with_input()
+            else:
+                self.is_calm = True
         except Exception as error:
             self.break_off(error)
-
-    def _take_answer(self, reply: bytes, told: Told) -> None:
-        self._pending = self._next_turn = None
-        if self._transport.is_closing():
-            return
-        session = self.session
-        session.seen.add(told)
-        session.active_ms = self._instance.view.now_ms
-        self._write(reply)
-        if self._pushed:
-            self._send(self._take_pushed())
-        if self._input or not self._is_reading or not self._is_writable or self._is_ending:
-            self._go_on_with_input()
-        else:
-            self.is_calm = True
 
     def _go_on_with_input(self) -> None:
         data, self._input = self._input, b""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.protocol.replies import ReplySet, encode
-from resp_server.router.frames import BULK_BYTES_MAX, Frames, items_of
+from resp_server.router.frames import Frames, items_of
 from resp_server.router.guard import Floors
 from resp_server.router.routes import scan_reply, split
 from resp_server.router.slot_map import SlotMap, runs_of
@@ -20,7 +20,7 @@ from state_backend.slots import SLOTS, position_of, slot_of
 TABLE = command_table()
 keys = st.one_of(st.binary(max_size=8), st.sampled_from([b"a{tag}", b"b{tag}", b"same", b"same"]))
 # Texts that look like the protocol, that are cut one by one, and that are longer than those that are not.
-ODD = [b"\r\n$1\r\na\r\n", b"\r\n*2\r\n$", b"%1\r\n", b"\xff", b"$-1\r\n", b"\r\n", b"", b"x" * BULK_BYTES_MAX]
+ODD = [b"\r\n$1\r\na\r\n", b"\r\n*2\r\n$", b"%1\r\n", b"\xff", b"$-1\r\n", b"\r\n", b"", b"x" * 5000]
 texts = st.one_of(st.none(), st.binary(max_size=20), st.sampled_from(ODD))
 leaves = st.one_of(texts, st.integers(-(2**63), 2**63 - 1), st.booleans(), st.sampled_from(["OK", "PONG"]))
 replies = st.recursive(

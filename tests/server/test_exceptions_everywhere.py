@@ -185,10 +185,8 @@ GUARDS = {
     "instance.py:Instance.attempt",
     "router/asks.py:Step.attempt",
     "router/connection.py:ProxyConnection.answered",
-    "router/connection.py:ProxyConnection.put",
     "router/dispatcher.py:Batch.put",
     "router/dispatcher.py:ProxyDispatcher.when_there.<locals>.answered",
-    "router/gets.py:Gets._ask_all",
     "router/lane.py:Lane._flush",
 }
 
