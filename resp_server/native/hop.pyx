@@ -505,7 +505,8 @@ cdef class Run:
         cdef size_t at = -1 - index if index < 0 else index
         cdef Entry* entry = &self.entries[at]
         cdef bint is_array = (<Asking>entry.asking).questions[entry.question].is_array
-        if index >= 0 and is_array and reply[:1] == b"-" and self.hop.upstreams.now_s < self.deadline_s:
+        # An error, or the answer to the PING that stands in its place where its connection was given away.
+        if index >= 0 and is_array and reply[:1] in (b"-", b"+") and self.hop.upstreams.now_s < self.deadline_s:
             try:
                 keys = RequestParser().feed(self.text[entry.start : entry.end])[0][2:]
                 ask_by_slots(self.hop.upstreams, keys, self.deadline_s, self, -1 - index)

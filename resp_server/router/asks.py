@@ -225,9 +225,7 @@ class Asker(Protocol):
         """Ask; the answer comes later, or an error, at once or later."""
 
 
-def ask_by_slots(
-    asker: Asker, keys: Sequence[bytes], deadline_s: float, whose: TakesReplies, index: int
-) -> None:
+def ask_by_slots(asker: Asker, keys: Sequence[bytes], deadline_s: float, whose: TakesReplies, index: int) -> None:
     """Ask for the values of keys, those of each slot of whoever answers it; the answer is one array."""
     places: dict[int, list[int]] = {}
     for at, key in enumerate(keys):

@@ -109,9 +109,7 @@ class Upstreams:
         else:
             self._loop.call_soon(then)
 
-    async def connect(
-        self, make: Callable[[], Link], host: str, port: int, context: ssl.SSLContext | None
-    ) -> Link:
+    async def connect(self, make: Callable[[], Link], host: str, port: int, context: ssl.SSLContext | None) -> Link:
         """Return a new connection to a server."""
         if context is not None or self.poller is None:
             return (await self._loop.create_connection(make, host, port, ssl=context))[1]

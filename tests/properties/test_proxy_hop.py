@@ -1,0 +1,238 @@
+"""The compiled hop takes what the parser and `Frames` take, and puts replies in order; it leaves all else alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told
+from resp_server.protocol.requests import RequestParser
+from resp_server.router.asks import Ask
+from resp_server.router.compiled import hop
+from resp_server.router.frames import Frames, items_of, pack
+from resp_server.stats import Tally
+from state_backend.slots import SLOTS, slot_of
+
+pytestmark = pytest.mark.skipif(hop is None, reason="the compiled core is not built")
+
+OLD: Told = ({"job": (1, 1)},)
+NEW: Told = ({"job": (1, 2)},)
+
+keys = st.one_of(st.binary(max_size=12), st.sampled_from([b"{a}b", b"\r\n$3\r\nGET", b"*2\r\n", b"x" * 3000]))
+gets = st.tuples(st.sampled_from([b"GET", b"get", b"gEt"]), keys)
+mgets = st.lists(keys, min_size=1, max_size=6).map(lambda some: (b"MGET", *some))
+lengths = st.tuples(st.just(b"STRLEN"), keys)
+requests = st.one_of(gets, gets, mgets, lengths)
+
+
+class Lane:
+    """Stands for a connection: keeps what is asked, and is answered by `answer`."""
+
+    def __init__(self) -> None:
+        self.run: Any = None
+        self.runs: list[Any] = []
+        self.told: Epochs = NOTHING
+        self.waiting = 0
+        self.key = SimpleNamespace(address="here:1")
+
+    def has_room(self, count: int) -> bool:
+        return True
+
+    def begin(self, run: Any) -> None:
+        self.run = run
+        self.runs.append(run)
+
+    def asked(self) -> bytes:
+        run, self.run = self.run, None
+        return b"" if run is None else run.close()
+
+
+class Taker:
+    """Stands for a client."""
+
+    seen: Epochs = NOTHING
+
+    def __init__(self) -> None:
+        self.replies: list[bytes] = []
+        self.again: list[bytes] = []
+        self.failed: list[Exception] = []
+
+    def answered(self, reply: bytes, told: Told) -> None:
+        self.replies.append(reply)
+
+    def ask_again(self, data: bytes, told: Told) -> None:
+        self.again.append(data)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self.failed.append(error)
+
+
+class Scene:
+    """A hop to two servers, each with half of the slots."""
+
+    def __init__(self) -> None:
+        self.lanes = [Lane(), Lane()]
+        self.sent: list[Ask] = []
+        self.upstreams = SimpleNamespace(
+            table=bytes([1, 2] * (SLOTS // 2)),
+            open_lanes=[None, *self.lanes],
+            is_level=True,
+            gone_jobs=set(),
+            now_s=0.0,
+            deadline_s=lambda: 1.0,
+            own=lambda seen: seen,
+            soon=lambda then: None,
+            send=self.sent.append,
+        )
+        self.tallies = {name: Tally() for name in ("get", "mget", "strlen")}
+        rows = [("get", 2, 2), ("mget", 2, 1024), ("strlen", 2, 2)]
+        assert hop is not None
+        self.hop = hop.Hop(
+            self.upstreams, SimpleNamespace(report=print), [(*row, self.tallies[row[0]]) for row in rows]
+        )
+
+    def lane_of(self, key: bytes) -> Lane:
+        return self.lanes[slot_of(key) % 2]
+
+
+def value_of(key: bytes) -> bytes:
+    return b"$-1\r\n" if len(key) % 3 == 0 else b"$%d\r\n%b\r\n" % (len(key), key[::-1])
+
+
+def reply_to(words: Sequence[bytes]) -> bytes:
+    if words[0].upper() == b"GET":
+        return value_of(words[1])
+    if words[0] == b"STRLEN":
+        return b":%d\r\n" % len(words[1])
+    some = words[1:] if words[0] == b"MGET" else words[2:]
+    return b"*%d\r\n%b" % (len(some), b"".join(map(value_of, some)))
+
+
+def parsed(data: bytes) -> list[list[bytes]]:
+    return [list(each) for each in RequestParser().feed(data)]
+
+
+@given(asked=st.lists(requests, min_size=1, max_size=12), cuts=st.lists(st.integers(0, 1 << 14), max_size=5))
+def test_replies_come_in_the_order_of_the_requests(asked: list[tuple[bytes, ...]], cuts: list[int]) -> None:
+    scene, taker = Scene(), Taker()
+    data = b"".join(map(pack, asked))
+    assert scene.hop.ask(taker, data, 2) == len(data)
+    for lane in scene.lanes:
+        sent = lane.asked()
+        if not sent:
+            continue
+        replies = b"".join(map(reply_to, parsed(sent)))
+        (run,) = lane.runs
+        rest, start = b"", 0
+        for end in sorted({*(cut % (len(replies) + 1) for cut in cuts), len(replies)}):
+            rest += replies[start:end]
+            rest, start = rest[run.feed(rest, 0, NEW) :], end
+        assert rest == b""
+        assert run.wants == 0
+    assert taker.replies == [b"".join(map(reply_to, asked))]
+    scene.hop.count()
+    assert scene.tallies["get"].calls == sum(each[0].upper() == b"GET" for each in asked)
+
+
+@given(asked=st.lists(requests, min_size=1, max_size=4), data=st.data())
+def test_what_is_taken_of_any_input_is_what_a_parser_finds(asked: list[tuple[bytes, ...]], data: st.DataObject) -> None:
+    whole = b"".join(map(pack, asked)) + data.draw(
+        st.sampled_from([b"", b"*1\r\n$4\r\nPING\r\n", b"\r\n", b"*2\r\n$3"])
+    )
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole = whole[:at] + data.draw(st.sampled_from([b"", b"*", b"\r\n", b"1", b"$", b"-"])) + whole[at + 1 :]
+    scene, taker = Scene(), Taker()
+    took = scene.hop.ask(taker, whole, 2)
+    if took:
+        found = [words for lane in scene.lanes for words in parsed(lane.asked())]
+        expected = parsed(whole[:took])
+        names = [[each.upper() for each in words[:1]] for words in expected]
+        assert sum(name == [b"GET"] for name in names) == sum(words[0].upper() == b"GET" for words in found)
+        assert sum(run.wants for lane in scene.lanes for run in lane.runs) == len(found)
+        # Each key goes to whom its slot has, once for each time that it is asked for.
+        keys = sorted(key for words in expected for key in words[1:])
+        assert keys == sorted(key for words in found for key in words[2 if words[0] == b"STATE" else 1 :])
+
+
+@given(
+    replies=st.lists(
+        st.sampled_from([b"$1\r\na\r\n", b"$-1\r\n", b":-7\r\n", b"+OK\r\n", b"*1\r\n$0\r\n\r\n"]), min_size=1
+    ),
+    data=st.data(),
+)
+def test_replies_are_cut_as_frames_cuts_them(replies: list[bytes], data: st.DataObject) -> None:
+    sent = b"".join(replies)
+    at = data.draw(st.integers(0, len(sent) - 1))
+    odd = data.draw(st.sampled_from([b"", b"\r", b"\n", b"-", b"0", b"$", b"*", b"-ERR no\r\n", b">1\r\n:1\r\n"]))
+    sent = sent[:at] + odd + sent[at + data.draw(st.integers(0, 1)) :]
+    scene, takers = Scene(), [Taker() for _ in range(len(replies) + 2)]
+    for taker in takers:
+        scene.hop.ask(taker, pack((b"GET", b"k")), 2)
+    lane = scene.lane_of(b"k")
+    lane.asked()
+    took = lane.runs[0].feed(sent, 0, NOT_TOLD)
+    found = [reply for taker in takers for reply in taker.replies]
+    frames = Frames(1 << 20)
+    assert frames.feed(sent[:took]) == found
+    assert frames.is_empty
+
+
+def test_replies_from_uneven_epochs_are_asked_for_again() -> None:
+    for first, second, is_even in ((NEW, NEW, True), (OLD, NEW, True), (NEW, OLD, False)):
+        scene, taker = Scene(), Taker()
+        one = next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == 0)
+        other = next(key for key in (b"%d" % n for n in range(99)) if slot_of(key) % 2 == 1)
+        data = pack((b"GET", one)) + pack((b"GET", other))
+        assert scene.hop.ask(taker, data, 2) == len(data)
+        for lane, told in zip(scene.lanes, (first, second), strict=True):
+            lane.asked()
+            lane.runs[0].feed(b"$1\r\na\r\n", 0, told)
+        assert taker.replies == ([b"$1\r\na\r\n" * 2] if is_even else [])
+        assert taker.again == ([] if is_even else [data])
+        scene.hop.count()
+        assert scene.tallies["get"].calls == (2 if is_even else 0)
+
+
+@pytest.mark.parametrize(
+    "reply", [b"*1\r\n$1\r\na\r\n", b"*3\r\n$1\r\na\r\n$1\r\na\r\n$1\r\na\r\n", b":1\r\n", b"*2\r\n:1\r\n:2\r\n"]
+)
+def test_an_mget_is_answered_with_an_error_where_a_server_says_something_else(reply: bytes) -> None:
+    scene, taker = Scene(), Taker()
+    key = b"k"
+    scene.hop.ask(taker, pack((b"MGET", key, key)), 2)
+    lane = scene.lane_of(key)
+    lane.asked()
+    assert lane.runs[0].feed(reply, 0, NEW) == len(reply)
+    assert taker.replies == [b"-ERR what a server answered is not understood\r\n"]
+
+
+def test_what_was_lost_is_asked_again_as_it_was_and_an_mget_by_slots() -> None:
+    scene, taker = Scene(), Taker()
+    scene.hop.ask(taker, pack((b"GET", b"k")) + pack((b"MGET", b"k", b"k")), 2)
+    lane = scene.lane_of(b"k")
+    lane.asked()
+    run = lane.runs[0]
+    get, mget = run.next_ask(), run.next_ask()
+    assert (get.packed, get.slot, get.sends, run.wants) == (pack((b"GET", b"k")), slot_of(b"k"), 1, 0)
+    get.whose.put(get.index, b"$1\r\na\r\n", NEW)
+    mget.whose.put(mget.index, b"-ERR lost\r\n", NEW)
+    (ask,) = scene.sent
+    assert ask.packed == pack((b"MGET", b"k", b"k"))
+    ask.whose.put(ask.index, b"*2\r\n$1\r\na\r\n$1\r\na\r\n", NEW)
+    assert taker.replies == [b"$1\r\na\r\n*2\r\n$1\r\na\r\n$1\r\na\r\n"]
+
+
+def test_a_newer_protocol_has_its_own_nil_and_no_other_command() -> None:
+    scene, taker = Scene(), Taker()
+    data = pack((b"GET", b"k"))
+    assert scene.hop.ask(taker, data + pack((b"STRLEN", b"k")), 3) == len(data)
+    lane = scene.lane_of(b"k")
+    lane.asked()
+    lane.runs[0].feed(b"$-1\r\n", 0, NEW)
+    assert taker.replies == [b"_\r\n"]
+    assert items_of(b"*1\r\n$-1\r\n") == [b"$-1\r\n"]
