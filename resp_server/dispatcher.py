@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from resp_server.access.rules import LATE_DENIAL, LATE_REASONS, Denial, denial_text
 from resp_server.commands.generic import in_slices

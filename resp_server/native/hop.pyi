@@ -5,7 +5,7 @@ from typing import Protocol
 
 from resp_server.instance import Instance
 from resp_server.protocol.following import Epochs, Told
-from resp_server.router.asks import Asked, TakesReplies
+from resp_server.router.asks import Ask
 from resp_server.router.upstream import Upstreams
 from resp_server.stats import Tally
 
@@ -25,8 +25,16 @@ class Taker(Protocol):
     def fail(self, index: int, error: Exception) -> None:
         """Take what was raised instead."""
 
-class Run(Asked, TakesReplies):
+class Run:
+    deadline_s: float
+    wants: int
     is_begun: bool
+    def take(self, replies: Sequence[bytes], told: Told) -> None: ...
+    def fail_all(self, error: Exception) -> None: ...
+    def next_ask(self) -> Ask: ...
+    def put(self, index: int, reply: bytes, told: Told = ()) -> None: ...
+    def fail(self, index: int, error: Exception) -> None: ...
+    def seen_by(self, index: int) -> Epochs: ...
     def close(self) -> bytes: ...
     def feed(self, data: bytes, start: int, told: Told) -> int: ...
 

@@ -276,10 +276,14 @@ cdef class Transport:
         self.watch()
 
     def write(self, data):
-        cdef const uint8_t[::1] view = data
-        if self.is_closing() or not view.shape[0]:
+        cdef const uint8_t[::1] view
+        if self.is_closed or self.is_ending or not len(data):
             return
-        self.keep(&view[0], view.shape[0])
+        if type(data) is bytes:
+            self.keep(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        else:
+            view = data
+            self.keep(&view[0], view.shape[0])
         self.poller.send_later(self)
 
     def writelines(self, parts):

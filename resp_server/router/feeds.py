@@ -34,9 +34,9 @@ from resp_server.protocol.subscriptions import Way, check_name, message
 from resp_server.publishing import Publishing
 from resp_server.pubsub import OWN_CHANNELS, Found, Mail
 from resp_server.router.applications import Applications
-from resp_server.router.asks import Ask, OnItsOwn
+from resp_server.router.asks import PING, Ask, OnItsOwn
 from resp_server.router.frames import pack
-from resp_server.router.lane import PING, LaneKey
+from resp_server.router.lane import LaneKey
 from resp_server.router.upstream import Upstreams
 from resp_server.tls import why
 from state_backend.slots import slot_of

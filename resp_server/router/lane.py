@@ -207,7 +207,7 @@ class Lane:
         """Take what answers the hop's questions from the front of what came; return what is left."""
         at, waiting = 0, self._waiting
         while waiting and type(waiting[0]) is Run and at < len(data):
-            run = waiting[0]
+            run: Any = waiting[0]
             if run is self.run:
                 self._end_run()
             before = run.wants
@@ -249,7 +249,8 @@ class Lane:
     @property
     def is_run_begun(self) -> bool:
         """Tell whether what was left last is the beginning of a reply to the hop's questions."""
-        return bool(self._waiting) and type(self._waiting[0]) is Run and self._waiting[0].is_begun
+        first: Any = self._waiting[0] if self._waiting else None
+        return type(first) is Run and first.is_begun
 
     def told_of(self, push: bytes) -> None:
         """Take in what the server says of its epochs and its topology."""

@@ -26,11 +26,11 @@ from resp_server.protocol.replies import Pending
 from resp_server.protocol.requests import Request
 from resp_server.protocol.transaction import Mark
 from resp_server.router.applications import Applications
-from resp_server.router.asks import MISREAD, Ask, Merge, Step, TakesReplies, not_understood
+from resp_server.router.asks import MISREAD, PING, SENDS_MAX, Ask, Merge, Step, TakesReplies, not_understood
 from resp_server.router.frames import items_of, pack
-from resp_server.router.lane import PING, LaneKey
+from resp_server.router.lane import LaneKey
 from resp_server.router.routes import Way, split, way_of
-from resp_server.router.upstream import NOT_YET, SENDS_MAX, Upstreams
+from resp_server.router.upstream import NOT_YET, Upstreams
 from state_backend.slots import slot_of
 
 if TYPE_CHECKING:
