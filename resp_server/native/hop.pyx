@@ -451,6 +451,8 @@ cdef class Run:
         cdef bytes reply
         cdef size_t index
         for reply in replies:
+            if self.next >= self.count:
+                raise FrameError("more replies than questions")
             index = self.next
             self.next += 1
             self.accept(index, PyBytes_AS_STRING(reply), PyBytes_GET_SIZE(reply), told)
@@ -490,6 +492,8 @@ cdef class Run:
         """Return the next question to be answered as one of its own. One for many keys is not asked again as it is."""
         cdef size_t index = self.next
         cdef Entry* entry = &self.entries[index]
+        if index >= self.count:
+            raise IndexError("nothing waits")
         self.next += 1
         if (<Asking>entry.asking).questions[entry.question].is_array:
             return Ask(PING, 0, 2, self.deadline_s, self, index, self.lane.key.address, sends=SENDS_MAX)
@@ -714,8 +718,8 @@ cdef class Hop:
             self.runs[self.lanes[j]] = None
         self.last_command = self.names[asking.questions[asking.question_count - 1].command]
         if not self.is_counted:
-            self.is_counted = True
             self.upstreams.soon(self.count)
+            self.is_counted = True
         return 0
 
     cdef int send_keys(self, Asking asking, uint32_t index, uint8_t number) except -1:

@@ -135,17 +135,19 @@ class Lane:
     def send(self, packed: bytes, asked: Asked) -> None:
         """Send with this turn's write; for a lane that is ready."""
         self._end_run()
+        if not self._out:
+            self._upstreams.soon(self._flush)
+        self._out.append(packed)
         self._waiting.append(asked)
         self._asked += asked.wants
-        self._send(packed)
 
     def begin(self, run: Any) -> None:
         """Have a run's questions be asked in this turn, behind those before; for a lane that is ready."""
         self._end_run()
-        self._waiting.append(run)
-        self.run = run
         if not self._out:
             self._upstreams.soon(self._flush)
+        self._waiting.append(run)
+        self.run = run
 
     def take_back(self) -> list[Ask]:
         """Return what was not sent, and forget it."""
@@ -323,25 +325,23 @@ class Lane:
     def _output_bytes(self) -> int:
         return self._held_bytes + (self._link.output_bytes if self._link is not None else 0)
 
-    def _send(self, packed: bytes) -> None:
-        self._out.append(packed)
-        if len(self._out) == 1:
-            self._upstreams.soon(self._flush)
-
     def _end_run(self) -> None:
-        """Ask nothing more with the run in hand."""
+        """Ask nothing more with the run in hand, which is to be sent in this turn."""
         run, self.run = self.run, None
-        if run is not None:
-            self._asked += run.wants
-            self._send(run.close())
+        if run is None:
+            return
+        if not run.wants:  # it came to nothing
+            self._waiting.pop()
+            return
+        self._asked += run.wants
+        self._out.append(run.close())
 
     def _flush(self) -> None:
-        self._end_run()
-        out, self._out = self._out, []
-        if self._link is None:
-            return
         try:
-            self._link.write(b"".join(out))
+            self._end_run()
+            out, self._out = self._out, []
+            if self._link is not None:
+                self._link.write(b"".join(out))
         except Exception as error:
             internal_error(error)
             self.cut("it could not be written to")
