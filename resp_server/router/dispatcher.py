@@ -267,7 +267,8 @@ class ProxyDispatcher(Dispatcher):
             if rule is None or len(name) > HOP_NAME_BYTES_MAX or (rule.lone_key_at != 1 and name != "mget"):
                 continue
             arity = rule.command.facts.arity
-            found.append((name, abs(arity), arity if arity > 0 else PORTION_WORDS, rule.tally))
+            least = 3 if name == "mget" else abs(arity)  # one key's is no other question than a server's own
+            found.append((name, least, arity if arity > 0 else PORTION_WORDS, rule.tally))
         return found
 
     def answer(
