@@ -11,6 +11,7 @@ from micro_batches import Batches, failure_of, start
 from pyspark.sql import SparkSession
 
 import sparkis
+from compat.waiting import eventually
 from sparkis import SparkisError, StateDescriptor
 from state_backend.errors import DescriptorError, LogUnavailableError
 
@@ -272,22 +273,34 @@ def test_a_state_that_changed_its_kind_is_refused_at_the_start(batches: Make, lo
     begin(**GOOD)
 
 
-def test_of_two_queries_with_one_name_in_one_log_the_older_is_fenced(batches: Make, log: Path, tmp_path: Path):
+def test_of_two_queries_with_one_name_in_one_log_the_one_that_is_taken_over_is_fenced(
+    batches: Make, log: Path, tmp_path: Path
+):
     stream = batches(COLUMNS)
 
-    def begin(query_name: str) -> Any:
-        writer = sparkis.queryable(stream.df, "s", log=log, mode="append", job="shared", **GOOD)
+    def begin(query_name: str, **given: Any) -> Any:
+        writer = sparkis.queryable(stream.df, "s", log=log, mode="append", job="shared", **GOOD, **given)
         return start(writer, query_name, tmp_path / query_name)
 
-    older, newer = begin("older"), begin("newer")
+    older = begin("older")
     stream.add({"k": "a", "v": 1})
+    older.processAllAvailable()
+    with pytest.raises(SparkisError, match=f"is being written by query {older.id}"):
+        begin("newer")
+    newer = begin("newest", takeover=True)
     newer.processAllAvailable()
+    stream.add({"k": "a", "v": 2})
     message = failure_of(older)
     assert f"job 'shared' in the log {log} is now written by query {newer.id}" in message
     assert f"this writer (query {older.id}" in message
     assert "stop one, rename one (queryName or job=), or give it another log" in message
-    with sparkis.read_snapshot(log, "shared") as snapshot:
-        assert snapshot.value(b"shared:s:a") == b"1"
+
+    def value() -> bytes | None:
+        with sparkis.read_snapshot(log, "shared") as snapshot:
+            return snapshot.value(b"shared:s:a")
+
+    # The new generation is held back until it has caught up.
+    eventually(value, lambda found: found == b"2")
 
 
 def test_a_server_that_cannot_start_is_an_error(spark: SparkSession, tmp_path: Path):
