@@ -69,6 +69,12 @@ class SocketTransport(asyncio.Transport):
         """Nothing waits here."""
         return 0
 
+    def pause_reading(self) -> None:
+        """Buffers are handed over one by one."""
+
+    def resume_reading(self) -> None:
+        """Buffers are handed over one by one."""
+
     def is_closing(self) -> bool:
         """Tell that it is open."""
         return False
