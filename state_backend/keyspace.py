@@ -21,6 +21,7 @@ from state_backend.key_groups import ALL, NONE, KeyGroups
 from state_backend.memory_store import MemoryStore
 from state_backend.slots import position_of, slot_of
 from state_backend.store import Applied, Snapshot, Store, Values
+from state_backend.terms import query_of
 
 # Told which keys may read differently from now on; None: any.
 OnChange = Callable[[Sequence[bytes] | None], None]
@@ -56,8 +57,11 @@ class Job:
         return max(0, self.committed_epoch - applied.epoch)
 
     def follows(self, other: Job) -> bool:
-        """Tell whether this is another job under a new name."""
-        return self.renamed_from == other.name and self.generation == other.generation
+        """Tell whether this is another job under a new name.
+
+        Another query may have taken the old name since. The two generations may have begun with different terms.
+        """
+        return self.renamed_from == other.name and query_of(self.generation) == query_of(other.generation)
 
 
 @dataclass

@@ -65,7 +65,7 @@ def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
     check_name("job", new)
     log = ChangeLog(root)
     before = log.job(old)
-    current = before.current()
+    current = before.shown()
     if current is None:
         dropped = before.dropped()
         if dropped is not None and dropped.renamed_to == new:
@@ -78,10 +78,11 @@ def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
     # From here on nobody who writes the old job can commit any more.
     claimed = claim(before.terms, this_process(description.query_id, "sparkis rename"))
     seal(before.terms, claimed)
-    current = before.current()
+    current = before.shown()
     last = before.end(current) if current is not None else None
     if current is None or last is None:
         raise LogError(f"job {old!r} was dropped, or begun anew, while it was to be renamed")
+    _check_not_held_back(before, current)
     if not is_there:
         _copy(log, before, current, last, new)
     elif is_there.epoch != last.epoch:
@@ -104,6 +105,16 @@ def _check_may_rename(before: JobLog, current: Current, description: Description
         )
     if before.newest(current) is None:
         raise LogError(f"job {before.job!r} has no epoch yet; start its query under the new name")
+    _check_not_held_back(before, current)
+
+
+def _check_not_held_back(before: JobLog, current: Current) -> None:
+    """Refuse to choose between the state that readers see and the one that the query would go on with."""
+    if current.held_back is not None:
+        raise LogError(
+            f"job {before.job!r} began anew, and its new state is held back until its query has caught up: wait for "
+            f"that, or run sparkis promote --log {before.filesystem.root} {before.job}; then rename it"
+        )
 
 
 def _is_there(log: ChangeLog, new: str, description: Description, old: str) -> Epoch | None:

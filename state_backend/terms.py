@@ -157,6 +157,11 @@ def folder_name(query_id: str, term: int) -> str:
     return f"{query_id}.{term}"
 
 
+def query_of(folder: str) -> str:
+    """Return the query that began a generation, from its folder's name."""
+    return folder.rpartition(".")[0] or folder
+
+
 def first_term(folder: str) -> int | None:
     """Return the term that began a generation, from its folder's name; None if it is not one."""
     query_id, _, term = folder.rpartition(".")

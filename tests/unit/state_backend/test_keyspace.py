@@ -176,8 +176,14 @@ def test_a_renamed_job_takes_the_place_of_what_it_was_though_their_keys_are_the_
     assert set(keyspace.jobs) == {"new", "other"}
 
 
+def test_a_renamed_job_takes_the_place_of_what_it_was_whichever_terms_began_their_generations() -> None:
+    keyspace = keyspace_of(job_of("old", [b"plane/1"], "plane/<k>", generation="q.3"))
+    keyspace.put(replace(job_of("new", [b"plane/1"], "plane/<k>", generation="q.1"), renamed_from="old"))
+    assert set(keyspace.jobs) == {"new"}
+
+
 def test_another_query_may_take_a_name_that_became_free() -> None:
-    renamed = replace(job_of("new", [b"new:s:1"]), renamed_from="old")
-    keyspace = keyspace_of(renamed, job_of("old", [b"old:s:1"], generation="other"))
+    renamed = replace(job_of("new", [b"new:s:1"], generation="q.1"), renamed_from="old")
+    keyspace = keyspace_of(renamed, job_of("old", [b"old:s:1"], generation="other.1"))
     keyspace.put(renamed)
     assert set(keyspace.jobs) == {"new", "old"}

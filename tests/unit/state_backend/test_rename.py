@@ -19,6 +19,7 @@ from state_backend.errors import DescriptorError, EpochHoleError, FencedWriterEr
 from state_backend.filesystems import LocalFilesystem
 from state_backend.log_writer import LogWriter
 from state_backend.packed_map import pack
+from state_backend.promotion import promote
 from state_backend.records import Change, Op
 from state_backend.rename import rename
 from state_backend.replay import read_snapshot
@@ -244,6 +245,20 @@ def test_a_job_that_is_being_written_is_not_renamed(tmp_path: Path) -> None:
     with pytest.raises(JobInUseError, match=r"job 'old' .* is being written by query q .*checkpoint /checkpoint"):
         rename(Beating(tmp_path), "old", "new")
     writer.publish([])
+
+
+def test_a_job_whose_new_generation_is_held_back_is_not_renamed(tmp_path: Path) -> None:
+    old_job(tmp_path).close()
+    before = content(tmp_path, "old")
+    with LogWriter(tmp_path, "old", STATES, "p", holds_back=True) as writer:
+        writer.publish([Change("temp", Op.PUT, b"old:temp:a", None, b"half")])
+    with pytest.raises(LogError, match=r"job 'old' .* is held back .*sparkis promote --log .* old"):
+        rename(tmp_path, "old", "new")
+    assert (ChangeLog(tmp_path).jobs(), content(tmp_path, "old")) == (["old"], before)
+    promote(tmp_path, "old")
+    rename(tmp_path, "old", "new")
+    with read_snapshot(tmp_path, "new") as snapshot:
+        assert (snapshot.value(b"new:temp:a"), snapshot.applied.epoch) == (b"half", 0)
 
 
 def test_what_cannot_be_renamed_is_refused(tmp_path: Path) -> None:
