@@ -57,8 +57,6 @@ class ShownJobs(Readers):
     def __init__(self, keyspace: Keyspace) -> None:
         self._keyspace = keyspace
         self._stores: dict[str, LmdbStore] = {}
-        # Names that were jobs' until these were shown under others: that their appliers find nothing is no error.
-        self._renamed: set[str] = set()
 
     def found(self, job: str) -> None:
         self._keyspace.refuse(job, None)
@@ -71,7 +69,7 @@ class ShownJobs(Readers):
             raise
 
     def tell(self, job: str, known: Event) -> None:
-        if known.get("error") and job not in self._renamed:
+        if known.get("error"):
             self.refuse(job, known["error"])
         shown = self._keyspace.jobs.get(job)
         if shown is not None:
@@ -89,7 +87,6 @@ class ShownJobs(Readers):
     def forget(self, job: str) -> None:
         self._keyspace.remove(job)
         self._stores.pop(job, None)
-        self._renamed.discard(job)
 
     def refuse(self, job: str, reason: str) -> None:
         """Answer a job's keys with an error, unless it is shown."""
@@ -127,10 +124,8 @@ class ShownJobs(Readers):
         assert isinstance(job.store, LmdbStore)
         self._keyspace.put(job)
         self._stores[job.name] = job.store
-        self._renamed.discard(job.name)
         for gone in self._stores.keys() - self._keyspace.jobs.keys():
             del self._stores[gone]
-            self._renamed.add(gone)
 
     def drop(self, job: Job) -> None:
         """Let go of what was prepared and is not to be shown."""

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from compat.conformance.servers import sparkis_server
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from resp_server.shown import ShownJobs
 from state_backend.descriptor import StateDescriptor
-from state_backend.keyspace import Job, Keyspace
-from state_backend.lmdb_store import LmdbStore
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 from state_backend.rename import rename
-
-Found = TypeVar("Found")
 
 STATES = [StateDescriptor("temp", key="k", value="v"), StateDescriptor("planes", key_format="plane/<k>", value="v")]
 
@@ -54,25 +48,6 @@ def test_a_server_follows_a_renamed_job(tmp_path: Path, workers: str) -> None:
         eventually(look, lambda found: found == [b"1", b"2"])
     with sparkis_server(tmp_path / "other", log) as server, Connection(server.port) as client:
         assert client.call("MGET", "old:temp:a", "new:temp:a", "plane/7").plain == [b"1", b"2", b"B737"]
-
-
-def test_an_applier_that_finds_its_job_gone_makes_no_error_of_a_name_that_was_left(tmp_path: Path) -> None:
-    keyspace = Keyspace()
-    shown = ShownJobs(keyspace)
-    stores = [LmdbStore(tmp_path / name, "g") for name in ("old", "new")]
-    error = {"is_stale": True, "error": "job 'old' is gone from the log"}
-    shown.show(Job("old", "g", STATES[:1], stores[0]))
-    shown.tell("old", error)
-    assert keyspace.jobs["old"].error == error["error"]
-    shown.show(Job("new", "g", STATES[:1], stores[1], renamed_from="old"))
-    shown.tell("old", error)
-    assert list(keyspace.jobs) == ["new"]
-    assert not keyspace.unreadable
-    shown.forget("old")
-    shown.tell("old", error)  # a new job of that name, which cannot be read
-    assert keyspace.unreadable == {"old": error["error"]}
-    for store in stores:
-        store.close()
 
 
 def as_map(pairs: list[bytes]) -> dict[bytes, bytes]:

@@ -304,3 +304,14 @@ def test_an_applier_takes_the_new_job_and_says_where_it_came_from(tmp_path: Path
     applier.close()
     (opened,) = (event for event in events if event["event"] == "open")
     assert (opened["renamed_from"], opened["is_incomplete"]) == ("old", False)
+
+
+def test_an_applier_of_the_old_name_makes_no_error_of_its_jobs_end(tmp_path: Path) -> None:
+    old_job(tmp_path / "log")
+    events: list[dict[str, Any]] = []
+    applier = Applier(ChangeLog(tmp_path / "log"), "old", tmp_path / "store", events.append)
+    applier.step()
+    rename(tmp_path / "log", "old", "new")
+    applier.step()
+    applier.close()
+    assert [event["error"] for event in events if "error" in event] == [""] * len(events[1:])
