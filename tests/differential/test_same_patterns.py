@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import random
-import socket
-from typing import Any
 
 from compat.conformance.servers import Running
-from compat.conformance.wire import reply_at, request
 from resp_server.glob import PATTERN_BYTES_MAX, LongPattern, matcher
 
 # What patterns and texts are made of: few letters, so that much matches.
@@ -30,31 +27,14 @@ def patterns(chance: random.Random) -> list[bytes]:
     return [*ODD, *short, *long, b"*" + b"?" * (PATTERN_BYTES_MAX - 1)]
 
 
-class Asked:
-    """A connection to the real server."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), 20)
-
-    def __call__(self, *words: bytes) -> Any:
-        self._socket.sendall(request(*words))
-        data = b""
-        while True:
-            data += self._socket.recv(1 << 20)
-            try:
-                return reply_at(data, 0)[0].plain
-            except Exception:  # not whole yet
-                continue
-
-
 def test_patterns_of_keys(redis_primary: Running) -> None:
     chance = random.Random(16)
-    ask, all_texts = Asked(redis_primary.port), texts(chance)
-    assert ask(b"SELECT", b"7") == b"OK"
-    assert ask(b"MSET", *(word for text in all_texts for word in (text, b""))) == b"OK"
+    ask, all_texts = redis_primary.connect().call, texts(chance)
+    assert ask(b"SELECT", b"7").plain == b"OK"
+    assert ask(b"MSET", *(word for text in all_texts for word in (text, b""))).plain == b"OK"
     matched = 0
     for pattern in patterns(chance):
-        told = set(ask(b"KEYS", pattern))
+        told = set(ask(b"KEYS", pattern).plain)
         matches = matcher(pattern)
         assert {text for text in all_texts if matches(text)} == told, pattern
         if pattern != b"*":
@@ -67,11 +47,11 @@ def test_patterns_of_keys(redis_primary: Running) -> None:
 
 def test_patterns_of_settings_in_any_case(redis_primary: Running) -> None:
     chance = random.Random(17)
-    ask = Asked(redis_primary.port)
-    names = ask(b"CONFIG", b"GET", b"*")[::2]
+    ask = redis_primary.connect().call
+    names = ask(b"CONFIG", b"GET", b"*").plain[::2]
     pieces = [b"*", b"?", b"[A-M]", b"[n-Z]", b"[^A-C]", b"[Z-b]", b"[\\A\\e]", b"\\E", b"A", b"e", b"-", b"MAX"]
     for _ in range(500):
         pattern = b"*" + b"".join(chance.choices(pieces, k=chance.randrange(1, 5))) + b"*"
-        told = set(ask(b"CONFIG", b"GET", pattern)[::2])
+        told = set(ask(b"CONFIG", b"GET", pattern).plain[::2])
         assert {name for name in names if matcher(pattern, ignore_case=True)(name)} == told, pattern
         assert {name for name in names if LongPattern(pattern, ignore_case=True).matches(name)} == told, pattern

@@ -6,11 +6,13 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import uvloop
 
+from compat.conformance.wire import NotAReplyError, reply_at, request
 from compat.waiting import WAIT_S_MAX
 from resp_server.config import ServerConfig
 from resp_server.server import Server
@@ -72,6 +74,21 @@ class Peer:
         """Send bytes and hold the answer against what is expected."""
         self.send(data)
         assert self.read(len(expected)) == expected
+
+    def reply(self) -> Any:
+        """Read the next reply, behind which nothing has been sent."""
+        data = b""
+        while True:
+            some = self.socket.recv(1 << 16)
+            assert some, f"the server closed after {data[-100:]!r}"
+            data += some
+            with suppress(NotAReplyError):
+                return reply_at(data, 0)[0].plain
+
+    def ask(self, *words: bytes | str | int) -> Any:
+        """Send one request and return its reply."""
+        self.send(request(*words))
+        return self.reply()
 
     @property
     def is_closed(self) -> bool:

@@ -27,7 +27,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, dataset_log: Path, dataset: D
             core: stack.enter_context(
                 sparkis_server(tmp_path_factory.mktemp(core), dataset_log, is_pure=core == "python")
             )
-            for core, is_pure in (("compiled", False), ("python", True))
+            for core in ("compiled", "python")
         }
         for server in servers.values():
             wait_for_keys(server, len(dataset.keys))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compat.conformance.wire import reply_at, request
+from compat.conformance.wire import request
 from compat.waiting import eventually
 
 PING, PONG = request("PING"), b"+PONG\r\n"
@@ -18,19 +18,8 @@ OUTPUT_ERROR = (
 )
 
 
-def call(peer: Any, *words: bytes | str | int) -> Any:
-    peer.send(request(*words))
-    data = b""
-    while True:
-        data += peer.socket.recv(1 << 16)
-        try:
-            return reply_at(data, 0)[0].plain
-        except Exception:  # not whole yet
-            continue
-
-
 def setting(peer: Any, name: str) -> bytes:
-    return bytes(dict(zip(*[iter(call(peer, "CONFIG", "GET", name))] * 2, strict=True))[name.encode()])
+    return bytes(dict(zip(*[iter(peer.ask("CONFIG", "GET", name))] * 2, strict=True))[name.encode()])
 
 
 @pytest.mark.parametrize(
@@ -49,7 +38,7 @@ def setting(peer: Any, name: str) -> bytes:
 )
 def test_limits_are_changed_at_run_time(serve: Callable[..., Any], name: str, given: str, shown: bytes) -> None:
     peer = serve().connect()
-    assert call(peer, "CONFIG", "SET", name, given) == b"OK"
+    assert peer.ask("CONFIG", "SET", name, given) == b"OK"
     assert setting(peer, name) == shown
 
 
@@ -71,7 +60,7 @@ def test_limits_are_changed_at_run_time(serve: Callable[..., Any], name: str, gi
 def test_what_no_limit_can_be_is_refused(serve: Callable[..., Any], name: str, given: str, reason: bytes) -> None:
     peer = serve().connect()
     before = setting(peer, name)
-    told = call(peer, "CONFIG", "SET", name, given)
+    told = peer.ask("CONFIG", "SET", name, given)
     assert told == b"ERR CONFIG SET failed (possibly related to argument '%b') - %b" % (name.encode(), reason)
     assert setting(peer, name) == before
 
@@ -79,7 +68,7 @@ def test_what_no_limit_can_be_is_refused(serve: Callable[..., Any], name: str, g
 def test_a_lower_number_of_clients_keeps_new_ones_out(serve: Callable[..., Any]) -> None:
     running = serve()
     first = running.connect()
-    call(first, "CONFIG", "SET", "maxclients", 1)
+    first.ask("CONFIG", "SET", "maxclients", 1)
     assert running.connect().read_all() == b"-ERR max number of clients reached\r\n"
     first.answers(PING, PONG)
 
@@ -87,14 +76,14 @@ def test_a_lower_number_of_clients_keeps_new_ones_out(serve: Callable[..., Any])
 def test_a_request_beyond_the_query_buffer_ends_the_connection_that_sends_it(serve: Callable[..., Any]) -> None:
     running = serve()
     flooding, other = running.connect(), running.connect()
-    call(other, "CONFIG", "SET", "client-query-buffer-limit", "1mb")
+    other.ask("CONFIG", "SET", "client-query-buffer-limit", "1mb")
     flooding.answers(PING, PONG)
     running.call(lambda: running.server.sweep(NOW_MS))
     flooding.send(b"*100\r\n" + (b"$100000\r\n" + b"x" * 100_000 + b"\r\n") * 20)
     with suppress(ConnectionResetError):  # not all of it was read
         assert flooding.read_all() == b""
     other.answers(PING, PONG)
-    assert b"client_query_buffer_limit_disconnections:1\r\n" in call(other, "INFO", "stats")
+    assert b"client_query_buffer_limit_disconnections:1\r\n" in other.ask("INFO", "stats")
 
 
 def test_a_subscriber_that_takes_nothing_is_cut_when_its_soft_limit_has_lasted(serve: Callable[..., Any]) -> None:
@@ -102,9 +91,9 @@ def test_a_subscriber_that_takes_nothing_is_cut_when_its_soft_limit_has_lasted(s
         subscriber_output_bytes_max=64 << 20, subscriber_output_soft_bytes=1 << 20, subscriber_output_soft_seconds=5
     )
     slow, other = running.connect(), running.connect()
-    assert call(slow, "SUBSCRIBE", "news")[0] == b"subscribe"
+    assert slow.ask("SUBSCRIBE", "news")[0] == b"subscribe"
     for _ in range(16):  # more than the system takes for a client that reads nothing
-        assert call(other, "PUBLISH", "news", b"x" * (1 << 20)) == 1
+        assert other.ask("PUBLISH", "news", b"x" * (1 << 20)) == 1
     connection = running.server._connections[1]
     # What the system takes of it, it takes in its own time.
     eventually(lambda: running.call(lambda: connection.output_bytes), lambda size: size > 1 << 20)
@@ -114,20 +103,20 @@ def test_a_subscriber_that_takes_nothing_is_cut_when_its_soft_limit_has_lasted(s
     running.call(lambda: running.server.sweep(NOW_MS + 5001))
     other.answers(PING, PONG)
     assert 1 not in running.server._connections
-    assert b"client_output_buffer_limit_disconnections:1\r\n" in call(other, "INFO", "stats")
+    assert b"client_output_buffer_limit_disconnections:1\r\n" in other.ask("INFO", "stats")
 
 
 def test_a_subscriber_whose_channels_are_taken_away_is_cut(serve: Callable[..., Any]) -> None:
     running = serve()
     peer, other = running.connect(), running.connect()
-    call(other, "ACL", "SETUSER", "u", "on", "nopass", "+@all", "&news*", "&more")
-    assert call(peer, "AUTH", "u", "") == b"OK"
-    assert call(peer, "PSUBSCRIBE", "news") == b"NOPERM No permissions to access a channel"
-    assert call(peer, "SUBSCRIBE", "news1")[0] == b"subscribe"
-    call(other, "ACL", "SETUSER", "u", "resetchannels", "&news*")
-    assert call(other, "PUBLISH", "news1", "x") == 1
-    call(other, "ACL", "SETUSER", "u", "resetchannels", "&more")
-    assert call(other, "PUBLISH", "news1", "x") == 0
+    other.ask("ACL", "SETUSER", "u", "on", "nopass", "+@all", "&news*", "&more")
+    assert peer.ask("AUTH", "u", "") == b"OK"
+    assert peer.ask("PSUBSCRIBE", "news") == b"NOPERM No permissions to access a channel"
+    assert peer.ask("SUBSCRIBE", "news1")[0] == b"subscribe"
+    other.ask("ACL", "SETUSER", "u", "resetchannels", "&news*")
+    assert other.ask("PUBLISH", "news1", "x") == 1
+    other.ask("ACL", "SETUSER", "u", "resetchannels", "&more")
+    assert other.ask("PUBLISH", "news1", "x") == 0
 
 
 def test_who_does_not_authenticate_makes_room_for_others(serve: Callable[..., Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compat.conformance.wire import reply_at, request
+from compat.conformance.wire import request
 from resp_server.long_requests import WHOLE_WORDS_MAX
 from resp_server.protocol.requests import PORTION_WORDS
 
@@ -17,67 +17,50 @@ VALUES = [b"%d" % at if at % 3 else None for at in range(MANY)]
 TOO_LONG = b"takes 4096 words of 2 MiB at once; split the request"
 
 
-def call(peer: Any, *words: bytes | str | int) -> Any:
-    peer.send(request(*words))
-    return answer(peer)
-
-
-def answer(peer: Any) -> Any:
-    data = b""
-    while True:
-        data += peer.socket.recv(1 << 16)
-        try:
-            return reply_at(data, 0)[0].plain
-        except Exception:  # not whole yet
-            continue
-
-
 def test_the_reply_is_that_of_a_short_request(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
-    assert call(peer, "MGET", *KEYS) == VALUES
-    assert call(peer, "EXISTS", *KEYS) == call(peer, "TOUCH", *KEYS) == MANY - VALUES.count(None)
+    assert peer.ask("MGET", *KEYS) == VALUES
+    assert peer.ask("EXISTS", *KEYS) == peer.ask("TOUCH", *KEYS) == MANY - VALUES.count(None)
     fields = [b"u%d" % at for at in range(MANY)]
-    assert call(peer, "HMGET", "job:visits:/", *fields, "nope") == [*(b"%d" % at for at in range(MANY)), None]
-    assert call(peer, "HTTL", "job:visits:/", "FIELDS", MANY + 1, *fields, "nope") == [*[-1] * MANY, -2]
-    assert b"must match" in call(peer, "HTTL", "job:visits:/", "FIELDS", MANY - 1, *fields)
-    assert b"WRONGTYPE" in call(peer, "HMGET", "job:temp:1", *fields)
+    assert peer.ask("HMGET", "job:visits:/", *fields, "nope") == [*(b"%d" % at for at in range(MANY)), None]
+    assert peer.ask("HTTL", "job:visits:/", "FIELDS", MANY + 1, *fields, "nope") == [*[-1] * MANY, -2]
+    assert b"must match" in peer.ask("HTTL", "job:visits:/", "FIELDS", MANY - 1, *fields)
+    assert b"WRONGTYPE" in peer.ask("HMGET", "job:temp:1", *fields)
 
 
 def test_words_of_many_bytes_are_answered_in_portions(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
-    assert call(peer, "MGET", *[b"k" * 900_000] * 9, "job:temp:5") == [*[None] * 9, b"5"]
-    assert TOO_LONG in call(peer, "SINTER", *[b"k" * 900_000] * 9)
+    assert peer.ask("MGET", *[b"k" * 900_000] * 9, "job:temp:5") == [*[None] * 9, b"5"]
+    assert TOO_LONG in peer.ask("SINTER", *[b"k" * 900_000] * 9)
 
 
 def test_what_is_not_answered_in_portions_is_refused(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
-    refused = call(peer, "COMMAND", "GETKEYS", "MGET", *["k"] * WHOLE_WORDS_MAX)
+    refused = peer.ask("COMMAND", "GETKEYS", "MGET", *["k"] * WHOLE_WORDS_MAX)
     assert refused == b"ERR 'command getkeys' " + TOO_LONG
-    assert call(peer, "COMMAND", "GETKEYS", "MGET", *["k"] * (WHOLE_WORDS_MAX - 3)) == [b"k"] * (WHOLE_WORDS_MAX - 3)
-    assert (
-        call(peer, "MSET", *["k"] * (2 * WHOLE_WORDS_MAX)) == b"READONLY You can't write against a read only replica."
-    )
+    assert peer.ask("COMMAND", "GETKEYS", "MGET", *["k"] * (WHOLE_WORDS_MAX - 3)) == [b"k"] * (WHOLE_WORDS_MAX - 3)
+    assert peer.ask("MSET", *["k"] * (2 * WHOLE_WORDS_MAX)) == b"READONLY You can't write against a read only replica."
 
 
 def test_a_transaction_queues_none_that_is_refused_when_it_is_answered(serve: Callable[..., Any]) -> None:
     peer = serve().connect()
-    assert call(peer, "MULTI") == b"OK"
-    assert call(peer, "MGET", *KEYS) == b"QUEUED"
-    assert call(peer, "EXISTS", *KEYS) == b"QUEUED"
-    assert call(peer, "EXEC") == [VALUES, MANY - VALUES.count(None)]
-    assert call(peer, "MULTI") == b"OK"
-    assert TOO_LONG in call(peer, "MGET", *KEYS, *KEYS)
-    assert b"EXECABORT" in call(peer, "EXEC")
+    assert peer.ask("MULTI") == b"OK"
+    assert peer.ask("MGET", *KEYS) == b"QUEUED"
+    assert peer.ask("EXISTS", *KEYS) == b"QUEUED"
+    assert peer.ask("EXEC") == [VALUES, MANY - VALUES.count(None)]
+    assert peer.ask("MULTI") == b"OK"
+    assert TOO_LONG in peer.ask("MGET", *KEYS, *KEYS)
+    assert b"EXECABORT" in peer.ask("EXEC")
 
 
 def test_a_key_in_the_last_portion_that_may_not_be_read_refuses_all(serve: Callable[..., Any]) -> None:
     server = serve()
     peer, other = server.connect(), server.connect()
-    assert call(other, "ACL", "SETUSER", "u", "on", "nopass", "+@all", "~job:temp:*") == b"OK"
-    assert call(peer, "AUTH", "u", "") == b"OK"
-    assert call(peer, "MGET", *KEYS) == VALUES
-    assert call(peer, "MGET", *KEYS, "job:stats:a") == b"NOPERM No permissions to access a key"
-    assert call(peer, "MGET", *KEYS) == VALUES
+    assert other.ask("ACL", "SETUSER", "u", "on", "nopass", "+@all", "~job:temp:*") == b"OK"
+    assert peer.ask("AUTH", "u", "") == b"OK"
+    assert peer.ask("MGET", *KEYS) == VALUES
+    assert peer.ask("MGET", *KEYS, "job:stats:a") == b"NOPERM No permissions to access a key"
+    assert peer.ask("MGET", *KEYS) == VALUES
 
 
 @pytest.mark.parametrize("is_silent", [False, True])
@@ -90,23 +73,23 @@ def test_many_subscriptions(serve: Callable[..., Any], is_silent: bool) -> None:
     peer.send(request("SUBSCRIBE", *names))
     answers = peer.read_until(b":%d\r\n" % MANY)
     assert answers.count(b"subscribe") == MANY
-    assert call(other, "PUBLISH", names[0], "x") == call(other, "PUBLISH", names[-1], "y") == 1
+    assert other.ask("PUBLISH", names[0], "x") == other.ask("PUBLISH", names[-1], "y") == 1
     assert peer.read_until(b"y\r\n").count(b"message") == 2
     peer.send(request("UNSUBSCRIBE"))
     assert peer.read_until(b":0\r\n").count(b"unsubscribe") == MANY
-    assert call(other, "PUBLISH", names[0], "x") == 0
+    assert other.ask("PUBLISH", names[0], "x") == 0
     peer.send(request("PSUBSCRIBE", *(b"c%d" % at for at in range(20_000))))
     if not is_silent:
-        assert b"may be subscribed to 16384 channels" in answer(peer)
+        assert b"may be subscribed to 16384 channels" in peer.reply()
 
 
 def test_keys_that_are_watched_by_a_client_that_wants_no_replies(serve: Callable[..., Any]) -> None:
     server = serve()
     peer = server.connect()
     peer.send(request("CLIENT", "REPLY", "OFF") + request("WATCH", *KEYS) + request("CLIENT", "REPLY", "ON"))
-    assert answer(peer) == b"OK"
-    assert b" watch=%d " % MANY in call(peer, "CLIENT", "INFO")
-    assert b"may watch 16384 keys" in call(peer, "WATCH", *(b"k%d" % at for at in range(17_000)))
+    assert peer.reply() == b"OK"
+    assert b" watch=%d " % MANY in peer.ask("CLIENT", "INFO")
+    assert b"may watch 16384 keys" in peer.ask("WATCH", *(b"k%d" % at for at in range(17_000)))
 
 
 @pytest.mark.parametrize(
@@ -126,5 +109,5 @@ def test_keys_that_are_watched_by_a_client_that_wants_no_replies(serve: Callable
     ],
 )
 def test_names_have_bounds(serve: Callable[..., Any], words: Any, what: bytes) -> None:
-    told = call(serve().connect(), *words)
+    told = serve().connect().ask(*words)
     assert told.endswith(what)
