@@ -13,6 +13,7 @@ import lmdb
 
 from state_backend.checksums import opened, sealed
 from state_backend.key_groups import ALL, NONE, KeyGroups
+from state_backend.lmdb_expiry import ExpiryTransaction
 from state_backend.lmdb_layout import (
     EXPIRING,
     EXPIRING_MAPS,
@@ -31,13 +32,12 @@ from state_backend.lmdb_layout import (
     sound_rows,
     state_number_of,
 )
-from state_backend.lmdb_transaction import LmdbTransaction
 from state_backend.slots import place_of
 
 SLOT_BYTES = 2
 
 
-class SlotsTransaction(LmdbTransaction):
+class SlotsTransaction(ExpiryTransaction):
     """The changes of one write transaction, all of them in `slots`, but for the removal of what has expired."""
 
     def __init__(

@@ -1,6 +1,6 @@
 """The default store: one LMDB environment per job generation, read by any number of processes.
 
-What lies in it is described in `lmdb_layout`; `lmdb_transaction` writes, `lmdb_snapshot` reads.
+What lies in it is described in `lmdb_layout`; `lmdb_transaction` and `lmdb_expiry` write, `lmdb_snapshot` reads.
 
 LMDB runs without fsync: the applied epoch is written in the same transaction as its changes, so that a killed process
 loses nothing; a machine that crashed may, so a store made before the machine's last boot is thrown away. Rows have
@@ -32,10 +32,11 @@ from state_backend.key_events import KEPT_BYTES_MAX, PORTION_BYTES
 from state_backend.key_groups import ALL, KeyGroups
 from state_backend.lmdb_damage import check_length, of_damage, verify
 from state_backend.lmdb_events import EVENTS, forget
+from state_backend.lmdb_expiry import ExpiryTransaction, has_expired
 from state_backend.lmdb_layout import FORMAT, TABLES, Meta, Tables, read_meta
 from state_backend.lmdb_slots import SlotsTransaction
 from state_backend.lmdb_snapshot import LmdbSnapshot
-from state_backend.lmdb_transaction import LmdbTransaction, has_expired
+from state_backend.lmdb_transaction import LmdbTransaction
 from state_backend.native import pages_of
 from state_backend.store import Applied, EpochChanges, Store
 
@@ -213,10 +214,10 @@ class LmdbStore(Store):
 
     def _work(
         self, txn: lmdb.Transaction[bytes], meta: Meta, now_ms: int, slots: KeyGroups | None = None
-    ) -> LmdbTransaction:
+    ) -> ExpiryTransaction:
         """Begin changes; in a store of some slots, of those given, or of the owned ones."""
         if meta.holding is None:
-            return LmdbTransaction(txn, self.tables, meta, now_ms)
+            return ExpiryTransaction(txn, self.tables, meta, now_ms)
         return SlotsTransaction(txn, self.tables, meta, now_ms, meta.holding.owned if slots is None else slots)
 
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
