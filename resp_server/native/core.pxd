@@ -1,7 +1,8 @@
 """What other compiled modules may use of `core`."""
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from resp_server.native.wire cimport Output, Word
 from state_backend.native.lookup cimport Lookup
 
 cdef enum:
@@ -19,10 +20,6 @@ cdef enum:
     GET, MGET, HGET, HMGET, HGETALL, LRANGE, LINDEX, EXISTS, STRLEN, SISMEMBER, SMISMEMBER, ZSCORE, ZMSCORE
     ZRANK, ZREVRANK, ZRANGE, ZREVRANGE, TTL, PTTL, TYPE, PING, STATE_MGET, COMMANDS
 
-cdef struct Word:
-    const uint8_t* at
-    size_t size
-
 cdef struct Request:
     const uint8_t* at
     int command
@@ -33,11 +30,6 @@ cdef struct Request:
     uint32_t first_member  # look-ups of members of a large set or map
     uint32_t members
     int64_t rank  # of its member in a large sorted set, once that is known
-
-cdef struct Output:
-    char* data
-    size_t used
-    size_t size
 
 cdef struct Record:  # what stands at a name, its header taken apart
     int form

@@ -11,26 +11,21 @@ The core knows no socket and no session. It holds the interpreter's lock, and co
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.time cimport monotonic_ns
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy, memmove
 
-from state_backend.native.lookup cimport DAMAGED, FOUND, MISSING, Lookup, Pages, Tree, crc16_of, crc32_of, slot_of
+from resp_server.native.wire cimport (
+    NUMBER_LINE_BYTES, Output, Spec, Word, command_of, cut, put, put_line, reserve, set_spec, write_line
+)
+from state_backend.native.little_endian cimport f64, u16, u32, u64
+from state_backend.native.lookup cimport FOUND, MISSING, Lookup, Pages, crc16_of, crc32_of, slot_of
 
 from resp_server.protocol.doubles import double_text
 from state_backend.errors import StoreError
 
 cdef extern from *:
-    """
-    #define swap64_(x) __builtin_bswap64(x)
-    #include <time.h>
-    static inline int64_t monotonic_ns(void) {
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-    }
-    """
-    int64_t monotonic_ns() noexcept nogil
     int count_leading_zeros "__builtin_clzll"(unsigned long long) noexcept nogil
 
 # The records of `state_backend.lmdb_layout`.
@@ -47,7 +42,8 @@ cdef enum:
     MANY = 8
     TREE = 9
 
-# Each with the least and the most words behind its name. All of the words are keys, the first one is, or none is.
+# In the order of the commands' numbers (`core.pxd`), each with the least and the most words behind its name; -1: any
+# number. All of the words are keys, the first one is, or none is.
 NAMES = (
     (b"get", 1, 1), (b"mget", 1, -1), (b"hget", 2, 2), (b"hmget", 2, -1), (b"hgetall", 1, 1), (b"lrange", 3, 3),
     (b"lindex", 2, 2), (b"exists", 1, -1), (b"strlen", 1, 1), (b"sismember", 2, 2), (b"smismember", 2, -1),
@@ -55,14 +51,15 @@ NAMES = (
     (b"zrevrange", 3, 4), (b"ttl", 1, 1), (b"pttl", 1, 1), (b"type", 1, 1), (b"ping", 0, 1), (b"state|mget", 1, -1),
 )
 
-cdef struct Spec:
-    uint64_t high  # the name in lower case, as two numbers
-    uint64_t low
-    uint32_t size
-    int least
-    int most
-
 cdef Spec specs[COMMANDS]
+
+
+def _fill_specs():
+    for number, (name, least, most) in enumerate(NAMES):
+        set_spec(&specs[number], name, least, <uint32_t><int>most)
+
+
+_fill_specs()
 
 # What a request comes to. GENERAL: it is left to the general path.
 cdef enum:
@@ -79,62 +76,7 @@ cdef enum:
     LIVE = 1
 
 
-def _fill_specs():
-    cdef int i = 0
-    cdef size_t at
-    for name, least, most in NAMES:
-        specs[i].size, specs[i].least, specs[i].most = len(name), least, most
-        padded = name.ljust(16, b"\0")
-        specs[i].high = int.from_bytes(padded[:8], "little")
-        specs[i].low = int.from_bytes(padded[8:], "little")
-        i += 1
-
-
-_fill_specs()
-
-
 # --- output -----------------------------------------------------------------------------------------------------------
-
-
-cdef inline int reserve(Output* out, size_t more) except -1:
-    cdef size_t size
-    cdef char* data
-    if out.used + more <= out.size:
-        return 0
-    size = (out.used + more) * 2
-    data = <char*>realloc(out.data, size)
-    if data == NULL:
-        raise MemoryError
-    out.data, out.size = data, size
-    return 0
-
-
-cdef inline int put(Output* out, const void* data, size_t size) except -1:
-    reserve(out, size)
-    memcpy(out.data + out.used, data, size)
-    out.used += size
-    return 0
-
-
-cdef inline int put_line(Output* out, char mark, int64_t number) except -1:
-    """Write a mark, a number and a line end."""
-    cdef char text[32]
-    cdef int at = 30
-    cdef bint is_negative = number < 0
-    cdef uint64_t rest = <uint64_t>(-number) if is_negative else <uint64_t>number
-    text[30], text[31] = 13, 10
-    while True:
-        at -= 1
-        text[at] = <char>(48 + rest % 10)
-        rest //= 10
-        if not rest:
-            break
-    if is_negative:
-        at -= 1
-        text[at] = 45
-    at -= 1
-    text[at] = mark
-    return put(out, text + at, 32 - at)
 
 
 cdef inline int put_bulk(Output* out, const void* data, size_t size) except -1:
@@ -170,88 +112,6 @@ cdef int put_double(Output* out, double number, bint is_resp3) except -1:
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
-
-
-cdef inline Py_ssize_t number_line(const uint8_t* at, const uint8_t* end, size_t* number) noexcept nogil:
-    """Read a number written the one canonical way, and its line end; return their bytes.
-
-    0: they are not all there. -1: they are something else.
-    """
-    cdef const uint8_t* start = at
-    cdef size_t found = 0
-    while at < end and 48 <= at[0] <= 57:
-        found = found * 10 + (at[0] - 48)
-        at += 1
-        if at - start > 7:
-            return -1
-    if end - at < 2:
-        return 0 if at == end or at[0] == 13 else -1
-    if at == start or at[0] != 13 or at[1] != 10 or (start[0] == 48 and at - start > 1):
-        return -1
-    number[0] = found
-    return at + 2 - start
-
-
-cdef Py_ssize_t cut(const uint8_t* start, const uint8_t* end, Word* words, size_t words_max, size_t* count) noexcept nogil:
-    """Cut one request into words; return its bytes. 0: it is not all there. -1: the general path has to look at it."""
-    cdef const uint8_t* at = start
-    cdef size_t total = 0, size = 0, i
-    cdef Py_ssize_t took
-    if at == end:
-        return 0
-    if at[0] != 42:
-        return -1
-    took = number_line(at + 1, end, &total)
-    if took <= 0:
-        return took
-    if total == 0 or total > words_max:
-        return -1
-    at += 1 + took
-    for i in range(total):
-        if at == end:
-            return 0
-        if at[0] != 36:
-            return -1
-        took = number_line(at + 1, end, &size)
-        if took <= 0:
-            return took
-        at += 1 + took
-        if size > WORD_BYTES_MAX:
-            return -1
-        if <size_t>(end - at) < size + 2:
-            return 0
-        if at[size] != 13 or at[size + 1] != 10:
-            return -1
-        words[i].at, words[i].size = at, size
-        at += size + 2
-    count[0] = total
-    return at - start
-
-
-cdef inline int command_of(const Word* word) noexcept nogil:
-    """Return which command a name is, in whatever case; -1 for none of ours."""
-    cdef uint64_t high = 0, low = 0
-    cdef int i
-    if word.size > 16 or word.size < 3:
-        return -1
-    if word.size <= 8:
-        memcpy(&high, word.at, word.size)
-    else:
-        memcpy(&high, word.at, 8)
-        memcpy(&low, word.at + 8, word.size - 8)
-    for i in range(STATE_MGET):  # two words
-        # Setting the bit that tells upper from lower case makes no letter of what is none.
-        if specs[i].size == word.size and not (((high | CASE_BITS) ^ specs[i].high) & mask_of(word.size)):
-            if word.size <= 8 or not (((low | CASE_BITS) ^ specs[i].low) & mask_of(word.size - 8)):
-                return i
-    return -1
-
-
-cdef uint64_t CASE_BITS = 0x2020202020202020U
-
-
-cdef inline uint64_t mask_of(size_t bytes_) noexcept nogil:
-    return ~<uint64_t>0 if bytes_ >= 8 else (<uint64_t>1 << (8 * bytes_)) - 1
 
 
 cdef int integer(const Word* word, int64_t* number) noexcept nogil:
@@ -407,25 +267,6 @@ def glob_matches(bytes pattern, bytes text):
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
-cdef inline uint32_t u32(const uint8_t* at) noexcept nogil:
-    cdef uint32_t found
-    memcpy(&found, at, 4)
-    return found
-
-
-cdef inline uint64_t u64(const uint8_t* at) noexcept nogil:
-    cdef uint64_t found
-    memcpy(&found, at, 8)
-    return found
-
-
-cdef inline double f64(const uint8_t* at) noexcept nogil:
-    cdef double found
-    memcpy(&found, at, 8)
-    return found
-
-
-
 cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_ms, Record* record) noexcept nogil:
     """Take a record apart: LIVE, NOTHING, or GENERAL where another name has its place, or it is no record."""
     cdef uint32_t name_size
@@ -458,31 +299,14 @@ cdef struct Part:  # of a record, from one byte to before another
     size_t size
 
 
-cdef inline size_t text_line(char* line, size_t size) noexcept nogil:
-    """Write the first line of a bulk string, and return how long it is."""
-    cdef char text[24]
-    cdef int at = 22
-    text[22], text[23] = 13, 10
-    while True:
-        at -= 1
-        text[at] = <char>(48 + size % 10)
-        size //= 10
-        if not size:
-            break
-    at -= 1
-    text[at] = 36
-    memcpy(line, text + at, 24 - at)
-    return 24 - at
-
-
 cdef int map_value(const Record* record, const Word* field, Part* value) noexcept nogil:
     """Find a field's value in a packed map, as it is sent: LIVE, NOTHING, or GENERAL where the map is broken."""
-    cdef char line[24]
-    cdef size_t line_size = text_line(line, field.size)
+    cdef char line[NUMBER_LINE_BYTES]
+    cdef size_t line_size = write_line(line, 36, field.size)
     cdef size_t count, start, i, at, end, wanted = line_size + field.size + 2
     if record.size < 2:
         return GENERAL
-    count = record.payload[0] | record.payload[1] << 8
+    count = u16(record.payload)
     start = 2 + 4 * count
     if start > record.size:
         return GENERAL
@@ -519,8 +343,8 @@ cdef int64_t list_count(const Record* record) noexcept nogil:
 
 cdef int set_has(const Record* record, const Word* member) noexcept nogil:
     """Tell whether a packed set has a member: LIVE, NOTHING or GENERAL."""
-    cdef char line[24]
-    cdef size_t line_size = text_line(line, member.size), wanted = line_size + member.size + 2, body, at = 0, end, i
+    cdef char line[NUMBER_LINE_BYTES]
+    cdef size_t line_size = write_line(line, 36, member.size), wanted = line_size + member.size + 2, body, at = 0, end, i
     cdef int64_t count = list_count(record)
     if count < 0:
         return GENERAL
@@ -714,17 +538,17 @@ cdef class Core:
             words = self.words + self.word_count
             if WORDS_MAX - self.word_count < REQUEST_WORDS_MAX or LOOKUPS_MAX - self.lookup_count < 2 * REQUEST_WORDS_MAX:
                 break
-            took = cut(at, end, words, REQUEST_WORDS_MAX, &count)
+            took = cut(at, end, words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 self.is_incomplete = took == 0
                 break
-            command, names = command_of(words), 1
+            command, names = command_of(specs, STATE_MGET, words), 1  # whose name is two words
             if command < 0 and count > 2 and is_word(words, b"state", 5) and is_word(words + 1, b"mget", 4):
                 command, names = STATE_MGET, 2
             if command < 0:
                 break
             spec = &specs[command]
-            if <int>(count - names) < spec.least or (spec.most >= 0 and <int>(count - names) > spec.most):
+            if not spec.least <= count - names <= spec.most:
                 break
             request = &self.requests[self.request_count]
             request.at, request.command, request.words = at, command, <uint32_t>(count - names)
@@ -1043,7 +867,7 @@ cdef class Core:
                 return put_line(out, 37 if self.is_resp3 else 42, 0) + ANSWERED
             if record.size < 2:
                 return GENERAL
-            count = record.payload[0] | record.payload[1] << 8
+            count = u16(record.payload)
             if record.size < 2 + 4 * count or record.size > REPLY_BYTES_MAX:
                 return GENERAL
             put_line(out, 37 if self.is_resp3 else 42, count if self.is_resp3 else 2 * count)
@@ -1186,8 +1010,6 @@ cdef class Core:
         cdef int64_t first = 0, last = 0, count = 0, at, start = 0, stop, i
         cdef bint has_scores = request.words == 4, is_reversed = request.command == ZREVRANGE
         cdef Lookup leaf
-        cdef const uint8_t* run = NULL
-        cdef size_t size = 0
         if has_scores and not is_word(&self.words[request.first_word + 3], b"withscores", 10):
             return GENERAL
         if not integer(&self.words[request.first_word + 1], &first) or not integer(&self.words[request.first_word + 2], &last):
@@ -1263,7 +1085,7 @@ cdef class Core:
     ) except -2:
         """Write members of a run, `first` to before `last`."""
         cdef int64_t count = run_count(run, size), i, at
-        cdef size_t text_at, text_end, length
+        cdef size_t text_at, length
         if count < 0 or not 0 <= first <= last <= count:
             return GENERAL
         text_at = 4 + 12 * <size_t>count
@@ -1293,7 +1115,6 @@ cdef class Reads:
     """
 
     def __cinit__(self, instance, rules_of, note):
-        cdef int i
         self.instance, self.stats, self.table, self.noted = instance, instance.stats, rules_of, note
         self.core = Core()
         self.own.data, self.own.size = <char*>malloc(16384), 16384

@@ -14,6 +14,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
+from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
 from state_backend.native.lookup cimport slot_of
 
 from resp_server.protocol.following import NOT_TOLD
@@ -32,22 +33,6 @@ cdef enum:
     SLOTS = 16384
     LINE_BYTES_MAX = 65536
     DEPTH_MAX = 8
-
-cdef struct Word:
-    const uint8_t* at
-    size_t size
-
-cdef struct Output:
-    char* data
-    size_t used
-    size_t size
-
-cdef struct Spec:  # a command: its name in lower case, and with how many words it is asked for here
-    uint64_t high
-    uint64_t low
-    uint32_t size
-    uint32_t least
-    uint32_t most
 
 cdef struct Item:  # one value that a client waits for
     size_t at  # in what is held
@@ -74,98 +59,6 @@ cdef struct Entry:  # what one reply is awaited for
     uint16_t slot
     uint8_t lane
     bint is_done
-
-
-cdef inline int reserve(Output* out, size_t more) except -1:
-    cdef size_t size
-    cdef char* data
-    if out.used + more <= out.size:
-        return 0
-    size = (out.used + more) * 2
-    data = <char*>realloc(out.data, size)
-    if data == NULL:
-        raise MemoryError
-    out.data, out.size = data, size
-    return 0
-
-
-cdef inline int put(Output* out, const void* data, size_t size) except -1:
-    reserve(out, size)
-    memcpy(out.data + out.used, data, size)
-    out.used += size
-    return 0
-
-
-cdef inline int put_line(Output* out, char mark, size_t number) except -1:
-    """Write a mark, a number and a line end."""
-    cdef char text[24]
-    cdef int at = 22
-    text[22], text[23] = 13, 10
-    while True:
-        at -= 1
-        text[at] = <char>(48 + number % 10)
-        number //= 10
-        if not number:
-            break
-    at -= 1
-    text[at] = mark
-    return put(out, text + at, 24 - at)
-
-
-cdef inline Py_ssize_t number_line(const uint8_t* at, const uint8_t* end, size_t* number) noexcept nogil:
-    """Read a number written the one canonical way, and its line end; return their bytes.
-
-    0: they are not all there. -1: they are something else.
-    """
-    cdef const uint8_t* start = at
-    cdef size_t found = 0
-    while at < end and 48 <= at[0] <= 57:
-        found = found * 10 + (at[0] - 48)
-        at += 1
-        if at - start > 9:
-            return -1
-    if end - at < 2:
-        return 0 if at == end or at[0] == 13 else -1
-    if at == start or at[0] != 13 or at[1] != 10 or (start[0] == 48 and at - start > 1):
-        return -1
-    number[0] = found
-    return at + 2 - start
-
-
-cdef Py_ssize_t cut(const uint8_t* start, const uint8_t* end, Word* words, size_t* count) noexcept nogil:
-    """Cut one request into words; return its bytes. 0: it is not all there. -1: the general path has to look at it."""
-    cdef const uint8_t* at = start
-    cdef size_t total = 0, size = 0, i
-    cdef Py_ssize_t took
-    if at == end:
-        return 0
-    if at[0] != 42:
-        return -1
-    took = number_line(at + 1, end, &total)
-    if took <= 0:
-        return took
-    if total == 0 or total > WORDS_MAX:
-        return -1
-    at += 1 + took
-    for i in range(total):
-        if at == end:
-            return 0
-        if at[0] != 36:
-            return -1
-        took = number_line(at + 1, end, &size)
-        if took <= 0:
-            return took
-        at += 1 + took
-        if size > WORD_BYTES_MAX:
-            return -1
-        if <size_t>(end - at) < size + 2:
-            return 0
-        if at[size] != 13 or at[size + 1] != 10:
-            return -1
-        words[i].at, words[i].size = at, size
-        at += size + 2
-    count[0] = total
-    return at - start
 
 
 cdef Py_ssize_t line_of(const uint8_t* start, const uint8_t* end) noexcept nogil:
@@ -550,32 +443,11 @@ cdef class Hop:
         self.upstreams, self.instance = upstreams, instance
         self.names, self.tallies, self.runs = [], [], [None] * LANES_MAX
         for name, least, most, tally in commands[:COMMANDS_MAX]:
-            padded = name.encode().ljust(16, b"\0")
-            self.specs[i].high = int.from_bytes(padded[:8], "little")
-            self.specs[i].low = int.from_bytes(padded[8:16], "little")
-            self.specs[i].size, self.specs[i].least, self.specs[i].most = len(name), least, most
+            set_spec(&self.specs[i], name.encode(), least, most)
             self.names.append(name)
             self.tallies.append(tally)
             i += 1
         self.commands = i
-
-    cdef int command_of(self, const Word* word, size_t count) noexcept nogil:
-        """Return which command a request is of; -1 for none that is asked for here."""
-        cdef uint64_t high = 0, low = 0
-        cdef int i
-        cdef Spec* spec
-        if word.size > 16:
-            return -1
-        memcpy(&high, word.at, min(word.size, 8))
-        if word.size > 8:
-            memcpy(&low, word.at + 8, word.size - 8)
-        # Setting the bit that tells upper from lower case makes no letter of what is none; the names have `_` at most,
-        # which is looked for as it is.
-        for i in range(self.commands):
-            spec = &self.specs[i]
-            if spec.size == word.size and same_name(high, spec.high) and same_name(low, spec.low):
-                return i if spec.least <= count <= spec.most else -1
-        return -1
 
     def ask(self, taker, bytes data, int protocol):
         """Ask for what is plain reads at the front of a buffer; return how much of it they are, 0: none can be now."""
@@ -621,12 +493,14 @@ cdef class Hop:
         if PyBytes_GET_SIZE(table) < SLOTS:
             return 0
         while at < end and self.question_count < QUESTIONS_MAX:
-            took = cut(at, end, self.words, &count)
+            took = cut(at, end, self.words, WORDS_MAX, WORD_BYTES_MAX, &count)
             if took <= 0:
                 self.is_begun = took == 0
                 break
-            command = self.command_of(&self.words[0], count)
+            command = command_of(self.specs, self.commands, self.words)
             if command < 0 or (command > 1 and protocol != 2):
+                break
+            if not self.specs[command].least <= count <= self.specs[command].most:
                 break
             count = count - 1 if command == 1 else 1
             first = self.item_count
@@ -654,10 +528,9 @@ cdef class Hop:
 
     cdef bint have_room(self, taker) except -1:
         """Tell whether all connections can take these questions, and their servers have reached what a client saw."""
-        cdef size_t i, j
-        cdef int lane, number
+        cdef size_t i
+        cdef int number
         cdef Run run
-        cdef Question* question
         cdef list open_lanes = self.upstreams.open_lanes
         memset(self.entries, 0, sizeof(self.entries))
         self.lane_count = 0
@@ -785,18 +658,3 @@ cdef class Hop:
         except Exception as another:
             self.instance.report(another)
         return 0
-
-
-cdef inline bint same_name(uint64_t typed, uint64_t name) noexcept nogil:
-    """Tell whether eight bytes, as typed, are those of a name in lower case."""
-    cdef int i
-    cdef uint8_t byte, wanted
-    if typed == name:
-        return True
-    for i in range(8):
-        byte, wanted = <uint8_t>(typed >> (8 * i)), <uint8_t>(name >> (8 * i))
-        if 65 <= byte <= 90:
-            byte |= 0x20
-        if byte != wanted:
-            return False
-    return True

@@ -2,7 +2,8 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from resp_server.native.core cimport Output, Reads
+from resp_server.native.core cimport Reads
+from resp_server.native.wire cimport Output
 
 cdef extern from "sys/epoll.h" nogil:
     ctypedef union epoll_data_t:

@@ -10,6 +10,7 @@ told to pause when that is more than its limit.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.time cimport monotonic_ns
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc, realloc
@@ -32,17 +33,6 @@ cdef extern from "sys/socket.h" nogil:
     ssize_t recv(int, void*, size_t, int)
     ssize_t send(int, const void*, size_t, int)
     int MSG_NOSIGNAL, MSG_DONTWAIT
-
-cdef extern from *:
-    """
-    #include <time.h>
-    static inline int64_t monotonic_ns_(void) {
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-    }
-    """
-    int64_t monotonic_ns_() noexcept nogil
 
 cdef enum:
     EVENTS_MAX = 256
@@ -108,7 +98,7 @@ cdef class Poller:
             self.next_event, self.event_count = 0, epoll_wait(self.descriptor, self.events, EVENTS_MAX, 0)
         if self.next_event >= self.event_count and not self.unfinished:
             return self.flush()
-        ends_ns = monotonic_ns_() + ROUND_NS_MAX
+        ends_ns = monotonic_ns() + ROUND_NS_MAX
         self.is_in_round = True
         try:
             self.instance.renew()
@@ -127,7 +117,7 @@ cdef class Poller:
         cdef Py_ssize_t taken = 0
         self.unfinished = []
         for transport in unfinished:
-            if taken and monotonic_ns_() > ends_ns:
+            if taken and monotonic_ns() > ends_ns:
                 break
             taken += 1
             transport.is_unfinished = False
@@ -142,7 +132,7 @@ cdef class Poller:
         cdef Transport transport
         cdef epoll_event* event
         cdef bint is_first = True
-        while self.next_event < self.event_count and (is_first or monotonic_ns_() <= ends_ns):
+        while self.next_event < self.event_count and (is_first or monotonic_ns() <= ends_ns):
             event = &self.events[self.next_event]
             self.next_event += 1
             is_first = False

@@ -1,6 +1,6 @@
 """What other compiled modules may use of `lookup`."""
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum Outcome:
     MISSING = 0

@@ -19,10 +19,11 @@ caller asks py-lmdb.
 
 from libc.errno cimport EINVAL, errno
 from libc.stdlib cimport free, malloc
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memchr, memcmp
 from posix.stat cimport fstat, struct_stat
 from posix.types cimport off_t
 
+from state_backend.native.little_endian cimport u16, u32, u64
 
 cdef extern from *:
     """
@@ -97,9 +98,7 @@ cdef uint16_t crc16_of(const uint8_t* text, size_t size) noexcept nogil:
 cdef uint32_t crc32_of(const uint8_t* text, size_t size) noexcept nogil:
     cdef uint32_t crc = ~(<uint32_t>0), low, high
     while size >= 8:
-        memcpy(&low, text, 4)
-        memcpy(&high, text + 4, 4)
-        low ^= crc
+        low, high = u32(text) ^ crc, u32(text + 4)
         crc = (
             crc32_table[7][low & 255]
             ^ crc32_table[6][(low >> 8) & 255]
@@ -132,18 +131,6 @@ cdef uint16_t slot_of(const uint8_t* key, size_t size) noexcept nogil:
 
 
 # --- the tree ---------------------------------------------------------------------------------------------------------
-
-
-cdef inline uint16_t u16(const uint8_t* at) noexcept nogil:
-    cdef uint16_t found
-    memcpy(&found, at, 2)
-    return found
-
-
-cdef inline uint64_t u64(const uint8_t* at) noexcept nogil:
-    cdef uint64_t found
-    memcpy(&found, at, 8)
-    return found
 
 
 cdef inline const uint8_t* node_at(const uint8_t* page, uint32_t index, size_t page_bytes) noexcept nogil:
@@ -216,7 +203,7 @@ cdef inline int take(const Map* map, Lookup* lookup, const uint8_t* node) noexce
         if number >= map.pages:
             return DAMAGED
         data = map.base + number * map.page_bytes
-        memcpy(&pages, data + 12, 4)
+        pages = u32(data + 12)
         if u64(data) != number or not u16(data + 10) & OVERFLOW or pages > map.pages - number:
             return DAMAGED
         if size + PAGE_HEADER > pages * map.page_bytes:
@@ -232,12 +219,10 @@ cdef inline int take(const Map* map, Lookup* lookup, const uint8_t* node) noexce
 
 cdef inline int check(Lookup* lookup) noexcept nogil:
     """Compare a record with the checksum that it ends with, and take that off."""
-    cdef uint32_t checksum
     if lookup.size < CHECK_BYTES:
         return DAMAGED
     lookup.size -= CHECK_BYTES
-    memcpy(&checksum, lookup.record + lookup.size, CHECK_BYTES)
-    return FOUND if crc32_of(lookup.record, lookup.size) == checksum else DAMAGED
+    return FOUND if crc32_of(lookup.record, lookup.size) == u32(lookup.record + lookup.size) else DAMAGED
 
 
 cdef class Pages:

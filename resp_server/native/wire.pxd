@@ -1,0 +1,160 @@
+"""The protocol as compiled modules share it: requests cut into words, names of commands, lines written to an output."""
+
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport realloc
+from libc.string cimport memcpy
+
+cdef enum:
+    NUMBER_LINE_BYTES = 24  # a mark, a sign, 19 digits and a line end are 23
+    COMMAND_BYTES_MAX = 16
+
+cdef struct Word:
+    const uint8_t* at
+    size_t size
+
+cdef struct Output:
+    char* data
+    size_t used
+    size_t size
+
+cdef struct Spec:  # a command, and the least and the most words of its requests, as the module counts them
+    uint64_t name[2]  # in lower case, padded with zeros
+    uint64_t case_bits[2]  # of its letters: the bit that tells upper from lower case
+    uint32_t size
+    uint32_t least
+    uint32_t most
+
+
+cdef inline int reserve(Output* out, size_t more) except -1:
+    cdef size_t size
+    cdef char* data
+    if out.used + more <= out.size:
+        return 0
+    size = (out.used + more) * 2
+    data = <char*>realloc(out.data, size)
+    if data == NULL:
+        raise MemoryError
+    out.data, out.size = data, size
+    return 0
+
+
+cdef inline int put(Output* out, const void* data, size_t size) except -1:
+    reserve(out, size)
+    memcpy(out.data + out.used, data, size)
+    out.used += size
+    return 0
+
+
+cdef inline int write_line(char* line, char mark, int64_t number) noexcept nogil:
+    """Write a mark, a number and a line end, at most NUMBER_LINE_BYTES; return how many bytes they are."""
+    cdef char text[NUMBER_LINE_BYTES]
+    cdef int at = NUMBER_LINE_BYTES - 2
+    cdef uint64_t rest = 0 - <uint64_t>number if number < 0 else <uint64_t>number
+    text[at], text[at + 1] = 13, 10
+    while True:
+        at -= 1
+        text[at] = <char>(48 + rest % 10)
+        rest //= 10
+        if not rest:
+            break
+    if number < 0:
+        at -= 1
+        text[at] = 45
+    at -= 1
+    text[at] = mark
+    memcpy(line, text + at, NUMBER_LINE_BYTES - at)
+    return NUMBER_LINE_BYTES - at
+
+
+cdef inline int put_line(Output* out, char mark, int64_t number) except -1:
+    """Put a mark, a number and a line end."""
+    reserve(out, NUMBER_LINE_BYTES)
+    out.used += write_line(out.data + out.used, mark, number)
+    return 0
+
+
+cdef inline Py_ssize_t number_line(const uint8_t* at, const uint8_t* end, size_t* number) noexcept nogil:
+    """Read a number written the one canonical way, and its line end; return their bytes.
+
+    0: they are not all there. -1: they are something else.
+    """
+    cdef const uint8_t* start = at
+    cdef size_t found = 0
+    while at < end and 48 <= at[0] <= 57:
+        found = found * 10 + (at[0] - 48)
+        at += 1
+        if at - start > 9:
+            return -1
+    if end - at < 2:
+        return 0 if at == end or at[0] == 13 else -1
+    if at == start or at[0] != 13 or at[1] != 10 or (start[0] == 48 and at - start > 1):
+        return -1
+    number[0] = found
+    return at + 2 - start
+
+
+cdef inline Py_ssize_t cut(
+    const uint8_t* start, const uint8_t* end, Word* words, size_t words_max, size_t word_bytes_max, size_t* count
+) noexcept nogil:
+    """Cut one request into words; return its bytes. 0: it is not all there. -1: the general path has to look at it."""
+    cdef const uint8_t* at = start
+    cdef size_t total = 0, size = 0, i
+    cdef Py_ssize_t took
+    if at == end:
+        return 0
+    if at[0] != 42:
+        return -1
+    took = number_line(at + 1, end, &total)
+    if took <= 0:
+        return took
+    if total == 0 or total > words_max:
+        return -1
+    at += 1 + took
+    for i in range(total):
+        if at == end:
+            return 0
+        if at[0] != 36:
+            return -1
+        took = number_line(at + 1, end, &size)
+        if took <= 0:
+            return took
+        at += 1 + took
+        if size > word_bytes_max:
+            return -1
+        if <size_t>(end - at) < size + 2:
+            return 0
+        if at[size] != 13 or at[size + 1] != 10:
+            return -1
+        words[i].at, words[i].size = at, size
+        at += size + 2
+    count[0] = total
+    return at - start
+
+
+cdef inline int set_spec(Spec* spec, bytes name, uint32_t least, uint32_t most) except -1:
+    """Fill in a command's row; its name has at most COMMAND_BYTES_MAX bytes."""
+    cdef bytes padded = name.ljust(COMMAND_BYTES_MAX, b"\0")
+    cdef bytes case_bits = bytes(0x20 if 97 <= byte <= 122 else 0 for byte in padded)
+    spec.size, spec.least, spec.most = len(name), least, most
+    memcpy(spec.name, <const char*>padded, COMMAND_BYTES_MAX)
+    memcpy(spec.case_bits, <const char*>case_bits, COMMAND_BYTES_MAX)
+    return 0
+
+
+cdef inline int command_of(const Spec* specs, int count, const Word* name) noexcept nogil:
+    """Return the number of the command that a name, in whatever case, is of; -1 for none of these."""
+    cdef uint64_t typed[2]
+    cdef int i
+    if name.size > COMMAND_BYTES_MAX:
+        return -1
+    typed[0] = typed[1] = 0
+    memcpy(typed, name.at, name.size)
+    for i in range(count):
+        # Setting the case bit where the name has a letter makes that letter of nothing but its two cases.
+        if (
+            specs[i].size == name.size
+            and (typed[0] | specs[i].case_bits[0]) == specs[i].name[0]
+            and (typed[1] | specs[i].case_bits[1]) == specs[i].name[1]
+        ):
+            return i
+    return -1
