@@ -12,7 +12,7 @@ The core knows no socket and no session. It holds the interpreter's lock, and co
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.time cimport monotonic_ns
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy, memmove
 
@@ -148,7 +148,7 @@ cdef bint matches_class(const uint8_t** pattern, const uint8_t* end, uint8_t byt
     """Tell whether a byte is in the class that begins behind a `[`; move the pattern to the class's last byte."""
     cdef const uint8_t* at = pattern[0]
     cdef bint is_not = at < end and at[0] == 94, found = False
-    cdef uint8_t low, high
+    cdef int8_t first, last  # Redis compares the bytes of a range as signed characters
     if is_not:
         at += 1
     while True:
@@ -161,9 +161,9 @@ cdef bint matches_class(const uint8_t** pattern, const uint8_t* end, uint8_t byt
         elif at[0] == 93:
             break
         elif end - at >= 3 and at[1] == 45:
-            low, high = min(at[0], at[2]), max(at[0], at[2])
+            first, last = <int8_t>at[0], <int8_t>at[2]
             at += 2
-            found |= low <= byte <= high
+            found |= min(first, last) <= <int8_t>byte <= max(first, last)
         else:
             found |= at[0] == byte
         at += 1

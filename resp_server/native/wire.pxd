@@ -134,10 +134,12 @@ cdef inline Py_ssize_t cut(
 cdef inline int set_spec(Spec* spec, bytes name, uint32_t least, uint32_t most) except -1:
     """Fill in a command's row; its name has at most COMMAND_BYTES_MAX bytes."""
     cdef bytes padded = name.ljust(COMMAND_BYTES_MAX, b"\0")
-    cdef bytes case_bits = bytes(0x20 if 97 <= byte <= 122 else 0 for byte in padded)
+    cdef uint8_t* case_bits = <uint8_t*>spec.case_bits
+    cdef int i
     spec.size, spec.least, spec.most = len(name), least, most
     memcpy(spec.name, <const char*>padded, COMMAND_BYTES_MAX)
-    memcpy(spec.case_bits, <const char*>case_bits, COMMAND_BYTES_MAX)
+    for i in range(COMMAND_BYTES_MAX):
+        case_bits[i] = 0x20 if 97 <= padded[i] <= 122 else 0
     return 0
 
 

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 import sparkis as public
 from compat.waiting import WAIT_S_MAX, eventually
+from resp_server.native import CORE
 from spark_hooks import endpoints
 from spark_hooks.placed import PlacedEndpoint
 
@@ -110,12 +111,13 @@ def test_status_shows_a_line_per_state_and_the_same_as_json(batches: Make, tmp_p
     with served("--log", log, "--store", tmp_path / "store") as url:
         table = eventually(lambda: status("--url", url), lambda shown: shown.stdout.count("live") == 2)
         assert table.returncode == 0
-        heading, *lines = table.stdout.splitlines()
+        heading, *lines, gap, core = table.stdout.splitlines()
         assert heading.split() == ["JOB", "STATE", "KIND", "KEYS", "COMMITTED", "APPLIED", "LAG", "AGE", "CONDITION"]
         assert [re.sub(r"\d+\.\d s", "AGE", line).split() for line in lines] == [
             ["job", "s", "value", "2", "0", "0", "0", "epochs,", "0", "ms", "AGE", "live"],
             ["job", "m", "map", "2", "0", "0", "0", "epochs,", "0", "ms", "AGE", "live"],
         ]
+        assert (gap, core) == ("", f"answered by its {CORE} core")
         (job,) = eventually(
             lambda: json.loads(status("--url", url, "--json").stdout), lambda jobs: not jobs[0]["stale"]
         )

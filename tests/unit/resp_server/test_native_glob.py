@@ -29,5 +29,7 @@ TEXTS = st.lists(st.sampled_from([b"a", b"b", b"c", b"-", b"]", b"^", b"\\", b"*
 @example(b"a\\", b"a\\")
 @example(b"[\\", b"\\")
 @example(b"[c-a]", b"b")
+@example(b"[\xff-a]", b"\0")
+@example(b"[a-\xff]", b"\x80")
 def test_patterns_match_as_in_python(pattern: bytes, text: bytes) -> None:
     assert core.glob_matches(pattern, text) == bool(matcher(pattern)(text))
