@@ -298,6 +298,7 @@ def _replay_and_serve(options: argparse.Namespace, folder: Path, ended: EndSigna
         print("all data is through; serving on until Ctrl-C", file=sys.stderr)
         ended.wait()
     finally:
+        spark.sparkContext.setLogLevel("OFF")  # tasks that are ended in their middle log errors
         feeder.stop()
         for query in queries:
             query.stop()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from state_backend import takeover
 from state_backend.change_log import ChangeLog
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import DescriptorError, FencedWriterError, JobInUseError
@@ -45,12 +46,30 @@ def put(value: bytes) -> Change:
     return Change("s", Op.PUT, b"k", None, value)
 
 
-@pytest.fixture
-def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleep(_: float) -> None:
-        raise AssertionError("somebody waited")
+class Clock:
+    """Stands for `time` in what takes a job over: nobody sleeps, and sleeping is all that takes time."""
 
-    monkeypatch.setattr(time, "sleep", sleep)
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(takeover, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def nobody_waits(clock: Clock) -> Iterator[None]:
+    yield
+    assert clock.now_s == 0
 
 
 @pytest.mark.parametrize(
@@ -98,22 +117,12 @@ def test_a_job_whose_query_ended_is_free_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_beaten", [True, False])
-def test_a_job_whose_writer_is_silent_is_free_after_three_beats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_beaten: bool
-) -> None:
+def test_a_job_whose_writer_is_silent_is_free_after_three_beats(tmp_path: Path, clock: Clock, has_beaten: bool) -> None:
     silent = writer_of(Beating(tmp_path))
     if has_beaten:
         silent.beat()
-    now_s, waited = [0.0], []
-
-    def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        now_s[0] += seconds
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     writer_of(Beating(tmp_path), "other").publish([put(b"2")])
-    assert 0.15 <= sum(waited) < 0.4
+    assert 0.15 <= clock.now_s < 0.4
     with pytest.raises(FencedWriterError):
         silent.publish([put(b"3")])
 
