@@ -10,16 +10,21 @@ cdef enum Outcome:
 cdef struct Tree:
     uint64_t root
     uint32_t depth  # 0: the table is empty
+    uint64_t upper  # no name begins with more; 0: unknown
 
 cdef struct Lookup:
     # The name that is looked up: up to sixteen bytes, big endian, padded with zeros, and how many they are.
     uint64_t high
     uint64_t low
     uint32_t bytes_
-    # Where the walk stands: a page, and the nodes left to choose from.
+    # Where the walk stands: a page, the nodes left to choose from, and the first halves of names that these lie between.
+    const uint8_t* page
     uint32_t first
     uint32_t last
-    const uint8_t* page
+    uint64_t lower
+    uint64_t upper
+    uint32_t split  # the node to look at next
+    uint32_t guesses  # that may still be made in this page
     # What was found.
     const uint8_t* record
     size_t size

@@ -21,6 +21,7 @@ from libc.errno cimport EINVAL, errno
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp
 from posix.stat cimport fstat, struct_stat
+from libc.stdint cimport int64_t
 from posix.types cimport off_t
 
 from state_backend.native.little_endian cimport u16, u32, u64
@@ -59,12 +60,14 @@ cdef enum:
     CHECK_BYTES = 4  # see `state_backend.checksums`
     NAME_BYTES_MAX = 16
     DEPTH_MAX = 32
+    GUESSES_MAX = 4  # in one page; its nodes are some hundred at most
+    KEYS_UPPER = 1 << 62  # positions are 46 bits of a name's first 64
     MAGIC = 0xBEEFC0DE
     DATA_VERSION = 1
 
 # --- hashes: those of `state_backend.slots` ---------------------------------------------------------------------------
 
-cdef uint16_t crc16_table[256]
+cdef uint16_t crc16_table[8][256]
 cdef uint32_t crc32_table[8][256]
 
 
@@ -74,13 +77,14 @@ cdef void fill_tables() noexcept:
         crc = i << 8
         for j in range(8):
             crc = ((crc << 1) ^ 0x1021) & 0xFFFF if crc & 0x8000 else (crc << 1) & 0xFFFF
-        crc16_table[i] = <uint16_t>crc
+        crc16_table[0][i] = <uint16_t>crc
         crc = i
         for j in range(8):
             crc = (crc >> 1) ^ 0xEDB88320U if crc & 1 else crc >> 1
         crc32_table[0][i] = crc
     for i in range(256):
         for j in range(1, 8):
+            crc16_table[j][i] = <uint16_t>(crc16_table[j - 1][i] << 8) ^ crc16_table[0][crc16_table[j - 1][i] >> 8]
             crc32_table[j][i] = (crc32_table[j - 1][i] >> 8) ^ crc32_table[0][crc32_table[j - 1][i] & 255]
 
 
@@ -88,11 +92,25 @@ fill_tables()
 
 
 cdef uint16_t crc16_of(const uint8_t* text, size_t size) noexcept nogil:
-    cdef uint16_t crc = 0
-    cdef size_t i
-    for i in range(size):
-        crc = <uint16_t>(<uint32_t>crc << 8) ^ crc16_table[(crc >> 8) ^ text[i]]
-    return crc
+    cdef uint32_t crc = 0
+    while size >= 8:
+        crc = (
+            crc16_table[7][(crc >> 8) ^ text[0]]
+            ^ crc16_table[6][(crc & 255) ^ text[1]]
+            ^ crc16_table[5][text[2]]
+            ^ crc16_table[4][text[3]]
+            ^ crc16_table[3][text[4]]
+            ^ crc16_table[2][text[5]]
+            ^ crc16_table[1][text[6]]
+            ^ crc16_table[0][text[7]]
+        )
+        text += 8
+        size -= 8
+    while size:
+        crc = ((crc << 8) & 0xFFFF) ^ crc16_table[0][(crc >> 8) ^ text[0]]
+        text += 1
+        size -= 1
+    return <uint16_t>crc
 
 
 cdef uint32_t crc32_of(const uint8_t* text, size_t size) noexcept nogil:
@@ -145,20 +163,25 @@ cdef inline const uint8_t* node_at(const uint8_t* page, uint32_t index, size_t p
     return page + offset
 
 
-cdef inline int compare(const uint8_t* node, const Lookup* lookup) noexcept nogil:
-    """Compare a node's name with the one that is looked up: below zero, zero or above."""
-    # The last eight bytes of a name never begin before its node does, so reading them never leaves the page.
+# The last eight bytes of a name never begin before its node does, so reading them never leaves the page.
+
+
+cdef inline uint64_t high_of(const uint8_t* node) noexcept nogil:
+    """Return the first eight bytes of a node's name as a number, zeros where it is shorter."""
     cdef uint32_t bytes_ = u16(node + 6)
-    cdef uint64_t high, low = 0
-    if bytes_ == 0:
-        high = 0
-    elif bytes_ <= 8:
-        high = swap64(u64(node + bytes_)) << (8 * (8 - bytes_))
-    else:
-        high = swap64(u64(node + NODE_HEADER))
-        low = swap64(u64(node + bytes_)) << (8 * (16 - bytes_))
+    if bytes_ > 8:
+        return swap64(u64(node + NODE_HEADER))
+    return swap64(u64(node + bytes_)) << (8 * (8 - bytes_)) if bytes_ else 0
+
+
+cdef inline int compare(const uint8_t* node, const Lookup* lookup, uint64_t high) noexcept nogil:
+    """Compare a node's name, whose first half is given, with the one that is looked up: below zero, zero or above."""
+    cdef uint32_t bytes_
+    cdef uint64_t low
     if high != lookup.high:
         return -1 if high < lookup.high else 1
+    bytes_ = u16(node + 6)
+    low = swap64(u64(node + bytes_)) << (8 * (16 - bytes_)) if bytes_ > 8 else 0
     if low != lookup.low:
         return -1 if low < lookup.low else 1
     return <int>bytes_ - <int>lookup.bytes_
@@ -176,14 +199,30 @@ cdef inline bint enter(const Map* map, Lookup* lookup, uint64_t number, bint is_
         return False
     if (u16(page + 10) & (BRANCH | LEAF | OVERFLOW)) != (LEAF if is_leaf else BRANCH):
         return False
-    lookup.page, lookup.first, lookup.last = page, 0, (lower - PAGE_HEADER) >> 1
+    lookup.page, lookup.first, lookup.last, lookup.guesses = page, 0, (lower - PAGE_HEADER) >> 1, GUESSES_MAX
     return True
 
 
-cdef inline void prefetch_middle(const Map* map, const Lookup* lookup) noexcept nogil:
+cdef inline uint32_t split_of(const Lookup* lookup) noexcept nogil:
+    """Return the node to look at next, between the first and the last of more than one.
+
+    Names begin with hashes, which lie evenly: where a name stands is guessed from how far it is between its neighbours.
+    Where the guesses did not find it, the middle does.
+    """
+    cdef uint32_t nodes = lookup.last - lookup.first
+    cdef double share
+    if not lookup.guesses or lookup.upper <= lookup.lower or lookup.high > lookup.upper:
+        return lookup.first + (nodes >> 1)
+    share = <double><int64_t>((lookup.high - lookup.lower) >> 1) / <double><int64_t>((lookup.upper - lookup.lower + 1) >> 1)
+    return lookup.first + min(max(<uint32_t>(share * nodes), 1), nodes - 1)
+
+
+cdef inline void aim(const Map* map, Lookup* lookup) noexcept nogil:
+    """Choose the node to look at next, if there is more than one left, and have it fetched."""
     cdef uint32_t offset
     if lookup.last - lookup.first > 1:
-        offset = u16(lookup.page + PAGE_HEADER + 2 * ((lookup.first + lookup.last) >> 1))
+        lookup.split = split_of(lookup)
+        offset = u16(lookup.page + PAGE_HEADER + 2 * lookup.split)
         if offset < map.page_bytes:
             prefetch(lookup.page + offset)
 
@@ -290,6 +329,7 @@ cdef class Pages:
             return False
         self.count_pages()
         get, main = txn.get, self.main
+        self.keys.upper = KEYS_UPPER
         return (
             self.learn_tree(&self.keys, get(b"keys", db=main))
             and self.learn_tree(&self.fields, get(b"fields", db=main))
@@ -331,14 +371,15 @@ cdef class Pages:
         """Look up all of these, in step. Each has its outcome then, and its record if it was FOUND."""
         cdef const Map* map = &self.map
         cdef size_t i
-        cdef uint32_t level, middle
+        cdef uint32_t level
         cdef bint is_leaf, is_searching
-        cdef uint64_t number
+        cdef uint64_t number, high
         cdef Lookup* lookup
         cdef const uint8_t* node
         for i in range(count):
             lookups[i].outcome = FOUND if tree.depth else MISSING
             lookups[i].record = NULL
+            lookups[i].lower, lookups[i].upper = 0, tree.upper
         for level in range(tree.depth):
             is_leaf = level + 1 == tree.depth
             for i in range(count):
@@ -349,7 +390,7 @@ cdef class Pages:
                 if not enter(map, lookup, number, is_leaf):
                     lookup.outcome = DAMAGED
                     continue
-                prefetch_middle(map, lookup)
+                aim(map, lookup)
             is_searching = True
             while is_searching:
                 is_searching = False
@@ -357,18 +398,19 @@ cdef class Pages:
                     lookup = lookups[i]
                     if lookup.outcome != FOUND or lookup.last - lookup.first <= 1:
                         continue
-                    middle = (lookup.first + lookup.last) >> 1
-                    node = node_at(lookup.page, middle, map.page_bytes)
+                    node = node_at(lookup.page, lookup.split, map.page_bytes)
                     if node == NULL:
                         lookup.outcome = DAMAGED
                         continue
-                    if compare(node, lookup) <= 0:
-                        lookup.first = middle
+                    high = high_of(node)
+                    if compare(node, lookup, high) <= 0:
+                        lookup.first, lookup.lower = lookup.split, high
                     else:
-                        lookup.last = middle
+                        lookup.last, lookup.upper = lookup.split, high
+                    lookup.guesses -= lookup.guesses > 0
                     if lookup.last - lookup.first > 1:
                         is_searching = True
-                        prefetch_middle(map, lookup)
+                        aim(map, lookup)
             for i in range(count):
                 lookup = lookups[i]
                 if lookup.outcome != FOUND:
@@ -377,7 +419,7 @@ cdef class Pages:
                 if node == NULL:
                     lookup.outcome = DAMAGED
                 elif is_leaf:
-                    lookup.outcome = take(map, lookup, node) if compare(node, lookup) == 0 else MISSING
+                    lookup.outcome = take(map, lookup, node) if compare(node, lookup, high_of(node)) == 0 else MISSING
                 else:
                     number = u64(node) & 0xFFFFFFFFFFFFU
                     lookup.size = <size_t>number
