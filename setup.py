@@ -8,7 +8,12 @@ import sys
 from setuptools import Extension, setup
 
 # Little-endian machines alone (see `state_backend/native/lookup.pyx`); epoll is Linux'.
-MODULES = ["state_backend.native.lookup", "resp_server.native.core", "resp_server.native.hop"]
+MODULES = [
+    "state_backend.native.lookup",
+    "state_backend.native.packing",
+    "resp_server.native.core",
+    "resp_server.native.hop",
+]
 if sys.platform == "linux":
     MODULES.append("resp_server.native.sockets")
 

@@ -34,7 +34,12 @@ class ChangedKeys:
         self._room_bytes = ROOM_BYTES
 
     def __bool__(self) -> bool:
-        return bool(self._keys) or self._room_bytes < 0
+        return bool(self._keys) or self.is_full
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether they are too many already: to add more makes no difference."""
+        return self._room_bytes < 0
 
     def add(self, key: bytes) -> None:
         """Note a key; it may be noted before."""
@@ -42,9 +47,15 @@ class ChangedKeys:
         if self._room_bytes >= 0:
             self._keys.append(key)
 
+    def extend(self, keys: Sequence[bytes]) -> None:
+        """Note several keys."""
+        self._room_bytes -= sum(map(len, keys)) + len(keys) * KEY_OVERHEAD_BYTES
+        if not self.is_full:
+            self._keys += keys
+
     def pack(self) -> bytes:
         """Lay out the keys, each once; UNKNOWN if there are too many."""
-        if self._room_bytes < 0:
+        if self.is_full:
             return UNKNOWN
         keys = list(dict.fromkeys(self._keys))
         return struct.pack(f"<I{len(keys)}I", len(keys), *accumulate(map(len, keys))) + b"".join(keys)

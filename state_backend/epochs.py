@@ -30,10 +30,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import numpy as np
 import pyarrow as pa
 
 from state_backend.errors import LogCorruptError
 from state_backend.key_groups import ALL, KeyGroups
+from state_backend.records import positions_in
 from state_backend.slots import HASH_BITS, slot_at
 
 # The second may have changes that fold (see `records.Op`), the third those of sets; what has none is written as the
@@ -76,9 +78,9 @@ def slots_of_run(run: pa.RecordBatch) -> tuple[int, int, int]:
 def rows_of_slots(run: pa.RecordBatch, slots: KeyGroups) -> pa.RecordBatch:
     """Return the rows of a run whose keys are in some slots, in their order; the run itself if all are."""
     edges = [slot << HASH_BITS for first, last in slots.ranges for slot in (first, last + 1)]
-    positions = run.column("position").to_numpy()
+    positions = positions_in(run)
     # An odd number of edges at or before a position: it lies in a range.
-    is_inside = pa.array(edges, pa.uint64()).to_numpy().searchsorted(positions, side="right") & 1 == 1
+    is_inside = np.array(edges, np.uint64).searchsorted(positions, side="right") & 1 == 1
     return run if is_inside.all() else run.filter(pa.array(is_inside))
 
 

@@ -223,6 +223,7 @@ class Table:
         self._position_bytes = position_bytes
         self.get: Callable[[bytes], bytes | None] = self._cursor.get
         self.put = self._cursor.put
+        self.put_many = self._cursor.putmulti
 
     def delete(self, at: bytes) -> None:
         """Take a record out and close the gap with the last one of its position."""

@@ -102,6 +102,7 @@ class LmdbStore(Store):
         self.tells_events = False
         self.events_portion_bytes = PORTION_BYTES
         self.events_bytes_max = KEPT_BYTES_MAX
+        self._pages = pages_of(self._env, self._file)
         if is_reader:
             self._populate()
         else:
@@ -117,11 +118,9 @@ class LmdbStore(Store):
 
     def _populate(self) -> None:
         """Have the file's pages mapped, in a thread, as far as they fit into half of the memory that is left."""
-        assert self._file is not None
-        pages = pages_of(self._env, self._file)
-        if pages is not None:
+        if self._pages is not None:
             with suppress(RuntimeError):  # the interpreter ends
-                start_new_thread(pages.populate, (available_bytes() // 2,))
+                start_new_thread(self._pages.populate, (available_bytes() // 2,))
 
     def _open_to_write(self) -> lmdb.Environment:
         """Open the folder; one from before the last boot is made anew. StoreDamagedError for one that is damaged."""
@@ -225,17 +224,21 @@ class LmdbStore(Store):
             work = self._work(txn, self._meta(txn), epoch.clock_ms)
             if self.tells_events:
                 work.tell_events(epoch.epoch, epoch.term, self.events_portion_bytes, self.events_bytes_max)
-            self._change(work, epoch, states)
+            self._change(txn, work, epoch, states)
             work.keep_changed_keys(epoch.epoch)
             work.meta.applied = replace(work.meta.applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms)
             work.finish()
             return work.changed
 
-    @staticmethod
-    def _change(work: LmdbTransaction, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> None:
+    def _change(
+        self,
+        txn: lmdb.Transaction[bytes],
+        work: LmdbTransaction,
+        epoch: EpochChanges,
+        states: Sequence[StateDescriptor],
+    ) -> None:
         work.declare(states, epoch.replaces)
-        for run in epoch.runs:
-            work.apply(run)
+        work.apply_all(epoch.runs, self._pages if self._pages is not None and self._pages.learn(txn) else None)
         work.remove_untouched()
 
     def expire(self, now_ms: int, most: int) -> int:
@@ -301,7 +304,7 @@ class LmdbStore(Store):
             if meta.holding is None or meta.holding.loading is None or meta.holding.loading.slots != then.slots:
                 raise StoreError(f"the store {self.path} does not load the slots {then.slots}")
             work = SlotsTransaction(txn, self.tables, meta, portion.clock_ms, then.slots)
-            self._change(work, portion, states)
+            self._change(txn, work, portion, states)
             meta.holding = meta.holding.loaded(then, meta.applied)
             work.finish()
             return work.changed

@@ -20,6 +20,7 @@ EXPECTED_SKIPS: tuple[str, ...] = ()
 if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the compiled core
     EXPECTED_SKIPS = (
         "tests/properties/test_core_agrees.py",
+        "tests/properties/test_packing.py",
         "tests/server/test_core_chosen.py",
         "tests/server/test_sockets.py",
         "tests/server/test_split_of_a_request.py",

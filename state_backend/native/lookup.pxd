@@ -7,6 +7,9 @@ cdef enum Outcome:
     FOUND = 1
     DAMAGED = -1  # the page is not what LMDB writes; the caller asks LMDB itself
 
+cdef enum:
+    SORTED_MAX = 128  # names that `walk_sorted` takes
+
 cdef struct Tree:
     uint64_t root
     uint32_t depth  # 0: the table is empty
@@ -49,6 +52,8 @@ cdef class Pages:
     cdef void count_pages(self) noexcept
     cdef bint learn_tree(self, Tree* tree, bytes record) except -1
     cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
+    cdef void walk(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
+    cdef void walk_sorted(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
     cdef int find_one(self, const Tree* tree, Lookup* lookup) noexcept nogil
 
 cdef uint16_t slot_of(const uint8_t* key, size_t size) noexcept nogil

@@ -62,6 +62,7 @@ cdef enum:
     DEPTH_MAX = 32
     GUESSES_MAX = 4  # in one page; its nodes are some hundred at most
     KEYS_UPPER = 1 << 62  # positions are 46 bits of a name's first 64
+    CACHE_LINE_BYTES = 64
     MAGIC = 0xBEEFC0DE
     DATA_VERSION = 1
 
@@ -227,6 +228,14 @@ cdef inline void aim(const Map* map, Lookup* lookup) noexcept nogil:
             prefetch(lookup.page + offset)
 
 
+cdef inline void prefetch_page(const Map* map, uint64_t number) noexcept nogil:
+    """Have memory bring a whole page: who looks up to write copies it soon."""
+    cdef size_t at = 0
+    while number < map.pages and at < map.page_bytes:
+        prefetch(map.base + number * map.page_bytes + at)
+        at += CACHE_LINE_BYTES
+
+
 cdef inline int take(const Map* map, Lookup* lookup, const uint8_t* node) noexcept nogil:
     """Take a leaf's data, from the page itself or from overflow pages, if all of it lies where it may."""
     cdef uint64_t size = <uint64_t>u16(node) | <uint64_t>u16(node + 2) << 16
@@ -262,6 +271,81 @@ cdef inline int check(Lookup* lookup) noexcept nogil:
         return DAMAGED
     lookup.size -= CHECK_BYTES
     return FOUND if crc32_of(lookup.record, lookup.size) == u32(lookup.record + lookup.size) else DAMAGED
+
+
+cdef inline void begin(const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
+    """Have look-ups stand before a tree's root."""
+    cdef size_t i
+    for i in range(count):
+        lookups[i].outcome = FOUND if tree.depth else MISSING
+        lookups[i].record = NULL
+        lookups[i].size = tree.root
+        lookups[i].lower, lookups[i].upper = 0, tree.upper
+
+
+cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
+    """Find on each one's page the last node whose name is not behind its own, or the first; in step, all having aimed."""
+    cdef size_t i
+    cdef uint64_t high
+    cdef bint is_searching = True
+    cdef Lookup* lookup
+    cdef const uint8_t* node
+    while is_searching:
+        is_searching = False
+        for i in range(count):
+            lookup = lookups[i]
+            if lookup.outcome != FOUND or lookup.last - lookup.first <= 1:
+                continue
+            node = node_at(lookup.page, lookup.split, map.page_bytes)
+            if node == NULL:
+                lookup.outcome = DAMAGED
+                continue
+            high = high_of(node)
+            if compare(node, lookup, high) <= 0:
+                lookup.first, lookup.lower = lookup.split, high
+            else:
+                lookup.last, lookup.upper = lookup.split, high
+            lookup.guesses -= lookup.guesses > 0
+            if lookup.last - lookup.first > 1:
+                is_searching = True
+                aim(map, lookup)
+
+
+cdef inline void search_on(const Map* map, const Lookup* before, Lookup* lookup) noexcept nogil:
+    """Find the same for a name on the page where a lower one was found: most of the time the node is one of the next."""
+    cdef const uint8_t* node
+    cdef uint64_t high
+    cdef uint32_t step = 1
+    lookup.first, lookup.lower = before.first, before.lower
+    while lookup.first + step < lookup.last:
+        node = node_at(lookup.page, lookup.first + step, map.page_bytes)
+        if node == NULL:
+            lookup.outcome = DAMAGED
+            return
+        high = high_of(node)
+        if compare(node, lookup, high) > 0:
+            lookup.last, lookup.upper = lookup.first + step, high
+            break
+        lookup.first, lookup.lower = lookup.first + step, high
+        step *= 2
+    aim(map, lookup)
+    search(map, &lookup, 1)
+
+
+cdef inline void descend(const Map* map, Lookup* lookup, bint is_leaf) noexcept nogil:
+    """Take what the node that was found says: a leaf's record, or the number of the next page, into `size`."""
+    cdef const uint8_t* node = node_at(lookup.page, lookup.first, map.page_bytes)
+    cdef uint64_t number
+    if node == NULL:
+        lookup.outcome = DAMAGED
+    elif is_leaf:
+        lookup.outcome = take(map, lookup, node) if compare(node, lookup, high_of(node)) == 0 else MISSING
+    else:
+        number = u64(node) & 0xFFFFFFFFFFFFU
+        lookup.size = <size_t>number
+        if number < map.pages:
+            prefetch(map.base + number * map.page_bytes)
+            prefetch(map.base + number * map.page_bytes + 64)
 
 
 cdef class Pages:
@@ -369,67 +453,76 @@ cdef class Pages:
 
     cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
         """Look up all of these, in step. Each has its outcome then, and its record if it was FOUND."""
-        cdef const Map* map = &self.map
         cdef size_t i
-        cdef uint32_t level
-        cdef bint is_leaf, is_searching
-        cdef uint64_t number, high
-        cdef Lookup* lookup
-        cdef const uint8_t* node
-        for i in range(count):
-            lookups[i].outcome = FOUND if tree.depth else MISSING
-            lookups[i].record = NULL
-            lookups[i].lower, lookups[i].upper = 0, tree.upper
-        for level in range(tree.depth):
-            is_leaf = level + 1 == tree.depth
-            for i in range(count):
-                lookup = lookups[i]
-                if lookup.outcome != FOUND:
-                    continue
-                number = tree.root if level == 0 else <uint64_t>lookup.size
-                if not enter(map, lookup, number, is_leaf):
-                    lookup.outcome = DAMAGED
-                    continue
-                aim(map, lookup)
-            is_searching = True
-            while is_searching:
-                is_searching = False
-                for i in range(count):
-                    lookup = lookups[i]
-                    if lookup.outcome != FOUND or lookup.last - lookup.first <= 1:
-                        continue
-                    node = node_at(lookup.page, lookup.split, map.page_bytes)
-                    if node == NULL:
-                        lookup.outcome = DAMAGED
-                        continue
-                    high = high_of(node)
-                    if compare(node, lookup, high) <= 0:
-                        lookup.first, lookup.lower = lookup.split, high
-                    else:
-                        lookup.last, lookup.upper = lookup.split, high
-                    lookup.guesses -= lookup.guesses > 0
-                    if lookup.last - lookup.first > 1:
-                        is_searching = True
-                        aim(map, lookup)
-            for i in range(count):
-                lookup = lookups[i]
-                if lookup.outcome != FOUND:
-                    continue
-                node = node_at(lookup.page, lookup.first, map.page_bytes)
-                if node == NULL:
-                    lookup.outcome = DAMAGED
-                elif is_leaf:
-                    lookup.outcome = take(map, lookup, node) if compare(node, lookup, high_of(node)) == 0 else MISSING
-                else:
-                    number = u64(node) & 0xFFFFFFFFFFFFU
-                    lookup.size = <size_t>number
-                    if number < map.pages:
-                        prefetch(map.base + number * map.page_bytes)
-                        prefetch(map.base + number * map.page_bytes + 64)
+        self.walk(tree, lookups, count)
         # Behind the walk, when what was found is on its way from memory.
         for i in range(count):
             if lookups[i].outcome == FOUND:
                 lookups[i].outcome = check(lookups[i])
+
+    cdef void walk(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
+        """Look up all of these as `find` does; records come with their checksums, which nobody has looked at."""
+        cdef const Map* map = &self.map
+        cdef size_t i
+        cdef uint32_t level
+        cdef bint is_leaf
+        begin(tree, lookups, count)
+        for level in range(tree.depth):
+            is_leaf = level + 1 == tree.depth
+            for i in range(count):
+                if lookups[i].outcome == FOUND:
+                    if enter(map, lookups[i], lookups[i].size, is_leaf):
+                        aim(map, lookups[i])
+                    else:
+                        lookups[i].outcome = DAMAGED
+            search(map, lookups, count)
+            for i in range(count):
+                if lookups[i].outcome == FOUND:
+                    descend(map, lookups[i], is_leaf)
+
+    cdef void walk_sorted(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
+        """Look up names that rise, up to `SORTED_MAX`, as `walk` does: of those on one page only the first looks for it."""
+        cdef const Map* map = &self.map
+        cdef Lookup* heads[SORTED_MAX]
+        cdef size_t i, heads_count, head
+        cdef uint32_t level
+        cdef uint64_t number
+        cdef bint is_leaf
+        cdef Lookup* before
+        begin(tree, lookups, count)
+        for level in range(tree.depth):
+            is_leaf = level + 1 == tree.depth
+            heads_count = 0
+            before = NULL
+            for i in range(count):
+                if lookups[i].outcome != FOUND:
+                    continue
+                if not enter(map, lookups[i], lookups[i].size, is_leaf):
+                    lookups[i].outcome = DAMAGED
+                elif before == NULL or before.page != lookups[i].page:
+                    before = heads[heads_count] = lookups[i]
+                    heads_count += 1
+                    aim(map, before)
+            search(map, heads, heads_count)
+            before = NULL
+            head = 0
+            for i in range(count):
+                if head < heads_count and lookups[i] == heads[head]:
+                    before = lookups[i]
+                    head += 1
+                elif lookups[i].outcome == FOUND:
+                    if before.outcome == FOUND:
+                        search_on(map, before, lookups[i])
+                    else:
+                        lookups[i].outcome = DAMAGED
+                    before = lookups[i]
+            number = 0
+            for i in range(count):
+                if lookups[i].outcome == FOUND:
+                    descend(map, lookups[i], is_leaf)
+                    if level + 2 == tree.depth and lookups[i].size != number:
+                        number = lookups[i].size
+                        prefetch_page(map, number)
 
     cdef int find_one(self, const Tree* tree, Lookup* lookup) noexcept nogil:
         """Look up one name, and return its outcome."""

@@ -1,0 +1,158 @@
+"""Values packed by the compiled core make the store, byte for byte, that the general path makes of the same epochs."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state_backend import changed_keys, key_events
+from state_backend.checksums import opened
+from state_backend.descriptor import StateDescriptor
+from state_backend.errors import SparkisError
+from state_backend.key_groups import ALL, KeyGroups
+from state_backend.lmdb_events import EVENTS
+from state_backend.lmdb_layout import SLOT_COUNT, TABLES
+from state_backend.lmdb_store import LmdbStore
+from state_backend.records import Change, Op, positions_in, runs_of
+from state_backend.slots import POSITION_BYTES
+from state_backend.store import EpochChanges
+
+packing = pytest.importorskip("state_backend.native.packing", reason="the compiled core is not built")
+
+STATES = (
+    StateDescriptor("one", key="k", value="v").for_job("job"),
+    StateDescriptor("two", key="k", value="v").for_job("job"),
+    StateDescriptor("sum", key="k", value="v", reduce="sum", columns={"v": "bigint"}).for_job("job"),
+    StateDescriptor("map", key="k", field="f", value="v").for_job("job"),
+)
+NAMES = [state.name for state in STATES]
+# More than a look-up's lanes, so that a page of the tree is searched on; with and without hash tags, one of two states.
+KEYS = {name: (b"", *(b"%s:{%d}%d" % (name.encode(), number % 7, number) for number in range(150))) for name in NAMES}
+VALUES = st.sampled_from((b"", b"1", b"22", b"v" * 100, b"long" * 300))
+
+
+def changes_of(state: str) -> st.SearchStrategy[Change]:
+    keys, expiries = st.sampled_from(KEYS[state][state != "one" :]), st.sampled_from((None, None, None, 5, 5_000))
+    name, nothing = st.just(state), st.none()
+    if state == "map":
+        return st.builds(Change, name, st.just(Op.PUT), keys, st.sampled_from((b"f", b"g")), VALUES, nothing)
+    if state == "sum":
+        return st.builds(Change, name, st.just(Op.FOLD), keys, nothing, st.sampled_from((b"1", b"22")), nothing)
+    puts = st.builds(Change, name, st.just(Op.PUT), keys, nothing, VALUES, expiries)
+    return puts | puts | puts | st.builds(Change, name, st.just(Op.DELETE), keys, nothing, nothing, nothing)
+
+
+# Many plain rows, and a few others among them.
+plain = st.builds(
+    lambda state, first, count, value: [
+        Change(state, Op.PUT, key, None, value + b"%d" % number)
+        for number, key in enumerate(KEYS[state][1 + first : 1 + first + count])
+    ],
+    st.sampled_from(("one", "two")),
+    st.integers(0, 149),
+    st.integers(0, 150),
+    VALUES,
+)
+epochs = st.lists(plain | st.sampled_from(NAMES).flatmap(changes_of).map(lambda change: [change]), max_size=12)
+
+
+def content_of(store: LmdbStore) -> dict[bytes, object]:
+    """All that is in a store. What is noted of an epoch, or counted, has an order of its own in each."""
+    found: dict[bytes, object] = {}
+    happened: defaultdict[bytes, bytes] = defaultdict(bytes)
+    with store.begin() as txn:
+        for name, table in zip(TABLES[:-1], store.tables[:-1], strict=True):
+            found[name] = list(txn.cursor(db=table))
+        for name, stored in txn.cursor(db=store.tables.meta):
+            value = opened(stored) if stored else stored
+            if name.startswith(b"changed"):
+                found[name] = value and sorted(changed_keys.unpack(value))
+            elif name.startswith(b"slot"):
+                found[name] = sorted(SLOT_COUNT.iter_unpack(value))
+            elif name == b"applied":
+                found[name] = json.loads(value)
+            elif name != EVENTS:
+                for key, what in key_events.unpack(value).events:
+                    happened[key] += what
+    return found | {EVENTS: happened}
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(epochs, st.sampled_from(((), (), (), ("one",)))), min_size=1, max_size=4),
+    st.sampled_from((3, 40, 1000)),
+    st.sampled_from((50, 300, 100_000)),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from((ALL, KeyGroups(((0, 8_000),)))),
+)
+def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
+    told: Sequence[tuple[list[list[Change]], tuple[str, ...]]],
+    run_rows: int,
+    rows_max: int,
+    has_events: bool,
+    are_colliding: bool,
+    slots: KeyGroups,
+) -> None:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(patch("state_backend.lmdb_transaction.PIECE_BYTES", 700))
+        stack.enter_context(patch("state_backend.lmdb_transaction.ROWS_MAX", rows_max))
+        stack.enter_context(patch("state_backend.lmdb_transaction.ITEMS_MAX", 100))
+        stack.enter_context(patch("state_backend.records.RUN_ROWS_MAX", run_rows))
+        if are_colliding:
+            stack.enter_context(patch("state_backend.slots.crc32", lambda text: sum(text) % 5))
+        compiled, general = (LmdbStore(folder / name, "g") for name in ("compiled", "general"))
+        stack.callback(compiled.close)
+        stack.callback(general.close)
+        assert compiled._pages is not None
+        general._pages = None
+        for store in (compiled, general):
+            store.tells_events = has_events
+            store.hold(slots)
+        for number, (parts, replaces) in enumerate(told):
+            runs = [run for part in parts for run in runs_of(part, NAMES if number % 2 else NAMES[::-1])]
+            if slots != ALL:
+                runs = [run.filter(pa.array([p >> 32 <= 8_000 for p in positions_in(run).tolist()])) for run in runs]
+            found: list[object] = []
+            for store in (compiled, general):
+                try:
+                    found.append(store.apply(EpochChanges(number, 1, 10 * number, runs, frozenset(replaces)), STATES))
+                except SparkisError as error:
+                    found.append((type(error), str(error)))
+            assert found[0] == found[1]
+            assert content_of(compiled) == content_of(general)
+
+
+@given(st.lists(st.tuples(st.binary(max_size=40), st.binary(max_size=90)), max_size=200), st.integers(1, 70))
+def test_what_is_taken_is_every_plain_row_once_in_the_order_of_positions(
+    rows: list[tuple[bytes, bytes]], rows_max: int
+) -> None:
+    wanted = dict(rows)
+    changes = [Change("one", Op.PUT, key, None, value) for key, value in wanted.items()]
+    # Of a slice, whose columns do not begin where their buffers do.
+    runs = [run.slice(1) for run in runs_of([Change("one", Op.PUT, b""), *changes], ["one"]) if run.num_rows > 1]
+    sliced = [
+        (k, v) for run in runs for k, v in zip(*(run.column(c).to_pylist() for c in ("key", "value")), strict=True)
+    ]
+    positions = np.concatenate([np.empty(0, np.uint64), *map(positions_in, runs)])
+    numbers = [np.array([3], np.int32) for _ in runs]
+    made = packing.Packing(runs, positions.argsort(kind="stable"), numbers, None, lambda name: None, 1 << 16)
+    items = []
+    while (some := made.take(rows_max)) is not None:
+        assert made.new.get(3, []) == [name for name, _ in some]
+        items += some
+    assert [name for name, _ in items] == sorted({int(p).to_bytes(POSITION_BYTES, "big") for p in positions})
+    assert sum(map(sum, made.left)) == len(sliced) - len(items)
+    assert {record[15:-4] for _, record in items} <= {key + value for key, value in sliced}
