@@ -1,4 +1,7 @@
-"""What pyproject.toml cannot say: the compiled core. It is optional: without it the same program runs in Python."""
+"""What pyproject.toml cannot say: the compiled core. It is optional: without it the same program runs in Python.
+
+In a checkout the load generator of the benchmarks is compiled with it; it is not shipped.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ MODULES = [
 ]
 if sys.platform == "linux":
     MODULES.append("resp_server.native.sockets")
+    if "--inplace" in sys.argv and os.path.exists("benchmarks/native/load.pyx"):
+        MODULES.append("benchmarks.native.load")
 
 
 def extensions() -> list[Extension]:

@@ -1,5 +1,5 @@
-"""GET and MGET through our proxy to two state servers, beside twemproxy to two redis-servers: redis-benchmark with 50
-connections against both in turns, while one key in a hundred changes every second. Then the same client with two
+"""GET and MGET through our proxy to two state servers, beside twemproxy to two redis-servers: the load generator with
+50 connections against both in turns, while one key in a hundred changes every second. Then a Python client with two
 connections, one for each server's slots, beside one that has both of them at the proxy.
 """
 
@@ -245,7 +245,7 @@ def _measured(case: Case, pipeline: int, servers: tuple[Proxied, Proxied], optio
                 calls, cpu_s = server.calls(command), server.cpu_s()
                 rate = benchmark(server.port, case, pipeline, requests)
                 used_s, counted = server.cpu_s() - cpu_s, server.calls(command) - calls
-            # It sends the last pipeline of each client whole. What is split is counted by its parts.
+            # Pipelines are sent whole. What is split is counted by its parts.
             most = requests * (1 + AGAIN_SHARE) + CLIENTS * pipeline
             if command == "get" and not requests <= counted <= most:
                 raise VoidError(f"{server.name}'s servers counted {counted} {command} of {requests} sent")

@@ -1,6 +1,6 @@
-"""Reads beside redis-server: redis-benchmark (50 connections) against both in turns, while one key in a hundred changes
-every second. GET: uniform (every key alike), hot (one key in a thousand), and uniform with one request in ten a miss;
-MGET of 100 keys; HGETALL of maps of 10 fields; LRANGE of lists of 100 elements. Then GET with one and two serving
+"""Reads beside redis-server: the load generator (50 connections) against both in turns, while one key in a hundred
+changes every second. GET: uniform (every key alike), hot (one key in a thousand), and uniform with one request in ten a
+miss; MGET of 100 keys; HGETALL of maps of 10 fields; LRANGE of lists of 100 elements. Then GET with one and two serving
 processes. `many` measures GET of a million keys and more.
 """
 
@@ -10,9 +10,11 @@ import csv
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 from statistics import median
 
+from benchmarks import load
 from benchmarks.options import Options
 from benchmarks.results import Row, compared
 from benchmarks.servers import (
@@ -43,10 +45,10 @@ WORKERS = (1, 2)
 
 @dataclass(frozen=True)
 class Case:
-    """What redis-benchmark sends, with random numbers below `key_range`; `cost` is beside that of one GET (guess).
+    """What is sent, with random numbers below `key_range`; `cost` is beside that of one GET (guess).
 
-    words_of_client: further options of redis-benchmark itself. is_tls: at the port where TLS is spoken. budgets: the
-    least ratio to redis-server, by depth of the pipeline.
+    user: name and password; the default user if there is none. authority: the file with whose certificate the server is
+    trusted, at the port where TLS is spoken. budgets: the least ratio to redis-server, by depth of the pipeline.
     """
 
     name: str
@@ -54,8 +56,8 @@ class Case:
     key_range: int
     cost: int = 1
     clients: int = CLIENTS
-    words_of_client: tuple[str, ...] = ()
-    is_tls: bool = False
+    user: tuple[str, str] | None = None
+    authority: Path | None = None
     budgets: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -97,7 +99,7 @@ def run(options: Options) -> Iterator[Row]:
 
 
 def _workers(options: Options) -> Iterator[Row]:
-    """Yield rows of one and two serving processes; redis-benchmark itself needs a core, and redis-server has one."""
+    """Yield rows of one and two serving processes; the load generator needs a core, too, and redis-server has one."""
     for workers in WORKERS:
         with both(options.keys, workers=workers, has_maps_and_lists=False) as servers:
             for pipeline in PIPELINES:
@@ -148,18 +150,36 @@ def round_of(server: Served, case: Case, pipeline: int, requests: int, random: R
     name = case.words[0].lower()
     with server.changing():
         calls, cpu_s = server.calls(name), server.cpu_s()
-        rate = benchmark(server.tls_port if case.is_tls else server.port, case, pipeline, requests)
+        rate = benchmark(server.tls_port if case.authority else server.port, case, pipeline, requests)
         used_s, counted = server.cpu_s() - cpu_s, server.calls(name) - calls
-    if not requests <= counted <= requests + case.clients * pipeline:  # it sends the last pipeline of each client whole
+    if not requests <= counted <= requests + case.clients * pipeline:  # pipelines are sent whole
         raise VoidError(f"{server.name} counted {counted} {name} of {requests} sent: the benchmark is void")
     server.check_sample(random)
     return Round(rate, used_s / counted * 1e6)
 
 
 def benchmark(port: int, case: Case, pipeline: int, requests: int) -> float:
-    """Run redis-benchmark and return its requests per second."""
+    """Send the requests from a process of its own and return how many a second were answered."""
+    if case.authority:
+        return _redis_benchmark(port, case, case.authority, pipeline, requests)
+    try:
+        return load.rate(
+            port,
+            case.words,
+            clients=case.clients,
+            pipeline=pipeline,
+            requests=requests,
+            key_range=case.key_range,
+            user=case.user,
+        )
+    except load.NotMeasuredError as error:
+        raise VoidError(f"nothing was measured: {error}") from None
+
+
+def _redis_benchmark(port: int, case: Case, authority: Path, pipeline: int, requests: int) -> float:
+    """Do the same over TLS, which the load generator does not speak."""
     command = ["redis-benchmark", "-p", str(port), "-c", str(case.clients), "-P", str(pipeline), "-n", str(requests)]
-    command += ["-r", str(case.key_range), *case.words_of_client, "--csv", *case.words]
+    command += ["-r", str(case.key_range), "--tls", "--cacert", str(authority), "--csv", *case.words]
     done = subprocess.run(command, capture_output=True, text=True)
     try:
         return float(list(csv.DictReader(done.stdout.splitlines()))[-1]["rps"])

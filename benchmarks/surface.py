@@ -37,7 +37,7 @@ MEMBERS = 1_000_000
 SCANNED_KEYS = 1_000_000
 SCAN_COUNT = 1_000
 CONNECTIONS = (1_000, 10_000)
-# Files that redis-benchmark, or a server, has open beside its connections (guess).
+# Files that the load generator, or a server, has open beside its connections (guess).
 OTHER_FILES = 200
 USER, PASSWORD = "tenant", "secret-of-the-tenant"
 SCAN_BUDGET = 1.0
@@ -166,8 +166,7 @@ def _tls(options: Options) -> Iterator[Row]:
         with both(options.keys, has_maps_and_lists=False, ours=ours, peers=peers, tls=authority.context()) as servers:
             for server, port in zip(servers, ports, strict=True):
                 server.tls_port = port
-            words = ("--tls", "--cacert", str(authority.ca))
-            case = replace(uniform(options.keys), words_of_client=words, is_tls=True, budgets=TLS_BUDGETS)
+            case = replace(uniform(options.keys), authority=authority.ca, budgets=TLS_BUDGETS)
             for pipeline in PIPELINES:
                 name = f"GET uniform, TLS, pipeline {pipeline}"
                 note = f"{options.keys:,} keys, the connections are made before"
@@ -187,8 +186,7 @@ def _user(options: Options) -> Iterator[Row]:
                 _measured_plain(servers, pipeline, options, "the same server's default user") for pipeline in PIPELINES
             ]
             yield from plain
-            words = ("--user", USER, "-a", PASSWORD)
-            case = replace(uniform(options.keys), words_of_client=words, budgets=_shares_of(plain))
+            case = replace(uniform(options.keys), user=(USER, PASSWORD), budgets=_shares_of(plain))
             for pipeline in PIPELINES:
                 name = f"GET uniform, a user with a key pattern, pipeline {pipeline}"
                 yield measured(name, servers, case, pipeline, options, note=f"{options.keys:,} keys", part="surface")

@@ -22,6 +22,7 @@ if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the co
         "tests/properties/test_core_agrees.py",
         "tests/properties/test_packing.py",
         "tests/server/test_core_chosen.py",
+        "tests/server/test_load.py",
         "tests/server/test_sockets.py",
         "tests/server/test_split_of_a_request.py",
         "tests/unit/resp_server/test_native_glob.py",

@@ -1,0 +1,1 @@
+"""What is compiled of the benchmarks: the inner loop of the load generator (`load.pyx`, Linux)."""

@@ -1,0 +1,15 @@
+"""The types of `load.pyx`, which has the docstrings."""
+
+from collections.abc import Sequence
+
+class LoadError(Exception): ...
+
+def send_all(
+    descriptors: Sequence[int],
+    request: bytes,
+    numbers_at: Sequence[int],
+    pipeline: int,
+    requests: int,
+    key_range: int,
+    seed: int,
+) -> tuple[int, float]: ...

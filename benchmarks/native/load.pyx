@@ -1,0 +1,348 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The inner loop of the load generator: one epoll, many connections, replies counted and nothing made of them.
+
+A connection sends a whole pipeline at once, waits for all of its replies, and sends the next one. All connections send
+from one buffer, in which only the random numbers change; what a socket does not take is copied, and sent when it can be.
+"""
+
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memmove, memset
+
+import os
+
+cdef extern from "sys/epoll.h" nogil:
+    ctypedef union epoll_data_t:
+        uint32_t u32
+    cdef struct epoll_event:
+        uint32_t events
+        epoll_data_t data
+    int epoll_create1(int)
+    int epoll_ctl(int, int, int, epoll_event*)
+    int epoll_wait(int, epoll_event*, int, int)
+    int EPOLLIN, EPOLLOUT, EPOLL_CTL_ADD, EPOLL_CTL_MOD, EPOLL_CLOEXEC
+
+cdef extern from "unistd.h" nogil:
+    int close(int)
+
+cdef extern from "sys/socket.h" nogil:
+    ssize_t recv(int, void*, size_t, int)
+    ssize_t send(int, const void*, size_t, int)
+    int MSG_NOSIGNAL, MSG_DONTWAIT
+
+cdef extern from "time.h" nogil:
+    cdef struct timespec:
+        int64_t tv_sec
+        int64_t tv_nsec
+    int clock_gettime(int, timespec*)
+    int CLOCK_MONOTONIC
+
+cdef enum:
+    DIGITS = 12  # as redis-benchmark fills in `__rand_int__`
+    EVENTS_MAX = 256
+    INPUT_BYTES = 1 << 18
+    LINE_BYTES_MAX = 256  # of a reply's line that came in parts, and of what is told of an error
+    NUMBER_DIGITS_MAX = 15
+    SILENCE_MS_MAX = 60000  # no reply at all for so long: a server in trouble (guess)
+
+# Why the loop ended.
+cdef enum End:
+    DONE
+    ERROR_REPLY
+    NO_REPLY_OF_RESP2
+    TOO_MANY_REPLIES
+    CLOSED
+    SILENCE
+    SYSTEM_ERROR
+    NO_MEMORY
+
+SAID = {
+    <int>ERROR_REPLY: "the server answered with an error",
+    <int>NO_REPLY_OF_RESP2: "what the server sent is no reply of RESP2",
+    <int>TOO_MANY_REPLIES: "the server sent more replies than it was sent requests, the first of them",
+    <int>CLOSED: "the server closed a connection",
+    <int>SILENCE: f"no reply came for {SILENCE_MS_MAX // 1000} s",
+}
+
+
+class LoadError(Exception):
+    """The load ended before all replies had come; the text says why."""
+
+
+cdef struct Connection:
+    int descriptor
+    # Values that have yet to come: one for each reply; the header of an array puts its elements in its own place.
+    int64_t values
+    int64_t text_left  # bytes of a bulk string that have yet to come, with its CRLF
+    char* unsent
+    size_t unsent_size, unsent_at
+    int line_size  # of what has come of a line
+    char line[LINE_BYTES_MAX]
+
+
+cdef char[200] PAIRS  # 00 01 .. 99
+cdef int _pair
+for _pair in range(100):
+    PAIRS[2 * _pair], PAIRS[2 * _pair + 1] = 48 + _pair // 10, 48 + _pair % 10
+
+
+cdef class _Load:
+    """One load; its memory goes with it."""
+
+    cdef Connection* connections
+    cdef int count, epoll, saved_errno, said_size
+    cdef char* input
+    cdef char* batch  # a whole pipeline
+    cdef size_t batch_size
+    cdef size_t* numbers_at
+    cdef int number_count
+    cdef int64_t pipeline, requests, sent, replied
+    cdef uint64_t key_range, state
+    cdef char[LINE_BYTES_MAX] said
+
+    def __cinit__(self, descriptors, bytes request, numbers_at, int64_t pipeline, int64_t requests, key_range, seed):
+        cdef size_t each, at
+        cdef size_t size = len(request)
+        cdef const char* text = request
+        self.epoll = -1
+        self.count, self.number_count = len(descriptors), len(numbers_at) * pipeline
+        self.pipeline, self.requests = pipeline, requests
+        self.key_range, self.state = key_range, seed | 1  # xorshift never leaves 0
+        self.batch_size = size * pipeline
+        self.connections = <Connection*>calloc(self.count, sizeof(Connection))
+        self.input, self.batch = <char*>malloc(INPUT_BYTES), <char*>malloc(self.batch_size)
+        self.numbers_at = <size_t*>calloc(self.number_count + 1, sizeof(size_t))
+        if not (self.connections and self.input and self.batch and self.numbers_at):
+            raise MemoryError
+        self.number_count = 0
+        for each in range(<size_t>pipeline):
+            memcpy(self.batch + each * size, text, size)
+            for at in numbers_at:
+                if at + DIGITS > size:
+                    raise ValueError("a number stands beyond the request's end")
+                self.numbers_at[self.number_count] = each * size + at
+                memset(self.batch + each * size + at, 48, DIGITS)
+                self.number_count += 1
+        self.epoll = epoll_create1(EPOLL_CLOEXEC)
+        if self.epoll < 0:
+            raise OSError(errno, os.strerror(errno))
+        for number, descriptor in enumerate(descriptors):
+            self.connections[<int>number].descriptor = descriptor
+            if self.watch(number, EPOLL_CTL_ADD, EPOLLIN):
+                raise OSError(errno, os.strerror(errno))
+
+    def __dealloc__(self):
+        cdef int number
+        if self.connections:
+            for number in range(self.count):
+                free(self.connections[number].unsent)
+        free(self.connections)
+        free(self.input)
+        free(self.batch)
+        free(self.numbers_at)
+        if self.epoll >= 0:
+            close(self.epoll)
+
+    cdef int watch(self, int number, int operation, uint32_t events) noexcept nogil:
+        cdef epoll_event event
+        event.events, event.data.u32 = events, number
+        return epoll_ctl(self.epoll, operation, self.connections[number].descriptor, &event)
+
+    cdef End run(self) noexcept nogil:
+        """Send and count until all replies have come."""
+        cdef epoll_event events[EVENTS_MAX]
+        cdef int number, found
+        cdef End end
+        for number in range(self.count):
+            if end := self.begin(number):
+                return end
+        while self.replied < self.requests:
+            found = epoll_wait(self.epoll, events, EVENTS_MAX, SILENCE_MS_MAX)
+            if found == 0:
+                return SILENCE
+            if found < 0:
+                if errno == EINTR:
+                    continue
+                return self.system_error()
+            for each in range(found):
+                number = events[each].data.u32
+                if events[each].events & <uint32_t>EPOLLOUT and (end := self.send_rest(number)):
+                    return end
+                if events[each].events & ~<uint32_t>EPOLLOUT and (end := self.hear(number)):
+                    return end
+        return DONE
+
+    cdef End begin(self, int number) noexcept nogil:
+        """Send a pipeline, with other numbers than the last one, if there are requests left."""
+        cdef Connection* connection = &self.connections[number]
+        cdef ssize_t size
+        cdef int64_t each
+        if self.sent >= self.requests:
+            return DONE
+        for each in range(self.number_count):
+            self.put_number(self.batch + self.numbers_at[each])
+        self.sent += self.pipeline
+        connection.values = self.pipeline
+        size = send(connection.descriptor, self.batch, self.batch_size, MSG_NOSIGNAL | MSG_DONTWAIT)
+        if size == <ssize_t>self.batch_size:
+            return DONE
+        if size < 0:
+            if errno != EAGAIN and errno != EINTR:
+                return self.system_error()
+            size = 0
+        if connection.unsent == NULL:
+            connection.unsent = <char*>malloc(self.batch_size)
+            if connection.unsent == NULL:
+                return NO_MEMORY
+        connection.unsent_at, connection.unsent_size = 0, self.batch_size - size
+        memcpy(connection.unsent, self.batch + size, connection.unsent_size)
+        return self.system_error() if self.watch(number, EPOLL_CTL_MOD, EPOLLIN | EPOLLOUT) else DONE
+
+    cdef End send_rest(self, int number) noexcept nogil:
+        cdef Connection* connection = &self.connections[number]
+        cdef size_t left = connection.unsent_size - connection.unsent_at
+        cdef ssize_t size
+        size = send(connection.descriptor, connection.unsent + connection.unsent_at, left, MSG_NOSIGNAL | MSG_DONTWAIT)
+        if size < 0:
+            return DONE if errno == EAGAIN or errno == EINTR else self.system_error()
+        connection.unsent_at += size
+        if connection.unsent_at == connection.unsent_size and self.watch(number, EPOLL_CTL_MOD, EPOLLIN):
+            return self.system_error()
+        return DONE
+
+    cdef void put_number(self, char* to) noexcept nogil:
+        """Write a random number of the range over the last one's digits; those before them are zeros already."""
+        cdef uint64_t state = self.state, number
+        cdef int at
+        state ^= state >> 12
+        state ^= state << 25
+        state ^= state >> 27
+        self.state = state
+        number = (state * <uint64_t>2685821657736338717) >> 32  # xorshift64*: its upper half
+        number = number * self.key_range >> 32
+        for at in range(DIGITS - 2, -2, -2):
+            memcpy(to + at, PAIRS + 2 * (number % 100), 2)
+            number //= 100
+
+    cdef End hear(self, int number) noexcept nogil:
+        """Read what has come, and send the next pipeline behind the last reply of this one."""
+        cdef Connection* connection = &self.connections[number]
+        cdef ssize_t size = recv(connection.descriptor, self.input, INPUT_BYTES, MSG_DONTWAIT)
+        cdef End end
+        if size == 0:
+            return CLOSED
+        if size < 0:
+            return DONE if errno == EAGAIN or errno == EINTR else self.system_error()
+        if end := self.count_replies(connection, self.input, self.input + size):
+            return end
+        if connection.values or connection.text_left:
+            return DONE
+        self.replied += self.pipeline
+        return self.begin(number)
+
+    cdef End count_replies(self, Connection* connection, const char* at, const char* stop) noexcept nogil:
+        """Take values off those that have yet to come, as far as they are whole."""
+        cdef const char* line
+        cdef const char* start
+        cdef int64_t number
+        cdef int size
+        while at < stop:
+            if connection.text_left:
+                number = min(connection.text_left, <int64_t>(stop - at))
+                connection.text_left -= number
+                at += number
+                continue
+            if connection.values == 0:
+                return self.refuse(TOO_MANY_REPLIES, at, stop - at)
+            start = at
+            while at < stop and at[0] != 10:
+                at += 1
+            size = at - start
+            if at == stop or connection.line_size:
+                if connection.line_size + size > LINE_BYTES_MAX:
+                    if connection.line_size:
+                        start, size = connection.line, connection.line_size
+                    return self.refuse(ERROR_REPLY if start[0] == 45 else NO_REPLY_OF_RESP2, start, size)
+                memcpy(connection.line + connection.line_size, start, size)
+                connection.line_size += size
+                if at == stop:
+                    return DONE
+                line, size, connection.line_size = connection.line, connection.line_size, 0
+            else:
+                line = start
+            at += 1
+            if size < 2 or line[size - 1] != 13:
+                return self.refuse(NO_REPLY_OF_RESP2, line, size)
+            size -= 1
+            if line[0] == 36 or line[0] == 42:  # $ *
+                number = length_of(line + 1, size - 1)
+                if number < -1:
+                    return self.refuse(NO_REPLY_OF_RESP2, line, size)
+                connection.values -= 1
+                if number < 0:
+                    continue
+                if line[0] == 36:
+                    connection.text_left = number + 2
+                else:
+                    connection.values += number
+            elif line[0] == 43 or line[0] == 58:  # + :
+                connection.values -= 1
+            else:
+                return self.refuse(ERROR_REPLY if line[0] == 45 else NO_REPLY_OF_RESP2, line, size)
+        return DONE
+
+    cdef End refuse(self, End end, const char* text, int64_t size) noexcept nogil:
+        """Keep what came, for the error."""
+        self.said_size = <int>min(size, <int64_t>LINE_BYTES_MAX)
+        memmove(self.said, text, self.said_size)
+        return end
+
+    cdef End system_error(self) noexcept nogil:
+        self.saved_errno = errno
+        return SYSTEM_ERROR
+
+    def check(self, int end):
+        """Raise what the end of the load means."""
+        if end == SYSTEM_ERROR:
+            raise LoadError(f"a connection failed: {os.strerror(self.saved_errno)}")
+        if end == NO_MEMORY:
+            raise MemoryError
+        if end != DONE:
+            said = f": {self.said[:self.said_size]!r}" if self.said_size else ""
+            raise LoadError(f"{SAID[end]}{said}, after {self.replied} of {self.requests} requests")
+
+
+cdef inline int64_t length_of(const char* at, int size) noexcept nogil:
+    """Read a length: -1 if there is nothing, -2 if it is no number."""
+    cdef int64_t number = 0
+    cdef int each
+    if size == 2 and at[0] == 45 and at[1] == 49:
+        return -1
+    if size < 1 or size > NUMBER_DIGITS_MAX:
+        return -2
+    for each in range(size):
+        if at[each] < 48 or at[each] > 57:
+            return -2
+        number = number * 10 + (at[each] - 48)
+    return number
+
+
+def send_all(descriptors, bytes request, numbers_at, pipeline, requests, key_range, seed):
+    """Send requests over connected sockets until so many are answered; return how many were, and the seconds it took.
+
+    Each pipeline is sent whole, so that up to pipeline - 1 requests more are sent. At each of `numbers_at` stand 12 bytes
+    of the request that become a random number below key_range (up to 2 ** 32), each of its own. The sockets carry
+    nothing else. Raises LoadError.
+    """
+    if not descriptors or pipeline < 1 or requests < 1 or not 1 <= key_range <= 1 << 32:
+        raise ValueError("no connections, no requests, or a range of keys beyond 2 ** 32")
+    cdef _Load load = _Load(descriptors, request, numbers_at, pipeline, requests, key_range, seed)
+    cdef timespec began, ended
+    cdef End end
+    with nogil:
+        clock_gettime(CLOCK_MONOTONIC, &began)
+        end = load.run()
+        clock_gettime(CLOCK_MONOTONIC, &ended)
+    load.check(end)
+    return load.replied, (ended.tv_sec - began.tv_sec) + (ended.tv_nsec - began.tv_nsec) / 1e9

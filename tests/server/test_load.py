@@ -1,0 +1,219 @@
+"""The load generator of the benchmarks: what it sends, how it counts replies, and which it refuses."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+from conftest import NOW_MS, Running
+
+from benchmarks import load
+from compat.conformance.wire import request
+from state_backend import packed_list, packed_map
+from state_backend.descriptor import StateDescriptor
+from state_backend.memory_store import MemoryStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+native = pytest.importorskip("benchmarks.native.load", reason="the load generator is not compiled")
+
+KEYS = 1000
+STATES = [
+    StateDescriptor("value", key="key", value="value"),
+    StateDescriptor("map", key="key", value=("low", "high")),
+    StateDescriptor("list", key="key", value="value", kind="list", duplicates="any"),
+]
+VALUE, MAP, LIST = (f"job:{state.name}:__rand_int__" for state in STATES)
+
+
+@pytest.fixture
+def running(serve: Callable[..., Running]) -> Running:
+    """A server with keys of 12 digits, as the load generator asks for them."""
+    pairs = [(b"low", b"1"), (b"high", b"x" * 300)]
+    changes = [
+        *(Change("value", Op.PUT, b"job:value:%012d" % i, value=b"v" * (i % 50)) for i in range(KEYS)),
+        *(Change("map", Op.PUT, b"job:map:%012d" % i, value=packed_map.pack(pairs)) for i in range(KEYS)),
+        *(Change("list", Op.PUT, b"job:list:%012d" % i, value=packed_list.pack([b"a", b""] * 50)) for i in range(KEYS)),
+    ]
+    store = MemoryStore("g1")
+    store.apply(EpochChanges(4, 1, NOW_MS, list(runs_of(changes, [state.name for state in STATES]))), STATES)
+    return serve(store=store, states=STATES)
+
+
+def counts(running: Running, section: str) -> dict[str, str]:
+    text: str = running.connect().ask("INFO", section).decode()
+    return dict(line.split(":", 1) for line in text.split("\r\n") if ":" in line)
+
+
+def calls(running: Running, command: str) -> int:
+    return int(counts(running, "commandstats")[f"cmdstat_{command}"].partition("calls=")[2].partition(",")[0])
+
+
+@pytest.mark.parametrize("pipeline", [1, 16, 100])
+@pytest.mark.parametrize(
+    "words",
+    [("GET", VALUE), ("MGET", *[VALUE] * 100), ("HGETALL", MAP), ("LRANGE", LIST, "0", "99")],
+    ids=lambda words: words[0],
+)
+def test_a_server_counts_as_many_requests_as_were_asked_for(
+    running: Running, words: tuple[str, ...], pipeline: int
+) -> None:
+    rate = load.rate(running.server.port, words, clients=50, pipeline=pipeline, requests=3000, key_range=KEYS)
+    assert rate > 0
+    assert 3000 <= calls(running, words[0].lower()) < 3000 + pipeline
+    assert int(counts(running, "stats")["keyspace_misses"]) == 0
+
+
+def test_keys_are_random_below_the_range(running: Running) -> None:
+    load.rate(running.server.port, ("GET", VALUE), clients=5, pipeline=16, requests=16_000, key_range=2 * KEYS)
+    found = counts(running, "stats")
+    hits, misses = int(found["keyspace_hits"]), int(found["keyspace_misses"])
+    assert hits + misses == 16_000
+    assert abs(hits - misses) < 16_000 // 10  # 12 times the standard deviation
+
+
+def test_every_number_of_a_request_is_its_own(running: Running) -> None:
+    watcher = running.connect()
+    watcher.answers(request("MONITOR"), b"+OK\r\n")
+    load.rate(running.server.port, ("MGET", VALUE, VALUE, VALUE), clients=1, pipeline=2, requests=20, key_range=10**6)
+    seen = watcher.read_until(b"\r\n")
+    while seen.count(b"MGET") < 20:
+        seen += watcher.read_until(b"\r\n")
+    asked = [line.split(b'"')[3::2] for line in seen.split(b"\r\n") if b"MGET" in line]
+    assert len({key for keys in asked for key in keys}) > 50
+    assert {(len(keys), *map(len, keys)) for keys in asked} == {(3, 22, 22, 22)}
+
+
+def test_a_load_ends_at_the_first_error_reply(running: Running) -> None:
+    with pytest.raises(load.NotMeasuredError, match=r"answered with an error: b'-WRONGTYPE .* of 100 requests"):
+        load.rate(running.server.port, ("HGETALL", VALUE), clients=5, pipeline=10, requests=100, key_range=KEYS)
+
+
+def test_a_user_whose_password_is_wrong_is_told(running: Running) -> None:
+    with pytest.raises(load.NotMeasuredError, match="first request of a connection with b'-WRONGPASS"):
+        load.rate(
+            running.server.port, ("GET", VALUE), clients=5, pipeline=1, requests=100, key_range=KEYS, user=("a", "b")
+        )
+
+
+def test_a_user_with_a_password_asks_what_it_may(running: Running) -> None:
+    peer = running.connect()
+    assert peer.ask("ACL", "SETUSER", "tenant", "on", ">secret", "~job:value:*", "+get") == b"OK"
+    assert peer.ask("ACL", "SETUSER", "default", "off") == b"OK"
+    asks = partial(load.rate, running.server.port, clients=5, pipeline=1, requests=100, key_range=KEYS)
+    assert asks(("GET", VALUE), user=("tenant", "secret")) > 0
+    with pytest.raises(load.NotMeasuredError, match="-NOPERM"):
+        asks(("HGETALL", MAP), user=("tenant", "secret"))
+    with pytest.raises(load.NotMeasuredError, match="-NOAUTH"):
+        asks(("GET", VALUE))
+
+
+def test_a_port_where_nobody_listens_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(load.NotMeasuredError, match="Connection refused"):
+        load.rate(port, ("GET", VALUE), clients=1, pipeline=1, requests=1, key_range=1)
+
+
+REPLIES = b"$5\r\nhello\r\n$-1\r\n*3\r\n$0\r\n\r\n:-7\r\n*2\r\n+OK\r\n*0\r\n*-1\r\n$4\r\n\r\n\r\n\r\n"
+
+
+@contextmanager
+def pair(kind: socket.SocketKind) -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, peer = socket.socketpair(socket.AF_UNIX, kind)
+    with ours, peer:
+        yield ours, peer
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, len(REPLIES)])
+def test_replies_are_counted_in_chunks_of_any_size(size: int) -> None:
+    with pair(socket.SOCK_SEQPACKET) as (ours, peer):  # what is sent at once is received at once
+        for start in range(0, len(REPLIES), size):
+            peer.send(REPLIES[start : start + size])
+        replied, _ = native.send_all([ours.fileno()], b"PING\r\n", [], 5, 5, 1, 1)
+        assert replied == 5
+        assert peer.recv(1000) == b"PING\r\n" * 5
+
+
+@pytest.mark.parametrize(
+    ("replies", "error"),
+    [
+        (b"+OK\r\n-ERR no\r\n", "answered with an error: b'-ERR no'"),
+        (b"*2\r\n+OK\r\n-ERR no\r\n", "answered with an error: b'-ERR no'"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "no reply of RESP2: b'HTTP"),
+        (b"%1\r\n", "no reply of RESP2"),
+        (b"$x\r\n", "no reply of RESP2"),
+        (b"*-2\r\n", "no reply of RESP2"),
+        (b"$\r\n", "no reply of RESP2"),
+        (b":1\n", "no reply of RESP2"),
+        (b"\r\n", "no reply of RESP2"),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_wrong_reply_ends_a_load(replies: bytes, error: str, size: int) -> None:
+    with pair(socket.SOCK_SEQPACKET) as (ours, peer):
+        for start in range(0, len(replies), size):
+            peer.send(replies[start : start + size])
+        with pytest.raises(native.LoadError, match=error):
+            native.send_all([ours.fileno()], b"PING\r\n", [], 2, 4, 1, 1)
+
+
+def test_replies_beyond_those_asked_for_end_a_load() -> None:
+    with pair(socket.SOCK_STREAM) as (ours, peer):
+        peer.send(b"+OK\r\n:1\r\n:2\r\n")
+        with pytest.raises(native.LoadError, match="more replies than it was sent requests, the first of them: b':2"):
+            native.send_all([ours.fileno()], b"PING\r\n", [], 2, 4, 1, 1)
+
+
+@pytest.mark.parametrize(("first", "error"), [(b"+", "no reply of RESP2"), (b"-", "answered with an error")])
+def test_a_line_without_an_end_ends_a_load(first: bytes, error: str) -> None:
+    with pair(socket.SOCK_STREAM) as (ours, peer):
+        peer.send(first + b"x" * 300)
+        with pytest.raises(native.LoadError, match=error):
+            native.send_all([ours.fileno()], b"PING\r\n", [], 1, 1, 1, 1)
+
+
+def test_a_connection_that_is_closed_ends_a_load() -> None:
+    with pair(socket.SOCK_STREAM) as (ours, peer):
+        peer.send(b"+OK\r\n")
+        peer.shutdown(socket.SHUT_WR)
+        with pytest.raises(native.LoadError, match="closed a connection"):
+            native.send_all([ours.fileno()], b"PING\r\n", [], 2, 4, 1, 1)
+
+
+def test_what_a_socket_does_not_take_at_once_is_sent_later() -> None:
+    words = ["MGET", *["key:__rand_int__"] * 100]
+    packed, numbers_at = load.request_of(words)
+    taken: list[bytes] = []
+
+    def answer() -> None:
+        for _ in range(3):
+            batch = b""
+            while len(batch) < len(packed) * 50:
+                batch += peer.recv(1000)
+            taken.append(batch)
+            peer.sendall(b"*0\r\n" * 50)
+
+    with pair(socket.SOCK_STREAM) as (ours, peer):
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        thread = threading.Thread(target=answer)
+        thread.start()
+        replied, _ = native.send_all([ours.fileno()], packed, numbers_at, 50, 150, 10, 1)
+        thread.join()
+    assert replied == 150
+    zeros = [batch.translate(bytes.maketrans(b"123456789", b"0" * 9)) for batch in taken]
+    assert zeros == [packed.translate(bytes.maketrans(b"123456789", b"0" * 9)) * 50] * 3
+    assert len(set(taken)) == 3
+
+
+def test_numbers_stand_where_the_words_have_them() -> None:
+    packed, numbers_at = load.request_of(["é__rand_int__:__rand_int__", "0", "__rand_int__"])
+    assert packed == request("é" + "0" * 12 + ":" + "0" * 12, "0", "0" * 12)
+    filled = bytearray(packed)
+    for at in numbers_at:
+        filled[at : at + 12] = b"1" * 12
+    assert filled == request("é" + "1" * 12 + ":" + "1" * 12, "0", "1" * 12)
