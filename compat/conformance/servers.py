@@ -105,6 +105,13 @@ def redis_server(folder: Path, *options: str, password: str | None = None, port:
         yield Running(chosen, process, password)
 
 
+def child_environment() -> dict[str, str]:
+    """Return this process's environment without settings of ours; a child runs on the same core all the same."""
+    return {
+        name: text for name, text in os.environ.items() if name == "SPARKIS_PURE" or not name.startswith("SPARKIS_")
+    }
+
+
 @contextmanager
 def sparkis_program(
     program: Sequence[str],
@@ -114,9 +121,7 @@ def sparkis_program(
     is_pure: bool = False,
 ) -> Iterator[Running]:
     """Run one of our programs as a child; it is ready when it has said where it listens. is_pure: in Python alone."""
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_") or name == "SPARKIS_PURE"
-    }
+    environment = child_environment()
     if is_pure:
         environment["SPARKIS_PURE"] = "1"
     environment["SPARKIS_CONTROL_TOKEN"] = CONTROL_TOKEN

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
-from compat.conformance.servers import PATIENT_REGISTRY, free_port
+from compat.conformance.servers import PATIENT_REGISTRY, child_environment, free_port
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client, ClientError
 from resp_server.registry.record import Record
@@ -36,7 +35,6 @@ class Process:
     """A registry or a state server. One that stands by says nothing, and is not waited for."""
 
     def __init__(self, program: Sequence[str], options: list[str], log: Path) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
         self.log = log
         self._errors = log.open("ab")
         self.popen = subprocess.Popen(
@@ -44,7 +42,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=environment | {"SPARKIS_CONTROL_TOKEN": TOKEN},
+            env=child_environment() | {"SPARKIS_CONTROL_TOKEN": TOKEN},
         )
         assert self.popen.stdout is not None
         self.port = 0

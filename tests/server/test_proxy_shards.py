@@ -19,7 +19,15 @@ from typing import Any
 import pytest
 from nodes import HALVES, PATIENT, Nodes
 
-from compat.conformance.servers import CONTROL_TOKEN, Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
+from compat.conformance.servers import (
+    CONTROL_TOKEN,
+    Running,
+    child_environment,
+    free_port,
+    sparkis_proxy,
+    sparkis_server,
+    wait_for_keys,
+)
 from compat.conformance.wire import Connection, replies_in, requests
 from compat.waiting import WAIT_S_MAX, eventually
 from state_backend.descriptor import StateDescriptor
@@ -304,13 +312,12 @@ def test_a_long_value_comes_whole_among_others_and_others_come_meanwhile(tmp_pat
 
 def _started(stack: ExitStack, module: str, *options: str) -> Running:
     """Start one of our processes, which is told the token."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
     command = [sys.executable, "-m", module, "--child", "--loglevel", "error", *options]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=environment | {"SPARKIS_CONTROL_TOKEN": CONTROL_TOKEN},
+        env=child_environment() | {"SPARKIS_CONTROL_TOKEN": CONTROL_TOKEN},
     )
     stack.callback(_end, process)
     assert process.stdout is not None

@@ -17,7 +17,7 @@ from typing import Any
 import hiredis
 import pytest
 
-from compat.conformance.servers import CONTROL_TOKEN, PATIENT_REGISTRY
+from compat.conformance.servers import CONTROL_TOKEN, PATIENT_REGISTRY, child_environment
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.registry import service
 from resp_server.registry.record import Place
@@ -304,9 +304,9 @@ def test_servers_of_a_driver_end_once_one_that_stays_owns_all(registry: Callable
 
 
 def _run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SPARKIS_")}
+    given = child_environment() | environment
     return subprocess.run(
-        [*PROGRAM, *options], env=kept | environment, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False
+        [*PROGRAM, *options], env=given, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False
     )
 
 
