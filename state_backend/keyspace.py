@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import groupby
 from random import choices
 from typing import Self
 
@@ -20,7 +19,7 @@ from state_backend.errors import DescriptorError, JobLoadingError, SlotLoadingEr
 from state_backend.key_groups import ALL, NONE, KeyGroups
 from state_backend.memory_store import MemoryStore
 from state_backend.slots import position_of, slot_of
-from state_backend.store import Applied, Snapshot, Store, Values
+from state_backend.store import Applied, Snapshot, Store
 from state_backend.terms import query_of
 
 # Told which keys may read differently from now on; None: any.
@@ -138,8 +137,8 @@ class KeyspaceView:
     """Snapshots of all jobs. The same jobs, one epoch per job and one clock reading from one `renew` to the next.
 
     Snapshots are opened and moved only when a key of their job is asked for. Whoever holds answers learns by
-    `on_change` which of them are void, before anything is answered from the newer epoch; `freshen` asks for that. What
-    has expired reads as missing whether it was removed or not, so that it is enough to be told of that by `on_removal`.
+    `on_change` which of them are void, before anything is answered from the newer epoch. What has expired reads as
+    missing whether it was removed or not, so that it is enough to be told of that by `on_removal`.
 
     A job's store may own some slots only, and another set of them in each version of a snapshot. To say of a key in one
     that it does not own that the key does not exist would be a wrong answer: it is SlotLoadingError.
@@ -303,31 +302,6 @@ class KeyspaceView:
             self.on_removal(snapshot, self._removals[name])
         self._epochs[name], self._removals[name] = snapshot.applied.epoch, snapshot.applied.removals
         self._versions[name] = snapshot.version
-
-    def freshen(self, keys: Iterable[bytes], count: int) -> None:
-        """Move the snapshots that these keys, so many, are asked of: answers still held for them are valid then."""
-        if self._only_fresh is not None:
-            return
-        if self._only is not None:
-            self.of_job(self._only)
-        elif count < len(self._jobs):
-            for key in keys:
-                self.at(key)
-        else:
-            for name in self._jobs:
-                self.of_job(name)
-
-    def values(self, keys: Sequence[bytes], kind: Kind, bytes_max: int) -> Values:
-        """Return what lies at many keys, of any jobs; see `Snapshot.values`."""
-        if self._only_fresh is not None:
-            return self._only_fresh.values(keys, kind, bytes_max)
-        found = Values([], set(), set())
-        for snapshot, some in groupby(keys, self.at):
-            values, expiring, left = snapshot.values(list(some), kind, bytes_max)
-            found.values.extend(values)
-            found.expiring.update(expiring)
-            found.left.update(left)
-        return found
 
     def at(self, key: bytes) -> Snapshot:
         """Return the snapshot to ask for a key: its job's, or an empty one."""

@@ -64,7 +64,7 @@ from state_backend.lmdb_ranks import Inner, Ranks, place_of_score
 from state_backend.lmdb_sizes import sizes
 from state_backend.native import pages_of
 from state_backend.records import Change, Op
-from state_backend.slots import PLACE, POSITION_BYTES, POSITIONS, place_of, places_of, slot_of
+from state_backend.slots import PLACE, POSITION_BYTES, POSITIONS, place_of, slot_of
 from state_backend.store import (
     FIELD_POSITIONS,
     Applied,
@@ -72,7 +72,6 @@ from state_backend.store import (
     LongText,
     Snapshot,
     Text,
-    Values,
     keys_near_any,
     whole,
 )
@@ -87,8 +86,6 @@ TREES_KEPT = 8
 
 # For fewer fields than these, loops of C take longer to set up than they save (measured).
 LOOPS_PAY_FROM = 4
-
-COMPACT_FORMS = {Kind.VALUE: VALUE, Kind.MAP: PACKED, Kind.LIST: SHORT, Kind.SET: FEW, Kind.SORTED_SET: RANKED}
 
 
 class LmdbSnapshot(Snapshot):
@@ -267,32 +264,6 @@ class LmdbSnapshot(Snapshot):
             piece = opened(piece)
             whole_piece = start <= at and at + len(piece) <= stop
             yield piece if whole_piece else piece[max(0, start - at) : stop - at]
-
-    def values(self, keys: Sequence[bytes], kind: Kind, bytes_max: int) -> Values:
-        wanted = COMPACT_FORMS[kind]
-        found: list[bytes | None] = []
-        expiring: set[bytes] = set()
-        left: set[bytes] = set()
-        get, now_ms = self._txn.get, self._now_ms
-        for key, place in zip(keys, places_of(keys), strict=True):
-            value: bytes | None = get(place)
-            if value is not None:
-                if checksum(value) != SOUND:
-                    raise damaged()
-                length, expire_at_ms, _, form = read_header(value)
-                if form != wanted or length != len(key) or not value.startswith(key, NAME_AT):
-                    value = None  # another kind, or another key of the same position
-                    left.add(key)
-                else:
-                    value = value[NAME_AT + length : -CHECK_BYTES]
-                    if expire_at_ms:
-                        expiring.add(key)
-                        value = value if expire_at_ms > now_ms else None
-                    if value is not None and len(value) > bytes_max:
-                        value = None
-                        left.add(key)
-            found.append(value)
-        return Values(found, expiring, left)
 
     def _map(self, key: bytes) -> bytes | None:
         """Return the record of a live map, or None."""

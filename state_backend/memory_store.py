@@ -19,7 +19,7 @@ from state_backend.key_groups import ALL, KeyGroups
 from state_backend.records import Change, Op, changes_in
 from state_backend.reductions import folded, reduction_of
 from state_backend.slots import field_position_of, position_of, slot_of
-from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store, Text, Values
+from state_backend.store import Applied, Entry, EpochChanges, Snapshot, Store, Text
 
 SETS = (Kind.SET, Kind.SORTED_SET)
 # As in the LMDB store: a clock that is set back by less makes no difference to what was noted.
@@ -41,21 +41,6 @@ class _Held(NamedTuple):
     expire_at_ms: int | None
     elements: tuple[bytes, ...] = ()
     scores: Mapping[bytes, float] = {}  # of a set: all zero
-
-    @property
-    def compact(self) -> bytes | None:
-        """What lies here as one text; None for what has too much of it, or fields that expire."""
-        if self.kind is Kind.VALUE:
-            return self.value
-        if self.kind is Kind.LIST:
-            return packed_list.pack(self.elements) if len(self.elements) <= packed_list.ELEMENTS_MAX else None
-        if self.kind in SETS:
-            if len(self.scores) > packed_sorted.MEMBERS_MAX:
-                return None
-            return packed_list.pack(sorted(self.scores)) if self.kind is Kind.SET else packed_sorted.pack(self.ranking)
-        if len(self.fields) > packed_map.FIELDS_MAX or any(each.expire_at_ms for each in self.fields.values()):
-            return None
-        return packed_map.pack((name, each.value) for name, each in self.fields.items())
 
     @property
     def expiries(self) -> list[int]:
@@ -337,15 +322,6 @@ class MemorySnapshot(Snapshot):
         if held.kind is not Kind.VALUE:
             raise WrongKindError(f"{key!r} holds a {held.kind}, not a value")
         return held.value
-
-    def values(self, keys: Sequence[bytes], kind: Kind, bytes_max: int) -> Values:
-        held = {key: self._held[key] for key in keys if key in self._held}
-        compact = {key: each.compact if each.kind is kind else None for key, each in held.items()}
-        left = {key for key, each in compact.items() if each is None or len(each) > bytes_max}
-        dead = {key for key, each in held.items() if not _is_live(each.expire_at_ms, self._now_ms)}
-        values = [compact[key] if key in held and key not in left | dead else None for key in keys]
-        expiring = {key for key, each in held.items() if each.expire_at_ms is not None}
-        return Values(values, expiring, left)
 
     def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:
         fields = self._map(key)

@@ -69,18 +69,6 @@ class Entry(NamedTuple):
     expire_at_ms: int | None
 
 
-class Values(NamedTuple):
-    """What lies at several keys, in their order; None for a missing one.
-
-    expiring: those of the keys that have, or had, an expiry: the answer holds for this clock reading only.
-    left: those that have to be asked for one by one; None stands in their places.
-    """
-
-    values: list[bytes | None]
-    expiring: set[bytes]
-    left: set[bytes]
-
-
 class LongText(NamedTuple):
     """A value too long to be copied as a whole without need. Good for as long as its snapshot stays where it is.
 
@@ -209,13 +197,6 @@ class Snapshot(ABC):
         """Return the value of a value state's key as a whole."""
         text = self.text(key)
         return text if text is None else whole(text)
-
-    @abstractmethod
-    def values(self, keys: Sequence[bytes], kind: Kind, bytes_max: int) -> Values:
-        """Return what lies at many keys: values, small maps (see `packed_map`), short lists (see `packed_list`) ...
-
-        What is of another kind, larger, or of more than `bytes_max`, is left.
-        """
 
     @abstractmethod
     def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 
 from state_backend.descriptor import Kind
 from state_backend.errors import StoreError
 from state_backend.key_groups import KeyGroups
 from state_backend.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.slots import HASH_BITS, SLOTS, slot_at, slot_of
-from state_backend.store import Snapshot, Values, keys_near_any
+from state_backend.store import Snapshot, keys_near_any
 
 # Keys of one step of a search or a count: well below a millisecond (guess).
 STEP_KEYS = 512
@@ -45,18 +45,6 @@ class PartView(KeyspaceView):
         if not self._is_here[slot_of(key)]:
             raise StoreError(f"slot {slot_of(key)} is not shown by this server")
         return super().at(key)
-
-    def freshen(self, keys: Iterable[bytes], count: int) -> None:
-        super().freshen((key for key in keys if self._is_here[slot_of(key)]), count)
-
-    def values(self, keys: Sequence[bytes], kind: Kind, bytes_max: int) -> Values:
-        here = [key for key in keys if self._is_here[slot_of(key)]]
-        if len(here) == len(keys):
-            return super().values(keys, kind, bytes_max)
-        values, expiring, left = super().values(here, kind, bytes_max)
-        found = iter(values)
-        placed = [next(found) if self._is_here[slot_of(key)] else None for key in keys]
-        return Values(placed, expiring, left.union(key for key in keys if not self._is_here[slot_of(key)]))
 
     def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
         start = self._from(cursor)
