@@ -27,6 +27,7 @@ from benchmarks.servers import JOB, VoidError, key, load_log, states, temporary_
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
 from resp_server.outbox import Outbox, Sender
+from resp_server.protocol.requests import Request
 from resp_server.server import Server
 from resp_server.turns import Turns
 from state_backend.applier import Applier
@@ -120,11 +121,11 @@ class Core:
 
     def __init__(self, reads: Any) -> None:
         self._reads = reads
-        self.is_full = False
+        self.is_full = self.is_incomplete = False
 
-    def answer(self, session: Any, data: bytes) -> tuple[bytes, bytes]:
+    def answer(self, session: Any, data: bytes) -> tuple[bytes, list[Request], bytes]:
         """Answer as they do."""
-        answered: tuple[bytes, bytes] = self._reads.answer(session, data)
+        answered: tuple[bytes, list[Request], bytes] = self._reads.answer(session, data)
         return answered
 
 

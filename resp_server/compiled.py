@@ -1,7 +1,7 @@
 """The compiled core as a server uses it: what it may answer for whom, and where it is told what took long.
 
-A buffer's requests go to the core first (`native.core.Reads`), which answers what it can from the front. What it leaves
-goes through the general path (see `dispatcher`). Without the core everything goes that way.
+A buffer's requests go to the core first (`native.core.Reads`), which answers what it can from the front, and cuts what
+it leaves into words. These go through the general path (see `dispatcher`). Without the core everything goes that way.
 """
 
 from __future__ import annotations
@@ -13,21 +13,27 @@ from resp_server import native
 from resp_server.access.rules import Use, User
 from resp_server.commands.table import CommandTable
 from resp_server.instance import Instance
-from resp_server.protocol.requests import RequestParser
+from resp_server.protocol.requests import Request, RequestParser
 from resp_server.protocol.session import Session
 
 
 class Reads(Protocol):
     """What answers first of what a connection brings.
 
-    is_full: more of the last buffer could be answered, but not at once, because the replies are long.
+    is_full: more of the last buffer could be answered, but not at once, because the replies are long. is_incomplete:
+    what is left of it is the beginning of a request.
     """
 
     @property
     def is_full(self) -> bool: ...
+    @property
+    def is_incomplete(self) -> bool: ...
 
-    def answer(self, session: Session, data: bytes) -> tuple[bytes, bytes]:
-        """Return the replies to the requests at a buffer's front, and what of the buffer is left."""
+    def answer(self, session: Session, data: bytes) -> tuple[bytes, list[Request], bytes]:
+        """Return the replies to the requests at a buffer's front, requests behind them, and what of it is left.
+
+        Where there are neither replies nor requests, the parser has to look at what is left, unless it is incomplete.
+        """
 
 
 def reads_of(instance: Instance) -> Reads | None:

@@ -43,6 +43,8 @@ TURN_NS_MAX = 5_000_000
 BATCH_REQUESTS = 128
 # Output after which a turn ends (guess: large enough for one write to be cheap per byte).
 TURN_BYTES_MAX = 256 * 1024
+# The beginning of a request, up to which the compiled core looks at it again with what comes next (guess).
+BEGUN_BYTES_MAX = 32 * 1024
 
 
 class Rest(Pending):
@@ -74,6 +76,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._requests: Iterator[Request] = iter(())
         self._input = b""  # comes after the requests
+        self._is_begun = False  # it is the beginning of a request
         self.is_calm = False  # let in, nothing waits to be answered or sent, and no request has come in part
         self._sliced: SlicedEncoder | Execution | None = None
         self._sliced_since_ms = 0
@@ -115,31 +118,33 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self.break_off(error)
 
+    def requests_received(self, requests: list[Request], data: bytes) -> None:
+        """Take what the compiled core left of a buffer: requests that it cut, and what is behind them."""
+        try:
+            self._instance.stats.input_bytes += len(data)
+            self._requests = iter(requests)
+            self._begin(data)
+        except Exception as error:
+            self.break_off(error)
+
     def _take(self, data: bytes) -> None:
         self._instance.stats.input_bytes += len(data)
         if self.is_calm:
-            if len(data) > MUCH_BYTES and self._server.turns.is_long:
-                self._input, self.is_calm = data, False
-                self._next_turn = self._server.turns.put_off(self._turn)
-                return
-            if self._compiled is not None:
-                self._instance.renew()
-                reply, data = self._compiled.answer(self.session, data)
-                if reply:
-                    self._write(reply)
-                    if not data:
-                        return
-            if self._compiled is not None and self._compiled.is_full:
-                self._input = data
-            else:
-                self._requests = iter(self._parser.feed(data))
-        elif self._transport.is_closing():
-            return  # not let in, or on its way out
-        else:
+            self._begin(data)
+        elif not self._transport.is_closing():  # else it was not let in, or is on its way out
             self._input += data
+            self._is_begun = False
             if self._pending is not None or isinstance(self._next_turn, Turn):
                 self._set_reading(False)
-        if self._next_turn is None and self._is_writable:
+            if self._next_turn is None and self._is_writable:
+                self._turn()
+
+    def _begin(self, data: bytes) -> None:
+        """Answer what came to a calm connection, at once if it is little or others do not have to wait for it."""
+        self._input, self.is_calm = data, False
+        if len(data) > MUCH_BYTES and self._server.turns.is_long:
+            self._next_turn = self._server.turns.put_off(self._turn)
+        elif self._is_writable:
             self._turn()
 
     def eof_received(self) -> bool:
@@ -316,7 +321,7 @@ class Connection(asyncio.Protocol):
         if self.session.following is not None:
             self._server.keep_told(self)
         is_waiting = has_more or self._pending is not None
-        self.is_calm = not is_waiting and self._is_reading and not self._parser.buffered_bytes
+        self.is_calm = not (is_waiting or self._input or self._parser.buffered_bytes) and self._is_reading
 
     def _go_on(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
@@ -380,7 +385,7 @@ class Connection(asyncio.Protocol):
         before = len(out)
         is_answered = not length_hint(self._requests)
         if is_answered and (self._input or self._parser.has_more) and self._take_input(out):
-            return bool(self._input)
+            return self._has_more()
         rate, most = self.session.user.rate, BATCH_REQUESTS
         if rate is not None and length_hint(self._requests):
             most = rate.room(BATCH_REQUESTS)
@@ -399,11 +404,15 @@ class Connection(asyncio.Protocol):
             return True
         if self.session.is_closing:
             return False
-        if length_hint(self._requests) or self._input or self._parser.has_more:
+        if self._has_more():
             return True
         if self._parser.error is not None:
             self._end_with(self._parser.error, out)
         return False
+
+    def _has_more(self) -> bool:
+        """Tell whether more can be answered of what came."""
+        return bool(length_hint(self._requests) or (self._input and not self._is_begun) or self._parser.has_more)
 
     def _look_ahead(self, before: int, out: list[bytes]) -> None:
         """Tell what is new before a reply in steps: what it is made from was opened just now, later than the view.
@@ -421,13 +430,14 @@ class Connection(asyncio.Protocol):
     def _take_input(self, out: list[bytes]) -> bool:
         """Answer what the compiled core can, and return True; or make requests of the input."""
         parser, data = self._parser, self._input
-        begun = parser.take_back() if self._compiled is not None else None
-        if self._compiled is not None and begun is not None:
-            reply, data = self._compiled.answer(self.session, begun + data)
+        if self._compiled is not None and not parser.buffered_bytes:
+            reply, requests, self._input = self._compiled.answer(self.session, data)
+            self._requests = iter(requests)
+            self._is_begun = self._compiled.is_incomplete and 0 < len(self._input) <= BEGUN_BYTES_MAX
             if reply:
                 out.append(reply)
-                self._input = data
-                return True
+            if reply or requests or self._is_begun:
+                return bool(reply)
         parser.is_restricted = not self.session.is_authenticated
         self._requests, self._input = iter(parser.feed(data)), b""
         return False

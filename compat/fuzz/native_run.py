@@ -144,7 +144,7 @@ def of_records(dice: random.Random, folder: str) -> Iterator[None]:
                     data = requests([request(dice) for _ in range(dice.choice((1, 5, 60)))])
                     data = mutated(data, dice) if dice.random() < 0.3 else data
                     while data:
-                        _, left = reads.answer(connection.session, data)
+                        _, _, left = reads.answer(connection.session, data)
                         if left == data:
                             break
                         data = left

@@ -13,6 +13,7 @@ cdef enum:
     WORD_BYTES_MAX = 65536
     REPLY_BYTES_MAX = 1 << 20  # of one request; more is answered in steps
     OUTPUT_BYTES_MAX = 256 << 10  # of one call, and what the last request adds
+    LEFT_BYTES_MAX = 64 << 10  # of requests that are cut for the general path at once
     ENTRIES_MAX = 512  # of a range; more is answered in steps
     SELECTORS_MAX = 8
 
@@ -77,6 +78,7 @@ cdef class Core:
     cdef int job_at(self, const Word* key) except -3
     cdef bint is_fresh(self, int index) except -1
     cdef const uint8_t* gather(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL
+    cdef list words_of(self, const uint8_t** start, const uint8_t* end, bint is_all)
     cdef bint prepare(self, Request* request) except -1
     cdef int read(self, size_t index, const Word* name, Record* record) noexcept
     cdef int find_all(self) except -1
@@ -108,5 +110,7 @@ cdef class Reads:
     cdef uint64_t nanoseconds[COMMANDS]
     cdef uint64_t times[COMMANDS][64]
     cdef bint is_counted
+    cdef bint is_asked  # whether the core looked at the last buffer
     cdef size_t take(self, object session, const uint8_t* data, size_t size, Output* out) except? 0
+    cdef list left(self, object session, const uint8_t* data, size_t size, size_t* took)
     cdef int count(self, int64_t elapsed_ns) noexcept

@@ -141,6 +141,14 @@ cdef inline bint is_word(const Word* word, const char* lower, size_t size) noexc
     return True
 
 
+cdef inline int known_at(const Word* words, size_t count) noexcept nogil:
+    """Return the number of the command that a request begins with; -1 for none of these."""
+    cdef int command = command_of(specs, STATE_MGET, words)
+    if command < 0 and count > 2 and is_word(words, b"state", 5) and is_word(words + 1, b"mget", 4):
+        return STATE_MGET
+    return command
+
+
 # --- what a user may read ---------------------------------------------------------------------------------------------
 
 
@@ -542,11 +550,10 @@ cdef class Core:
             if took <= 0:
                 self.is_incomplete = took == 0
                 break
-            command, names = command_of(specs, STATE_MGET, words), 1  # whose name is two words
-            if command < 0 and count > 2 and is_word(words, b"state", 5) and is_word(words + 1, b"mget", 4):
-                command, names = STATE_MGET, 2
+            command = known_at(words, count)
             if command < 0:
                 break
+            names = 2 if command == STATE_MGET else 1
             spec = &specs[command]
             if not spec.least <= count - names <= spec.most:
                 break
@@ -568,6 +575,32 @@ cdef class Core:
             self.request_count += 1
             at += took
         return at
+
+    cdef list words_of(self, const uint8_t** start, const uint8_t* end, bint is_all):
+        """Cut requests for the general path, up to the first one that the core may answer; move `start` behind them.
+
+        is_all: these as well. So it is behind one that the core may not answer, where it would stop again and again.
+        """
+        cdef list requests = [], words
+        cdef const uint8_t* at = start[0]
+        cdef size_t count = 0, i
+        cdef Py_ssize_t took
+        end = min(end, at + LEFT_BYTES_MAX)
+        while len(requests) < REQUESTS_MAX:
+            took = cut(at, end, self.words, REQUEST_WORDS_MAX, WORD_BYTES_MAX, &count)
+            if took <= 0:
+                break
+            if not is_all and known_at(self.words, count) >= 0:
+                if requests:
+                    break
+                is_all = True
+            words = []
+            for i in range(count):
+                words.append(PyBytes_FromStringAndSize(<const char*>self.words[i].at, self.words[i].size))
+            requests.append(words)
+            at += took
+        start[0] = at
+        return requests
 
     cdef bint prepare(self, Request* request) except -1:
         """Prepare the look-ups of a request's keys; False if one is not ours to answer."""
@@ -1131,19 +1164,36 @@ cdef class Reads:
         """Tell whether more of the last buffer could be answered, but not at once: the replies are long."""
         return self.core.is_full
 
-    def answer(self, session, bytes data):
-        """Answer requests from the front of a buffer; return the replies, and what of the buffer is left.
+    @property
+    def is_incomplete(self):
+        """Tell whether the last buffer ended within a request."""
+        return self.core.is_incomplete
 
-        The instance's view was renewed for it.
+    def answer(self, session, bytes data):
+        """Answer requests from the front of a buffer, and cut those that the general path has to answer next.
+
+        Returns the replies, the words of those requests, and what of the buffer is left. The instance's view was
+        renewed for it.
         """
-        cdef size_t took
+        cdef size_t took, size = PyBytes_GET_SIZE(data)
+        cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
+        cdef list requests
         self.own.used = 0
-        took = self.take(session, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), &self.own)
+        took = self.take(session, start, size, &self.own)
         if self.is_counted:
             self.flush()
-        if not took:
-            return b"", data
-        return PyBytes_FromStringAndSize(self.own.data, self.own.used), data[took:]
+        requests = self.left(session, start, size, &took)
+        replies = PyBytes_FromStringAndSize(self.own.data, self.own.used)
+        return replies, requests, data[took:] if took else data
+
+    cdef list left(self, object session, const uint8_t* data, size_t size, size_t* took):
+        """Cut the requests behind those that `take` just answered, for the general path; add their bytes to `took`."""
+        cdef const uint8_t* at = data + took[0]
+        if took[0] == size or self.core.is_full or self.core.is_incomplete or not session.is_authenticated:
+            return []  # how long a request may be before that, the parser knows
+        requests = self.core.words_of(&at, data + size, not self.is_asked)
+        took[0] = at - data
+        return requests
 
     cdef size_t take(self, object session, const uint8_t* data, size_t size, Output* out) except? 0:
         """Answer requests from the front of a buffer behind what is in `out`; return how many bytes they are."""
@@ -1155,7 +1205,7 @@ cdef class Reads:
         cdef Core core = self.core
         cdef bytes told
         instance = self.instance
-        core.is_incomplete = core.is_full = False
+        core.is_incomplete = core.is_full = self.is_asked = False
         if not session.is_usual or instance.is_loading:
             return 0
         user, tracked, following = session.user, session.tracked, session.following
@@ -1168,6 +1218,7 @@ cdef class Reads:
                 return 0
             if tracked.remembers:
                 keys = []
+        self.is_asked = True
         started_ns = monotonic_ns()
         core.out = out
         try:

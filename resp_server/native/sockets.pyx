@@ -350,12 +350,13 @@ cdef class Transport:
     cdef int answer(self, size_t size) except -1:
         """Answer so many bytes: those that were kept, and what was read behind them into the poller's input."""
         cdef Poller poller = self.poller
-        cdef size_t took = 0, before = poller.out.used
+        cdef size_t took = 0, answered, before = poller.out.used
         cdef char* data = poller.input
         if self.begun_bytes:
             memcpy(data, self.begun, self.begun_bytes)
         protocol = self.protocol
-        if poller.reads is not None and protocol.is_calm:
+        cdef bint is_calm = poller.reads is not None and protocol.is_calm
+        if is_calm:
             took = poller.reads.take(protocol.session, <const uint8_t*>data, size, &poller.out)
             if took:
                 poller.input_bytes += took
@@ -371,7 +372,13 @@ cdef class Transport:
         self.drop_begun()
         if poller.reads is not None and poller.reads.is_counted:
             poller.reads.flush()
-        protocol.data_received(PyBytes_FromStringAndSize(data + took, size - took))
+        if is_calm:
+            answered = took
+            requests = poller.reads.left(protocol.session, <const uint8_t*>data, size, &took)
+            poller.input_bytes += took - answered
+            protocol.requests_received(requests, PyBytes_FromStringAndSize(data + took, size - took))
+        else:
+            protocol.data_received(PyBytes_FromStringAndSize(data, size))
         return 0
 
     cdef int read_end(self) except -1:

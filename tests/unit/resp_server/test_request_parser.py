@@ -169,17 +169,17 @@ def test_what_follows_a_password_is_judged_after_it() -> None:
     assert not parser.has_more
 
 
-def test_splitting_takes_runs_of_like_requests_and_leaves_the_rest() -> None:
+def test_splitting_takes_a_run_of_like_requests_and_leaves_the_rest() -> None:
     gets = b"".join(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key) for key in (b"a", b"bcd", b"", b"ef"))
-    requests, rest = split_requests(gets + b"*2\r\n$3\r\nGE")
-    assert [list(request) for request in requests] == [[b"GET", b"a"], [b"GET", b"bcd"], [b"GET", b""], [b"GET", b"ef"]]
-    assert rest == b"*2\r\n$3\r\nGE"
+    for rest in (b"", b"*2\r\n$3\r\nGE", PING + gets):
+        requests, left = split_requests(gets + rest)
+        assert [*map(list, requests)] == [[b"GET", b"a"], [b"GET", b"bcd"], [b"GET", b""], [b"GET", b"ef"]]
+        assert left == rest
 
 
-def test_splitting_takes_unlike_requests_up_to_the_first_odd_one() -> None:
-    requests, rest = split_requests(PING + b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n" + b"*1\r\n$4\r\na\r\nb\r\n" + PING)
-    assert [list(request) for request in requests] == [[b"PING"], [b"GET", b"a"]]
-    assert rest == b"*1\r\n$4\r\na\r\nb\r\n" + PING
+def test_splitting_takes_nothing_that_has_a_line_end_in_it() -> None:
+    data = PING + b"*1\r\n$4\r\na\r\nb\r\n" + PING
+    assert split_requests(data) == ([], data)
 
 
 @pytest.mark.parametrize("count", [PORTION_STEPS - 1, PORTION_STEPS, 3 * PORTION_STEPS + 1])
