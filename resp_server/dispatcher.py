@@ -158,13 +158,20 @@ class Dispatcher:
         Returns a reply for later, and whether no more may be answered now.
         """
         started_ns = began_ns = perf_counter_ns()
-        is_over = False
-        before, noted_ns, later = len(out), self._instance.noted_ns, None
+        before, noted_ns, later, is_over = len(out), self._instance.noted_ns, None, False
         command, tally = known
-        rejected = tally.rejected
+        rejected, cluster, run_one = tally.rejected, self._instance.cluster, self._run
         call.session.last_command = command.name
         for request in run:
-            reply = self._checked(call, command, tally, request)
+            try:
+                command.check_arity(request)
+                if cluster is not None:
+                    cluster.check(command.facts, head_of(request), call.session.is_readonly)
+            except Exception as error:
+                tally.rejected += 1
+                reply: bytes | Later = self.error_reply(error)
+            else:
+                reply = run_one(call, command, tally, request)
             now_ns = perf_counter_ns()
             if not isinstance(reply, bytes):
                 later, is_over = reply, True
@@ -237,16 +244,6 @@ class Dispatcher:
             if len(self._known) < SPELLINGS_MAX:
                 self._known[name] = known
             return known
-
-    def _checked(self, call: Call, command: Command, tally: Tally, request: Request) -> bytes | Later:
-        try:
-            command.check_arity(request)
-            if self._instance.cluster is not None:
-                self._instance.cluster.check(command.facts, head_of(request), call.session.is_readonly)
-        except Exception as error:
-            tally.rejected += 1
-            return self.error_reply(error)
-        return self._run(call, command, tally, request)
 
     def reply_to(self, call: Call, request: Request) -> bytes | Later:
         """Answer one request, the general way."""
@@ -404,6 +401,8 @@ class Dispatcher:
                 return self._in_portions(call, command, cut, request)
             reply = command.execute(call, request)
             kind = type(reply)
+            if kind is bytes:
+                return b"$%d\r\n%b\r\n" % (len(reply), reply)
             if kind is ToRun:
                 return Execution(self, call, reply)
             return reply if kind is Sliced or kind is Pending else encode(reply, call.session.protocol)

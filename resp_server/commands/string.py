@@ -16,7 +16,7 @@ from state_backend.store import LongText, Text
 @command("get")
 def get(call: Call, key: bytes) -> Reply:
     """Returns the string value of a key."""
-    text = call.counted(call.at(key).text(key))
+    text = call.counted(call.view.at(key).text(key))
     return text if type(text) is bytes else text_reply(call, text, lambda view: view.at(key).text(key))
 
 

@@ -73,10 +73,22 @@ class Command:
         is_pattern = self.name == SUBSCRIBING_TO_PATTERNS
         return [(at, is_pattern) for at in range(1, len(request))] if is_pattern or self.name in SUBSCRIBING else []
 
-    def execute(self, call: Any, request: Sequence[bytes]) -> Reply:
-        """Convert the arguments and run the body."""
-        if self.declaration is None:
-            raise self.refusal()
+    @cached_property
+    def execute(self) -> Callable[[Any, Sequence[bytes]], Reply]:
+        """What runs the body, with its arguments converted, for a call and a request of a right number of words."""
+        declared, words = self.declaration, self.words
+        if declared is None:
+            return self._refuse
+        body, parameters = declared.body, declared.parameters
+        if parameters.is_plain and self.facts.arity > 0 and not parameters.has_name:
+            return lambda call, request: body(call, *request[words:])
+        return self._execute
+
+    def _refuse(self, call: Any, request: Sequence[bytes]) -> Reply:
+        raise self.refusal()
+
+    def _execute(self, call: Any, request: Sequence[bytes]) -> Reply:
+        assert self.declaration is not None
         words = request[self.words :]
         parameters = self.declaration.parameters
         if parameters.count_max is not None:
