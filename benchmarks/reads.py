@@ -1,7 +1,7 @@
 """Reads beside redis-server: the load generator (50 connections) against both in turns, while one key in a hundred
 changes every second. GET: uniform (every key alike), hot (one key in a thousand), and uniform with one request in ten a
-miss; MGET of 100 keys; HGETALL of maps of 10 fields; LRANGE of lists of 100 elements. Then GET with one and two serving
-processes. `many` measures GET of a million keys and more.
+miss; MGET of 100 keys; HGETALL of maps of 10 fields; LRANGE of lists of 100 elements. Then GET without the compiled
+core, and with one and two serving processes. `many` measures GET of a million keys and more.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ REQUESTS = {1: 100_000, 16: 600_000, 100: 1_000_000}
 # By depth of the pipeline.
 GET_BUDGETS = {1: 1.0, 16: 1.6, 100: 2.0}
 MGET_BUDGETS = dict.fromkeys(PIPELINES, 2.0)
+PURE_BUDGETS = {1: 0.5, 16: 0.3, 100: 0.3}
 COLLECTION_BUDGETS = {16: 1.5, 100: 1.5}
 WORKERS = (1, 2)
 
@@ -94,8 +95,18 @@ def run(options: Options) -> Iterator[Row]:
         for case in cases(options.keys):
             for pipeline in PIPELINES:
                 yield measured(f"{case.name}, pipeline {pipeline}", servers, case, pipeline, options, note=keys)
+    yield from _in_python(options)
     if takes_workers():
         yield from _workers(options)
+
+
+def _in_python(options: Options) -> Iterator[Row]:
+    """Yield rows of a server without the compiled core."""
+    case = replace(uniform(options.keys), budgets=PURE_BUDGETS)
+    with both(options.keys, has_maps_and_lists=False, is_pure=True) as servers:
+        for pipeline in PIPELINES:
+            name = f"GET uniform, in Python alone, pipeline {pipeline}"
+            yield measured(name, servers, case, pipeline, options, note=f"{options.keys:,} keys")
 
 
 def _workers(options: Options) -> Iterator[Row]:

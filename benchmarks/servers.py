@@ -293,12 +293,19 @@ class Started(NamedTuple):
     control_port: int = 0
 
 
-def start_sparkis(log: Path, store: Path, *, workers: int = 1, options: Iterable[str] = ()) -> Started:
-    """Start a server of a log. It listens when its jobs can be read, or when that takes seconds."""
+def start_sparkis(
+    log: Path, store: Path, *, workers: int = 1, options: Iterable[str] = (), is_pure: bool = False
+) -> Started:
+    """Start a server of a log. It listens when its jobs can be read, or when that takes seconds.
+
+    is_pure: without the compiled core.
+    """
     command = [sys.executable, "-m", "resp_server.process", "--child", "--log", str(log), "--port", "0"]
     command += ["--store", str(store), "--loglevel", "error", *options]
     command += ["--workers", str(workers)] if workers > 1 else []
     environment = children.environment() | {TOKEN_VARIABLE: TOKEN}
+    if is_pure:
+        environment["SPARKIS_PURE"] = "1"
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -329,11 +336,14 @@ class Sparkis(Served):
         members: int = 0,
         options: Iterable[str] = (),
         tls: ssl.SSLContext | None = None,
+        is_pure: bool = False,
     ) -> None:
         super().__init__(keys)
         self.log, self.store = folder / "log", folder / "store"
         self.writer = load_log(self.log, keys, has_maps_and_lists=has_maps_and_lists, members=members)
-        self.process, self.port, control_port = start_sparkis(self.log, self.store, workers=workers, options=options)
+        self.process, self.port, control_port = start_sparkis(
+            self.log, self.store, workers=workers, options=options, is_pure=is_pure
+        )
         self._control = Client("127.0.0.1", control_port, password=TOKEN, timeout_s=30, tls=tls)
         until(self._is_loaded, LOAD_TIMEOUT_S, "loading the server's data")
 
@@ -446,10 +456,12 @@ def both(
     ours: Iterable[str] = (),
     peers: Iterable[str] = (),
     tls: ssl.SSLContext | None = None,
+    is_pure: bool = False,
 ) -> Iterator[tuple[Sparkis, RedisServer]]:
     """Run both servers with the same data; they and their files are gone after the block.
 
-    ours, peers: options. tls: how our server is told of epochs, if its options name a certificate.
+    ours, peers: options. tls: how our server is told of epochs, if its options name a certificate. is_pure: ours
+    without the compiled core.
     """
     with temporary_folder() as folder:
         started: list[Served] = []
@@ -462,6 +474,7 @@ def both(
                 members=members,
                 options=ours,
                 tls=tls,
+                is_pure=is_pure,
             )
             started.append(sparkis)
             redis = RedisServer(keys, folder, has_maps_and_lists=has_maps_and_lists, members=members, options=peers)
