@@ -74,29 +74,23 @@ class Command:
         return [(at, is_pattern) for at in range(1, len(request))] if is_pattern or self.name in SUBSCRIBING else []
 
     @cached_property
-    def execute(self) -> Callable[[Any, Sequence[bytes]], Reply]:
-        """What runs the body, with its arguments converted, for a call and a request of a right number of words."""
-        declared, words = self.declaration, self.words
-        if declared is None:
-            return self._refuse
-        body, parameters = declared.body, declared.parameters
-        if parameters.is_plain and self.facts.arity > 0 and not parameters.has_name:
-            return lambda call, request: body(call, *request[words:])
-        return self._execute
+    def _takes_words(self) -> bool:
+        """Tell whether the body takes the words behind the name as they are: so many as the arity says."""
+        declared = self.declaration
+        is_plain = declared is not None and declared.parameters.is_plain and not declared.parameters.has_name
+        return is_plain and self.facts.arity > 0
 
-    def _refuse(self, call: Any, request: Sequence[bytes]) -> Reply:
-        raise self.refusal()
-
-    def _execute(self, call: Any, request: Sequence[bytes]) -> Reply:
-        assert self.declaration is not None
-        words = request[self.words :]
-        parameters = self.declaration.parameters
+    def execute(self, call: Any, request: Sequence[bytes]) -> Reply:
+        """Convert the arguments and run the body, for a request whose number of words fits the arity."""
+        if self.declaration is None:
+            raise self.refusal()
+        words, body, parameters = request[self.words :], self.declaration.body, self.declaration.parameters
+        if self._takes_words:
+            return body(call, *words)
         if parameters.count_max is not None:
             check_count(parameters, self.name, request)
         arguments = words if parameters.is_plain else parameters.convert(words)
-        if parameters.has_name:
-            return self.declaration.body(call, request[0], *arguments)
-        return self.declaration.body(call, *arguments)
+        return body(call, request[0], *arguments) if parameters.has_name else body(call, *arguments)
 
 
 class CommandTable:
