@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state_backend import changed_keys, key_events
+from state_backend import changed_keys, key_events, native
 from state_backend.checksums import opened
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import SparkisError
@@ -28,7 +28,7 @@ from state_backend.records import Change, Op, positions_in, runs_of
 from state_backend.slots import POSITION_BYTES
 from state_backend.store import EpochChanges
 
-packing = pytest.importorskip("state_backend.native.packing", reason="the compiled core is not built")
+pytestmark = pytest.mark.skipif(native._packing is None, reason="the compiled core is not built")
 
 STATES = (
     StateDescriptor("one", key="k", value="v").for_job("job"),
@@ -116,7 +116,7 @@ def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
         compiled, general = (LmdbStore(folder / name, "g") for name in ("compiled", "general"))
         stack.callback(compiled.close)
         stack.callback(general.close)
-        assert compiled._pages is not None
+        assert compiled._pages is not None and compiled._pages.is_readable
         general._pages = None
         for store in (compiled, general):
             store.tells_events = has_events
@@ -148,7 +148,7 @@ def test_what_is_taken_is_every_plain_row_once_in_the_order_of_positions(
     ]
     positions = np.concatenate([np.empty(0, np.uint64), *map(positions_in, runs)])
     numbers = [np.array([3], np.int32) for _ in runs]
-    made = packing.Packing(runs, positions.argsort(kind="stable"), numbers, None, lambda name: None, 1 << 16)
+    made = native.packing_of(runs, positions.argsort(kind="stable"), numbers, None, lambda name: None, 1 << 16)
     items = []
     while (some := made.take(rows_max)) is not None:
         assert made.new.get(3, []) == [name for name, _ in some]
