@@ -129,6 +129,7 @@ class Connection(asyncio.Protocol):
 
     def _take(self, data: bytes) -> None:
         self._instance.stats.input_bytes += len(data)
+        self._instance.stats.reads += not self._sends_at_end  # of others the poller counts its own
         if self.is_calm:
             self._begin(data)
         elif not self._transport.is_closing():  # else it was not let in, or is on its way out
@@ -205,6 +206,7 @@ class Connection(asyncio.Protocol):
         try:
             self._unsent_bytes -= len(reply)
             if not self._transport.is_closing():  # it may have been cut since
+                self._instance.stats.writes += 1
                 self._transport.write(reply)
         except Exception as error:
             self.break_off(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -26,6 +26,12 @@ SUMS = (
     "closed_for_input",
     "closed_for_output",
     "internal_errors",
+    "reads",
+    "writes",
+    "rounds",
+    "rounds_ns",
+    "rounds_per_second",
+    "rounds_ns_per_second",
 )
 
 
@@ -97,7 +103,16 @@ class Stats:
     closed_for_output: int = 0
     internal_errors: int = 0  # exceptions that nobody expected; each is in the log under an id
     denied: Counter[str] = field(default_factory=Counter)
-    _sample: tuple[float, int, int, int] = (0.0, 0, 0, 0)
+    # Calls of the system that took or sent bytes of clients, and rounds in which sockets were heard or written to.
+    reads: int = 0
+    writes: int = 0
+    rounds: int = 0
+    rounds_ns: int = 0
+    rounds_per_second: float = 0.0
+    rounds_ns_per_second: float = 0.0
+    # Adds up what is counted elsewhere; filled in where there are compiled sockets.
+    collect: Callable[[], None] = lambda: None
+    _sample: tuple[float, int, int, int, int, int] = (0.0, 0, 0, 0, 0, 0)
 
     def tally(self, command: str) -> Tally:
         """Return a command's numbers; the names are those of the command table."""
@@ -110,6 +125,11 @@ class Stats:
         """Count an error reply under its code."""
         if code in self.errors or len(self.errors) < ERROR_CODES_MAX:
             self.errors[code] += 1
+
+    @property
+    def round_ns(self) -> float:
+        """How long a round took, in the mean, when the last sample was taken."""
+        return self.rounds_ns_per_second / (self.rounds_per_second or 1.0)
 
     @property
     def calls(self) -> int:
@@ -127,16 +147,18 @@ class Stats:
 
     def reset(self) -> None:
         """Count from zero again; whoever holds a tally goes on with it."""
+        self.collect()
         for tally in self.commands.values():
             tally.reset()
         for name in SUMS:
             setattr(self, name, 0)
         self.errors.clear()
         self.denied.clear()
-        self._sample = (self._sample[0], 0, 0, 0)
+        self._sample = (self._sample[0], 0, 0, 0, 0, 0)
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as another process of the server is told them."""
+        self.collect()
         commands = {name: asdict(tally) for name, tally in self.commands.items() if tally.is_used}
         counted = {"commands": commands, "errors": dict(self.errors), "denied": dict(self.denied)}
         return {name: getattr(self, name) for name in SUMS} | counted
@@ -152,10 +174,13 @@ class Stats:
 
     def sample(self, seconds: float) -> None:
         """Take the rates since the last sample; called about once a second."""
-        then, calls, input_bytes, output_bytes = self._sample
-        self._sample = (seconds, self.calls, self.input_bytes, self.output_bytes)
+        self.collect()
+        then, calls, input_bytes, output_bytes, rounds, rounds_ns = self._sample
+        self._sample = (seconds, self.calls, self.input_bytes, self.output_bytes, self.rounds, self.rounds_ns)
         elapsed = seconds - then
         if elapsed > 0:
             self.commands_per_second = (self.calls - calls) / elapsed
             self.input_bytes_per_second = (self.input_bytes - input_bytes) / elapsed
             self.output_bytes_per_second = (self.output_bytes - output_bytes) / elapsed
+            self.rounds_per_second = (self.rounds - rounds) / elapsed
+            self.rounds_ns_per_second = (self.rounds_ns - rounds_ns) / elapsed

@@ -76,8 +76,8 @@ class Deviations:
     answers: Sequence[Answer]
     bytes_answers: Sequence[BytesAnswer]
     not_served: Mapping[str, str]
-    info_missing: Mapping[str, str]
     info_added: Mapping[str, str]
+    config_added: Mapping[str, str]
     config_missing: Mapping[str, str]
     config_values: Mapping[str, str]
     client_values: Mapping[str, str]
@@ -305,8 +305,11 @@ class Judge:
         """Settings that the server under test does not have are listed in `deviations.toml`, tested elsewhere."""
         expected = {name: value for name, value in _pairs(theirs) if name.lower() in self.config_names}
         found = dict(_pairs(ours))
-        values = self.deviations.config_values
-        return expected.keys() == found.keys() and all(
+        values, added = self.deviations.config_values, self.deviations.config_added
+        common = {
+            name for name in found if not any(fnmatchcase(name.decode("latin-1").lower(), each) for each in added)
+        }
+        return expected.keys() == common and all(
             name.decode("latin-1").lower() in values or found[name] == value for name, value in expected.items()
         )
 

@@ -14,8 +14,10 @@ from resp_server.commands.spec import OneOrMore, command, integer, question
 from resp_server.errors import PlainError, ReplyError, syntax_error, typed
 from resp_server.glob import matcher
 from resp_server.instance import Call, Instance
+from resp_server.listening import ACCEPTED_MAX
 from resp_server.notifications import ClassesError, classes_of, letters_of, shown_letters
 from resp_server.protocol.replies import OK, Reply, Sliced
+from resp_server.tls import ACCEPTS_AT_ONCE
 
 GLOB_MARKS = frozenset(b"*?[")
 INT32_MAX = 2**31 - 1
@@ -165,10 +167,14 @@ SETTINGS: dict[str, Setting] = {
     "cluster-enabled": Setting(lambda instance: "no" if instance.cluster is None else "yes"),
     "daemonize": Setting(lambda instance: "no"),
     "databases": shown("databases"),
+    "hide-user-data-from-log": fixed("no"),
     "io-threads": Setting(lambda instance: "1"),
     "latency-monitor-threshold": changing("latency_over_ms", number(0, 2**63 - 1)),
     "latency-tracking": fixed("yes"),
     "latency-tracking-info-percentiles": fixed("50 99 99.9"),
+    "locale-collate": fixed("C"),  # SORT_RO ALPHA compares bytes
+    "max-new-connections-per-cycle": fixed(str(ACCEPTED_MAX)),
+    "max-new-tls-connections-per-cycle": fixed(str(ACCEPTS_AT_ONCE)),
     "maxclients": changing("clients_max", number(1, CLIENTS_MAX)),
     "maxmemory": fixed("0"),
     "maxmemory-policy": fixed("noeviction"),

@@ -23,6 +23,11 @@ OUTPUT_PER_CLIENT_BYTES = 200 << 10
 PEAK_SHARE = 1.5
 FREE_SHARE = 1.0
 
+# Keys are in the trees of the stores, and in no hash table.
+HASH_TABLES = {b"overhead.hashtable.main": 0, b"overhead.hashtable.expires": 0}
+# What an allocator holds and nobody has: the processes' memory is counted as the system does.
+OVERHEADS = (b"allocator-fragmentation", b"allocator-rss", b"rss-overhead")
+
 EMPTY = (
     "Hi Sam, this instance is empty or is using very little memory, my issues detector can't be used in these "
     "conditions. Please, leave for your mission on Earth and fill it with some data. The new Sam and I will be back to "
@@ -58,12 +63,19 @@ def _stats(call: Call, total: Numbers) -> Reply:
         b"aof.buffer": 0,
         b"lua.caches": 0,
         b"functions.caches": 0,
+        **({b"db.0": HASH_TABLES} if keys else {}),
+        b"overhead.db.hashtable.lut": 0,
+        b"overhead.db.hashtable.rehashing": 0,
         b"overhead.total": overhead,
+        b"db.dict.rehashing.count": 0,
         b"keys.count": keys,
         b"keys.bytes-per-key": stored // (keys or 1),
         b"dataset.bytes": stored,
         b"dataset.percentage": 100 * (used - overhead) / max(1, used - started),
         b"peak.percentage": 100 * used / (total.resident_bytes_peak or 1),
+        **{b"allocator.%b" % name: used for name in (b"allocated", b"active", b"resident")},
+        b"allocator.muzzy": 0,
+        **{name + what: value for name in OVERHEADS for what, value in ((b".ratio", 1.0), (b".bytes", 0))},
         b"fragmentation": 1.0,
         b"fragmentation.bytes": 0,
     }

@@ -28,6 +28,8 @@ cdef class Poller:
     cdef bint is_in_round, is_due
     cdef int call_back(self) except -1
     cdef uint64_t input_bytes, output_bytes
+    cdef uint64_t reads_done, writes_done, rounds, rounds_ns  # not added up yet
+    cdef int end_round(self, int64_t began_ns) except -1
     cdef int go_on(self, int64_t ends_ns) except -1
     cdef int hear(self, int64_t ends_ns) except -1
     cdef int run_soon(self) except -1

@@ -60,6 +60,7 @@ cdef class Poller:
         if self.descriptor < 0:
             raise OSError(errno, os.strerror(errno))
         loop.add_reader(self.descriptor, self.run)
+        self.stats.collect = self.count
 
     def __dealloc__(self):
         free(self.input)
@@ -89,26 +90,42 @@ cdef class Poller:
 
     def run(self):
         """Answer what has come on all sockets that have something, then send."""
-        cdef int64_t ends_ns
+        cdef int64_t began_ns
         self.is_due = False
         if self.descriptor < 0:
             return
+        began_ns = monotonic_ns()
         if self.next_event >= self.event_count:
             self.closed.clear()
             self.next_event, self.event_count = 0, epoll_wait(self.descriptor, self.events, EVENTS_MAX, 0)
         if self.next_event >= self.event_count and not self.unfinished:
-            return self.flush()
-        ends_ns = monotonic_ns() + ROUND_NS_MAX
+            self.flush()
+            return self.end_round(began_ns)
         self.is_in_round = True
         try:
             self.instance.renew()
-            self.go_on(ends_ns)
-            self.hear(ends_ns)
+            self.go_on(began_ns + ROUND_NS_MAX)
+            self.hear(began_ns + ROUND_NS_MAX)
         finally:
             self.is_in_round = False
             self.flush()
             if self.unfinished or self.next_event < self.event_count:
                 self.run_soon()
+            self.end_round(began_ns)
+
+    cdef int end_round(self, int64_t began_ns) except -1:
+        self.rounds += 1
+        self.rounds_ns += monotonic_ns() - began_ns
+        return 0
+
+    def count(self):
+        """Add up what was counted of rounds and of the system's calls: when somebody asks."""
+        stats = self.stats
+        stats.reads += self.reads_done
+        stats.writes += self.writes_done
+        stats.rounds += self.rounds
+        stats.rounds_ns += self.rounds_ns
+        self.reads_done = self.writes_done = self.rounds = self.rounds_ns = 0
 
     cdef int go_on(self, int64_t ends_ns) except -1:
         """Answer more of what was read before; whose turn does not come is first in the next round."""
@@ -340,6 +357,7 @@ cdef class Transport:
             return 0  # what came before is answered first
         if not self.wants_input or self.is_ending:
             return 0  # since epoll told of it; sending tells whether the peer is gone
+        self.poller.reads_done += 1
         got = recv(self.descriptor, self.poller.input + self.begun_bytes, INPUT_BYTES - self.begun_bytes, MSG_DONTWAIT)
         if got < 0:
             return 0 if errno == EAGAIN or errno == EINTR else self.end_now(OSError(errno, os.strerror(errno)))
@@ -463,6 +481,7 @@ cdef class Transport:
         if not size:
             size = self.unsent_bytes
         if size:
+            self.poller.writes_done += 1
             sent = send(self.descriptor, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)
             if sent < 0:
                 if errno != EAGAIN and errno != EINTR:

@@ -329,6 +329,19 @@ def test_bytes_are_counted_once(start: Callable[..., Any]) -> None:
     )
 
 
+def test_calls_of_the_system_and_rounds_are_counted(start: Callable[..., Any]) -> None:
+    server = start()
+    peer = server.connect()
+    for _ in range(20):
+        peer.answers(get(1) + asked(b"ECHO", b"x"), bulk(b"1") + bulk(b"x"))
+    numbers = server.call(lambda: server.server.instance.stats.to_json())
+    assert numbers["reads"] >= 20 and numbers["writes"] >= 20
+    if native.sockets is not None:
+        assert numbers["rounds"] >= 20 and numbers["rounds_ns"] > 0
+    peer.ask("CONFIG", "RESETSTAT")
+    assert 0 < server.call(lambda: server.server.instance.stats.to_json())["writes"] < 20
+
+
 def test_many_that_always_send_are_all_answered(start: Callable[..., Any]) -> None:
     running = start()
     peers = [running.connect() for _ in range(24)]
