@@ -21,13 +21,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
-from unittest.mock import patch
 
 import lmdb
 
 from compat.conformance.wire import requests
-from compat.fuzz import corpus, places
-from compat.fuzz.places import NOW_MS, STATES
+from compat.fuzz import corpus
+from compat.fuzz.places import NOW_MS, STATES, fill
 from compat.fuzz.subject import FoundError, Subject, Wire
 from resp_server import native
 from resp_server.config import ServerConfig
@@ -39,7 +38,8 @@ from state_backend.lmdb_store import LmdbStore
 from state_backend.native import lookup
 
 MAP_BYTES = 1 << 30
-INPUTS_PER_STORE = 300
+INPUTS_PER_SUBJECT = 300
+INPUTS_PER_LIE = 300
 KEYS = [
     b"j:v:0",
     b"j:v:7",
@@ -83,43 +83,30 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
 
 def store_at(folder: str) -> LmdbStore:
     """Return a store of its own with the keys of the fuzzed servers."""
-    path = Path(folder) / f"{monotonic()}"
-    store = LmdbStore(path, "g", map_bytes_max=MAP_BYTES)
-    with patch("compat.fuzz.places.MemoryStore", lambda generation: store):
-        places._filled()
+    store = LmdbStore(Path(folder) / f"{monotonic()}", "g", map_bytes_max=MAP_BYTES)
+    fill(store)
     return store
 
 
 def of_requests(dice: random.Random, folder: str) -> Iterator[None]:
     """Run inputs of the corpus against servers over LMDB."""
     inputs = [*corpus.kept(), *(data for inputs in corpus.found() for data in inputs)]
-    made: list[LmdbStore] = []
-
-    def new_store(generation: str) -> LmdbStore:
-        made.append(LmdbStore(Path(folder) / f"r{monotonic()}", generation, map_bytes_max=MAP_BYTES))
-        return made[-1]
-
     while True:
         subject = Subject(8)
-        with patch("compat.fuzz.places.MemoryStore", new_store):
-            for _ in range(INPUTS_PER_STORE):
-                data = dice.choice(inputs)
-                options, rest = data[:2], data[2:]
-                if dice.random() < 0.5:  # the core's own commands in its place
-                    rest = requests([request(dice) for _ in range(dice.randrange(1, 20))])
-                    options = bytes((dice.choice((0, 2, 8, 16, 24, 32, 48)), dice.randrange(256)))
-                data = options + mutated(rest, dice)[:200_000]
-                (Path(folder) / "last").write_bytes(data)
-                try:
-                    subject.run(data)
-                except FoundError as error:
-                    raise SystemExit(f"{error!r} ({error.__cause__!r}) by {corpus.write_down([data])}") from error
-                yield
+        for _ in range(INPUTS_PER_SUBJECT):
+            data = dice.choice(inputs)
+            options, rest = data[:2], data[2:]
+            if dice.random() < 0.5:  # the core's own commands in its place
+                rest = requests([request(dice) for _ in range(dice.randrange(1, 20))])
+                options = bytes((dice.choice((0, 2, 8, 16, 24, 32, 48)), dice.randrange(256)))
+            data = options + mutated(rest, dice)[:200_000]
+            (Path(folder) / "last").write_bytes(data)
+            try:
+                subject.run(data)
+            except FoundError as error:
+                raise SystemExit(f"{error!r} ({error.__cause__!r}) by {corpus.write_down([data])}") from error
+            yield
         subject.close()
-        places._shared.cache_clear()
-        for store in made:
-            store.close()
-        made.clear()
 
 
 def of_records(dice: random.Random, folder: str) -> Iterator[None]:
@@ -140,7 +127,7 @@ def of_records(dice: random.Random, folder: str) -> Iterator[None]:
                 _lie(store, dice)
                 connection.session.protocol = dice.choice((2, 3))
                 server.instance.renew()
-                for _ in range(INPUTS_PER_STORE):
+                for _ in range(INPUTS_PER_LIE):
                     data = requests([request(dice) for _ in range(dice.choice((1, 5, 60)))])
                     data = mutated(data, dice) if dice.random() < 0.3 else data
                     while data:
@@ -223,7 +210,7 @@ def of_sockets(dice: random.Random, folder: str) -> Iterator[None]:
         server = Server(keyspace, config, clock=lambda: NOW_MS)
         loop.run_until_complete(server.start())
         clients: list[socket.socket] = []
-        for _ in range(INPUTS_PER_STORE * 5):
+        for _ in range(INPUTS_PER_LIE * 5):
             _act(server.port, clients, dice)
             for _ in range(dice.choice((0, 1, 3))):
                 loop.run_until_complete(asyncio.sleep(0))

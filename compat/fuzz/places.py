@@ -1,10 +1,14 @@
-"""The servers that inputs are sent to, and the state that they show."""
+"""The servers that inputs are sent to, and the state that they show: in LMDB, so that the compiled core answers too."""
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from functools import cache
 from itertools import count, pairwise
+from pathlib import Path
+from shutil import rmtree
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -23,7 +27,7 @@ from resp_server.server import Server
 from state_backend import packed_map
 from state_backend.descriptor import StateDescriptor
 from state_backend.keyspace import Job, Keyspace
-from state_backend.memory_store import MemoryStore
+from state_backend.lmdb_store import LmdbStore
 from state_backend.records import Change, Op, runs_of
 from state_backend.slots import SLOTS
 from state_backend.store import EpochChanges
@@ -38,6 +42,8 @@ HERE = f"10.0.0.1:{PORT}"
 RULES = (b"resetkeys", b"~j:v:*", b"%R~j:m:?", b"%W~j:l:*", b"-hgetall", b"-zrange", b"(+mget +lrange ~j:[lv]:*)")
 # Counted, and reached by an input of hundreds of requests alone.
 LIMIT = Limit("default", 1000)
+# Far more than inputs make of it.
+STORE_BYTES_MAX = 64 << 20
 
 STATES = [
     StateDescriptor("v", key="k", value="v"),
@@ -120,6 +126,9 @@ class Place:
     def close(self) -> None:
         """Let go of it."""
         _close(self.server)
+        if self._options & EPOCHS:
+            self.store.close()
+            rmtree(self.store.path)
 
 
 class ProxyPlace(Place):
@@ -181,8 +190,9 @@ class ProxyPlace(Place):
             del self._loop.listening[address]
         self._feeds.stop()
         self._applications.stop()
-        for server in [*self._servers, self.server]:
+        for server in self._servers:
             _close(server)
+        super().close()
 
 
 class Said(NamedTuple):
@@ -231,8 +241,25 @@ def _close(server: Server) -> None:
             timer.cancel()
 
 
-def _filled() -> MemoryStore:
-    store = MemoryStore("g")
+_store_numbers = count()
+
+
+@cache
+def _folder() -> Path:
+    """Make the folder of this process's stores."""
+    made = TemporaryDirectory(prefix="sparkis-fuzz-stores-")
+    atexit.register(made.cleanup)
+    return Path(made.name)
+
+
+def _filled() -> LmdbStore:
+    store = LmdbStore(_folder() / str(next(_store_numbers)), "g", map_bytes_max=STORE_BYTES_MAX)
+    fill(store)
+    return store
+
+
+def fill(store: LmdbStore) -> None:
+    """Put the keys of all places into a store."""
     changes = [Change("v", Op.PUT, b"j:v:%d" % number, value=b"%d" % number) for number in range(8)]
     changes += [Change("v", Op.PUT, b"j:v:soon", value=b"x", expire_at_ms=NOW_MS + 2500)]
     changes += [Change("v", Op.PUT, b"j:v:big", value=b"x" * 20_000)]
@@ -244,12 +271,11 @@ def _filled() -> MemoryStore:
     changes += [Change("s", Op.PUT, b"j:s:l", b"m%d" % number, b"") for number in range(150)]
     changes += [Change("z", Op.PUT, b"j:z:l", b"m%d" % number, b"%d" % (number // 2)) for number in range(150)]
     _put(store, changes)
-    return store
 
 
 _shared = cache(_filled)
 
 
-def _put(store: MemoryStore, changes: list[Change]) -> None:
+def _put(store: LmdbStore, changes: list[Change]) -> None:
     runs = list(runs_of(changes, [state.name for state in STATES]))
     store.apply(EpochChanges(store.applied.epoch + 1, 1, NOW_MS, runs), STATES)
