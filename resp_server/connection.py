@@ -26,7 +26,7 @@ from resp_server.errors import PlainError, ProtocolError, QueryBufferError
 from resp_server.execution import Execution
 from resp_server.guarded import alone
 from resp_server.instance import Call
-from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder
+from resp_server.protocol.replies import InSteps, Pending, Sliced, SlicedEncoder
 from resp_server.protocol.requests import Request, RequestLimits, RequestParser
 from resp_server.protocol.session import Session
 from resp_server.turns import MUCH_BYTES, Turn
@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
         self._input = b""  # comes after the requests
         self._is_begun = False  # it is the beginning of a request
         self.is_calm = False  # let in, nothing waits to be answered or sent, and no request has come in part
-        self._sliced: SlicedEncoder | Execution | None = None
+        self._sliced: InSteps | None = None
         self._sliced_since_ms = 0
         self._ends_ns = 0  # of the turn that is under way
         self._pending: Pending | None = None
@@ -290,7 +290,7 @@ class Connection(asyncio.Protocol):
     def check_age(self, now_ms: int) -> None:
         """End a reply in steps that keeps its epoch from being freed for too long."""
         age_ms = now_ms - self._sliced_since_ms
-        if self._sliced is None or age_ms <= self._instance.config.sliced_reply_ms_max:
+        if self._sliced is None or age_ms <= self._instance.config.sliced_reply_ms_max or not self._sliced.holds_epoch:
             return
         if self._sliced.has_begun:
             self.abort(f"a reply in steps was not complete after {age_ms} ms")
@@ -364,7 +364,11 @@ class Connection(asyncio.Protocol):
             pending.when_resolved(None)
             if self._sliced is None and not isinstance(pending, Rest):
                 out.append(self._instance.invalid_for(self.session, is_within=True))
-                out.append(self._dispatcher.pending_reply(self._call, pending))
+                reply = self._dispatcher.later_reply(self._call, pending)
+                if not isinstance(reply, bytes):
+                    self._sliced = reply
+                    return True
+                out.append(reply)
                 out += self._take_pushed()
                 out.append(self._instance.invalid_for(self.session))
                 return not self.session.is_closing
@@ -474,7 +478,7 @@ class Connection(asyncio.Protocol):
         self._sliced = later if isinstance(later, Execution) else SlicedEncoder(later, self.session.protocol)
         self._sliced_since_ms = self._instance.view.now_ms
 
-    def _step(self, sliced: SlicedEncoder | Execution, out: list[bytes]) -> None:
+    def _step(self, sliced: InSteps, out: list[bytes]) -> None:
         try:
             out.append(sliced.step())
         except Exception as error:

@@ -38,7 +38,7 @@ from resp_server.errors import (
 from resp_server.execution import Execution, ToRun
 from resp_server.instance import NEVER_NS, Call, Instance
 from resp_server.long_requests import Cut, cut_of, head_of, in_portions, is_whole, too_long
-from resp_server.protocol.replies import Pending, Sliced, encode
+from resp_server.protocol.replies import InSteps, Pending, Sliced, encode
 from resp_server.protocol.requests import LongRequest, Request
 from resp_server.protocol.session import RESP2, Session
 from resp_server.protocol.tracked import Tracked
@@ -425,6 +425,10 @@ class Dispatcher:
                 self._instance.tracking.remember(tracked, keys_read(command, portion))
 
         return in_portions(call, command, cut, request, self._check, note)
+
+    def later_reply(self, call: Call, pending: Pending) -> bytes | InSteps:
+        """Return what a connection waited for as it is sent, or made in steps."""
+        return self.pending_reply(call, pending)
 
     def pending_reply(self, call: Call, pending: Pending) -> bytes:
         """Return what was waited for as it is sent, or why it cannot be; nothing if replies are kept back."""

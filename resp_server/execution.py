@@ -71,6 +71,7 @@ class Execution:
         self._parts = self._make()
         self.pending: Pending | None = None
         self.when_done: Callable[[], None] = lambda: None
+        self.holds_epoch = True
         self.held_bytes = 0
         self.has_begun = False
         self.before: Iterator[None] = iter(())  # what is to be done first, step by step

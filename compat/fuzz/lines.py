@@ -11,8 +11,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUTER = """
-applications asks connection dispatcher feeds frames gathering gets guard jobs lane merges mgets remembering routes
-shards slot_map survey transactions upstream
+answers applications asks connection dispatcher feeds frames gathering guard jobs lane merges portions remembering
+routes shards slot_map survey transactions upstream
 """
 # What is between a client's bytes and the store, and between those of a proxy's servers and its clients.
 FUZZED = (
@@ -23,7 +23,8 @@ FUZZED = (
     "resp_server/dispatcher.py",
     "resp_server/execution.py",
     "resp_server/errors.py",
-    # The short ones.
+    "resp_server/long_requests.py",
+    "resp_server/deliveries.py",
     # What is kept of clients' words: who tracks, listens, watches, was slow.
     "resp_server/tracking.py",
     "resp_server/telling.py",

@@ -270,7 +270,7 @@ def _is_waiting(connection: Connection, wire: Wire) -> bool:
 def chunks_of(data: bytes, chunk_bytes: int) -> Iterator[bytes]:
     """Cut data: 0 leaves it whole, up to 15 says how long each chunk is; more, a mixture of lengths."""
     if not chunk_bytes:
-        yield data
+        yield from [data] if data else []
         return
     at, mixed = 0, chunk_bytes
     while at < len(data):

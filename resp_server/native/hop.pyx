@@ -20,6 +20,7 @@ from state_backend.native.lookup cimport slot_of
 from resp_server.protocol.following import NOT_TOLD
 from resp_server.protocol.requests import RequestParser
 from resp_server.router.asks import ASKS_MAX, PING, SENDS_MAX, Ask, ask_by_slots, not_understood
+from resp_server.router.answers import WHOLE_BYTES_MAX, Pieces, Sent
 from resp_server.router.frames import FrameError
 from resp_server.router.guard import behind, has_reached, together
 
@@ -132,9 +133,12 @@ cdef class Asking:
     cdef object last_told
     cdef uint8_t last_number
     cdef bint is_over
+    cdef dict longs  # replies of more than a megabyte, by the numbers of their questions
+    cdef size_t long_bytes
 
     def __cinit__(self):
         self.tolds = []
+        self.longs = {}
 
     def __dealloc__(self):
         free(self.held.data)
@@ -181,6 +185,14 @@ cdef class Asking:
             self.refuse(question, at, PyBytes_GET_SIZE(reply))
         return 0
 
+    cdef int take_long(self, const Entry* entry, reply, told) except -1:
+        """Take a reply that is not copied, of a request that has one item."""
+        self.items[self.questions[entry.question].first].told = self.number_of(told)
+        self.longs[entry.question] = reply
+        self.long_bytes += len(reply)
+        self.missing -= 1
+        return 0
+
     cdef void refuse(self, Question* question, size_t at, size_t size) noexcept:
         if not question.is_refused:
             question.is_refused = True
@@ -214,28 +226,53 @@ cdef class Asking:
             count -= 1
         return at == end and not count
 
-    cdef bytes joined(self):
-        """Return the replies in their order, as they are sent."""
+    cdef joined(self):
+        """Return the replies in their order, as they are sent: if they are long, in steps."""
         cdef Output out
-        cdef size_t i, j
-        cdef Question* question
+        cdef size_t i
+        if self.held.used + self.long_bytes > <size_t>WHOLE_BYTES_MAX:
+            return Sent(self.texts(), self.held.used + self.long_bytes)
         if self.question_count == 1 and not self.questions[0].is_array and self.protocol == 2:
             return PyBytes_FromStringAndSize(self.held.data + self.items[0].at, self.items[0].size)
         out.data, out.used, out.size = NULL, 0, 0
         try:
             reserve(&out, self.held.used + 16 * self.question_count)
             for i in range(self.question_count):
-                question = &self.questions[i]
-                if question.is_refused:
-                    self.put_item(&out, &self.items[question.first])
-                    continue
-                if question.is_array:
-                    put_line(&out, 42, question.items)
-                for j in range(question.items):
-                    self.put_item(&out, &self.items[question.first + j])
+                self.put_question(&out, i)
             return PyBytes_FromStringAndSize(out.data, out.used)
         finally:
             free(out.data)
+
+    def texts(self):
+        """Make the replies, each of no more than a megabyte but those that are held as they came."""
+        for i in range(self.question_count):
+            if i in self.longs:
+                yield from self.longs.pop(i).texts
+            else:
+                yield self.text_of(i)
+
+    cdef bytes text_of(self, size_t index):
+        """Return the reply to one request."""
+        cdef Output out
+        out.data, out.used, out.size = NULL, 0, 0
+        try:
+            reserve(&out, 64)
+            self.put_question(&out, index)
+            return PyBytes_FromStringAndSize(out.data, out.used)
+        finally:
+            free(out.data)
+
+    cdef int put_question(self, Output* out, size_t index) except -1:
+        """Write the reply to one request."""
+        cdef Question* question = &self.questions[index]
+        cdef size_t i
+        if question.is_refused:
+            return self.put_item(out, &self.items[question.first])
+        if question.is_array:
+            put_line(out, 42, question.items)
+        for i in range(question.items):
+            self.put_item(out, &self.items[question.first + i])
+        return 0
 
     cdef int put_item(self, Output* out, const Item* item) except -1:
         cdef const char* data = self.held.data + item.at
@@ -367,6 +404,19 @@ cdef class Run:
             self.hop.give_up(asking, error)
         return 0
 
+    cdef int accept_long(self, size_t index, reply, told) except -1:
+        """Take a long reply, likewise."""
+        cdef Entry* entry = &self.entries[index]
+        cdef Asking asking = <Asking>entry.asking
+        entry.is_done = True
+        try:
+            asking.take_long(entry, reply, told)
+            if not asking.missing:
+                self.hop.finish(asking)
+        except Exception as error:
+            self.hop.give_up(asking, error)
+        return 0
+
     def fail_all(self, error):
         """Pass on what was raised to all who still wait."""
         cdef size_t index
@@ -397,13 +447,23 @@ cdef class Run:
         cdef size_t at = -1 - index if index < 0 else index
         return (<Asking>self.entries[at].asking).taker.seen
 
-    def put(self, index, bytes reply, told=NOT_TOLD):
+    def put(self, index, reply, told=NOT_TOLD):
         """Take the answer to such a question; below zero: what came when an MGET was asked by slots."""
         cdef size_t at = -1 - index if index < 0 else index
         cdef Entry* entry = &self.entries[at]
         cdef bint is_array = (<Asking>entry.asking).questions[entry.question].is_array
-        # An error, or the answer to the PING that stands in its place where its connection was given away.
-        if index >= 0 and is_array and reply[:1] in (b"-", b"+") and self.hop.upstreams.now_s < self.deadline_s:
+        cdef Asking asking = <Asking>entry.asking
+        if entry.is_done or asking.is_over:
+            return
+        # A long reply to an MGET is put together by the general path. The answer to the PING that stands in its place,
+        # where its connection was given away, says that there is one.
+        if is_array and (type(reply) is not bytes or (index >= 0 and reply[:1] == b"+")):
+            self.hop.begin_again(asking)
+            return
+        if type(reply) is not bytes:
+            self.accept_long(at, reply, told)
+            return
+        if index >= 0 and is_array and reply[:1] == b"-" and self.hop.upstreams.now_s < self.deadline_s:
             try:
                 keys = RequestParser().feed(self.text[entry.start : entry.end])[0][2:]
                 ask_by_slots(self.hop.upstreams, keys, self.deadline_s, self, -1 - index)
@@ -644,6 +704,15 @@ cdef class Hop:
         for i in range(asking.question_count):
             self.tallies[asking.questions[i].command].calls -= 1
         asking.taker.ask_again(asking.data, told)
+        return 0
+
+    cdef int begin_again(self, Asking asking) except -1:
+        """Have what a client asked asked again, the general way, whatever came of it so far."""
+        asking.is_over = True
+        try:
+            self.ask_again(asking, NOT_TOLD)
+        except Exception as error:
+            self.instance.report(error)
         return 0
 
     cdef int give_up(self, Asking asking, error) except -1:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from resp_server.errors import ReplyError
 from resp_server.protocol.doubles import double_text
@@ -267,6 +267,21 @@ def _write_rare(reply: Reply, is_resp3: bool, out: list[bytes]) -> None:
 STEP_BYTES_MAX = 64 << 10
 
 
+class InSteps(Protocol):
+    """A reply that is sent in steps. holds_epoch: until it is sent, what it is made from is kept."""
+
+    holds_epoch: bool
+    held_bytes: int
+    has_begun: bool
+    is_done: bool
+
+    def step(self) -> bytes:
+        """Return what can be sent next, which may be nothing."""
+
+    def close(self) -> None:
+        """Let go of what it is made from. To be called once, at the end or instead of it."""
+
+
 class SlicedEncoder:
     """Turns a sliced reply into bytes, a step at a time."""
 
@@ -281,6 +296,7 @@ class SlicedEncoder:
         self._total = 0
         self._is_last = False
         self._nanoseconds = 0
+        self.holds_epoch = True
         self.held_bytes = 0
         self.has_begun = False
         self.is_done = False

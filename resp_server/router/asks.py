@@ -11,12 +11,14 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter_ns
 from typing import ParamSpec, Protocol
 
 import hiredis
 
 from resp_server.errors import PlainError, ReplyError, internal_error
 from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told
+from resp_server.router.answers import Answer, Result, Steps, done, is_error, whole
 from resp_server.router.frames import FrameError, in_order, pack
 from resp_server.router.guard import together
 from state_backend.errors import SparkisError
@@ -32,8 +34,12 @@ PING = pack((b"PING",))
 
 Arguments = ParamSpec("Arguments")
 
-# Makes one reply of several.
-Merge = Callable[[Sequence[bytes]], bytes]
+# Makes one answer of several, at once or in steps.
+Merge = Callable[[Sequence[Answer]], "Answer | Steps[Answer]"]
+# Has something be called in a turn to come.
+PutOff = Callable[[Callable[[], None]], object]
+# What is done at once of what takes steps (guess: a fifth of a turn).
+STEPS_NS_MAX = 1_000_000
 
 
 # What comes of reading an answer that is whole, and not what was asked for.
@@ -43,12 +49,13 @@ MISREAD = (
 )
 
 
-def understood(read: Callable[[], bytes]) -> bytes:
+def understood(merge: Merge, answers: Sequence[Answer]) -> Steps[Answer]:
     """Return the reply that is made of servers' answers, or an error: whoever waits for it gets one."""
     try:
-        return read()
+        found: Answer = yield from done(merge(answers))
     except MISREAD as error:
         return not_understood(error)
+    return found
 
 
 def not_understood(error: Exception) -> bytes:
@@ -60,7 +67,7 @@ def not_understood(error: Exception) -> bytes:
 class TakesReplies(Protocol):
     """Whoever waits for an answer. None of this raises: others' answers come behind."""
 
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
         """Take the answer to the question of a number, and what it is from: nothing where the proxy itself answers."""
 
     def fail(self, index: int, error: Exception) -> None:
@@ -80,7 +87,7 @@ class Asked(Protocol):
     deadline_s: float
     wants: int
 
-    def take(self, replies: Sequence[bytes], told: Told) -> None:
+    def take(self, replies: Sequence[Answer], told: Told) -> None:
         """Take the next answers, no more than are wanted, and what they are from."""
 
     def fail_all(self, error: Exception) -> None:
@@ -113,7 +120,7 @@ class Ask:
     held_until_s: float | None = None
     wants: int = 1
 
-    def take(self, replies: Sequence[bytes], told: Told) -> None:
+    def take(self, replies: Sequence[Answer], told: Told) -> None:
         """Pass the answer on."""
         self.whose.put(self.index, replies[0], told)
 
@@ -133,9 +140,9 @@ class Ask:
 class OnItsOwn(TakesReplies):
     """Takes answers that no client waits for. What is raised is logged."""
 
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
         try:
-            self.take_in(reply)
+            self.take_in(whole(reply))
         except Exception as error:
             self.fail(index, error)
 
@@ -157,10 +164,10 @@ class Step(TakesReplies):
         self._whose, self._index = whose, index
         self._is_over = False
 
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
         self.attempt(self.take_in, index, reply, told)
 
-    def take_in(self, index: int, reply: bytes, told: Told) -> None:
+    def take_in(self, index: int, reply: Answer, told: Told) -> None:
         """Take one of the answers."""
         raise NotImplementedError
 
@@ -173,7 +180,18 @@ class Step(TakesReplies):
         except Exception as error:
             self.fail(0, error)
 
-    def end(self, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def go_on(self, steps: Steps[Result], then: Callable[[Result], None], put_off: PutOff) -> None:
+        """Work for some time, and in turns to come until it is done; `then` takes what comes of it."""
+        ends_ns = perf_counter_ns() + STEPS_NS_MAX
+        try:
+            while perf_counter_ns() < ends_ns:
+                next(steps)
+        except StopIteration as end:
+            then(end.value)
+        else:
+            put_off(partial(self.attempt, self.go_on, steps, then, put_off))
+
+    def end(self, reply: Answer, told: Told = NOT_TOLD) -> None:
         """Pass the answer on."""
         if self._is_over:
             return
@@ -199,27 +217,32 @@ class Step(TakesReplies):
 class Joined(Step):
     """Answers of several servers that make one reply. The first error among them is the reply."""
 
-    def __init__(self, count: int, merge: Merge, whose: TakesReplies, index: int) -> None:
+    def __init__(self, count: int, merge: Merge, whose: TakesReplies, index: int, put_off: PutOff) -> None:
         super().__init__(whose, index)
-        self._replies: list[bytes | None] = [None] * count
+        self._replies: list[Answer | None] = [None] * count
         self._missing = count
         self._merge = merge
+        self._put_off = put_off
         self._told = NOT_TOLD
 
-    def take_in(self, index: int, reply: bytes, told: Told) -> None:
+    def take_in(self, index: int, reply: Answer, told: Told) -> None:
         self._replies[index] = reply
         self._told = together(self._told, told)
         self._missing -= 1
         if self._missing:
             return
         replies = [each for each in self._replies if each is not None]
-        error = next((each for each in replies if each[:1] == b"-"), None)
-        reply = understood(lambda: self._merge(replies)) if error is None else error
-        self.end(reply, self._told)
+        error = next(filter(is_error, replies), None)
+        if error is None:
+            self.go_on(understood(self._merge, replies), lambda reply: self.end(reply, self._told), self._put_off)
+        else:
+            self.end(error, self._told)
 
 
 class Asker(Protocol):
-    """Whoever asks servers."""
+    """Whoever asks servers. put_off: has something be called in a turn to come."""
+
+    put_off: PutOff
 
     def send(self, ask: Ask) -> None:
         """Ask; the answer comes later, or an error, at once or later."""
@@ -230,7 +253,7 @@ def ask_by_slots(asker: Asker, keys: Sequence[bytes], deadline_s: float, whose: 
     places: dict[int, list[int]] = {}
     for at, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(at)
-    joined = Joined(len(places), partial(in_order, places=list(places.values())), whose, index)
+    joined = Joined(len(places), partial(in_order, places=list(places.values())), whose, index, asker.put_off)
     for number, (slot, some) in enumerate(places.items()):
         packed = pack((b"MGET", *(keys[at] for at in some)))
         asker.send(Ask(packed, slot, 2, deadline_s, joined, number, sends=1))

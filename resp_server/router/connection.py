@@ -9,6 +9,7 @@ from resp_server.connection import Connection
 from resp_server.guarded import alone
 from resp_server.protocol.following import NOT_TOLD, Epochs, Told
 from resp_server.protocol.replies import Pending
+from resp_server.router.answers import Sent
 
 if TYPE_CHECKING:
     from resp_server.router.dispatcher import ProxyDispatcher
@@ -111,7 +112,7 @@ class ProxyConnection(Connection):
         if self._is_writable:
             self._next_turn = self._loop.call_soon(self._turn)
 
-    def answered(self, reply: bytes, told: Told) -> None:
+    def answered(self, reply: bytes | Sent, told: Told) -> None:
         """Send what was waited for, and go on with what came meanwhile."""
         try:
             self._pending = self._next_turn = None
@@ -120,6 +121,10 @@ class ProxyConnection(Connection):
             session = self.session
             session.seen.add(told)
             session.active_ms = self._instance.view.now_ms
+            if isinstance(reply, Sent):
+                self._sliced = reply
+                self._next_turn = self._loop.call_soon(self._turn)
+                return
             self._write(reply)
             if self._pushed:
                 self._send(self._take_pushed())

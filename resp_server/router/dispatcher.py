@@ -30,10 +30,11 @@ from resp_server.errors import (
 from resp_server.instance import NEVER_NS, Call, Instance
 from resp_server.long_requests import Cut, head_of, is_whole, too_long
 from resp_server.protocol.following import NOT_TOLD, Epochs, Told
-from resp_server.protocol.replies import Pending, Sliced, SlicedEncoder, encode
+from resp_server.protocol.replies import InSteps, Pending, Sliced, SlicedEncoder, encode
 from resp_server.protocol.requests import PORTION_WORDS, LongRequest, Request
 from resp_server.protocol.session import RESP2, Session
 from resp_server.protocol.tracked import Tracked
+from resp_server.router.answers import WHOLE_BYTES_MAX, Answer, Pieces, Sent, Steps, texts_of, whole
 from resp_server.router.applications import Applications, clash
 from resp_server.router.asks import Ask, Joined, Merge, TakesReplies
 from resp_server.router.compiled import hop
@@ -83,7 +84,7 @@ class Batch(Pending, TakesReplies):
         self._session = session
         self._error_reply = error_reply
         self._now_s, self._deadline_s = now_s, deadline_s
-        self._replies: list[bytes | None] = []
+        self._replies: list[Answer | None] = []
         self._told: dict[int, Told] = {}
         self._again: dict[int, Callable[[], object]] = {}
         self._silenced: set[int] = set()
@@ -128,7 +129,7 @@ class Batch(Pending, TakesReplies):
     def seen_by(self, index: int) -> Epochs:
         return self._session.seen.epochs
 
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
         """Take a reply that was to come."""
         try:
             self._put(index, reply, told)
@@ -152,7 +153,7 @@ class Batch(Pending, TakesReplies):
             self._silenced.discard(index)
         self._replies[index] = b"" if self._session.is_silent else self._error_reply(error)
 
-    def _put(self, index: int, reply: bytes, told: Told) -> None:
+    def _put(self, index: int, reply: Answer, told: Told) -> None:
         if self._replies[index] is not None:
             return
         self._bytes += len(reply)
@@ -195,10 +196,16 @@ class Batch(Pending, TakesReplies):
         """Say that nothing is added any more."""
         self._is_sealed = True
 
-    def joined(self) -> bytes:
-        """Return the replies as they are sent."""
+    def replies(self) -> Sequence[Answer]:
+        """Return the replies in their order."""
         late = b"-%b\r\n" % PlainError("no server answered in time").line
-        return b"".join([late if reply is None else reply for reply in self._replies])
+        return [late if reply is None else reply for reply in self._replies]
+
+    def joined(self) -> bytes | Sent:
+        """Return the replies as they are sent: if they are long, in steps."""
+        replies = self.replies()
+        size = sum(map(len, replies))
+        return b"".join(map(whole, replies)) if size <= WHOLE_BYTES_MAX else Sent(texts_of(replies), size)
 
 
 class HopTaker:
@@ -213,9 +220,9 @@ class HopTaker:
         """What the client has seen."""
         return self._batch.seen_by(self._index)
 
-    def answered(self, reply: bytes, told: Told) -> None:
-        """Take the reply."""
-        self._batch.put(self._index, reply, told)
+    def answered(self, reply: bytes | Sent, told: Told) -> None:
+        """Take the reply. It is one server's megabyte each at most."""
+        self._batch.put(self._index, reply if isinstance(reply, bytes) else Pieces(list(reply.texts)), told)
 
     def ask_again(self, data: bytes, told: Told) -> None:
         """Ask in another way."""
@@ -250,6 +257,7 @@ class ProxyDispatcher(Dispatcher):
         self._tracking.on_use = applications.follow_keys
         for upstreams in applications.each:
             upstreams.on_changed = self._tracking.changed
+            upstreams.put_off = lambda run: instance.put_off(run)  # not known before there is a server
 
     def poll(self, poller: Any) -> None:
         for upstreams in self._applications.each:
@@ -305,14 +313,14 @@ class ProxyDispatcher(Dispatcher):
                 later = None
                 self._refuse(session, request, batch, place, error)
             if later is not None:
-                out.append(batch.joined())
+                out += map(whole, batch.replies())
                 return later
             if is_to_wait or session.is_closing or perf_counter_ns() >= ends_ns:
                 break
         batch.seal()
         if batch.missing:
             return batch
-        out.append(batch.joined())
+        out += map(whole, batch.replies())
         return None
 
     def _refuse(self, session: Session, request: Request, batch: Batch, place: int, error: Exception) -> None:
@@ -411,32 +419,39 @@ class ProxyDispatcher(Dispatcher):
 
     def _execute(self, call: Call, requests: Sequence[Request], batch: Batch) -> None:
         session = call.session
-        denied = next(filter(None, (session.user.denial(self.command(each), each) for each in requests)), None)
-        if denied is not None:  # its rights were changed since: the servers, which do not know it, are not asked
-            session.end_transaction()
-            error = ExecAbortError(NoPermError(LATE_DENIAL.format(LATE_REASONS[denied.reason])))
-            batch.add(b"" if session.is_silent else self.error_reply(error))
-            return
-        for each in requests:
-            command = self.command(each)
-            if way_of(command) is Way.KEYS:
-                self._show(session, command, each)
-        self._show(session, self.command((b"exec",)), (b"exec",))
         watched, session.last_command = session.watched, "exec"
         session.end_transaction()
         self._stats.tally("exec").calls += 1
         before = batch.missing
         index = batch.expect(session.is_silent)
         whose: TakesReplies = batch
+        keys: list[bytes] = []
         if session.tracked is not None and not session.tracked.is_bcast:
             # The epoch that it is answered from may be older than what was told.
-            keys = [key for each in requests for key in keys_read(self.command(each), each)]
             whose = Remembers(batch, index, self._tracking, session.tracked, keys, is_kept=False)
         run = TransactionRun(self, self._applications, call, requests, watched, whose, index)
+        start = partial(run.start, self._before_exec(session, requests, keys))
         if before:
-            batch.before_last(run.start)  # no answer before this one is to be of a later epoch
+            batch.before_last(start)  # no answer before this one is to be of a later epoch
         else:
-            run.start()
+            start()
+
+    def _before_exec(self, session: Session, requests: Sequence[Request], keys: list[bytes]) -> Steps[None]:
+        """Check whether a user may run what it has queued, show it to monitors, and find the keys that it reads."""
+        for each in requests:
+            denied = session.user.denial(self.command(each), each)
+            if denied is not None:  # its rights were changed since: the servers, which do not know it, are not asked
+                raise ExecAbortError(NoPermError(LATE_DENIAL.format(LATE_REASONS[denied.reason])))
+            yield
+        is_tracked = session.tracked is not None and not session.tracked.is_bcast
+        for each in requests if is_tracked or session.is_observed else ():
+            command = self.command(each)
+            if way_of(command) is Way.KEYS:
+                self._show(session, command, each)
+            if is_tracked:
+                keys += keys_read(command, each)
+            yield
+        self._show(session, self.command((b"exec",)), (b"exec",))
 
     def _watch(self, call: Call, request: Request, batch: Batch) -> None:
         session = call.session
@@ -470,10 +485,8 @@ class ProxyDispatcher(Dispatcher):
         except Exception as error:
             return self.error_reply(error)
 
-    def pending_reply(self, call: Call, pending: Pending) -> bytes:
-        if isinstance(pending, Batch):
-            return pending.joined()
-        return super().pending_reply(call, pending)
+    def later_reply(self, call: Call, pending: Pending) -> bytes | InSteps:
+        return pending.joined() if isinstance(pending, Batch) else super().later_reply(call, pending)
 
     def _learn_rule(self, name: bytes) -> Rule | None:
         command = self._table.get(name) if b"|" not in name else None
@@ -556,7 +569,7 @@ class ProxyDispatcher(Dispatcher):
         index: int,
         tracked: Tracked | None = None,
     ) -> None:
-        joined = Joined(len(parts), merge, batch, index)
+        joined = Joined(len(parts), merge, batch, index, self._instance.put_off)
         for place, part in enumerate(parts):
             number, slot = cast("tuple[int, int]", part.place)
             upstreams = self._applications.each[number]
@@ -590,6 +603,8 @@ class ProxyDispatcher(Dispatcher):
 
     def place_of(self, key: bytes) -> tuple[int, int]:
         """Return the number of a key's application, and its slot."""
+        if self._applications.only is not None:
+            return 0, slot_of(key)
         return self._applications.each.index(self._applications.of(key)), slot_of(key)
 
     def _having(self, job: bytes) -> Sequence[Upstreams]:
@@ -630,11 +645,11 @@ class ProxyDispatcher(Dispatcher):
             jobs.jobs()
         return True
 
-    def _with_address(self, replies: Sequence[bytes], key: bytes) -> bytes:
+    def _with_address(self, replies: Sequence[Answer], key: bytes) -> bytes:
         """Name the server in what it said of where a key is."""
         upstreams = self._applications.of(key)
         address = upstreams.answering(str(upstreams.slots.owners[slot_of(key)]))
-        return replies[0].replace(encode(b"this server", 2), encode(address.encode(), 2))
+        return whole(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))
 
     def _answer_here(self, call: Call, request: Request, batch: Batch) -> Later | None:
         """Answer a request as a server without keys; one that comes in steps is returned if nothing is before it."""
@@ -654,14 +669,18 @@ class ProxyDispatcher(Dispatcher):
         batch.add(b"" if call.session.is_silent else reply)
         return None
 
-    def when_there(self, call: Call, pending: Pending, then: Callable[[bytes], object]) -> None:
+    def when_there(self, call: Call, pending: Pending, then: Callable[[Any], object]) -> None:
         """Call back with what is waited for when it is there, or its time is up."""
 
         def answered() -> None:
             late.cancel()
             pending.when_resolved(None)
+            reply: Answer
             try:
-                reply = super(ProxyDispatcher, self).pending_reply(call, pending)
+                if isinstance(pending, Portions):
+                    reply = pending.make()
+                else:
+                    reply = self.pending_reply(call, pending)
             except Exception as error:
                 reply = self.error_reply(error)
             then(reply)

@@ -19,11 +19,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from time import perf_counter_ns
 from typing import Any
 
 import hiredis
 
 from resp_server.access.rules import DEFAULT_USER
+from resp_server.deliveries import PORTION_NS
 from resp_server.errors import ClusterDownError, PlainError
 from resp_server.instance import Call, Instance
 from resp_server.notifications import KEYEVENT, KEYSPACE, may_be_of_keys
@@ -82,6 +84,7 @@ class Feed(asyncio.Protocol):
         self._not_before_s = 0.0
         self._silent_looks = 0  # since the server was heard; while this process itself stands still nobody looks
         self._paused_steps = 0
+        self._passing_on: Iterator[None] | None = None  # what came, as far as it was not passed on yet
 
     def settle(self, letters: str) -> None:
         """Ask the server for what is wanted and not there yet, and for no more."""
@@ -131,7 +134,7 @@ class Feed(asyncio.Protocol):
     def check(self) -> None:
         """Have a server that is silent say something; end the connection if it does not."""
         timeout_s = self.upstreams.timeout_s
-        if self._transport is None or self._paused_steps:
+        if self._transport is None or self._paused_steps or self._passing_on is not None:
             return
         self._silent_looks += 1
         silent_s = self._silent_looks * LOOK_S
@@ -153,32 +156,63 @@ class Feed(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._silent_looks = 0
         self._reader.feed(data)
-        mail = Mail()
-        try:
-            while (reply := self._reader.gets()) is not False:
-                if isinstance(reply, hiredis.PushNotification):
-                    self._heard(mail, reply)
-                elif isinstance(reply, hiredis.ReplyError):
-                    self._refused(str(reply))
-                elif reply == b"PONG":
-                    self.pongs += 1
-                    self._feeds.confirmed()
-        except hiredis.ProtocolError as error:
-            logger.warning("messages of %s are not understood: %s", self.address, error)
-            assert self._transport is not None
-            self._transport.abort()
-        told = mail.send(self._feeds.instance.push)
-        if told:
-            self._wait_for(told)
+        if self._passing_on is None:
+            mail = Mail()
+            self._passing_on = self._pass_on(mail)
+            self._step(self._passing_on, mail, {})
 
-    def _heard(self, mail: Mail, push: Sequence[Any]) -> None:
+    def _step(self, steps: Iterator[None], mail: Mail, told: dict[Session, None]) -> None:
+        """Pass on some of what came, and the rest in turns to come. Until then nothing more is read."""
+        transport, instance = self._transport, self._feeds.instance
+        if transport is None or steps is not self._passing_on:
+            return  # the connection was lost
+        ends_ns, is_done = perf_counter_ns() + PORTION_NS, True
+        try:
+            for _ in steps:
+                if perf_counter_ns() >= ends_ns:
+                    is_done = False
+                    break
+        except Exception as error:
+            self._fail(error)
+        told |= dict.fromkeys(mail.send(instance.push))
+        if not is_done:
+            transport.pause_reading()
+            instance.put_off(partial(self._step, steps, mail, told))
+            return
+        self._passing_on = None
+        self._silent_looks = 0
+        self._wait_for(list(told))
+        if not self._paused_steps:
+            transport.resume_reading()
+
+    def _pass_on(self, mail: Mail) -> Iterator[None]:
+        """Take what the server said, in steps."""
+        while (reply := self._reader.gets()) is not False:
+            if isinstance(reply, hiredis.PushNotification):
+                yield from self._heard(mail, reply)
+            elif isinstance(reply, hiredis.ReplyError):
+                self._refused(str(reply))
+            elif reply == b"PONG":
+                self.pongs += 1
+                self._feeds.confirmed()
+            yield
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, hiredis.ProtocolError):
+            logger.warning("messages of %s are not understood: %s", self.address, error)
+        else:
+            self._feeds.instance.report(error)
+        assert self._transport is not None
+        self._transport.abort()
+
+    def _heard(self, mail: Mail, push: Sequence[Any]) -> Iterator[None]:
         match push:
             case [b"message", bytes(channel), bytes(text)]:
-                self._feeds.pass_on(mail, self, Way.CHANNEL, channel, channel, text)
+                yield from self._feeds.pass_on(mail, self, Way.CHANNEL, channel, channel, text)
             case [b"pmessage", bytes(pattern), bytes(channel), bytes(text)]:
-                self._feeds.pass_on(mail, self, Way.PATTERN, pattern, channel, text)
+                yield from self._feeds.pass_on(mail, self, Way.PATTERN, pattern, channel, text)
             case [b"smessage", bytes(channel), bytes(text)]:
-                self._feeds.pass_on(mail, self, Way.SHARD, channel, channel, text)
+                yield from self._feeds.pass_on(mail, self, Way.SHARD, channel, channel, text)
             case [b"sunsubscribe", bytes(channel), _]:
                 self._has[Way.SHARD].discard(channel)  # its slot went; whoever has it now is asked soon
 
@@ -207,7 +241,7 @@ class Feed(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._transport is None:
             return
-        self._transport, self._reader = None, hiredis.Reader()
+        self._transport, self._reader, self._passing_on = None, hiredis.Reader(), None
         self._not_before_s = self._loop.time()
         self._feeds.lost(self)
 
@@ -350,8 +384,8 @@ class Feeds:
 
     # -- what feeds tell ----------------------------------------------------------------------------------------------
 
-    def pass_on(self, mail: Mail, feed: Feed, way: Way, name: bytes, channel: bytes, text: bytes) -> None:
-        """Give a message to those who are subscribed to what it came for."""
+    def pass_on(self, mail: Mail, feed: Feed, way: Way, name: bytes, channel: bytes, text: bytes) -> Iterator[None]:
+        """Give a message to those who are subscribed to what it came for, a client at each step."""
         is_of_keys = way is not Way.SHARD and channel.startswith((KEYSPACE, KEYEVENT))
         is_from_home = feed.address == self._home and feed.upstreams is self._applications.each[0]
         if channel.startswith(OWN_CHANNELS) or not (is_of_keys or is_from_home or way is Way.SHARD):
@@ -359,11 +393,14 @@ class Feeds:
         key = text if channel.startswith(KEYEVENT) else channel.removeprefix(KEYSPACE)
         frames: dict[int, bytes] = {}
         for session in self._hub.sessions(way, name):
+            if session.subscriptions is None or name not in session.subscriptions.of(way):
+                continue  # not any more
             if is_of_keys and not (session.user.is_unrestricted or session.user.can_read(key)):
                 continue
             if session.protocol not in frames:
                 frames[session.protocol] = message(way, name, channel, text, session.protocol)
             mail.add(session, frames[session.protocol])
+            yield
 
     def slow(self, told: Sequence[Session]) -> set[Session]:
         """Return those who have more waiting than that at which their requests are not read, if waited for."""

@@ -1,15 +1,21 @@
-"""Whole replies cut out of what a server sends, as the bytes they are: what is only passed on is never decoded."""
+"""Whole replies cut out of what a server sends, as the bytes they are: what is only passed on is never decoded.
+
+A reply that comes in parts is held as these; a long text is not looked at again until its end has come.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import hiredis
 
 from resp_server.protocol.requests import Request
+from resp_server.router.answers import Answer, Steps, answer_of, split_off_head, whole
 
 BULKS = b"$="
+BULK_MARKS = (b"$", b"=")
 ARRAYS = b"*~>"
 MAP = b"%"
 LINES = b"+-,("
@@ -22,7 +28,16 @@ LINE_BYTES_MAX = 64 << 10
 # Of a number: what 64 bits take. Of a length: more than can be meant.
 NUMBER_DIGITS_MAX = 20
 LENGTH_DIGITS_MAX = 15
+# A text of which more than this is missing is taken as it comes (guess: some reads of a socket).
+TEXT_BYTES_MAX = 256 << 10
+# What is cut into items in one step (guess: a millisecond, where items are short).
+STEP_BYTES = 8 << 10
 
+
+# Items of one line, and texts of up to nine bytes without line ends: a pattern takes them in a tenth of the time.
+RUN_ITEMS_MIN = 16
+LINE_RUN = re.compile(rb"(?:(?:\$-1|_|:-?[0-9]{1,19}|#t|#f)\r\n)*+")
+TEXT_RUN = re.compile(rb"(?:\$(?:%b)\r\n)*+" % b"|".join(rb"%d\r\n[^\r\n]{%d}" % (size, size) for size in range(10)))
 
 # Typed for a request of one word.
 _pack = cast(Callable[[tuple[Any, ...]], bytes], hiredis.pack_command)
@@ -38,16 +53,22 @@ class FrameError(Exception):
 
 
 class Frames:
-    """One connection's replies."""
+    """One connection's replies.
 
-    def __init__(self, reply_bytes_max: int) -> None:
+    keeps_pieces: a reply of more than a megabyte that came in parts is returned as these.
+    """
+
+    def __init__(self, reply_bytes_max: int, *, keeps_pieces: bool = False) -> None:
         self._bytes_max = reply_bytes_max
+        self.keeps_pieces = keeps_pieces
         self._done: list[bytes] = []  # of a reply that is not complete: what has been looked at
         self._done_bytes = 0
         self._rest: list[bytes] = []  # what has not
         self._rest_bytes = 0
         self._wanted_bytes = 0
         self._missing = 1  # items of this reply that are still to come
+        self._text_missing = 0  # bytes of a long text that are, with its line end
+        self._text_end = b""
         # Why what came behind the replies that `feed` returned is none, nor is anything that is still to come.
         self.error: FrameError | None = None
 
@@ -59,12 +80,14 @@ class Frames:
     @property
     def begun_bytes(self) -> int:
         """How long the reply that is not complete is at least."""
-        return self._done_bytes + max(self._rest_bytes, self._wanted_bytes)
+        return self._done_bytes + self._text_missing + max(self._rest_bytes, self._wanted_bytes)
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes) -> list[Answer]:
         """Take bytes, return the replies that are complete by now: the same ones however the bytes are cut."""
         if self.error is not None:
             return []
+        if self._text_missing:
+            return self._take_text(data)
         if self._rest:
             self._rest.append(data)
             self._rest_bytes += len(data)
@@ -74,11 +97,43 @@ class Frames:
             self._rest = []
         return self._cut(data)
 
-    def _cut(self, data: bytes) -> list[bytes]:
-        replies: list[bytes] = []
+    def _take_text(self, data: bytes) -> list[Answer]:
+        """Take what comes of a long text, and what is behind it."""
+        some = data[: self._text_missing]
+        self._text_missing -= len(some)
+        self._text_end = (self._text_end + some)[-2:]
+        self._done.append(some)
+        self._done_bytes += len(some)
+        if self._done_bytes > self._bytes_max:
+            self._text_missing, self.error = 0, self._too_large()
+            return []
+        if self._text_missing:
+            return []
+        if self._text_end != b"\r\n":
+            self.error = FrameError("a text does not end where it was said to")
+            return []
+        replies: list[Answer] = []
+        self._missing -= 1
+        if not self._missing:
+            self._missing = 1
+            replies.append(self._take_done())
+        return replies + self._cut(data[len(some) :]) if len(some) < len(data) else replies
+
+    def _take_done(self) -> Answer:
+        """Return the reply that is complete."""
+        done, self._done, self._done_bytes = self._done, [], 0
+        return answer_of(done) if self.keeps_pieces else b"".join(done)
+
+    def _too_large(self) -> FrameError:
+        return FrameError(f"a reply is larger than {self._bytes_max} bytes")
+
+    def _cut(self, data: bytes) -> list[Answer]:
+        replies: list[Answer] = []
         start = at = 0
         missing = self._missing
         while True:
+            if missing > RUN_ITEMS_MIN:
+                at, missing = _behind_run(data, at, missing)
             try:
                 after, items = _item(data, at)
             except FrameError as error:
@@ -89,12 +144,17 @@ class Frames:
             at = after
             missing += items - 1
             if not missing:
-                replies.append(data[start:at])
+                some = data[start:at]
                 start, missing = at, 1
                 if self._done:
-                    replies[-1] = b"".join([*self._done, replies[-1]])
-                    self._done, self._done_bytes = [], 0
+                    self._done.append(some)
+                    replies.append(self._take_done())
+                else:
+                    replies.append(some)
         self._missing = missing
+        if data[at : at + 1] in BULK_MARKS and after - len(data) > TEXT_BYTES_MAX:
+            self._text_missing, self._text_end = after - len(data), data[-2:]
+            at = after = len(data)
         self._keep(data, start, at, after - at)
         return replies
 
@@ -106,7 +166,17 @@ class Frames:
         self._rest = [data[at:]] if self._rest_bytes else []
         self._wanted_bytes = wanted_bytes
         if self._done_bytes + self._rest_bytes > self._bytes_max:
-            self.error = FrameError(f"a reply is larger than {self._bytes_max} bytes")
+            self.error = self._too_large()
+
+
+def _behind_run(data: bytes, at: int, missing: int) -> tuple[int, int]:
+    """Return where a run of short items ends, and how many are missing then: one at least, so that a reply goes on."""
+    end = LINE_RUN.match(data, at).end()  # type: ignore[union-attr]
+    count = data.count(b"\r\n", at, end)
+    if not count:
+        end = TEXT_RUN.match(data, at).end()  # type: ignore[union-attr]
+        count = data.count(b"\r\n", at, end) // 2
+    return (end, missing - count) if count < missing else (at, missing)
 
 
 def _is_length(digits: bytes) -> bool:
@@ -148,38 +218,51 @@ def _no_reply(data: bytes, at: int) -> FrameError:
     return FrameError(f"no reply begins with {data[at : at + 16]!r}")
 
 
-def array_of(reply: bytes) -> tuple[int, bytes]:
-    """Return how many items an array has, and the items as they were sent."""
-    end = reply.index(b"\r\n")
-    if reply[:1] != b"*" or reply == b"*-1\r\n":
-        raise FrameError(f"an array was expected, not {reply[:16]!r}")
-    return int(reply[1:end]), reply[end + 2 :]
+def array_of(answer: Answer) -> tuple[int, list[bytes]]:
+    """Return how many items an array has, and the texts of the items as they were sent."""
+    head, texts = split_off_head(answer)
+    if head[:1] != b"*" or head == b"*-1":
+        raise FrameError(f"an array was expected, not {head[:16]!r}")
+    return int(head[1:]), texts
 
 
-def items_of(reply: bytes) -> Sequence[bytes]:
+def items_of(answer: Answer) -> Steps[Sequence[Answer]]:
     """Return the items of an array, each as it was sent."""
-    count, body = array_of(reply)
-    items = [body] if count == 1 else Frames(len(body) + 1).feed(body)
+    count, texts = array_of(answer)
+    size = sum(map(len, texts))
+    if count == 1:
+        items: list[Answer] = [answer_of(texts)]
+    else:
+        items, frames = [], Frames(size + 1, keeps_pieces=True)
+        for some in _cut_up(texts):
+            items += frames.feed(some)
+            yield
     if len(items) != count:
         raise FrameError(f"an array of {count} items has {len(items)}")
     return items
 
 
-def sum_of(replies: Sequence[bytes]) -> bytes:
+def _cut_up(texts: Sequence[bytes]) -> Iterator[bytes]:
+    for text in texts:
+        for at in range(0, len(text), STEP_BYTES):
+            yield text[at : at + STEP_BYTES]
+
+
+def sum_of(answers: Sequence[Answer]) -> bytes:
     """Return the sum of numbers, as a reply; ValueError if one is none."""
-    return b":%d\r\n" % sum(int(reply[1:]) for reply in replies)
+    return b":%d\r\n" % sum(int(whole(answer)[1:]) for answer in answers)
 
 
-def joined(replies: Sequence[bytes]) -> bytes:
+def joined(answers: Sequence[Answer]) -> Answer:
     """Return one array of the items of all."""
-    arrays = [array_of(reply) for reply in replies]
-    return b"*%d\r\n%b" % (sum(count for count, _ in arrays), b"".join(body for _, body in arrays))
+    arrays = [array_of(answer) for answer in answers]
+    return answer_of([b"*%d\r\n" % sum(count for count, _ in arrays), *(text for _, texts in arrays for text in texts)])
 
 
-def in_order(replies: Sequence[bytes], places: Sequence[Sequence[int]]) -> bytes:
-    """Return one array of the items of all, each at its place: `places` has those of each reply's items."""
-    items: list[bytes] = [b""] * sum(map(len, places))
-    for reply, its_places in zip(replies, places, strict=True):
-        for place, item in zip(its_places, items_of(reply), strict=True):
+def in_order(answers: Sequence[Answer], places: Sequence[Sequence[int]]) -> Steps[Answer]:
+    """Return one array of the items of all, each at its place: `places` has those of each answer's items."""
+    items: list[Answer] = [b""] * sum(map(len, places))
+    for answer, its_places in zip(answers, places, strict=True):
+        for place, item in zip(its_places, (yield from items_of(answer)), strict=True):
             items[place] = item
-    return b"*%d\r\n%b" % (len(items), b"".join(items))
+    return answer_of([b"*%d\r\n" % len(items), *items])

@@ -10,7 +10,8 @@ import hiredis
 from resp_server.protocol.following import Told
 from resp_server.protocol.replies import Verbatim, encode
 from resp_server.protocol.requests import Request
-from resp_server.router.asks import Ask, Step, TakesReplies, understood
+from resp_server.router.answers import Answer, whole
+from resp_server.router.asks import MISREAD, Ask, Step, TakesReplies, not_understood
 from resp_server.router.frames import pack
 from resp_server.router.merges import (
     Row,
@@ -70,14 +71,17 @@ class Gathering(Step):
             for number, request in enumerate(requests, at * len(requests)):
                 upstreams.send(Ask(pack(request), 0, 2, upstreams.deadline_s(), self, number, None, master))
 
-    def take_in(self, index: int, reply: bytes, told: Told) -> None:
+    def take_in(self, index: int, reply: Answer, told: Told) -> None:
         """Take one answer."""
-        self._replies[index] = reply
+        self._replies[index] = whole(reply)
         self._missing -= 1
         if not self._missing:
             parts = [self._replies[at : at + self._count] for at in range(0, len(self._replies), self._count)]
             answers = [Answers(*row) for row in zip(self._addresses, parts, strict=True)]
-            self.end(understood(lambda: self._finish(answers)))
+            try:
+                self.end(self._finish(answers))
+            except MISREAD as error:
+                self.end(not_understood(error))
 
 
 class Jobs:

@@ -21,6 +21,7 @@ from resp_server.access.rules import DEFAULT_USER
 from resp_server.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.following import GONE, NOT_TOLD, NOTHING, Epochs, Told
 from resp_server.protocol.requests import Request
+from resp_server.router.answers import Answer, whole
 from resp_server.router.asks import ASKS_MAX, PING, Ask, Asked, Nobody
 from resp_server.router.compiled import Run
 from resp_server.router.frames import FrameError, Frames, pack
@@ -224,10 +225,10 @@ class Lane:
             self._heard_s = self._upstreams.clock()
         return data[at:] if at else data
 
-    def heard(self, replies: Sequence[bytes]) -> None:
+    def heard(self, replies: Sequence[Answer]) -> None:
         """Take replies in the order of the questions."""
         self._heard_s = self._upstreams.clock()
-        for reply in replies:
+        for reply in map(whole, replies):
             if reply[:1] == b">":
                 self.told_of(reply)
                 continue
@@ -430,7 +431,7 @@ def _keys_in(text: bytes) -> list[bytes] | None:
 class HasLink(Protocol):
     """Whoever takes what comes over a connection."""
 
-    def heard(self, replies: Sequence[bytes]) -> None:
+    def heard(self, replies: Sequence[Answer]) -> None:
         """Take replies."""
 
     def gone(self, reason: str) -> None:
@@ -484,8 +485,9 @@ class Link(asyncio.Protocol):
         return self._frames.begun_bytes
 
     def give(self, whose: HasLink) -> None:
-        """Have somebody else take what comes from now on."""
+        """Have somebody else take what comes from now on, a long reply as the pieces that it comes in."""
         self._whose = whose
+        self._frames.keeps_pieces = True
 
     def pause(self, is_paused: bool) -> None:
         """Read nothing more for now, or go on."""
@@ -540,9 +542,9 @@ class Link(asyncio.Protocol):
         self._is_lost = True
         self._fail(self._reason if error is None else f"{self._reason}: {error}")
 
-    def _greeted(self, replies: Sequence[bytes]) -> None:
+    def _greeted(self, replies: Sequence[Answer]) -> None:
         assert self._greeting is not None
-        for reply in replies:
+        for reply in map(whole, replies):
             if reply[:1] == b">":
                 self._lane.told_of(reply)
                 continue

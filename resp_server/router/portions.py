@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from resp_server.errors import PlainError
 from resp_server.long_requests import Cut
-from resp_server.protocol.replies import Frames, Pending, Reply, encode_header
+from resp_server.protocol.replies import Pending, encode, encode_header
 from resp_server.protocol.requests import Request
+from resp_server.router.answers import Answer, answer_of, is_error, split_off_head
 
 if TYPE_CHECKING:
     from resp_server.router.dispatcher import Batch
@@ -29,7 +30,7 @@ class Portions(Pending):
         self._portions = portions
         self._ask = ask
         self._bytes_max = bytes_max
-        self._bodies: list[bytes] = []
+        self._texts: list[bytes] = []
         self._bytes = self._count = 0
 
     def start(self) -> None:
@@ -50,33 +51,33 @@ class Portions(Pending):
             return
         batch = self._ask(portion)
         if batch.missing:
-            batch.when_resolved(lambda: self._alone(lambda: self._take(batch.joined())))
+            batch.when_resolved(lambda: self._alone(lambda: self._take(*batch.replies())))
         else:
-            self._take(batch.joined())
+            self._take(*batch.replies())
 
-    def _take(self, reply: bytes) -> None:
-        if reply[:1] == b"-":
-            self.resolve(lambda: Frames(reply))
+    def _take(self, reply: Answer) -> None:
+        if is_error(reply):
+            self.resolve(lambda: reply)
             return
-        line, _, body = reply.partition(b"\r\n")
+        line, texts = split_off_head(reply)
         self._count += int(line[1:])  # the number of items, or the number itself
-        self._bodies.append(body)
-        self._bytes += len(body)
+        self._texts += texts
+        self._bytes += len(reply)
         if self._bytes > self._bytes_max:
             raise PlainError(f"replies of more than {self._bytes_max} bytes were asked for at once")
         self._ask_next()
 
     def _end(self, error: Exception) -> None:
-        def answer() -> Reply:
+        def answer() -> Answer:
             raise error
 
         self.resolve(answer)
 
-    def _joined(self) -> Reply:
+    def _joined(self) -> Answer:
         if self._cut.shape is int:
-            return self._count
-        return Frames(b"".join([encode_header(list, self._count, self._protocol), *self._bodies]))
+            return encode(self._count, self._protocol)
+        return answer_of([encode_header(list, self._count, self._protocol), *self._texts])
 
 
-def _too_late() -> Reply:
+def _too_late() -> Answer:
     raise PlainError("no server answered in time")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from resp_server.protocol.following import Told
 from resp_server.protocol.tracked import Tracked
+from resp_server.router.answers import Answer
 from resp_server.router.asks import Step, TakesReplies
 from resp_server.tracking import Tracking
 
@@ -36,7 +37,7 @@ class Remembers(Step):
         self._keys = keys
         self._voids = tracking.voids if is_kept else NEVER
 
-    def take_in(self, index: int, reply: bytes, told: Told) -> None:
+    def take_in(self, index: int, reply: Answer, told: Told) -> None:
         """Take the answer."""
         if self._tracking.voids == self._voids:
             self._tracking.remember(self._client, self._keys)

@@ -22,6 +22,7 @@ from resp_server.errors import CrossSlotError
 from resp_server.protocol.replies import encode
 from resp_server.protocol.requests import Request
 from resp_server.protocol.session import Account
+from resp_server.router.answers import Answer
 from resp_server.router.asks import Merge
 from resp_server.router.frames import in_order, joined, sum_of
 from state_backend.slots import HASH_BITS, SLOTS, slot_of
@@ -100,11 +101,11 @@ def split(
     return parts, sum_of if SUMMED in facts.tips else partial(in_order, places=list(places.values()))
 
 
-def _only(replies: Sequence[bytes]) -> bytes:
+def _only(replies: Sequence[Answer]) -> Answer:
     return replies[0]
 
 
-def merge_all(name: str, replies: Sequence[bytes], weights: Sequence[int]) -> bytes:
+def merge_all(name: str, replies: Sequence[Answer], weights: Sequence[int]) -> Answer:
     """Join what all servers said of their keys. weights: how many slots each of them has."""
     if name == "dbsize":
         return sum_of(replies)

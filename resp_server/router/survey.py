@@ -13,8 +13,9 @@ from resp_server.commands.generic import cursor
 from resp_server.errors import ClusterDownError, ReplyError, TryAgainError
 from resp_server.protocol.following import NOT_TOLD, Told
 from resp_server.protocol.requests import Request
+from resp_server.router.answers import Answer, is_error, whole
 from resp_server.router.applications import Applications
-from resp_server.router.asks import Ask, Step, TakesReplies, understood
+from resp_server.router.asks import Ask, Merge, Step, TakesReplies, understood
 from resp_server.router.frames import pack
 from resp_server.router.guard import together
 from resp_server.router.routes import POSITION_BITS, merge_all, scan_reply
@@ -97,14 +98,14 @@ class Survey(Step):
             ]
         packed = pack((*self._within, *request))
         self._told = NOT_TOLD
-        self._replies: list[bytes | None] = [None] * (ASKS * len(self._places))
+        self._replies: list[Answer | None] = [None] * (ASKS * len(self._places))
         self._missing = len(self._replies)
         for at, (upstreams, master, _, _) in enumerate(self._places):
             for place, each in enumerate((TOPOLOGY, packed, TOPOLOGY), ASKS * at):
                 ask = Ask(each, 0, self._protocol, self._deadline_s, self, place, None, master, not self._is_scan)
                 upstreams.send(ask)
 
-    def take_in(self, index: int, reply: bytes, told: Told) -> None:
+    def take_in(self, index: int, reply: Answer, told: Told) -> None:
         """Take one server's answer."""
         self._replies[index] = reply
         self._told = together(self._told, told)
@@ -112,15 +113,15 @@ class Survey(Step):
         if not self._missing:
             self._done([each for each in self._replies if each is not None])
 
-    def _done(self, replies: Sequence[bytes]) -> None:
-        error = next((each for each in replies if each[:1] == b"-"), None)
+    def _done(self, replies: Sequence[Answer]) -> None:
+        error = next(filter(is_error, replies), None)
         if error is not None:
             self.end(error, self._told)
             return
         others = [
             place
             for place, (before, _, after) in zip(self._places, zip(*[iter(replies)] * ASKS, strict=True), strict=True)
-            if any(b"\r\ncluster_current_epoch:%d\r\n" % place.version not in each for each in (before, after))
+            if any(b"\r\ncluster_current_epoch:%d\r\n" % place.version not in whole(each) for each in (before, after))
         ]
         if others or any(place.version != place.upstreams.slots.version for place in self._places):
             for place in others:
@@ -129,12 +130,14 @@ class Survey(Step):
                 self._end(TryAgainError("the servers do not show the same version of the topology"))
         elif self._is_scan:
             count = len(self._applications)
-            reply = understood(lambda: scan_reply(replies[1], self._last, self._number, count))
-            self.end(reply, self._told)
+            self._make(lambda answers: scan_reply(whole(answers[0]), self._last, self._number, count), replies[1:2])
         else:
             weights = [place.slots for place in self._places]
-            reply = understood(lambda: merge_all(self._name, replies[1::ASKS], weights))
-            self.end(reply, self._told)
+            self._make(lambda answers: merge_all(self._name, answers, weights), replies[1::ASKS])
+
+    def _make(self, merge: Merge, answers: Sequence[Answer]) -> None:
+        put_off = self._places[0].upstreams.put_off
+        self.go_on(understood(merge, answers), lambda reply: self.end(reply, self._told), put_off)
 
     def _end(self, error: ReplyError) -> None:
         self.end(b"-%b\r\n" % error.line)

@@ -12,10 +12,11 @@ by hold it for a moment; one that has yet to reach it, or that passed it by, say
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, cast
 
 from resp_server.commands.sort import check_request
 from resp_server.errors import ClusterDownError, PlainError, ReplyError, TryAgainError
@@ -25,8 +26,19 @@ from resp_server.protocol.following import NOT_TOLD, Reached, Told
 from resp_server.protocol.replies import Pending
 from resp_server.protocol.requests import Request
 from resp_server.protocol.transaction import Mark
+from resp_server.router.answers import Answer, Steps, answer_of, done, is_error, split_off_head, whole
 from resp_server.router.applications import Applications
-from resp_server.router.asks import MISREAD, PING, SENDS_MAX, Ask, Merge, Step, TakesReplies, not_understood
+from resp_server.router.asks import (
+    ASKS_MAX,
+    MISREAD,
+    PING,
+    SENDS_MAX,
+    STEPS_NS_MAX,
+    Ask,
+    Step,
+    TakesReplies,
+    not_understood,
+)
 from resp_server.router.frames import items_of, pack
 from resp_server.router.lane import LaneKey
 from resp_server.router.routes import Way, split, way_of
@@ -43,24 +55,17 @@ PAUSE_S_MAX = 0.1
 LOSSES_MAX = 2
 # More commands than this go where long answers are waited for (guess: they take a server some milliseconds).
 SHORT_COMMANDS_MAX = 512
+# Commands for one server, into which those with keys of several slots are split (guess: others ask there, too).
+COMMANDS_MAX = ASKS_MAX * 9 // 10
+# Answers to commands that are looked at in one step (guess: 0.1 ms).
+LOOKED_AT_ONCE = 512
 
 MULTI, EXEC = pack((b"MULTI",)), pack((b"EXEC",))
 
 
-class Part(NamedTuple):
-    """A command's part for one server: the block, and the command's number in it."""
-
-    block: Block
-    number: int
-
-
-class Planned(NamedTuple):
-    """What becomes of one queued command: asked in parts, or answered here; error: what it is answered with."""
-
-    request: Request
-    parts: Sequence[Part] = ()
-    merge: Merge | None = None
-    error: ReplyError | None = None
+# What becomes of a queued command: a server's block and the command's number in it, for each part that is asked; None:
+# it is answered here. Numbers alone, as Python's garbage collector looks at all else that is held.
+Parts = tuple[tuple[int, int], ...] | None
 
 
 @dataclass
@@ -72,7 +77,8 @@ class Block(TakesReplies):
     whose: TransactionRun
     packed: list[bytes] = field(default_factory=list)
     watched: dict[bytes, Mark] = field(default_factory=dict)
-    replies: list[bytes] = field(default_factory=list)
+    replies: list[Answer] = field(default_factory=list)
+    items: Sequence[Answer] = ()
     wants: int = 0
     deadline_s: float = 0.0
     protocol: int = 2
@@ -86,6 +92,8 @@ class Block(TakesReplies):
         """Ask the server; False if there is no connection to it yet."""
         is_long = len(self.packed) > SHORT_COMMANDS_MAX
         lane = self.upstreams.lane(LaneKey(self.address, protocol, is_long))
+        if len(self.packed) > COMMANDS_MAX:
+            raise PlainError(f"a transaction may have {COMMANDS_MAX} commands for one server; split it")
         words = [pack((b"STATE", b"AT", *_named(epochs), b"%d" % clock_ms)), MULTI, *self.packed, EXEC]
         if self.watched:
             pairs = [each for key, mark in self.watched.items() for each in (key, mark.text)]
@@ -98,7 +106,7 @@ class Block(TakesReplies):
         lane.send(b"".join(words), self)
         return True
 
-    def take(self, replies: Sequence[bytes], told: Told) -> None:
+    def take(self, replies: Sequence[Answer], told: Told) -> None:
         """Take the next answers."""
         self.wants -= len(replies)
         self.replies += replies
@@ -122,7 +130,7 @@ class Block(TakesReplies):
         ask.sends = SENDS_MAX
         return ask
 
-    def put(self, index: int, reply: bytes, told: Told = NOT_TOLD) -> None:
+    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
         """Take the answer to such a question."""
         self.replies.append(reply)
         if not self.wants and self.is_complete:
@@ -134,17 +142,32 @@ class Block(TakesReplies):
         return len(self.replies) == len(self.packed) + 3 + bool(self.watched)
 
     @property
-    def answer(self) -> bytes:
-        """EXEC's."""
-        return self.replies[-1]
+    def head(self) -> bytes:
+        """The first line of EXEC's answer."""
+        return split_off_head(self.replies[-1])[0]
 
     @property
-    def error(self) -> bytes | None:
-        """The first error; within EXEC's answer only one that says that a slot is elsewhere, or not ready."""
-        found = next((each for each in self.replies if each[:1] == b"-"), None)
-        if found is not None or b"\r\n-" not in self.answer:
-            return found
-        return next((each for each in items_of(self.answer) if each.startswith((b"-MOVED ", *NOT_YET))), None)
+    def is_dropped(self) -> bool:
+        """Tell whether a watched key changed, so that nothing was run."""
+        return self.head + b"\r\n" == NOTHING_RUN[self.protocol]
+
+    def read(self) -> Steps[bytes | None]:
+        """Cut EXEC's answer into items; return the first error, which is none to a client.
+
+        Within the answer that is only one that says that a slot is elsewhere, or not ready.
+        """
+        found = next(filter(is_error, self.replies), None)
+        if found is not None or self.is_dropped:
+            return None if found is None else whole(found)
+        if self.head[:1] != b"*":
+            return b"-%b\r\n" % PlainError("the transaction was not answered").line
+        self.items = yield from items_of(self.replies[-1])
+        for at in range(0, len(self.items), LOOKED_AT_ONCE):
+            yield
+            for item in self.items[at : at + LOOKED_AT_ONCE]:
+                if is_error(item) and whole(item).startswith((b"-MOVED ", *NOT_YET)):
+                    return whole(item)
+        return None
 
 
 class TransactionRun(Step):
@@ -163,12 +186,15 @@ class TransactionRun(Step):
         super().__init__(whose, index)
         self._dispatcher, self._applications, self._call = dispatcher, applications, call
         self._requests, self._watched = requests, watched
+        self._put_off = call.instance.put_off
+        self._queued = QueuedCall(call.session, call.instance, call.jobs)
         self._protocol = call.session.protocol
         self._deadline_s = applications.each[0].deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX)
         self._blocks: dict[tuple[int, str], Block] = {}
-        self._planned: list[Planned] = []
-        self._left: Iterator[Planned] = iter(())  # of the plan, when the servers have answered
-        self._replies: list[bytes] = []
+        self._numbers: dict[tuple[int, str], int] = {}  # of the blocks, in their order
+        self._planned: list[Parts] = []
+        self._errors: dict[int, ReplyError] = {}  # that are answered to queued commands, by their numbers
+        self._made: Generator[Pending | None, bytes | None] | None = None  # makes the reply of the servers'
         # Of each application: the epochs to read at, and the jobs that each of its servers shows.
         self._epochs: dict[int, dict[str, Reached]] = {}
         self._jobs: dict[str, set[str]] = {}
@@ -176,57 +202,72 @@ class TransactionRun(Step):
         self._losses = 0
         self._pause_s = PAUSE_S
 
-    def start(self) -> None:
-        """Ask the servers."""
-        self.attempt(self._start)
+    def start(self, before: Steps[None]) -> None:
+        """Ask the servers. before: what is done first; an error that it raises is the answer."""
+        self.attempt(self.go_on, self._checked(before), lambda _: self._start(), self._put_off)
 
-    def take_in(self, index: int, reply: bytes, told: Told) -> None:
+    def take_in(self, index: int, reply: Answer, told: Told) -> None:
         """Take an error of the proxy's own."""
         self.end(reply, told)
 
-    def _start(self) -> None:
-        self._blocks.clear()
+    def _checked(self, before: Steps[None]) -> Steps[None]:
         try:
-            self._planned = [self._plan(request) for request in self._requests]
+            yield from before
+        except ReplyError as error:
+            self.end(self._dispatcher.error_reply(error))
+
+    def _start(self) -> None:
+        self.attempt(self.go_on, self._plan_all(), lambda _: self._send(), self._put_off)
+
+    def _plan_all(self) -> Steps[None]:
+        self._blocks.clear()
+        self._numbers.clear()
+        self._planned = []
+        try:
+            for request in self._requests:
+                self._planned.append(self._plan(request))
+                yield
             for (db, key), mark in self._watched.items():
                 if db == 0:  # the others are empty, and stay so
-                    self._block_of(key).watched[key] = mark
+                    _, block = self._block_at(*self._dispatcher.place_of(key))
+                    block.watched[key] = mark
+                    yield
         except ReplyError as error:
             self.end(b"-%b\r\n" % error.line)
-            return
         for number, _ in self._blocks:
             self._choose(number)
-        self._send()
 
-    def _plan(self, request: Request) -> Planned:
+    def _plan(self, request: Request) -> Parts:
         command = self._dispatcher.command(request)
         if way_of(command) is not Way.KEYS or self._call.session.db != 0:
-            return Planned(request)
+            return None
         found = split(command.facts, request, self._dispatcher.place_of)
         if found is None:
-            return Planned(request)
+            return None
         if command.name == "sort_ro":
             try:
                 check_request(self._call.user, request)
             except ReplyError as error:
-                return Planned(request, error=error)
-        parts, merge = found
-        asked = [(self._block_at(*cast("tuple[int, int]", part.place)), part.request) for part in parts]
-        return Planned(request, [Part(block, block.add(each)) for block, each in asked], merge)
+                self._errors[len(self._planned)] = error
+                return None
+        parts = []
+        for part in found[0]:
+            number, block = self._block_at(*cast("tuple[int, int]", part.place))
+            parts.append((number, block.add(part.request)))
+        return tuple(parts)
 
-    def _block_of(self, key: bytes) -> Block:
-        return self._block_at(*self._dispatcher.place_of(key))
-
-    def _block_at(self, number: int, slot: int) -> Block:
-        upstreams = self._applications.each[number]
+    def _block_at(self, application: int, slot: int) -> tuple[int, Block]:
+        """Return the block of whoever answers a slot, and its number."""
+        upstreams = self._applications.each[application]
         master = upstreams.slots.owners[slot]
         if master is None:
             raise ClusterDownError
-        address = upstreams.answering(master)
-        block = self._blocks.get((number, address))
+        key = application, upstreams.answering(master)
+        block = self._blocks.get(key)
         if block is None:
-            block = self._blocks[number, address] = Block(upstreams, address, self)
-        return block
+            self._numbers[key] = len(self._blocks)
+            block = self._blocks[key] = Block(upstreams, key[1], self)
+        return self._numbers[key], block
 
     def _choose(self, number: int) -> None:
         """Choose the newest epochs that any server of an application has told of, unless that was done."""
@@ -234,6 +275,8 @@ class TransactionRun(Step):
             self._epochs[number] = dict(self._applications.each[number].newest)
 
     def _send(self) -> None:
+        if self._is_over:
+            return
         clock_ms = self._call.instance.clock()
         self._waiting = 1  # so that nothing ends before all were asked
         is_sent = True
@@ -255,7 +298,7 @@ class TransactionRun(Step):
         if self._waiting:  # what was sent is not answered yet: it would be answered twice
             self._again("no server answered in time", self._send_again)
         else:
-            self.start()
+            self._start()
 
     def answered(self) -> None:
         """Take in that a server has answered all."""
@@ -267,39 +310,49 @@ class TransactionRun(Step):
 
     def _finish(self) -> None:
         """End with the reply, or ask again."""
+        self.go_on(self._read_all(), self._take_answers, self._put_off)
+
+    def _read_all(self) -> Steps[list[tuple[Block, bytes]]]:
+        """Read what the servers answered; return those that did not run their part, and why."""
+        failed = []
         try:
-            self._take_answers()
+            for block in self._blocks.values():
+                error = yield from block.read()
+                if error is not None:
+                    failed.append((block, error))
         except MISREAD as error:
             self.end(not_understood(error))
+        return failed
 
-    def _take_answers(self) -> None:
-        failed = [each for each in self._blocks.values() if each.error is not None or each.answer[:1] not in b"*_"]
+    def _take_answers(self, failed: Sequence[tuple[Block, bytes]]) -> None:
+        if self._is_over:
+            return
         if not failed:
             self._take_replies()
             return
-        for block in failed:
-            if block.answer.startswith(b"-NOTHELD "):
-                self._take_held(block)
-            elif not self._is_passing(block):
-                self.end(block.error or b"-%b\r\n" % PlainError("the transaction was not answered").line)
+        for block, error in failed:
+            answer = whole(block.replies[-1])
+            if answer.startswith(b"-NOTHELD "):
+                self._take_held(block, answer)
+            elif not self._is_passing(block, error):
+                self.end(error)
                 return
-        self._again("the servers have no epoch in common", self.start)
+        self._again("the servers have no epoch in common", self._start)
 
-    def _is_passing(self, block: Block) -> bool:
+    def _is_passing(self, block: Block, error: bytes) -> bool:
         """Tell whether to ask again: where the slots are elsewhere by now, or not ready, or a connection was lost."""
-        error = block.error or b""
         if error.startswith(b"-MOVED "):
             block.upstreams.refresh(block.address)
             return True
         if error.startswith(NOT_YET):
             return True
         self._losses += 1
-        return block.answer[:6] != b"-EXECA" and self._losses <= LOSSES_MAX
+        return block.head[:6] != b"-EXECA" and self._losses <= LOSSES_MAX
 
-    def _take_held(self, block: Block) -> None:
+    def _take_held(self, block: Block, answer: bytes) -> None:
         """Learn which epochs a server holds: read at the next one that it has, where it passed the one asked for by."""
         number = next(number for (number, address) in self._blocks if address == block.address)
-        epochs, held = self._epochs[number], held_in(block.answer)
+        epochs, held = self._epochs[number], held_in(answer)
         self._jobs[block.address] = set(held)
         for job, reached in held.items():
             if job not in epochs:
@@ -317,33 +370,67 @@ class TransactionRun(Step):
 
     def _take_replies(self) -> None:
         """Make the reply of the servers', unless a watched key changed."""
-        if any(block.answer == NOTHING_RUN[self._protocol] for block in self._blocks.values()):
+        if any(block.is_dropped for block in self._blocks.values()):
             self.end(NOTHING_RUN[self._protocol], tuple(self._epochs.values()))
             return
-        self._items = {id(block): items_of(block.answer) for block in self._blocks.values()}
-        self._left = iter(self._planned)
+        self._made = self._make()
         self._go_on()
 
     def _go_on(self, reply: bytes | None = None) -> None:
-        """Take the reply that was waited for, if one was, and make the next ones, up to another that is waited for."""
-        if reply is not None:
-            self._replies.append(reply)
-        for planned in self._left:
-            if planned.error is not None:
-                self._replies.append(self._dispatcher.error_reply(planned.error))
-                continue
-            if planned.merge is None:
-                queued = QueuedCall(self._call.session, self._call.instance, self._call.jobs)
-                own = self._dispatcher.answer_within(queued, planned.request)
-                if isinstance(own, Pending):
-                    self._dispatcher.when_there(queued, own, partial(self.attempt, self._go_on))
+        """Take the reply that was waited for, if one was, and go on up to another that is waited for."""
+        ends_ns = perf_counter_ns() + STEPS_NS_MAX
+        made = self._made
+        assert made is not None
+        try:
+            while True:
+                own, reply = made.send(reply), None
+                if own is not None:
+                    self._dispatcher.when_there(self._queued, own, partial(self.attempt, self._go_on))
                     return
-                self._replies.append(own)
-                continue
-            found = [self._items[id(part.block)][part.number] for part in planned.parts]
-            error = next((each for each in found if each[:1] == b"-"), None)
-            self._replies.append(planned.merge(found) if error is None else error)
-        self.end(b"*%d\r\n%b" % (len(self._replies), b"".join(self._replies)), tuple(self._epochs.values()))
+                if perf_counter_ns() >= ends_ns:
+                    self._put_off(partial(self.attempt, self._go_on))
+                    return
+        except StopIteration:
+            pass
+        except MISREAD as error:
+            self.end(not_understood(error))
+
+    def _make(self) -> Generator[Pending | None, bytes | None]:
+        """Make the reply of the servers'. Yields what has to be waited for, and is sent it; and None between steps."""
+        replies: list[Answer] = []
+        blocks = list(self._blocks.values())
+        for number, (request, parts) in enumerate(zip(self._requests, self._planned, strict=True)):
+            if number in self._errors:
+                replies.append(self._dispatcher.error_reply(self._errors[number]))
+            elif parts is None:
+                own = self._dispatcher.answer_within(self._queued, request)
+                if isinstance(own, Pending):
+                    there = yield own
+                    assert there is not None
+                    own = there
+                replies.append(own)
+            else:
+                steps = self._joined(request, [blocks[at].items[place] for at, place in parts])
+                while True:
+                    try:
+                        next(steps)
+                    except StopIteration as end:
+                        replies.append(end.value)
+                        break
+                    yield None
+            yield None
+        reply = answer_of([b"*%d\r\n" % len(replies), *replies])
+        self.end(reply, tuple(self._epochs.values()))
+
+    def _joined(self, request: Request, found: Sequence[Answer]) -> Steps[Answer]:
+        """Join the answers to the parts of a queued command."""
+        error = next(filter(is_error, found), None)
+        if error is not None or len(found) == 1:
+            return found[0] if error is None else error
+        again = split(self._dispatcher.command(request).facts, request, self._dispatcher.place_of)
+        assert again is not None
+        answer: Answer = yield from done(again[1](found))
+        return answer
 
 
 class WatchRun(Step):
@@ -367,13 +454,14 @@ class WatchRun(Step):
             packed = pack((b"STATE", b"MARK", key))
             upstreams.send(Ask(packed, slot_of(key), 2, upstreams.deadline_s(), self, at))
 
-    def take_in(self, index: int, reply: bytes, told: Told) -> None:
+    def take_in(self, index: int, reply: Answer, told: Told) -> None:
         """Take the mark of one key."""
         try:
-            if reply[:1] == b"-":
-                self._error = self._error or reply
+            mark = whole(reply)
+            if is_error(mark):
+                self._error = self._error or mark
             else:
-                self._watched[0, self._asked[index][1]] = Mark.parse(reply.partition(b"\r\n")[2][:-2])
+                self._watched[0, self._asked[index][1]] = Mark.parse(mark.partition(b"\r\n")[2][:-2])
         except MISREAD as error:
             self._error = self._error or not_understood(error)
         self._missing -= 1

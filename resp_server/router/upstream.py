@@ -22,7 +22,8 @@ from resp_server.awake import AwakeClock
 from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.errors import ClusterDownError, PlainError, TryAgainError, internal_error
 from resp_server.protocol.following import GONE, NOTHING, Epochs, Reached, Told, latest
-from resp_server.router.asks import SENDS_MAX, Ask, OnItsOwn
+from resp_server.router.answers import Answer
+from resp_server.router.asks import SENDS_MAX, Ask, OnItsOwn, PutOff
 from resp_server.router.frames import pack
 from resp_server.router.guard import Floors, has_reached
 from resp_server.router.jobs import JobKeys
@@ -81,6 +82,8 @@ class Upstreams:
     on_changed: Callable[[Sequence[bytes] | None], None] = lambda keys: None
     # Called when there is a job that was not told of before, or one with another writer, whose states may be others.
     on_new_job: Callable[[Upstreams, str], object] = lambda upstreams, address: None
+    # Has something be called in a turn to come; the proxy's own way, once there is one.
+    put_off: PutOff = lambda run: asyncio.get_running_loop().call_soon(run)
     # The compiled core's epoll for clients and servers, where there is one.
     poller: Any = None
 
@@ -563,7 +566,7 @@ class LongReply:
         self._others = others
         self._ask = ask
 
-    def heard(self, replies: Sequence[bytes]) -> None:
+    def heard(self, replies: Sequence[Answer]) -> None:
         """Take the reply; what may come behind it was asked again elsewhere."""
         self._others.remove(self)
         self.link.forget()

@@ -8,6 +8,7 @@ import pytest
 
 from compat.conformance.wire import replies_in
 from compat.fuzz import corpus
+from compat.fuzz.lines import all_lines, files
 from compat.fuzz.places import EPOCHS, NODE, PASSWORD, PROXY, SAID, TWO, USER
 from compat.fuzz.seeds import conversations, first_inputs
 from compat.fuzz.subject import ASKED, FoundError, Subject, chunks_of
@@ -25,12 +26,22 @@ def subject() -> Iterator[Subject]:
     made.close()
 
 
+def test_the_files_that_are_fuzzed_are_there() -> None:
+    assert all(path.is_file() for path in files()) and all_lines()
+
+
 def test_what_once_broke_something_does_not_any_more() -> None:
     for inputs in corpus.found():
         subject = Subject(inputs_per_server=len(inputs))
         for data in inputs:
             subject.run(data)
         subject.close()
+
+
+@pytest.mark.parametrize("options", [0, PROXY, SAID, SAID | TWO, SAID | PASSWORD])
+def test_inputs_may_have_no_more_than_options(subject: Subject, options: int) -> None:
+    assert subject.run(bytes([options])) is not None
+    subject.run(bytes([options, 1]))
 
 
 def test_what_reaches_the_most_lines_breaks_nothing(subject: Subject) -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from steps import result_of
 
 from compat.conformance.wire import replies_in
 from resp_server.router.frames import Frames, items_of
@@ -72,7 +73,7 @@ def test_what_comes_out_is_what_a_client_reads(sent: bytes) -> None:
 def test_an_array_is_taken_apart_into_its_items(items: list[bytes], places: list[int]) -> None:
     sent = b"*%d\r\n%b" % (len(items), b"".join(items))
     found, _ = cut_up(sent, places)
-    assert [list(items_of(each)) for each in found] == [items]
+    assert [list(result_of(items_of(each))) for each in found] == [items]
 
 
 def test_a_number_has_at_most_one_sign_and_is_of_64_bits() -> None:

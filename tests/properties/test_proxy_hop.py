@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from steps import result_of
 
 from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told
 from resp_server.protocol.requests import RequestParser
@@ -88,6 +89,7 @@ class Scene:
             own=lambda seen: seen,
             soon=lambda then: None,
             send=self.sent.append,
+            put_off=lambda run: run(),
         )
         self.tallies = {name: Tally() for name in ("get", "mget", "strlen")}
         rows = [("get", 2, 2), ("mget", 2, 1024), ("strlen", 2, 2)]
@@ -235,4 +237,4 @@ def test_a_newer_protocol_has_its_own_nil_and_no_other_command() -> None:
     lane.asked()
     lane.runs[0].feed(b"$-1\r\n", 0, NEW)
     assert taker.replies == [b"_\r\n"]
-    assert items_of(b"*1\r\n$-1\r\n") == [b"$-1\r\n"]
+    assert result_of(items_of(b"*1\r\n$-1\r\n")) == [b"$-1\r\n"]

@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from steps import result_of
 
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
@@ -59,7 +60,7 @@ def test_any_chunking_gives_the_same_replies_as_soon_as_they_are_there(
 def test_the_items_of_an_array_are_as_they_were_sent(given: list[object], protocol: int) -> None:
     sent = encode(given, protocol)
     for reply in (sent, *Frames(1 << 20).feed(sent)):
-        assert list(items_of(reply)) == [encode(each, protocol) for each in given]
+        assert list(result_of(items_of(reply))) == [encode(each, protocol) for each in given]
 
 
 @given(asked=st.lists(keys, min_size=1, max_size=30))
@@ -70,7 +71,7 @@ def test_a_split_request_asks_each_key_once_of_its_slot_and_answers_come_in_orde
     assert len({part.place for part in parts}) == len(parts)
     assert all(slot_of(key) == part.place for part in parts for key in part.request[1:])
     assert Counter(key for part in parts for key in part.request[1:]) == Counter(asked)
-    assert merge([encode([b"of " + key for key in part.request[1:]], 2) for part in parts]) == encode(
+    assert result_of(merge([encode([b"of " + key for key in part.request[1:]], 2) for part in parts])) == encode(
         [b"of " + key for key in asked], 2
     )
 
@@ -80,7 +81,7 @@ def test_counts_of_a_split_request_are_added_up(asked: list[bytes]) -> None:
     found = split(TABLE.find([b"exists"]).facts, [b"EXISTS", *asked])
     assert found is not None
     parts, merge = found
-    assert merge([encode(len(part.request) - 1, 2) for part in parts]) == encode(len(asked), 2)
+    assert result_of(merge([encode(len(part.request) - 1, 2) for part in parts])) == encode(len(asked), 2)
 
 
 @given(bounds=st.sets(st.integers(1, SLOTS - 1), max_size=6), owners=st.lists(st.sampled_from("abc"), min_size=7))
@@ -156,9 +157,9 @@ def test_steps_of_a_scan_that_end_with_a_run_of_slots_find_each_key_once(
         taken = [key for key in left if not place or position_of(key) <= place]
         rest = [key for key in left if place and position_of(key) > place]
         reply = encode([b"%d" % (position_of(rest[0]) if rest else 0), taken], 2)
-        cursor_item, keys_item = items_of(scan_reply(reply, behind - 1))
+        cursor_item, keys_item = result_of(items_of(scan_reply(reply, behind - 1)))
         cursor = int(cursor_item.split(b"\r\n")[1])
-        found += [item.split(b"\r\n", 1)[1][:-2] for item in items_of(keys_item)]
+        found += [item.split(b"\r\n", 1)[1][:-2] for item in result_of(items_of(keys_item))]
         if not cursor:
             break
     assert sorted(found) == sorted(names)

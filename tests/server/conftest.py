@@ -96,7 +96,33 @@ class Peer:
         return self.read_all() == b""
 
 
-class Running:
+class LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self, new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop) -> None:
+        self.loop = new_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, awaitable: Any) -> Any:
+        """Run something on the loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(awaitable, self.loop).result(WAIT_S_MAX)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function on the loop's thread, between its turns."""
+
+        async def called() -> Any:
+            return function()
+
+        return self.run(called())
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class Running(LoopThread):
     """A server and its loop."""
 
     def __init__(
@@ -105,24 +131,10 @@ class Running:
         keyspace: Keyspace,
         new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
     ) -> None:
-        self.loop = new_loop()
+        super().__init__(new_loop)
         self.server = Server(keyspace, config, clock=lambda: NOW_MS)
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
         self.run(self.server.start())
         self.peers: list[Peer] = []
-
-    def run(self, awaitable: Any) -> Any:
-        """Run something on the server's loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(awaitable, self.loop).result(WAIT_S_MAX)
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function on the server's thread, between its turns."""
-
-        async def called() -> Any:
-            return function()
-
-        return self.run(called())
 
     def connect(self, host: str = "127.0.0.1") -> Peer:
         self.peers.append(Peer(self.server.port, host))
@@ -132,9 +144,7 @@ class Running:
         for peer in self.peers:
             peer.socket.close()
         self.run(self.server.stop())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        super().stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,75 @@
-"""An event loop that measures its turns: how much processor time each takes, and how many there were."""
+"""An event loop that measures its turns, a client that waits beside an attacker, and what attackers send.
+
+A turn is measured by the processor time of the loop's thread, which does not depend on what else the machine does.
+Another client is answered meanwhile, and what it waits for is counted in turns.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Thread
 from time import thread_time_ns
+
+from compat.conformance.wire import request
+from resp_server.commands import command_table
+from resp_server.commands.table import Command
+from resp_server.glob import PATTERN_BYTES_MAX
+from resp_server.long_requests import WHOLE_WORDS_MAX
+from resp_server.protocol.requests import WORDS_MAX
+from resp_server.protocol.subscriptions import SUBSCRIPTIONS_MAX
+from state_backend.descriptor import StateDescriptor
+from state_backend.keyspace import Job, Keyspace
+from state_backend.lmdb_store import LmdbStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+from tests.server.conftest import NOW_MS, LoopThread, Peer
+
+# 20 ms is what a turn may take; the factor is for a machine whose processors are shared, and slower for it. What the
+# attack found took 300 ms to 30 s.
+TURN_MS_MAX = 20 * 5
+# 3 without anybody else. More only where the system hands bytes over late.
+WAIT_TURNS_MAX = 20
+
+WORD_BYTES = 1 << 20
+KEYS, MEMBERS, LONG_KEYS = 5_000, 50_000, 50
+LONG_KEY = b"job:temp:" + b"k" * 60_000
+STATES = [
+    StateDescriptor("temp", key="k", value="v").for_job("job"),
+    StateDescriptor("visits", key="k", value="v", field="f").for_job("job"),
+    StateDescriptor("ids", key="k", member="m").for_job("job"),
+    StateDescriptor("top", key="k", member="m", score="s").for_job("job"),
+]
+END = b"~~~ the end ~~~"
+# They end the connection, keep replies back, or hold all clients up because that is what they are for.
+NOT_SENT = ("quit", "reset", "monitor", "client|reply", "client|pause", "client|kill")
+
+
+def changes() -> Iterator[Change]:
+    for number in range(KEYS):
+        yield Change("temp", Op.PUT, b"job:temp:%d" % number, value=b"%d" % number)
+    for number in range(LONG_KEYS):
+        yield Change("temp", Op.PUT, LONG_KEY + b"%d" % number, value=b"1")
+    for name in (b"large", b"large1"):  # at a proxy's two servers
+        yield Change("temp", Op.PUT, b"job:temp:" + name, value=b"ab" * (2 << 20))
+    for number in range(MEMBERS):
+        yield Change("visits", Op.PUT, b"job:visits:1", b"m%d" % number, b"%d" % number)
+        yield Change("ids", Op.PUT, b"job:ids:1", b"m%d" % number, b"")
+        yield Change("top", Op.PUT, b"job:top:1", b"m%d" % number, b"%d" % number)
+
+
+def keyspace_of(store: LmdbStore) -> Keyspace:
+    """Make what a server answers from; several may have the same store."""
+    keyspace = Keyspace()
+    keyspace.put(Job("job", "g1", STATES, store, committed_epoch=4, committed_clock_ms=NOW_MS, is_stale=False))
+    return keyspace
+
+
+def filled_store(folder: Path) -> LmdbStore:
+    store = LmdbStore(folder, "g1")
+    store.apply(EpochChanges(4, 1, NOW_MS, runs_of(changes(), [each.name for each in STATES])), STATES)
+    return store
 
 
 class MeasuredLoop(asyncio.SelectorEventLoop):
@@ -52,3 +118,110 @@ class Bystander(asyncio.Protocol):
     def _ask(self) -> None:
         self._sent_at = self._loop.turns
         self._transport.write(b"*1\r\n$4\r\nPING\r\n")
+
+
+class Attacked:
+    """What answers at a port, and the other client there. The turns of its loop are measured."""
+
+    def __init__(self, thread: LoopThread, port: int) -> None:
+        assert isinstance(thread.loop, MeasuredLoop)
+        self.thread, self.loop, self.port = thread, thread.loop, port
+        self.bystander = Bystander(self.loop)
+        thread.run(self.loop.create_connection(lambda: self.bystander, "127.0.0.1", port))
+
+    def longest_ms(self, data: bytes) -> float:
+        """Send requests, wait until they are answered or refused, and return how long the longest turn was."""
+        self.loop.take_longest_ms()
+        peer = Peer(self.port)
+        data = request("HELLO", "3") + data + request("ECHO", END)  # who is subscribed may do so in RESP3 alone
+        sending = Thread(target=self._send, args=(peer, data), daemon=True)
+        sending.start()
+        tail = b""
+        try:
+            while END not in tail:
+                some = peer.socket.recv(1 << 20)
+                if not some:
+                    break
+                tail = tail[-len(END) :] + some  # messages may come behind it
+        except ConnectionResetError:
+            pass  # a request that is no such thing ends the connection
+        peer.socket.close()
+        sending.join()
+        longest_ms = self.loop.take_longest_ms()
+        print(f"longest turn: {longest_ms:.1f} ms")
+        return longest_ms
+
+    @staticmethod
+    def _send(peer: Peer, data: bytes) -> None:
+        try:
+            peer.send(data)
+        except OSError:
+            pass  # it was refused before all of it was sent
+
+
+def served() -> list[Command]:
+    table = command_table()
+    every = [each for one in table for each in (one.subcommands.values() if one.subcommands else [one])]
+    return [each for each in every if each.is_served and each.name not in NOT_SENT]
+
+
+def keys_of(command: Command) -> Sequence[bytes]:
+    kind = {"hash": b"visits", "set": b"ids", "sorted-set": b"top"}.get(command.facts.group)
+    return [b"job:temp:large"] if kind is None else [b"job:%b:1" % kind]
+
+
+def largest(command: Command) -> Iterator[bytes]:
+    """Make requests of a command that are as large as they may be, in words and in bytes."""
+    name = command.name.encode().split(b"|")
+    required = max(1, abs(command.facts.arity) - len(name))
+    yield request(*name, *[b"1"] * (WHOLE_WORDS_MAX - len(name)))
+    yield request(*name, *keys_of(command), *(b"job:temp:%d" % at for at in range(WHOLE_WORDS_MAX - len(name) - 1)))
+    yield request(*name, *keys_of(command), *[b"0"] * (required - 1), b"-1")
+    yield request(*name, *[b"a" * WORD_BYTES] * required)
+    yield request(*name, *keys_of(command), *[b"*" + b"a?" * (PATTERN_BYTES_MAX // 2 - 1)] * 64)
+
+
+MANY = [b"job:temp:%d" % (at % KEYS) for at in range(200_000)]
+MANY_MEMBERS = [b"m%d" % at for at in range(200_000)]
+# Its pieces are in the long keys, in which the regular expression of it would have found its end nowhere.
+PATTERN = b"*" + b"k?" * 500 + b"b*"
+MANY_PATTERNS = [PATTERN + b"%d" % at for at in range(60)]
+ATTACKS = {
+    "a million words, refused": request(b"SET", *[b"x"] * (WORDS_MAX - 1)),
+    "a million words of no command": request(b"NO", *[b"x"] * (WORDS_MAX - 1)),
+    "keys of a million words": request(b"COMMAND", b"GETKEYS", b"MGET", *[b"k"] * (WORDS_MAX - 3)),
+    "more words than a request may have": b"*%d\r\n$1\r\nx\r\n" % (WORDS_MAX + 1),
+    "a name of 50 MB": request(b"CLIENT", b"SETNAME", b"x" * 50_000_000),
+    "a name of 1 MB": request(b"CLIENT", b"SETNAME", b"x" * WORD_BYTES),
+    "EXISTS": request(b"EXISTS", *MANY),
+    "MGET": request(b"MGET", *MANY),
+    "HMGET": request(b"HMGET", b"job:visits:1", *MANY_MEMBERS),
+    "HTTL": request(b"HTTL", b"job:visits:1", b"FIELDS", b"%d" % len(MANY_MEMBERS), *MANY_MEMBERS),
+    "SMISMEMBER": request(b"SMISMEMBER", b"job:ids:1", *MANY_MEMBERS),
+    "ZMSCORE": request(b"ZMSCORE", b"job:top:1", *MANY_MEMBERS),
+    "keys of a megabyte": request(b"EXISTS", *[b"k" * WORD_BYTES] * 20),
+    "ZINTERCARD": request(b"ZINTERCARD", b"40", *[b"job:top:1"] * 40),
+    "SUNION": request(b"SUNION", *[b"job:ids:1"] * 40),
+    "SORT_RO": request(b"SORT_RO", b"job:ids:1", b"ALPHA"),
+    "KEYS": request(b"KEYS", PATTERN),
+    "SCAN": request(b"SCAN", b"0", b"COUNT", b"10000", b"MATCH", PATTERN) * 20,
+    "HSCAN": request(b"HSCAN", b"job:visits:1", b"0", b"COUNT", b"10000", b"MATCH", PATTERN) * 20,
+    "CONFIG GET": request(b"CONFIG", b"GET", *MANY_PATTERNS * 20),
+    "ACL SETUSER": request(b"ACL", b"SETUSER", b"u", *[b"(+@all ~a*b)"] * 256, *[b"~%d" % at for at in range(100)]),
+    "subscriptions": request(b"SUBSCRIBE", *MANY[:KEYS], *MANY_MEMBERS[: SUBSCRIPTIONS_MAX - KEYS])
+    + request(b"UNSUBSCRIBE"),
+    "patterns": request(b"PSUBSCRIBE", *MANY_MEMBERS[:SUBSCRIPTIONS_MAX]) + request(b"PUNSUBSCRIBE"),
+    "a transaction": request(b"MULTI") + request(b"GET", b"job:temp:1") * 30_000 + request(b"EXEC"),
+    "a tracked transaction": request(b"CLIENT", b"TRACKING", b"ON")
+    + request(b"MULTI")
+    + b"".join(request(b"GET", key) for key in MANY[:60_000])
+    + request(b"EXEC"),
+    "one that is dropped": request(b"MULTI") + request(b"GET", b"job:temp:1") * 60_000 + request(b"DISCARD"),
+    "long ones in a transaction": request(b"MULTI") + request(b"MGET", *MANY[:4000]) * 20 + request(b"EXEC"),
+    "a pipeline of PINGs": request(b"PING") * 100_000,
+    "a pipeline of ranges": request(b"ZRANGE", b"job:top:1", b"0", b"500") * 300,
+    "a pipeline of INFOs": request(b"INFO", b"ALL") * 50,
+    "a pipeline of empty lines": b"\r\n" * 500_000,
+    "WATCH": request(b"WATCH", *MANY_MEMBERS[:16_000]),
+    "a tracked MGET": request(b"HELLO", b"3") + request(b"CLIENT", b"TRACKING", b"ON") + request(b"MGET", *MANY),
+}

@@ -1,0 +1,203 @@
+"""No turn of a proxy's event loop is long, whatever one client sends: as at a server, and what a proxy alone does."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from compat.conformance.wire import request
+from compat.waiting import WAIT_S_MAX, eventually
+from resp_server.cluster.topology import Topology
+from resp_server.commands.table import Command
+from resp_server.config import ServerConfig
+from resp_server.protocol.replies import encode
+from resp_server.router.applications import Applications
+from resp_server.router.connection import ProxyConnection
+from resp_server.router.dispatcher import ProxyDispatcher
+from resp_server.router.feeds import Feeds, feed_clients
+from resp_server.router.upstream import Upstreams
+from resp_server.server import Server
+from state_backend.keyspace import Keyspace
+from state_backend.lmdb_store import LmdbStore
+from tests.server.conftest import NOW_MS, LoopThread, Peer, Running
+from tests.server.turns_measured import (
+    ATTACKS,
+    END,
+    KEYS,
+    TURN_MS_MAX,
+    WAIT_TURNS_MAX,
+    Attacked,
+    MeasuredLoop,
+    filled_store,
+    keyspace_of,
+    largest,
+    served,
+)
+
+CONFIG = ServerConfig(port=0, hosts=("127.0.0.1",))
+SLOTS = ("0-8191", "8192-16383")
+
+
+class Proxy(LoopThread):
+    """A proxy on a loop that is measured, and two servers with half of the slots each on loops of their own."""
+
+    def __init__(self, store: LmdbStore) -> None:
+        self.nodes = [Running(CONFIG, keyspace_of(store)) for _ in SLOTS]
+        rows = [
+            {"host": "127.0.0.1", "port": node.server.port, "slots": slots}
+            for node, slots in zip(self.nodes, SLOTS, strict=True)
+        ]
+        topology = Topology.of_json({"version": 1, "nodes": rows})
+        for node, row in zip(self.nodes, topology.nodes, strict=True):
+            node.run(self._shown(node.server, topology, row.id))
+        super().__init__(MeasuredLoop)
+        self.run(self._start(topology))
+
+    @staticmethod
+    async def _shown(server: Server, topology: Topology, node_id: str) -> None:
+        server.show_topology(topology, node_id)
+
+    async def _start(self, topology: Topology) -> None:
+        self.upstreams = Upstreams(timeout_s=WAIT_S_MAX)
+        self.applications = Applications([self.upstreams])
+        self.server = Server(
+            Keyspace(),
+            CONFIG,
+            clock=lambda: NOW_MS,
+            dispatcher=lambda instance: ProxyDispatcher(instance, self.applications),
+            connection=ProxyConnection,
+        )
+        self.server.instance.upstreams = self.applications.facts
+        self.feeds: Feeds = feed_clients(self.applications, self.server.instance)
+        self.applications.start()
+        self.upstreams.take(topology, "the test")
+        await self.server.start()
+
+    def stop(self) -> None:
+        async def stop() -> None:
+            await self.server.stop()
+            self.feeds.stop()
+            self.applications.stop()
+
+        self.run(stop())
+        super().stop()
+        for node in self.nodes:
+            node.stop()
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    store = filled_store(tmp_path_factory.mktemp("turns") / "store")
+    proxy = Proxy(store)
+    eventually(lambda: Peer(proxy.server.port).ask("GET", "job:temp:1") == b"1")
+    gc.collect()
+    gc.freeze()
+    yield Attacked(proxy, proxy.server.port)
+    gc.unfreeze()
+    proxy.stop()
+    store.close()
+
+
+@pytest.mark.parametrize("command", served(), ids=lambda command: command.name)
+def test_every_command_at_its_largest(attacked: Attacked, command: Command) -> None:
+    for data in largest(command):
+        assert attacked.longest_ms(data) < TURN_MS_MAX, data[:100]
+    assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
+    assert attacked.bystander.answers
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_an_attack_found(attacked: Attacked, attack: str) -> None:
+    assert attacked.longest_ms(ATTACKS[attack]) < TURN_MS_MAX
+    assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
+
+
+RESP2 = request("HELLO", "2")
+# Keys of both servers.
+LARGE, PAIR = b"job:temp:large", [b"job:temp:large", b"job:temp:large1"]
+PAIRS = [b"job:temp:1", b"job:temp:2"]
+MANY_KEYS = [b"job:temp:%d" % (at % KEYS) for at in range(200_000)]
+OWN_ATTACKS = {
+    "long values of one server": request("MGET", *[LARGE] * 60),
+    "long values of both": request("MGET", *PAIR * 30),
+    "long values of both, RESP2": RESP2 + request("MGET", *PAIR * 30),
+    "a pipeline of long values": request("GET", LARGE) * 60,
+    "a pipeline of long values, RESP2": RESP2 + request("GET", LARGE) * 60,
+    "too much": request("MGET", *[LARGE] * 70),
+    "a long dump": request("DUMP", LARGE) * 2,
+    "HGETALL": request("HGETALL", "job:visits:1") * 10,
+    "HGETALL, RESP2": RESP2 + request("HGETALL", "job:visits:1") * 10,
+    "MGET, RESP2": RESP2 + request("MGET", *MANY_KEYS),
+    "many MGETs": request("MGET", *MANY_KEYS[:1000]) * 200,
+    "many MGETs, RESP2": RESP2 + request("MGET", *MANY_KEYS[:1000]) * 200,
+    "EXISTS of few keys": request("EXISTS", *MANY_KEYS[:100]) * 2000,
+    "all keys": request("KEYS", "*") * 10,
+    "SCAN of all": request("SCAN", "0", "COUNT", "10000") * 10,
+    "RANDOMKEY and DBSIZE": (request("RANDOMKEY") + request("DBSIZE")) * 2000,
+    "STATE JOBS": (request("STATE", "JOBS") + request("STATE", "LIST", "job") + request("STATE", "LAG")) * 500,
+    "WATCH of 1000 keys": request("WATCH", *MANY_KEYS[:1000]) * 4 + request("UNWATCH"),
+    "a transaction of different keys": request("MULTI")
+    + b"".join(request("GET", key) for key in MANY_KEYS[:65_000])
+    + request("EXEC"),
+    "a transaction of many keys": request("MULTI") + request("MGET", *MANY_KEYS[:1000]) * 60 + request("EXEC"),
+    "a transaction of pairs": request("MULTI") + request("MGET", *PAIRS) * 60_000 + request("EXEC"),
+    "a transaction of long values": request("MULTI") + request("GET", LARGE) * 60 + request("EXEC"),
+    "a transaction of long values of both": request("MULTI") + request("MGET", *PAIR) * 30 + request("EXEC"),
+    "a transaction of PINGs": request("MULTI") + request("PING") * 65_000 + request("EXEC"),
+    "a transaction of COMMANDs": request("MULTI") + request("COMMAND") * 1_000 + request("EXEC"),
+    "a watched transaction": request("WATCH", *MANY_KEYS[:1000])
+    + request("MULTI")
+    + request("EXISTS", *MANY_KEYS[:100]) * 2_000
+    + request("EXEC"),
+    "a silent transaction": request("MULTI") + request("PUBLISH", "x", "y") * 2_000 + request("EXEC"),
+    "shard channels": request("SSUBSCRIBE", *MANY_KEYS[:5_000]) + request("SUNSUBSCRIBE"),
+    "own messages": request("SUBSCRIBE", "to me") + request("PUBLISH", "to me", b"x" * 1000) * 5_000,
+    "long messages": request("SUBSCRIBE", "to me") + request("PUBLISH", "to me", b"x" * 1_000_000) * 20,
+}
+
+
+@pytest.mark.parametrize("attack", OWN_ATTACKS)
+def test_what_is_a_proxy_s_alone(attacked: Attacked, attack: str) -> None:
+    assert attacked.longest_ms(OWN_ATTACKS[attack]) < TURN_MS_MAX
+    assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_long_replies_are_whole(attacked: Attacked, protocol: int) -> None:
+    """What is joined and sent in steps is what a server would send."""
+    value = b"ab" * (2 << 20)
+    peer = Peer(attacked.port)
+    peer.send(request("HELLO", protocol))
+    peer.send(request("ECHO", END))
+    peer.read_until(END + b"\r\n")
+    peer.send(
+        request("MGET", *PAIR, "job:temp:1", "job:temp:none", LARGE)
+        + b"".join(request("GET", key) for key in ("job:temp:2", LARGE, "job:temp:none", PAIR[1]))
+        + request("MULTI")
+        + request("GET", LARGE)
+        + request("MGET", *PAIR, "job:temp:3")
+        + request("PING")
+        + request("EXEC")
+        + request("MGET", *[b"job:temp:%d" % at for at in range(2000)], *PAIR)
+    )
+    expected = [
+        encode([value, value, b"1", None, value], protocol),
+        *(encode(each, protocol) for each in (b"2", value, None, value)),
+        b"+OK\r\n" + b"+QUEUED\r\n" * 3,
+        encode([value, [value, value, b"3"], "PONG"], protocol),
+        encode([*(b"%d" % at for at in range(2000)), value, value], protocol),
+    ]
+    for each in expected:
+        is_same = peer.read(len(each)) == each  # no text of megabytes is to be compared line by line
+        assert is_same, each[:50]
+    peer.socket.close()
+
+
+def test_a_transaction_of_more_than_a_server_is_asked_is_refused(attacked: Attacked) -> None:
+    peer = Peer(attacked.port)
+    peer.send(request("MULTI") + request("EXISTS", *MANY_KEYS[:100]) * 2_000 + request("EXEC"))
+    told = peer.read_until(b"split it\r\n")
+    assert told.endswith(b"-ERR a transaction may have 90000 commands for one server; split it\r\n")
+    peer.socket.close()
