@@ -47,12 +47,12 @@ class Cut(NamedTuple):
     is_counted: bool = False
     check_room: Callable[[Call, Sequence[bytes]], None] = lambda call, words: None
 
-    def portions(self, command: Command, request: Request) -> Iterator[Request]:
-        """Cut a request."""
+    def portions(self, command: Command, request: Request, words: int = PORTION_WORDS) -> Iterator[Request]:
+        """Cut a request into portions of so many words."""
         start = command.words + self.kept
         head = request[:start]
-        for at in range(start, len(request), PORTION_WORDS):
-            for some in _of_bounded_size(request[at : at + PORTION_WORDS]):
+        for at in range(start, len(request), words):
+            for some in _of_bounded_size(request[at : at + words]):
                 kept = [*head[:-1], b"%d" % len(some)] if self.is_counted else head
                 yield [*kept, *some]
 

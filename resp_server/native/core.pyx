@@ -17,7 +17,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp, memcpy, memmove
 
 from resp_server.native.wire cimport (
-    NUMBER_LINE_BYTES, Output, Spec, Word, command_of, cut, put, put_line, reserve, set_spec, write_line
+    NUMBER_LINE_BYTES, Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec, write_line
 )
 from state_backend.native.little_endian cimport f64, u16, u32, u64
 from state_backend.native.lookup cimport FOUND, MISSING, Lookup, Pages, crc16_of, crc32_of, slot_of
@@ -260,6 +260,42 @@ cdef class Rules:
             if not found:
                 return False
         return True
+
+
+def past_items(bytes data, Py_ssize_t at, Py_ssize_t missing):
+    """Return where whole items of a reply end that begin at a place, and how many are missing then: one at least.
+
+    Known here are texts, nils and numbers, as they are usually written; it stops at anything else.
+    """
+    cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
+    cdef const uint8_t* place = base + at
+    cdef const uint8_t* end = base + PyBytes_GET_SIZE(data)
+    cdef const uint8_t* digits
+    cdef size_t size = 0
+    cdef Py_ssize_t took
+    while missing > 1 and end - place >= 3:
+        if place[0] == 95 and place[1] == 13 and place[2] == 10:
+            place += 3
+        elif place[0] == 36 and end - place >= 5 and memcmp(place, b"$-1\r\n", 5) == 0:
+            place += 5
+        elif place[0] == 36:
+            took = number_line(place + 1, end, &size)
+            if took <= 0 or <size_t>(end - place) < 1 + took + size + 2:
+                break
+            digits = place + 1 + took + size
+            if digits[0] != 13 or digits[1] != 10:
+                break
+            place = digits + 2
+        elif place[0] == 58:
+            digits = place + 2 if place[1] == 45 else place + 1
+            took = number_line(digits, end, &size)
+            if took <= 0:
+                break
+            place = digits + took
+        else:
+            break
+        missing -= 1
+    return place - base, missing
 
 
 def glob_matches(bytes pattern, bytes text):

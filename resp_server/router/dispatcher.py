@@ -56,6 +56,8 @@ BATCH_S_MAX = 2 * LONG_TIMEOUT_S
 BATCH_BYTES_MAX = 256 << 20
 
 
+# Keys of a long request that are asked for at once: each slot of them is a question of its own (measured: 20 to 80 us).
+PORTION_KEYS = 256
 # Longer names are the general path's.
 HOP_NAME_BYTES_MAX = 16
 LOCATE = "state|locate"
@@ -379,7 +381,9 @@ class ProxyDispatcher(Dispatcher):
             its_batch.seal()
             return its_batch
 
-        pending = Portions(session.protocol, cut, cut.portions(command, request), ask, BATCH_S_MAX, BATCH_BYTES_MAX)
+        pending = Portions(
+            session.protocol, cut, cut.portions(command, request, PORTION_KEYS), ask, BATCH_S_MAX, BATCH_BYTES_MAX
+        )
         before = batch.missing
         self.when_there(call, pending, partial(batch.put, batch.expect()))
         if before:

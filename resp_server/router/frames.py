@@ -5,12 +5,12 @@ A reply that comes in parts is held as these; a long text is not looked at again
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import hiredis
 
+from resp_server import native
 from resp_server.protocol.requests import Request
 from resp_server.router.answers import Answer, Steps, answer_of, split_off_head, whole
 
@@ -33,11 +33,6 @@ TEXT_BYTES_MAX = 256 << 10
 # What is cut into items in one step (guess: a millisecond, where items are short).
 STEP_BYTES = 8 << 10
 
-
-# Items of one line, and texts of up to nine bytes without line ends: a pattern takes them in a tenth of the time.
-RUN_ITEMS_MIN = 16
-LINE_RUN = re.compile(rb"(?:(?:\$-1|_|:-?[0-9]{1,19}|#t|#f)\r\n)*+")
-TEXT_RUN = re.compile(rb"(?:\$(?:%b)\r\n)*+" % b"|".join(rb"%d\r\n[^\r\n]{%d}" % (size, size) for size in range(10)))
 
 # Typed for a request of one word.
 _pack = cast(Callable[[tuple[Any, ...]], bytes], hiredis.pack_command)
@@ -132,8 +127,8 @@ class Frames:
         start = at = 0
         missing = self._missing
         while True:
-            if missing > RUN_ITEMS_MIN:
-                at, missing = _behind_run(data, at, missing)
+            if missing > 1 and native.core is not None:
+                at, missing = native.core.past_items(data, at, missing)
             try:
                 after, items = _item(data, at)
             except FrameError as error:
@@ -167,16 +162,6 @@ class Frames:
         self._wanted_bytes = wanted_bytes
         if self._done_bytes + self._rest_bytes > self._bytes_max:
             self.error = self._too_large()
-
-
-def _behind_run(data: bytes, at: int, missing: int) -> tuple[int, int]:
-    """Return where a run of short items ends, and how many are missing then: one at least, so that a reply goes on."""
-    end = LINE_RUN.match(data, at).end()  # type: ignore[union-attr]
-    count = data.count(b"\r\n", at, end)
-    if not count:
-        end = TEXT_RUN.match(data, at).end()  # type: ignore[union-attr]
-        count = data.count(b"\r\n", at, end) // 2
-    return (end, missing - count) if count < missing else (at, missing)
 
 
 def _is_length(digits: bytes) -> bool:

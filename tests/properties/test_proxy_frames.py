@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from unittest.mock import patch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from steps import result_of
 
 from compat.conformance.wire import replies_in
+from resp_server import native
 from resp_server.router.frames import Frames, items_of
 
 MANY_BYTES = 1 << 20
@@ -79,3 +82,12 @@ def test_an_array_is_taken_apart_into_its_items(items: list[bytes], places: list
 def test_a_number_has_at_most_one_sign_and_is_of_64_bits() -> None:
     assert cut_up(b":--7\r\n", []) == cut_up(b":-\r\n", []) == cut_up(b":%d\r\n" % -(10**19), []) == ([], True)
     assert cut_up(b":%d\r\n" % -(2**63), []) == ([b":-9223372036854775808\r\n"], False)
+
+
+@given(sent=streams(), places=st.lists(st.integers(0, 1 << 16), max_size=4))
+def test_the_compiled_core_finds_the_same_replies(sent: bytes, places: list[int]) -> None:
+    if native.core is None:
+        pytest.skip("the compiled core is not built")
+    compiled = cut_up(sent, places)
+    with patch.object(native, "core", None):
+        assert cut_up(sent, places) == compiled

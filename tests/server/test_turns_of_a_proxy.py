@@ -135,8 +135,8 @@ OWN_ATTACKS = {
     "EXISTS of few keys": request("EXISTS", *MANY_KEYS[:100]) * 2000,
     "all keys": request("KEYS", "*") * 10,
     "SCAN of all": request("SCAN", "0", "COUNT", "10000") * 10,
-    "RANDOMKEY and DBSIZE": (request("RANDOMKEY") + request("DBSIZE")) * 2000,
-    "STATE JOBS": (request("STATE", "JOBS") + request("STATE", "LIST", "job") + request("STATE", "LAG")) * 500,
+    "RANDOMKEY and DBSIZE": (request("RANDOMKEY") + request("DBSIZE")) * 100,
+    "STATE JOBS": (request("STATE", "JOBS") + request("STATE", "LIST", "job") + request("STATE", "LAG")) * 50,
     "WATCH of 1000 keys": request("WATCH", *MANY_KEYS[:1000]) * 4 + request("UNWATCH"),
     "a transaction of different keys": request("MULTI")
     + b"".join(request("GET", key) for key in MANY_KEYS[:65_000])
