@@ -7,6 +7,7 @@ Another client is answered meanwhile, and what it waits for is counted in turns.
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Thread
@@ -131,6 +132,7 @@ class Attacked:
 
     def longest_ms(self, data: bytes) -> float:
         """Send requests, wait until they are answered or refused, and return how long the longest turn was."""
+        gc.freeze()  # what this process holds of tests before, and of other servers, is no work of the loop
         self.loop.take_longest_ms()
         peer = Peer(self.port)
         data = request("HELLO", "3") + data + request("ECHO", END)  # who is subscribed may do so in RESP3 alone
