@@ -149,7 +149,7 @@ class Block(TakesReplies):
     @property
     def is_dropped(self) -> bool:
         """Tell whether a watched key changed, so that nothing was run."""
-        return self.head + b"\r\n" == NOTHING_RUN[self.protocol]
+        return self.head + b"\r\n" in NOTHING_RUN.values()
 
     def read(self) -> Steps[bytes | None]:
         """Cut EXEC's answer into items; return the first error, which is none to a client.
