@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.pure
+
 KEYS = 20_000
 LARGE_BYTES = 1 << 20
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"

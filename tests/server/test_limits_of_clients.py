@@ -11,6 +11,8 @@ import pytest
 from compat.conformance.wire import request
 from compat.waiting import eventually
 
+pytestmark = pytest.mark.pure
+
 PING, PONG = request("PING"), b"+PONG\r\n"
 NOW_MS = 1_700_000_000_000
 OUTPUT_ERROR = (

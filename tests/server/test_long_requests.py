@@ -11,6 +11,8 @@ from compat.conformance.wire import request
 from resp_server.long_requests import WHOLE_WORDS_MAX
 from resp_server.protocol.requests import PORTION_WORDS
 
+pytestmark = pytest.mark.pure
+
 MANY = 3 * PORTION_WORDS + 17
 KEYS = [b"job:temp:%d" % (at if at % 3 else at + 1_000_000) for at in range(MANY)]
 VALUES = [b"%d" % at if at % 3 else None for at in range(MANY)]

@@ -10,6 +10,8 @@ import pytest
 
 from resp_server import monitors
 
+pytestmark = pytest.mark.pure
+
 PONG = b"+PONG\r\n"
 GET = b"*2\r\n$3\r\nGET\r\n$10\r\njob:temp:1\r\n"
 ONE = b"$1\r\n1\r\n"

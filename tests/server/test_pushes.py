@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.pure
+
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 PUSH = b">2\r\n$4\r\nnews\r\n:1\r\n"
 CLIENT_INFO = b"*2\r\n$6\r\nCLIENT\r\n$4\r\nINFO\r\n"

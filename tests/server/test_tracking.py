@@ -16,6 +16,8 @@ from state_backend.lmdb_store import LmdbStore
 from state_backend.records import Change, Op, runs_of
 from state_backend.store import EpochChanges
 
+pytestmark = pytest.mark.pure
+
 STATES = [
     StateDescriptor("temp", key="k", value="v"),
     StateDescriptor("map", key="k", value="v", field="f"),

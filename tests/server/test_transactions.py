@@ -17,6 +17,8 @@ from state_backend.lmdb_store import LmdbStore
 from state_backend.records import Change, Op, runs_of
 from state_backend.store import EpochChanges
 
+pytestmark = pytest.mark.pure
+
 STATES = [
     StateDescriptor("temp", key="k", value="v"),
     StateDescriptor("many", key="k", value="v"),

@@ -22,6 +22,8 @@ from resp_server.protocol.replies import (
 )
 from state_backend import packed_map
 
+pytestmark = pytest.mark.pure
+
 CASES: list[tuple[Any, bytes, bytes]] = [
     (None, b"$-1\r\n", b"_\r\n"),
     (b"", b"$0\r\n\r\n", b"$0\r\n\r\n"),

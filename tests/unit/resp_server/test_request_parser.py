@@ -16,6 +16,8 @@ from resp_server.protocol.requests import (
     split_requests,
 )
 
+pytestmark = pytest.mark.pure
+
 PING = b"*1\r\n$4\r\nPING\r\n"
 
 GOOD = [
