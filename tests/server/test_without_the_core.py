@@ -15,6 +15,7 @@ from resp_server.native import CORE
 LEFT_OUT = (
     "adversity",
     "clients",
+    "differential",
     "examples",
     "large",
     "object_store",
