@@ -80,7 +80,7 @@ def cases(keys: int) -> list[Case]:
     value, packed, items = (f"{JOB}:{state}:__rand_int__" for state in (STATE, MAP_STATE, LIST_STATE))
     return [
         uniform(keys),
-        Case("GET hot", ("GET", value), max(1, keys // 1000), budgets=GET_BUDGETS),
+        Case("GET hot", ("GET", value), max(1, keys // 1000), budgets=dict.fromkeys(PIPELINES, 1.0)),
         Case("GET 10% miss", ("GET", value), keys * 10 // 9, budgets=GET_BUDGETS),
         Case("MGET 100 uniform", ("MGET", *[value] * 100), keys, cost=40, budgets=MGET_BUDGETS),
         Case("HGETALL 10 fields", ("HGETALL", packed), MAPS, cost=4, budgets=COLLECTION_BUDGETS),

@@ -8,7 +8,7 @@ cdef enum Outcome:
     DAMAGED = -1  # the page is not what LMDB writes; the caller asks LMDB itself
 
 cdef enum:
-    SORTED_MAX = 128  # names that `walk_sorted` takes
+    IN_STEP_MAX = 128  # names that one walk takes
 
 cdef struct Tree:
     uint64_t root

@@ -284,18 +284,23 @@ cdef inline void begin(const Tree* tree, Lookup** lookups, size_t count) noexcep
 
 
 cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
-    """Find on each one's page the last node whose name is not behind its own, or the first; in step, all having aimed."""
-    cdef size_t i
+    """Find on each one's page the last node whose name is not behind its own, or the first.
+
+    In step, all having aimed; at most IN_STEP_MAX.
+    """
+    cdef Lookup* searching[IN_STEP_MAX]
+    cdef size_t i, left = 0
     cdef uint64_t high
-    cdef bint is_searching = True
     cdef Lookup* lookup
     cdef const uint8_t* node
-    while is_searching:
-        is_searching = False
+    for i in range(count):
+        if lookups[i].outcome == FOUND and lookups[i].last - lookups[i].first > 1:
+            searching[left] = lookups[i]
+            left += 1
+    while left:
+        count, left = left, 0
         for i in range(count):
-            lookup = lookups[i]
-            if lookup.outcome != FOUND or lookup.last - lookup.first <= 1:
-                continue
+            lookup = searching[i]
             node = node_at(lookup.page, lookup.split, map.page_bytes)
             if node == NULL:
                 lookup.outcome = DAMAGED
@@ -307,7 +312,8 @@ cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
                 lookup.last, lookup.upper = lookup.split, high
             lookup.guesses -= lookup.guesses > 0
             if lookup.last - lookup.first > 1:
-                is_searching = True
+                searching[left] = lookup
+                left += 1
                 aim(map, lookup)
 
 
@@ -453,15 +459,17 @@ cdef class Pages:
 
     cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
         """Look up all of these, in step. Each has its outcome then, and its record if it was FOUND."""
-        cdef size_t i
-        self.walk(tree, lookups, count)
+        cdef size_t i = 0
+        while i < count:
+            self.walk(tree, lookups + i, min(count - i, <size_t>IN_STEP_MAX))
+            i += IN_STEP_MAX
         # Behind the walk, when what was found is on its way from memory.
         for i in range(count):
             if lookups[i].outcome == FOUND:
                 lookups[i].outcome = check(lookups[i])
 
     cdef void walk(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
-        """Look up all of these as `find` does; records come with their checksums, which nobody has looked at."""
+        """Look up IN_STEP_MAX at most, as `find` does; records come with their checksums, which nobody has looked at."""
         cdef const Map* map = &self.map
         cdef size_t i
         cdef uint32_t level
@@ -481,9 +489,9 @@ cdef class Pages:
                     descend(map, lookups[i], is_leaf)
 
     cdef void walk_sorted(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
-        """Look up names that rise, up to `SORTED_MAX`, as `walk` does: of those on one page only the first looks for it."""
+        """Look up names that rise, up to `IN_STEP_MAX`, as `walk` does: of those on one page only the first looks for it."""
         cdef const Map* map = &self.map
-        cdef Lookup* heads[SORTED_MAX]
+        cdef Lookup* heads[IN_STEP_MAX]
         cdef size_t i, heads_count, head
         cdef uint32_t level
         cdef uint64_t number

@@ -18,7 +18,7 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy
 
-from state_backend.native.lookup cimport FOUND, MISSING, SORTED_MAX, Lookup, Pages, crc32_of
+from state_backend.native.lookup cimport FOUND, MISSING, IN_STEP_MAX, Lookup, Pages, crc32_of
 
 cdef extern from *:
     """
@@ -30,7 +30,7 @@ cdef extern from *:
     void prefetch(const void*) noexcept nogil
 
 cdef enum:
-    LANES = SORTED_MAX
+    LANES = IN_STEP_MAX
     # So many rows ahead their numbers are asked of memory, and then their texts.
     NUMBERS_AHEAD = 24
     TEXTS_AHEAD = 12
