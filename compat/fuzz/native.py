@@ -20,7 +20,7 @@ from compat.fuzz.lines import ROOT
 BUILT = ROOT / "build" / "sanitized"
 PACKAGES = ("state_backend", "resp_server", "compat")
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1"
-PARTS = ("requests", "records", "pages", "sockets")
+PARTS = ("requests", "records", "pages", "sockets", "hop")
 # Of what a sanitizer says: the finding and its stack.
 SAID_CHARS_MAX = 6000
 

@@ -4,6 +4,7 @@ requests   the inputs of `make fuzz`, whole and mutated, in any chunks, to a ser
 records    records that lie, with checksums that fit, and requests that are cut or have other bytes
 pages      pages of a store with other bytes
 sockets    clients that send, take, close and reset as they like, on the core's own epoll
+hop        a proxy: clients' requests, whole and mutated, to two servers that answer, or that say anything
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ import lmdb
 
 from compat.conformance.wire import requests
 from compat.fuzz import corpus
-from compat.fuzz.places import NOW_MS, STATES, fill
-from compat.fuzz.subject import FoundError, Subject, Wire
+from compat.fuzz.places import EPOCHS, NODE, NOW_MS, PASSWORD, PROXY, SAID, STATES, TWO, USER, fill
+from compat.fuzz.seeds import SAYINGS
+from compat.fuzz.subject import ASKED, FoundError, Subject, Wire
 from resp_server import native
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
@@ -40,6 +42,8 @@ from state_backend.native import lookup
 MAP_BYTES = 1 << 30
 INPUTS_PER_SUBJECT = 300
 INPUTS_PER_LIE = 300
+# Of an input in chunks: each of these costs turns of the loop.
+CHUNKED_BYTES_MAX = 1_500
 KEYS = [
     b"j:v:0",
     b"j:v:7",
@@ -99,12 +103,53 @@ def of_requests(dice: random.Random, folder: str) -> Iterator[None]:
             if dice.random() < 0.5:  # the core's own commands in its place
                 rest = requests([request(dice) for _ in range(dice.randrange(1, 20))])
                 options = bytes((dice.choice((0, 2, 8, 16, 24, 32, 48)), dice.randrange(256)))
-            data = options + mutated(rest, dice)[:200_000]
+            data = options + mutated(rest, dice)[: CHUNKED_BYTES_MAX if options[1:] > b"\0" else 200_000]
             (Path(folder) / "last").write_bytes(data)
-            try:
-                subject.run(data)
-            except FoundError as error:
-                raise SystemExit(f"{error!r} ({error.__cause__!r}) by {corpus.write_down([data])}") from error
+            _run(subject, data)
+            yield
+        subject.close()
+
+
+def _run(subject: Subject, data: bytes) -> None:
+    try:
+        subject.run(data)
+    except FoundError as error:
+        raise SystemExit(f"{error!r} ({error.__cause__!r}) by {corpus.write_down([data])}") from error
+
+
+# What servers say to a proxy that asks for plain reads, or nearly so.
+REPLIES = [
+    b"$1\r\na\r\n",
+    b"$-1\r\n",
+    b"$0\r\n\r\n",
+    b":1\r\n",
+    b":-9\r\n",
+    b"+OK\r\n",
+    b"*0\r\n",
+    b"*-1\r\n",
+    b"_\r\n",
+]
+REPLIES += [b"*%d\r\n" % count + b"$1\r\nb\r\n" * count for count in (1, 2, 3, 4, 9)]
+REPLIES += [b"*2\r\n" * 12 + b":1\r\n" * 13, b"$70000\r\n" + b"x" * 70_000 + b"\r\n", b"*999999999\r\n", *SAYINGS]
+# Which of what clients ask is the hop's.
+PLAIN = [at for at, asked in enumerate(ASKED) if any(words[0] in (b"GET", b"MGET") for words in asked)]
+
+
+def of_hop(dice: random.Random, folder: str) -> Iterator[None]:
+    """Have clients ask a proxy for plain reads, of servers that answer or that say anything."""
+    while True:
+        subject = Subject(8)
+        for _ in range(INPUTS_PER_SUBJECT):
+            chunk_bytes = dice.choice((0, 0, dice.randrange(256)))
+            if dice.random() < 0.5:
+                options = SAID | dice.choice((0, TWO)) | dice.choice((0, 0, PASSWORD, NODE))
+                said = b"".join(dice.choice(REPLIES) for _ in range(dice.randrange(1, 12)))
+                rest = bytes((dice.choice(PLAIN),)) + (mutated(said, dice) if dice.random() < 0.7 else said)
+            else:
+                options = PROXY | dice.choice((0, EPOCHS)) | dice.choice((0, TWO)) | dice.choice((0, 0, USER, NODE))
+                rest = requests([request(dice) for _ in range(dice.choice((1, 4, 40)))])
+                rest = mutated(rest, dice) if dice.random() < 0.5 else rest
+            _run(subject, bytes((options, chunk_bytes)) + rest[: CHUNKED_BYTES_MAX if chunk_bytes else 100_000])
             yield
         subject.close()
 
@@ -265,6 +310,7 @@ PARTS: dict[str, Callable[[random.Random, str], Iterator[None]]] = {
     "records": of_records,
     "pages": of_pages,
     "sockets": of_sockets,
+    "hop": of_hop,
 }
 
 

@@ -7,18 +7,7 @@ Optional: where it is not built, or SPARKIS_PURE is set, the general path answer
 
 from __future__ import annotations
 
-import os
-from importlib import import_module
-from types import ModuleType
-
-
-def built(name: str) -> ModuleType | None:
-    """Return a compiled module, if it is there and wanted."""
-    try:
-        return None if os.environ.get("SPARKIS_PURE") else import_module(name)
-    except ImportError:
-        return None
-
+from state_backend.native import built
 
 core = built("resp_server.native.core")
 sockets = None if core is None else built("resp_server.native.sockets")

@@ -91,7 +91,7 @@ cdef class Core:
     cdef int count_look(self, bint is_hit) noexcept
     cdef int reply_to(self, Request* request) except -2
     cdef int64_t left_of(self, int64_t milliseconds, bint is_seconds) noexcept
-    cdef int put_type(self, int found, int form) except -1
+    cdef int put_type(self, int found, int form) except -2
     cdef int reply_mget(self, Request* request) except -2
     cdef int reply_of_map(self, Request* request, int found, Record* record) except -2
     cdef int reply_of_list(self, Request* request, int found, Record* record) except -2

@@ -70,6 +70,9 @@ cdef enum:
 cdef enum:
     GLOB_STEPS_MAX = 1 << 20
 
+# More members than a sorted set has: what a tree says of their number is cut to it, so that no sum is too large.
+cdef int64_t RANKS_MAX = (1 << 53) - 1
+
 # What stands at a key.
 cdef enum:
     NOTHING = 0
@@ -325,6 +328,8 @@ cdef inline int read_record(const Lookup* lookup, const Word* name, int64_t now_
     if memcmp(lookup.record + HEADER_BYTES, name.at, name_size) != 0:
         return GENERAL
     record.expire_at_ms = <int64_t>u64(lookup.record + 4)
+    if record.expire_at_ms < 0:
+        return GENERAL
     if 0 < record.expire_at_ms <= now_ms:
         return NOTHING
     record.form = lookup.record[14]
@@ -781,7 +786,7 @@ cdef class Core:
                 return -1
             child = child - 1 if child else 0
             ends = node.record + node.size - 1 - 8 * count
-            rank += u64(ends + 8 * (child - 1)) if child else 0
+            rank += <int64_t>(u64(ends + 8 * (child - 1)) & RANKS_MAX) if child else 0
             number = u64(ends - 8 * count + 8 * child)
         return -1
 
@@ -873,7 +878,7 @@ cdef class Core:
                 return GENERAL
             put_line(out, 58, record.size if found == LIVE else 0)
         elif command == TYPE:
-            self.put_type(found, record.form)
+            return self.put_type(found, record.form)
         elif found != LIVE:
             put_line(out, 58, -2)
         elif record.expire_at_ms == 0:
@@ -885,20 +890,22 @@ cdef class Core:
     cdef int64_t left_of(self, int64_t milliseconds, bint is_seconds) noexcept:
         return (milliseconds + 500) // 1000 if is_seconds else milliseconds
 
-    cdef int put_type(self, int found, int form) except -1:
-        cdef bytes name = b"+none\r\n"
-        if found == LIVE:
-            if form in (VALUE, TEXT):
-                name = b"+string\r\n"
-            elif form in (PACKED, LARGE):
-                name = b"+hash\r\n"
-            elif form in (SHORT, LONG):
-                name = b"+list\r\n"
-            elif form in (FEW, MANY):
-                name = b"+set\r\n"
-            else:
-                name = b"+zset\r\n"
-        return put(self.out, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+    cdef int put_type(self, int found, int form) except -2:
+        if found != LIVE:
+            put(self.out, b"+none\r\n", 7)
+        elif form in (VALUE, TEXT):
+            put(self.out, b"+string\r\n", 9)
+        elif form in (PACKED, LARGE):
+            put(self.out, b"+hash\r\n", 7)
+        elif form in (SHORT, LONG):
+            put(self.out, b"+list\r\n", 7)
+        elif form in (FEW, MANY):
+            put(self.out, b"+set\r\n", 6)
+        elif form in (RANKED, TREE):
+            put(self.out, b"+zset\r\n", 7)
+        else:
+            return GENERAL
+        return ANSWERED
 
     cdef int reply_mget(self, Request* request) except -2:
         cdef size_t i, before = self.out.used
@@ -1030,6 +1037,7 @@ cdef class Core:
         cdef size_t i
         cdef int64_t at
         cdef double score = 0
+        cdef int64_t count
         cdef int has
         cdef Record member
         cdef Word* word
@@ -1066,12 +1074,19 @@ cdef class Core:
             elif request.command == ZRANK:
                 put_line(out, 58, at)
             else:
-                put_line(out, 58, self.size_of(record) - 1 - at)
+                count = self.size_of(record)
+                if at >= count:
+                    return GENERAL
+                put_line(out, 58, count - 1 - at)
         return ANSWERED
 
     cdef int64_t size_of(self, const Record* record) noexcept:
-        """Return how many members a sorted set has."""
-        return run_count(record.payload, record.size) if record.form == RANKED else <int64_t>u64(record.payload + 8)
+        """Return how many members a sorted set has; -1 where it is broken."""
+        cdef uint64_t count
+        if record.form == RANKED:
+            return run_count(record.payload, record.size)
+        count = u64(record.payload + 8)
+        return <int64_t>count if count <= <uint64_t>RANKS_MAX else -1
 
     cdef int reply_of_range(self, Request* request, int found, Record* record) except -2:
         """Answer members by their places in a sorted set."""
@@ -1146,7 +1161,7 @@ cdef class Core:
                 else:
                     high = middle
             number = u64(ends - 8 * count + 8 * low)
-            before += <int64_t>u64(ends + 8 * (low - 1)) if low else 0
+            before += <int64_t>(u64(ends + 8 * (low - 1)) & RANKS_MAX) if low else 0
         return False
 
     cdef int put_members(
@@ -1262,6 +1277,7 @@ cdef class Reads:
         except Exception as error:
             instance.report(error)  # logged and counted; the general path answers, and counts
             core.hits, core.misses = hits, misses
+            core.is_incomplete = core.is_full = False  # more input is not what it takes
             took = 0
         if not took:
             out.used = before

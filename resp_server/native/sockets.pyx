@@ -9,7 +9,8 @@ A client that does not take its replies is not read (back-pressure): what it did
 told to pause when that is more than its limit.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.time cimport monotonic_ns
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -283,14 +284,14 @@ cdef class Transport:
         self.watch()
 
     def write(self, data):
-        cdef const uint8_t[::1] view
+        cdef Py_buffer view
         if self.is_closed or self.is_ending or not len(data):
             return
-        if type(data) is bytes:
-            self.keep(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
-        else:
-            view = data
-            self.keep(&view[0], view.shape[0])
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            self.keep(view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
         self.poller.send_later(self)
 
     def writelines(self, parts):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resp_server.native import built
+from state_backend.native import built
 
 hop = built("resp_server.native.hop")
 Run = None if hop is None else hop.Run

@@ -47,6 +47,7 @@ cdef class Pages:
     cdef Tree blocks
     cdef object main
     cdef public bint is_readable
+    cdef bint find_base(self, const uint8_t* record) except -1
     cdef bint is_store(self) noexcept
     cdef bint is_at(self, const uint8_t* page, uint64_t number) except -1
     cdef void count_pages(self) noexcept

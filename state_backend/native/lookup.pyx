@@ -17,6 +17,7 @@ caller asks py-lmdb.
     meta page, behind the page's 16 bytes: magic u32 | version u32 | address u64 | map bytes u64 | table: page bytes in pad
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EINVAL, errno
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp
@@ -362,9 +363,7 @@ cdef class Pages:
 
     def __cinit__(self, env, file):
         """Learn where the environment is mapped. `file`: an open descriptor of its data file, which stays open."""
-        cdef const uint8_t[::1] record
-        cdef const uint8_t* page
-        cdef uint64_t number
+        cdef Py_buffer record
         self.file = file
         self.is_readable = False
         self.main = env.open_db(None)
@@ -378,16 +377,23 @@ cdef class Pages:
             found = txn.get(b"keys")
             if found is None or len(found) != TABLE_BYTES:
                 return
-            record = found
-            page = &record[0] - (<size_t>&record[0] % self.map.page_bytes)
-            number = u64(page)
-            self.count_pages()
-            if number >= self.map.pages or <size_t>page < number * self.map.page_bytes:
-                return
-            # What a page says of its place is believed if the file has this very page there: a damaged number would
-            # lead out of the map. Nothing is read through the map before.
-            self.is_readable = self.is_store() and self.is_at(page, number)
-            self.map.base = page - number * self.map.page_bytes
+            PyObject_GetBuffer(found, &record, PyBUF_SIMPLE)
+            try:
+                self.is_readable = self.find_base(<const uint8_t*>record.buf)
+            finally:
+                PyBuffer_Release(&record)
+
+    cdef bint find_base(self, const uint8_t* record) except -1:
+        """Learn where the map begins from a record in it; False if that cannot be told."""
+        cdef const uint8_t* page = record - (<size_t>record % self.map.page_bytes)
+        cdef uint64_t number = u64(page)
+        self.count_pages()
+        if number >= self.map.pages or <size_t>page < number * self.map.page_bytes:
+            return False
+        self.map.base = page - number * self.map.page_bytes
+        # What a page says of its place is believed if the file has this very page there: a damaged number would lead
+        # out of the map. Nothing is read through the map before.
+        return self.is_store() and self.is_at(page, number)
 
     cdef bint is_store(self) noexcept:
         """Tell whether the file's first page is a meta page of the version that is read here."""

@@ -1,0 +1,42 @@
+"""What the compiled core raises is logged and counted, and costs no client its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Peer
+
+from compat.conformance.wire import request
+from state_backend.descriptor import StateDescriptor
+from state_backend.lmdb_store import LmdbStore
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+core = pytest.importorskip("resp_server.native.core", reason="the compiled core is not built")
+
+STATES = [StateDescriptor("z", key="k", member="m", score="s")]
+
+
+def test_what_comes_before_half_a_request_is_answered_when_the_core_raises(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(number: float) -> bytes:
+        raise RuntimeError("nobody expected this")
+
+    store = LmdbStore(tmp_path, "g1")
+    changes = [Change("z", Op.PUT, b"job:z:a", b"m", b"1.5")]
+    store.apply(EpochChanges(0, 1, 1, list(runs_of(changes, ["z"]))), STATES)
+    server = serve(store, STATES)
+    monkeypatch.setattr(core, "double_text", raising)
+    peer = Peer(server.port)
+    whole, half = request(b"ZSCORE", b"job:z:a", b"m"), request(b"PING", b"there")
+    peer.send(whole + half[:-4])
+    assert peer.read(9) == b"$3\r\n1.5\r\n"
+    peer.send(half[-4:])
+    assert peer.read(11) == b"$5\r\nthere\r\n"
+    assert server.instance.stats.internal_errors == 1
+    peer.socket.close()
+    store.close()
