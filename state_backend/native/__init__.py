@@ -45,4 +45,5 @@ def pages_of(environment: Any, file: int) -> Pages | None:
 def packing_of(*given: Any) -> Packing:
     """Return the packing of some runs, for whom `pages_of` returned pages; see `packing.Packing`."""
     assert _packing is not None
-    return _packing.Packing(*given)
+    packing: Packing = _packing.Packing(*given)
+    return packing
