@@ -97,7 +97,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._sends_at_end = native.sockets is not None and isinstance(transport, native.sockets.Transport)
+        self._is_polled = native.sockets is not None and isinstance(transport, native.sockets.Transport)
+        self._put = self._transport.write if self._is_polled else self._put_off
         config = self._instance.config
         self._transport.set_write_buffer_limits(high=config.output_pause_bytes)
         refusal = self._server.admit(self._transport)
@@ -541,11 +542,12 @@ class Connection(asyncio.Protocol):
 
     def _write(self, reply: bytes) -> None:
         self._instance.stats.output_bytes += len(reply)
-        if self._sends_at_end:
-            self._transport.write(reply)
-        else:
-            self._unsent_bytes += len(reply)
-            self._outbox.add(self, reply)
+        self._put(reply)
+
+    def _put_off(self, reply: bytes) -> None:
+        """Send at the end of the round, where the transport does not."""
+        self._unsent_bytes += len(reply)
+        self._outbox.add(self, reply)
 
     def _close_transport(self) -> None:
         self._outbox.flush()

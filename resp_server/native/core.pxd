@@ -5,6 +5,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from resp_server.native.wire cimport Output, Word
 from state_backend.native.lookup cimport Lookup
 
+cdef class Hearer:  # takes what comes over a socket before a protocol does
+    cdef size_t hear(self, const uint8_t* data, size_t size) except? 0
+
 cdef enum:
     WORDS_MAX = 4096  # of a batch of requests
     REQUEST_WORDS_MAX = 1024

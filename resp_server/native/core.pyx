@@ -1192,6 +1192,14 @@ cdef class Core:
         return ANSWERED
 
 
+cdef class Hearer:
+    """Takes what comes over a socket before its protocol does, without a Python object in between."""
+
+    cdef size_t hear(self, const uint8_t* data, size_t size) except? 0:
+        """Take what it can from the front; return how many bytes that is."""
+        return 0
+
+
 cdef class Reads:
     """The stages around the core for one instance: who may, what is told before the replies, what is counted behind.
 

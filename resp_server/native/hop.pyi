@@ -1,12 +1,16 @@
 """The types of `hop.pyx`, which has the docstrings."""
 
-from collections.abc import Sequence
+from asyncio import Handle, Transport
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from resp_server.instance import Instance
+from resp_server.native.core import Hearer
 from resp_server.protocol.following import Epochs, Told
+from resp_server.protocol.replies import Pending
 from resp_server.router.answers import Answer, Sent
 from resp_server.router.asks import Ask
+from resp_server.router.connection import ProxyConnection
 from resp_server.router.upstream import Upstreams
 from resp_server.stats import Tally
 
@@ -47,3 +51,21 @@ class Hop:
     ) -> None: ...
     def ask(self, taker: Taker, data: bytes, protocol: int) -> int: ...
     def count(self) -> None: ...
+
+class Asker(Hearer):
+    seen: Epochs
+    def __init__(
+        self,
+        hop: Hop,
+        connection: ProxyConnection,
+        transport: Transport,
+        write: Callable[[bytes], None],
+        pending: Pending,
+        next_turn: Handle,
+    ) -> None: ...
+    def left_of(self, data: bytes) -> bytes: ...
+    def ask(self, data: bytes) -> bool: ...
+    def keeps_begun(self, data: bytes) -> bool: ...
+    def answered(self, reply: bytes, told: Told) -> None: ...
+    def ask_again(self, data: bytes, told: Told) -> None: ...
+    def fail(self, index: int, error: Exception) -> None: ...

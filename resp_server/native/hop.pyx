@@ -14,6 +14,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
+from resp_server.native.core cimport Hearer
 from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
 from state_backend.native.lookup cimport slot_of
 
@@ -33,6 +34,7 @@ cdef enum:
     LANES_MAX = 256
     SLOTS = 16384
     LINE_BYTES_MAX = 65536
+    BEGUN_BYTES_MAX = 32768  # of what is not all here: what is looked at again with what comes next (guess)
     DEPTH_MAX = 8
 
 cdef struct Item:  # one value that a client waits for
@@ -360,8 +362,10 @@ cdef class Run:
         What is left is in parts (`is_begun`), or somebody else's to look at.
         """
         cdef const uint8_t* base = <const uint8_t*>PyBytes_AS_STRING(data)
-        cdef const uint8_t* at = base + start
-        cdef const uint8_t* end = base + PyBytes_GET_SIZE(data)
+        return start + self.take_all(base + start, base + PyBytes_GET_SIZE(data), told)
+
+    cdef size_t take_all(self, const uint8_t* start, const uint8_t* end, told) except? 0:
+        cdef const uint8_t* at = start
         cdef Py_ssize_t took = 1
         cdef size_t index
         self.is_begun = False
@@ -374,7 +378,7 @@ cdef class Run:
             self.accept(index, <const char*>at, took, told)
             at += took
         self.is_begun = took == 0
-        return at - base
+        return at - start
 
     def take(self, replies, told):
         """Take the next replies."""
@@ -481,11 +485,12 @@ cdef class Hop:
     """
 
     cdef readonly object upstreams
-    cdef object instance
+    cdef object instance, stats
     cdef list names, tallies
     cdef Spec specs[COMMANDS_MAX]
     cdef int commands
     cdef uint64_t calls[COMMANDS_MAX]
+    cdef uint64_t input_bytes, output_bytes  # of clients
     cdef bint is_counted
     cdef Word words[WORDS_MAX]
     cdef Item items[ITEMS_MAX]
@@ -500,7 +505,7 @@ cdef class Hop:
 
     def __init__(self, upstreams, instance, commands):
         cdef int i = 0
-        self.upstreams, self.instance = upstreams, instance
+        self.upstreams, self.instance, self.stats = upstreams, instance, instance.stats
         self.names, self.tallies, self.runs = [], [], [None] * LANES_MAX
         for name, least, most, tally in commands[:COMMANDS_MAX]:
             set_spec(&self.specs[i], name.encode(), least, most)
@@ -511,7 +516,10 @@ cdef class Hop:
 
     def ask(self, taker, bytes data, int protocol):
         """Ask for what is plain reads at the front of a buffer; return how much of it they are, 0: none can be now."""
-        cdef size_t took = self.gather(data, protocol)
+        return self.ask_for(taker, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), protocol)
+
+    cdef size_t ask_for(self, taker, const uint8_t* data, size_t size, int protocol) except? 0:
+        cdef size_t took = self.gather(data, data + size, protocol)
         cdef Asking asking
         if not took:
             return 0
@@ -520,7 +528,7 @@ cdef class Hop:
             return 0
         asking = Asking.__new__(Asking)
         asking.taker, asking.protocol = taker, protocol
-        asking.data = data if took == <size_t>PyBytes_GET_SIZE(data) else data[:took]
+        asking.data = PyBytes_FromStringAndSize(<const char*>data, took)
         asking.items = <Item*>malloc(self.item_count * sizeof(Item))
         asking.questions = <Question*>malloc(self.question_count * sizeof(Question))
         if asking.items == NULL or asking.questions == NULL:
@@ -536,11 +544,9 @@ cdef class Hop:
             raise
         return took
 
-    cdef size_t gather(self, bytes data, int protocol) except? 0:
+    cdef size_t gather(self, const uint8_t* start, const uint8_t* end, int protocol) except? 0:
         """Cut plain reads off the front of a buffer, and find over which connections they are asked."""
-        cdef const uint8_t* start = <const uint8_t*>PyBytes_AS_STRING(data)
         cdef const uint8_t* at = start
-        cdef const uint8_t* end = start + PyBytes_GET_SIZE(data)
         cdef bytes table = self.upstreams.table
         cdef const uint8_t* numbers = <const uint8_t*>PyBytes_AS_STRING(table)
         cdef size_t count = 0, i, first
@@ -650,10 +656,7 @@ cdef class Hop:
         for j in range(self.lane_count):
             self.runs[self.lanes[j]] = None
         self.last_command = self.names[asking.questions[asking.question_count - 1].command]
-        if not self.is_counted:
-            self.upstreams.soon(self.count)
-            self.is_counted = True
-        return 0
+        return self.count_soon()
 
     cdef int send_keys(self, Asking asking, uint32_t index, uint8_t number) except -1:
         """Ask for those keys of an MGET that are asked over a connection, if there are any."""
@@ -677,11 +680,20 @@ cdef class Hop:
             at += took
         return run.add(asking, index, 0, number, start)
 
+    cdef int count_soon(self) except -1:
+        if not self.is_counted:
+            self.upstreams.soon(self.count)
+            self.is_counted = True
+        return 0
+
     def count(self):
-        """Add up what was asked."""
+        """Add up what was asked and answered."""
         cdef int i
         if self.is_counted:
             self.is_counted = False
+            self.stats.input_bytes += self.input_bytes
+            self.stats.output_bytes += self.output_bytes
+            self.input_bytes = self.output_bytes = 0
             for i in range(self.commands):
                 if self.calls[i]:
                     self.tallies[i].calls += self.calls[i]
@@ -727,3 +739,107 @@ cdef class Hop:
         except Exception as another:
             self.instance.report(another)
         return 0
+
+
+cdef class Asker(Hearer):
+    """A client of a proxy: asks for the plain reads that it sends, and sends it the replies.
+
+    While they are waited for, `pending` and `next_turn` stand where those of its connection do.
+    """
+
+    cdef Hop hop
+    cdef object connection, session, write, is_closing, pending, next_turn, last_told
+    cdef bytes begun  # of a request: it may be one that the hop asks for
+
+    def __init__(self, Hop hop, connection, transport, write, pending, next_turn):
+        self.hop, self.connection, self.session, self.write = hop, connection, connection.session, write
+        self.is_closing, self.pending, self.next_turn = transport.is_closing, pending, next_turn
+        self.begun = b""
+
+    cdef size_t hear(self, const uint8_t* data, size_t size) except? 0:
+        return 0 if self.begun or not self.begin(data, size) else size
+
+    def left_of(self, bytes data):
+        """Ask for what plain reads are at the front of what came; return all of it where that is none."""
+        if self.begun:
+            data, self.begun = self.begun + data, b""
+        if self.begin(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) or self.keeps_begun(data):
+            return b""
+        return data
+
+    cdef bint begin(self, const uint8_t* data, size_t size) except -1:
+        """Ask for what plain reads are at the front of what came, if nothing is waited for."""
+        self.hop.is_begun = False
+        if not self.connection.is_calm or not self.session.is_plain or not self.ask_for(data, size):
+            return False
+        self.hop.input_bytes += size
+        return True
+
+    def ask(self, bytes data):
+        """Ask for what plain reads are at the front of what was kept; tell whether there is something."""
+        return self.ask_for(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    cdef bint ask_for(self, const uint8_t* data, size_t size) except -1:
+        cdef size_t took
+        connection, session = self.connection, self.session
+        try:
+            took = self.hop.ask_for(self, data, size, session.protocol)
+        except Exception as error:  # nothing was asked so far: the general path meets it again, and answers it
+            self.hop.instance.report(error)
+            return False
+        if not took:
+            return False
+        session.last_command = self.hop.last_command
+        connection.is_calm = False
+        connection._pending, connection._next_turn = self.pending, self.next_turn
+        connection._input = PyBytes_FromStringAndSize(<const char*>data + took, size - took) if took < size else b""
+        return True
+
+    def keeps_begun(self, bytes data):
+        """Keep what is no more than the beginning of a request; tell whether it is that."""
+        if not self.hop.is_begun or PyBytes_GET_SIZE(data) > BEGUN_BYTES_MAX:
+            return False
+        self.begun = data
+        return True
+
+    @property
+    def seen(self):
+        """What this client has seen."""
+        return self.session.seen.epochs
+
+    def ask_again(self, data, told):
+        """Have it asked again, the general way, of servers that have reached all of it."""
+        self.connection.ask_again(data, told)
+
+    def fail(self, index, error):
+        """Take what was raised instead of the replies."""
+        self.answered(self.connection.error_reply(error), NOT_TOLD)
+
+    def answered(self, reply, told):
+        """Send what was waited for, and go on with what came meanwhile. What is raised ends this connection alone."""
+        cdef Hop hop = self.hop
+        connection, session = self.connection, self.session
+        try:
+            connection._pending = connection._next_turn = None
+            if self.is_closing():
+                return
+            if told is not self.last_told:  # what was added once is among what the client has seen
+                session.seen.add(told)
+                self.last_told = told
+            session.active_ms = hop.instance.view.now_ms
+            if type(reply) is not bytes:
+                connection.send_in_steps(reply)
+                return
+            hop.output_bytes += len(reply)
+            hop.count_soon()
+            self.write(reply)
+            if (
+                connection._is_reading
+                and connection._is_writable
+                and not (connection._input or connection._pushed or connection._is_ending)
+            ):
+                connection.is_calm = True
+            else:
+                connection.go_on()
+        except Exception as error:
+            connection.break_off(error)

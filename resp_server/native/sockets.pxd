@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from resp_server.native.core cimport Reads
+from resp_server.native.core cimport Hearer, Reads
 from resp_server.native.wire cimport Output
 
 cdef extern from "sys/epoll.h" nogil:
@@ -38,6 +38,7 @@ cdef class Poller:
 cdef class Transport:
     cdef Poller poller
     cdef object sock, protocol
+    cdef Hearer hearer
     cdef dict names
     cdef int descriptor
     cdef uint32_t watched

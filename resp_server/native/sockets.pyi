@@ -5,9 +5,10 @@ import socket
 from collections.abc import Callable
 
 from resp_server.instance import Instance
-from resp_server.native.core import Reads
+from resp_server.native.core import Hearer, Reads
 
-class Transport(asyncio.Transport): ...
+class Transport(asyncio.Transport):
+    def hear_first(self, hearer: Hearer) -> None: ...
 
 class Poller:
     def __init__(self, loop: asyncio.AbstractEventLoop, instance: Instance, reads: Reads | None = None) -> None: ...

@@ -19,7 +19,7 @@ from libc.string cimport memcpy
 
 import os
 
-from resp_server.native.core cimport Reads
+from resp_server.native.core cimport Hearer, Reads
 
 cdef extern from "sys/epoll.h" nogil:
     int epoll_create1(int)
@@ -189,11 +189,16 @@ cdef class Poller:
         return 0
 
     def flush(self):
-        """Send what waits, and add up what was counted."""
+        """Send what waits, and add up what was counted.
+
+        What callbacks write goes first: a proxy's questions, which servers work on while clients are sent replies.
+        """
         cdef Transport transport
-        if self.callbacks:
-            self.call_back()
         cdef list waiting = self.waiting
+        if self.callbacks:
+            self.waiting = []
+            self.call_back()
+            waiting = self.waiting + waiting
         if waiting:
             self.waiting = []
             for transport in waiting:
@@ -252,6 +257,10 @@ cdef class Transport:
 
     def set_protocol(self, protocol):
         self.protocol = protocol
+
+    def hear_first(self, Hearer hearer):
+        """Have somebody take what comes before the protocol does."""
+        self.hearer = hearer
 
     def get_protocol(self):
         return self.protocol
@@ -375,6 +384,8 @@ cdef class Transport:
             memcpy(data, self.begun, self.begun_bytes)
         protocol = self.protocol
         cdef bint is_calm = poller.reads is not None and protocol.is_calm
+        if self.hearer is not None and self.hearer.hear(<const uint8_t*>data, size):
+            return 0
         if is_calm:
             took = poller.reads.take(protocol.session, <const uint8_t*>data, size, &poller.out)
             if took:

@@ -6,3 +6,4 @@ from state_backend.native import built
 
 hop = built("resp_server.native.hop")
 Run = None if hop is None else hop.Run
+Asker = None if hop is None else hop.Asker

@@ -95,7 +95,9 @@ class Scene:
         rows = [("get", 2, 2), ("mget", 2, 1024), ("strlen", 2, 2)]
         assert hop is not None
         self.hop = hop.Hop(
-            self.upstreams, SimpleNamespace(report=print), [(*row, self.tallies[row[0]]) for row in rows]
+            self.upstreams,
+            SimpleNamespace(report=print, stats=SimpleNamespace(input_bytes=0, output_bytes=0)),
+            [(*row, self.tallies[row[0]]) for row in rows],
         )
 
     def lane_of(self, key: bytes) -> Lane:

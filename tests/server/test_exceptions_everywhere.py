@@ -184,7 +184,6 @@ GUARDS = {
     "turns.py:Turns._step",
     "instance.py:Instance.attempt",
     "router/asks.py:Step.attempt",
-    "router/connection.py:ProxyConnection.answered",
     "router/dispatcher.py:Batch.put",
     "router/dispatcher.py:ProxyDispatcher.when_there.<locals>.answered",
     "router/lane.py:Lane._flush",
