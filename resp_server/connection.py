@@ -115,6 +115,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
+            self._instance.stats.input_bytes += len(data)
             self._take(data)
         except Exception as error:
             self.break_off(error)
@@ -129,8 +130,7 @@ class Connection(asyncio.Protocol):
             self.break_off(error)
 
     def _take(self, data: bytes) -> None:
-        self._instance.stats.input_bytes += len(data)
-        self._instance.stats.reads += not self._sends_at_end  # of others the poller counts its own
+        self._instance.stats.reads += not self._is_polled  # of others the poller counts its own
         if self.is_calm:
             self._begin(data)
         elif not self._transport.is_closing():  # else it was not let in, or is on its way out

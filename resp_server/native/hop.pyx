@@ -757,7 +757,10 @@ cdef class Asker(Hearer):
         self.begun = b""
 
     cdef size_t hear(self, const uint8_t* data, size_t size) except? 0:
-        return 0 if self.begun or not self.begin(data, size) else size
+        if self.begun or not self.begin(data, size):
+            return 0
+        self.hop.input_bytes += size
+        return size
 
     def left_of(self, bytes data):
         """Ask for what plain reads are at the front of what came; return all of it where that is none."""
@@ -770,10 +773,7 @@ cdef class Asker(Hearer):
     cdef bint begin(self, const uint8_t* data, size_t size) except -1:
         """Ask for what plain reads are at the front of what came, if nothing is waited for."""
         self.hop.is_begun = False
-        if not self.connection.is_calm or not self.session.is_plain or not self.ask_for(data, size):
-            return False
-        self.hop.input_bytes += size
-        return True
+        return self.connection.is_calm and self.session.is_plain and self.ask_for(data, size)
 
     def ask(self, bytes data):
         """Ask for what plain reads are at the front of what was kept; tell whether there is something."""

@@ -1,0 +1,64 @@
+"""A proxy's clients on the core's own epoll, where the hop takes their input first, and behind asyncio, as with TLS."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from faults import KEYS, Scene
+
+from compat.conformance.wire import request
+from resp_server import native
+
+
+@pytest.fixture(params=["own", "asyncio"])
+def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    if request.param == "asyncio":
+        monkeypatch.setattr(native, "sockets", None)
+    elif native.sockets is None:
+        pytest.skip("the compiled core is not built")
+    made = Scene()
+    yield made
+    made.stop()
+
+
+def conversation(dice: random.Random) -> tuple[bytes, bytes]:
+    """Return requests, of which the hop asks for most, and what has to be answered."""
+    sent, expected = [], []
+    for _ in range(dice.choice([1, 3, 300, 700])):  # the hop takes no more than 256 at once
+        number, other = dice.sample(range(len(KEYS)), 2)
+        value, another = (b"$%d\r\n%b\r\n" % (len(each), each) for each in (b"v%d" % number, b"v%d" % other))
+        case = dice.randrange(20)
+        if case == 0:
+            sent.append(request("ECHO", b"v%d" % number))
+            expected.append(value)
+        elif case == 1:
+            sent.append(request("MGET", KEYS[number], KEYS[other]))
+            expected.append(b"*2\r\n" + value + another)
+        else:
+            sent.append(request("GET", KEYS[number]))
+            expected.append(value)
+    return b"".join(sent), b"".join(expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_replies_are_in_order_and_bytes_are_counted_once_however_requests_are_cut(scene: Scene, seed: int) -> None:
+    dice = random.Random(seed)
+    sent_bytes = expected_bytes = 0
+    for _ in range(8):
+        peer = scene.connect(scene.port("proxy"))
+        for _ in range(3):
+            sent, expected = conversation(dice)
+            cuts = sorted(dice.sample(range(1, len(sent)), min(4, len(sent) - 1)))
+            for start, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
+                peer.send(sent[start:end])
+                if dice.random() < 0.5:  # what was sent is looked at before the rest is there
+                    scene.call(lambda: None)
+            assert peer.read(len(expected)) == expected
+            sent_bytes, expected_bytes = sent_bytes + len(sent), expected_bytes + len(expected)
+    stats = scene.proxy.instance.stats
+    scene.call(lambda: None)
+    assert scene.call(lambda: (stats.input_bytes, stats.output_bytes)) == (sent_bytes, expected_bytes)
+    if native.core is not None:
+        assert scene.call(lambda: stats.tally("get").calls) > 0
