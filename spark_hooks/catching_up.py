@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_hooks.offsets import OffsetLog, have_passed
 from spark_hooks.sessions import execution_of
 from state_backend.clock import Clock, iso_text, now_ms
+from state_backend.errors import DescriptorError
 from state_backend.log_writer import LogWriter
 
 logger = logging.getLogger("sparkis.sink")
@@ -28,6 +29,12 @@ logger = logging.getLogger("sparkis.sink")
 # Half a replay is a wrong answer, and so, after a while, is the state of an hour ago (guess).
 CATCH_UP_TIMEOUT_S = 600.0
 ENDING_TRIGGERS = ("AvailableNowTrigger$", "OneTimeTrigger$")
+
+
+def check_timeout(catch_up_timeout: float | None) -> None:
+    """Refuse what is no time for which readers keep an old state."""
+    if catch_up_timeout is not None and not (isinstance(catch_up_timeout, (int, float)) and catch_up_timeout >= 0):
+        raise DescriptorError(f"catch_up_timeout= is a number of seconds, or None, not {catch_up_timeout!r}")
 
 
 class CatchingUp:
@@ -73,14 +80,17 @@ class CatchingUp:
         if held is not None and have_passed(offsets, held.shown.offsets):
             self._show("its sources are as far as those of the old one were")
 
-    def look(self) -> None:
-        """Look whether nothing is waiting, or the time is over; whether somebody else had it shown."""
+    def look(self, *, is_behind: bool = False) -> None:
+        """Look whether nothing is waiting, or the time is over; whether somebody else had it shown.
+
+        is_behind: batches that the query has committed are not in the log yet.
+        """
         held, last = self._writer.held, self._writer.last
         if held is None or last is None:
             return
         if self._writer.is_shown_by_others():
             logger.info("job %s: the new state is shown, by `sparkis promote`", self._writer.job)
-        elif self._is_idle(last.epoch):
+        elif not is_behind and self._is_idle(last.epoch):
             self._show("nothing is waiting to be read")
         elif self._timeout_s is not None and self._clock() - held.since_ms >= self._timeout_s * 1000:
             self._show(f"{self._timeout_s:g} s have passed")

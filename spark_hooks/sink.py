@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_hooks.catching_up import CATCH_UP_TIMEOUT_S
+from spark_hooks.catching_up import CATCH_UP_TIMEOUT_S, check_timeout
 from spark_hooks.columns import check_columns
 from spark_hooks.layout import check_layout
 from spark_hooks.progress import check_apart, is_asked_for
@@ -215,8 +215,7 @@ def _publication(
     timeout_s = VISIBILITY_TIMEOUT_S if wait_for_visibility is True else wait_for_visibility
     if not isinstance(timeout_s, (int, float)) or timeout_s < 0:
         raise DescriptorError(f"wait_for_visibility= is True, False or seconds, not {wait_for_visibility!r}")
-    if catch_up_timeout is not None and not (isinstance(catch_up_timeout, (int, float)) and catch_up_timeout >= 0):
-        raise DescriptorError(f"catch_up_timeout= is a number of seconds, or None, not {catch_up_timeout!r}")
+    check_timeout(catch_up_timeout)
     described = _checked_states(df, states, job, given)
     _check_folded(described, mode, df, query)
     partitions_of(df.sparkSession)

@@ -31,7 +31,9 @@ from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError, checkpoin
 from spark_hooks.attach.operators import Collection, collections
 from spark_hooks.attach.rows import AttachedArguments, AttachedState, BoundState
 from spark_hooks.attach.task import RESULT, BatchesTask
+from spark_hooks.catching_up import CATCH_UP_TIMEOUT_S, CatchingUp, check_timeout
 from spark_hooks.encoding import RowError
+from spark_hooks.offsets import OffsetLog
 from spark_hooks.processor import CHANGELOG_SETTING
 from spark_hooks.publisher import BEAT_INTERVAL_S
 from spark_hooks.sessions import describe_jobs, is_connect, is_stopped, parallelism_of, session_at_hand
@@ -98,6 +100,8 @@ class Attachment:
         log: str,
         on_mismatch: OnMismatch,
         takeover: bool,
+        catch_up_timeout_s: float | None,
+        query: StreamingQuery | None,
         is_active: Callable[[], bool],
         progress: Callable[[], str] | None = None,
         facts: Callable[[], bytes | None] | None = None,
@@ -110,6 +114,9 @@ class Attachment:
         self._checkpoint = checkpoint
         self._states = tuple(states)
         self._takeover = takeover
+        self._catch_up_timeout_s = catch_up_timeout_s
+        self._query = query
+        self._offsets = OffsetLog(checkpoint.location, session)
         self._is_active = is_active
         self._progress = progress
         self._facts = facts
@@ -208,9 +215,16 @@ class Attachment:
                     )
 
     def _open(self, *, is_anew: bool = False) -> LogWriter:
-        """Go on with the query's generation, or begin another one if the states are made in another way now."""
+        """Go on with the query's generation, or begin another one if the states are made in another way now.
+
+        The generation of another query is held back until that has caught up; one of the same query begins with its
+        whole state.
+        """
         query_id = self._checkpoint.query_id()
-        return LogWriter(
+        log = ChangeLog(self.log).job(self.job)
+        shown = log.shown()
+        is_others = shown is not None and log.description(shown.generation).query_id != query_id
+        writer = LogWriter(
             self.log,
             self.job,
             self._descriptors,
@@ -220,7 +234,10 @@ class Attachment:
             checkpoint=self._checkpoint.location,
             is_beating=True,
             takeover=self._takeover or is_anew,  # anew: in the place of a writer of its own
+            holds_back=is_others and self._catch_up_timeout_s != 0,
         )
+        self._catching_up = CatchingUp(writer, self._catch_up_timeout_s, self._query, self._offsets)
+        return writer
 
     def _fits(self, query_id: str) -> bool:
         term = ChangeLog(self.log).job(self.job).terms.last_of(query_id)
@@ -241,6 +258,8 @@ class Attachment:
             writer = self._writer
             try:
                 writer.beat(is_running=is_running and self.failure is None and self._is_active())
+                if not self._catching_up.is_over:
+                    self._catching_up.look(is_behind=self.batch != self._checkpoint.newest())
             except Exception as error:  # of the log, or of a Spark that has stopped; the follower meets it too
                 logger.debug("no sign of life for job %s: %s", self.job, error)
 
@@ -381,7 +400,9 @@ class Attachment:
 
     def _commit(self, batch: int, began_at_ms: int, results: Sequence[Any], *, replaces: tuple[str, ...] = ()) -> None:
         own = None if self._facts is None else self._facts()
-        task.commit(self._writer, batch, began_at_ms, results, replaces, own)
+        offsets = self._offsets.ends_of(batch)
+        task.commit(self._writer, batch, began_at_ms, results, replaces, own, offsets)
+        self._catching_up.committed(offsets)
         with self._moved:
             self._moved.notify_all()
 
@@ -397,6 +418,7 @@ def attach(
     on_mismatch: OnMismatch = "refuse",
     takeover: bool = False,
     progress: bool | None = None,
+    catch_up_timeout: float | None = CATCH_UP_TIMEOUT_S,
     timeout_s: float = FIRST_BATCH_TIMEOUT_S,
     **given: Unpack[AttachedArguments],
 ) -> Attachment:
@@ -412,12 +434,15 @@ def attach(
     on_mismatch  `replace` begins anew where the log was written from an operator that looked otherwise
     takeover     True: take the job over from another writer of it that is alive, which then fails
     progress     True: the query's facts as the hash `job:_progress`; the setting spark.sparkis.progress unless given
+    catch_up_timeout  seconds for which readers keep the state of another query or checkpoint at most while this one
+                 catches up; 0: they see the new state at once, None: however long it takes
     timeout_s    how long to wait for the query's first committed micro-batch
 
     Raises SparkisError if the query keeps no state that can be read, or none as it was asked for.
     """
     if on_mismatch not in get_args(OnMismatch):
         raise DescriptorError(f"on_mismatch= is 'refuse' or 'replace', not {on_mismatch!r}")
+    check_timeout(catch_up_timeout)
     wanted = _wanted(states, state, given)
     spark = session_at_hand()
     run = None if query is None else declared.run_of(query)
@@ -439,6 +464,7 @@ def attach(
         on_mismatch=on_mismatch,
         takeover=takeover,
         progress=progress,
+        catch_up_timeout=catch_up_timeout,
         timeout_s=timeout_s,
     )
 
@@ -454,6 +480,7 @@ def attach_anew(
     on_mismatch: OnMismatch = "refuse",
     takeover: bool = False,
     progress: bool | None = None,
+    catch_up_timeout: float | None = CATCH_UP_TIMEOUT_S,
     timeout_s: float = FIRST_BATCH_TIMEOUT_S,
 ) -> Attachment:
     """Make an attachment, whoever else has one already; arguments as for `attach`."""
@@ -487,6 +514,8 @@ def attach_anew(
         log=root,
         on_mismatch=on_mismatch,
         takeover=takeover,
+        catch_up_timeout_s=catch_up_timeout,
+        query=query,
         is_active=(lambda: spark.streams.get(query_id) is not None) if query is not None else (lambda: True),
         progress=None if query is None else (lambda: _last_progress(query)),
         facts=(lambda: query_progress.stream_of(name, query)) if query is not None and has_facts else None,
