@@ -13,6 +13,7 @@ slots of one type. A row of the query becomes a row of the layout for each state
     e0            when the row expires
     r0            whether a list is emptied before the row's element is appended
     h             a hash of the row, for the epoch's digest
+    u             a hash of the key and the field, where rows stay in the partitions that they are in
     s0, l0, x0 ...   instead of values, where Spark makes one row of all rows of a key and field: it does if all of the
                   states fold (see `reductions`), after the shuffle. What is a sum, the least, the greatest
 
@@ -50,6 +51,7 @@ class Layout:
     selected: tuple[Column, ...]
     order: tuple[Column, ...]
     sent: tuple[Column, ...]
+    unshuffled: tuple[Column, ...] = ()
     groups: tuple[str, ...] = ()
     aggregates: tuple[Column, ...] = ()
 
@@ -74,6 +76,9 @@ class Layout:
             for index, kind in enumerate(slots.kinds[role])
         ]
         data = ["g", *slots.names("k", "f", "v", "d", "e", "r")]
+        row_hash = F.xxhash64(*map(F.col, data)).alias("h")
+        names = slots.names("k", "f")
+        can_stay = len(states) == 1 and bool(names) and _is_unique(states[0])
         return cls(
             schema=df.schema,
             states=tuple(states),
@@ -84,7 +89,8 @@ class Layout:
             order=tuple(map(F.col, ["g", *slots.names("k", "f", "o")])) if is_ordered else (F.col("g"),),
             sent=(*map(F.col, data), *(outcome for _, outcome in folds), F.col("h"))
             if is_folded
-            else (*map(F.col, data), F.xxhash64(*map(F.col, data)).alias("h")),
+            else (*map(F.col, data), row_hash),
+            unshuffled=(*map(F.col, data[1:]), row_hash, F.xxhash64(*map(F.col, names)).alias("u")) if can_stay else (),
             groups=("g", *groups) if is_folded else (),
             aggregates=(
                 *(part for parts, _ in folds for part in parts),
@@ -98,13 +104,18 @@ class Layout:
 
         Always a whole pass over the batch: Spark would lose the checkpoint of a stateful query otherwise.
         """
-        rows = df.select(*self.selected)
-        if _is_expanded(self.states):
-            rows = rows.where("g IS NOT NULL")
-        rows = rows.repartition(partitions, "g")
+        rows = self._selected_rows(df).repartition(partitions, "g")
         if self.groups:
             rows = rows.groupBy(*self.groups).agg(*self.aggregates)
         return rows.sortWithinPartitions(*self.order).select(*self.sent)
+
+    def unshuffled_rows(self, df: DataFrame) -> DataFrame:
+        """Return the only state's rows where they are, with `u`: two of one key may lie anywhere. Also a whole pass."""
+        return self._selected_rows(df).select(*self.unshuffled)
+
+    def _selected_rows(self, df: DataFrame) -> DataFrame:
+        rows = df.select(*self.selected)
+        return rows.where("g IS NOT NULL") if _is_expanded(self.states) else rows
 
     def rows_in_place(self, df: DataFrame, *first: str) -> DataFrame:
         """Return the rows of the only state, in such an order, where all rows of a key lie in one partition already.
@@ -133,6 +144,11 @@ def check_layout(df: DataFrame, states: Sequence[StateDescriptor], job: str) -> 
         except PySparkException as error:
             names = ", ".join(repr(state.name) for state in each)
             raise DescriptorError(f"state {names}: Spark cannot read its columns: {error}") from None
+
+
+def _is_unique(state: StateDescriptor) -> bool:
+    """Tell whether a second row of a key (and field) in a micro-batch is an error, so that no order is asked for."""
+    return state.duplicates == "error" and not state.order_by and state.reduce is None
 
 
 def _is_ordered(state: StateDescriptor) -> bool:

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from py4j.protocol import Py4JError
@@ -22,7 +22,7 @@ from spark_hooks import endpoints, executors, progress, task
 from spark_hooks.catching_up import CATCH_UP_TIMEOUT_S, CatchingUp
 from spark_hooks.layout import Layout
 from spark_hooks.offsets import OffsetLog
-from spark_hooks.sessions import execution_of, parallelism_of, session_at_hand
+from spark_hooks.sessions import execution_of, input_partitions_of, parallelism_of, session_at_hand
 from state_backend.descriptor import StateDescriptor
 from state_backend.errors import DescriptorError, SparkisError
 from state_backend.log_writer import LogWriter, OnRewind
@@ -34,6 +34,10 @@ PARTITIONS_SETTING = "spark.sparkis.partitions"
 # An applier is there half a second after its job is found; a loaded machine takes its time (guess).
 FIRST_VISIBILITY_TIMEOUT_S = 5.0
 BEAT_INTERVAL_S = 1.0
+# A batch of more rows is shuffled: the driver is sent eight bytes of each row of a smaller one, 32 MB (guess).
+UNSHUFFLED_ROWS_MAX = 4_000_000
+# Beyond so many times the partitions that rows are shuffled into, more tasks cost more than the shuffle (guess).
+UNSHUFFLED_TASKS_FACTOR = 4
 
 
 class BatchInterruptedError(Exception):
@@ -137,6 +141,7 @@ class Publisher:
         self._writer: LogWriter | None = None
         self._layout: Layout | None = None
         self._committed_here = -1
+        self._rows_before = 0
         self._run: Run | None = None
         self._query: StreamingQuery | None = None
         self._offsets = OffsetLog(None)
@@ -216,11 +221,27 @@ class Publisher:
             )
 
     def _write_files(self, batch: DataFrame, batch_id: int, writer: LogWriter, clock_ms: int) -> list[Any]:
-        """Run the batch: one Spark job and one shuffle for all states, one pass over the batch's own plan."""
+        """Run the batch: one shuffle for all states, one pass over the batch's own plan.
+
+        Where a second row of a key is an error, the rows are first written where they are, without the shuffle. That
+        there is no such row, the hashes of all keys tell; if two are the same, the shuffle brings their rows together,
+        which shows whether the keys are.
+        """
         layout = self._layout_of(batch)
         plan = executors.plan_of(self._told.log)
         of_batch = task.Task(self._told.log, writer.folder, batch_id, layout.plans(clock_ms), plan)
-        rows = layout.rows(batch, partitions_of(batch.sparkSession))
+        partitions = partitions_of(batch.sparkSession)
+        tasks = input_partitions_of(batch) if layout.unshuffled and self._rows_before <= UNSHUFFLED_ROWS_MAX else 0
+        if partitions <= 2 * tasks and tasks <= UNSHUFFLED_TASKS_FACTOR * partitions:
+            unshuffled = replace(of_batch, hashes_max=UNSHUFFLED_ROWS_MAX // tasks)
+            results = self._run_tasks(layout.unshuffled_rows(batch), unshuffled, writer.job)
+            if task.has_each_key_once(results):
+                return results
+        results = self._run_tasks(layout.rows(batch, partitions), of_batch, writer.job)
+        self._rows_before = sum(each.rows for each in results)
+        return results
+
+    def _run_tasks(self, rows: DataFrame, of_batch: task.Task, job: str) -> list[Any]:
         try:
             results = rows.mapInArrow(of_batch, task.RESULT).collect()
         except (PySparkException, Py4JError) as error:  # the latter where Spark's exception has no class in Python
@@ -228,7 +249,7 @@ class Publisher:
                 raise BatchInterruptedError from None
             task.check_workers(error)
             raise
-        task.check(results, writer.job, batch_id)
+        task.check(results, job, of_batch.epoch)
         return results
 
     def _layout_of(self, batch: DataFrame) -> Layout:

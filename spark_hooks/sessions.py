@@ -51,6 +51,14 @@ def execution_of(query: StreamingQuery) -> Any:
     return running.streamingQuery() if running.getClass().getSimpleName() == "StreamingQueryWrapper" else running
 
 
+def input_partitions_of(batch: DataFrame) -> int:
+    """Return in how many partitions a micro-batch arrives; 0 if only running it would tell, as under Spark Connect."""
+    if is_connect(batch):
+        return 0
+    plan: Any = batch._jdf.queryExecution().analyzed()
+    return int(plan.rdd().getNumPartitions()) if plan.getClass().getSimpleName() == "LogicalRDD" else 0
+
+
 def parallelism_of(session: SparkSession) -> int:
     """Return how many tasks the application runs at once. Under Spark Connect a small Spark job finds out."""
     return _found_parallelism(session) if is_connect(session) else session.sparkContext.defaultParallelism

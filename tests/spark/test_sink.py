@@ -16,8 +16,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
 from compat.waiting import eventually
+from spark_hooks import publisher
 from sparkis import StateDescriptor
 from state_backend.change_log import ChangeLog
+from state_backend.epochs import Epoch
 from state_backend.store import Snapshot
 
 TEMPS = "sensor string, temp double"
@@ -101,6 +103,45 @@ def test_rows_of_one_key_in_one_micro_batch_fail_it_unless_any_may_win(
     )
     start(loose, "loose", tmp_path / "loose")
     assert client.get("loose:s:a") in ("2", "3")
+
+
+def test_rows_of_one_key_in_two_partitions_fail_their_micro_batch(batches: Make, tmp_path: Path):
+    events = batches("k string, f string, v int")
+    events.add({"k": "a", "f": "x", "v": 1}, {"k": "a", "f": "y", "v": 2})
+    events.add({"k": "b", "f": "x", "v": 3}, {"k": "b", "f": "x", "v": 4})
+    rows = events.df.repartition(2)  # one each
+    writer = sparkis.queryable(rows, "s", key="k", field="f", value="v", mode="append", log=tmp_path / "log")
+    query = writer.queryName("apart").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    assert "a micro-batch holds several rows for the key b'apart:s:b'" in failure_of(query)
+    with shown_by(tmp_path / "log", "apart") as shown:
+        assert shown.applied.epoch == 0
+        assert shown.field(b"apart:s:a", b"y") == b"2"
+
+
+def test_an_epoch_is_the_same_with_and_without_a_shuffle(
+    batches: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    events = batches("k int, v double, kept boolean")
+    events.add(*({"k": k, "v": k / 4, "kept": k % 5 > 0} for k in range(100)))
+
+    def published(name: str, rows_max: int) -> Epoch:
+        monkeypatch.setattr(publisher, "UNSHUFFLED_ROWS_MAX", rows_max)
+        writer = sparkis.queryable(
+            events.df, "s", key="k", value="v", where="kept", mode="append", job="same", log=tmp_path / name
+        )
+        start(writer, name, tmp_path / f"{name} checkpoint").stop()
+        log = ChangeLog(tmp_path / name).job("same")
+        return log.epoch(log.current(), 0)
+
+    unshuffled, shuffled, too_many = published("few", 100), published("none", -1), published("many", 79)
+    assert len(unshuffled.inline) == 1  # the file is one partition
+    assert len(shuffled.inline) == len(too_many.inline) == 2
+    assert unshuffled.rows == shuffled.rows == too_many.rows == 80
+    assert unshuffled.digest == shuffled.digest == too_many.digest
+    for name in ("few", "none", "many"):
+        with shown_by(tmp_path / name, "same") as shown:
+            assert shown.applied.key_count == 80
+            assert shown.value(b"same:s:99") == b"24.75"
 
 
 def test_complete_mode_replaces_the_state(client: redis.Redis, batches: Make, tmp_path: Path):
@@ -391,7 +432,7 @@ def test_many_partitions_and_large_batches_go_through_change_files(
     wide = rows.df.selectExpr("explode(sequence(n * 10000, n * 10000 + 9999)) AS k").selectExpr(
         "k", "sha2(string(k), 512) AS v"
     )
-    writer = sparkis.queryable(wide, "s", key="k", value="v", mode="append", wait_for_visibility=True)
+    writer = sparkis.queryable(wide.repartition(2), "s", key="k", value="v", mode="append", wait_for_visibility=True)
     query = start(writer, "large", tmp_path / "checkpoint")
     log = Path(spark.conf.get("spark.sparkis.log")) / "large" / f"{query.id}.1"
     assert len(list((log / "changes").iterdir())) == 2
