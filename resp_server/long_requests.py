@@ -52,12 +52,13 @@ class Cut(NamedTuple):
         start = command.words + self.kept
         head = request[:start]
         for at in range(start, len(request), words):
-            for some in _of_bounded_size(request[at : at + words]):
+            for some in of_bounded_size(request[at : at + words]):
                 kept = [*head[:-1], b"%d" % len(some)] if self.is_counted else head
                 yield [*kept, *some]
 
 
-def _of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+def of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Cut words into some that are not too long together."""
     if sum(map(len, words)) <= PORTION_WORDS_BYTES:
         yield words
         return
@@ -77,7 +78,7 @@ def head_of(request: Request) -> Request:
     """Return a request as far as it is looked at that is too long to be answered, or queued, as it is."""
     if is_whole(request):
         return request
-    return next(_of_bounded_size(request[:PORTION_WORDS]))
+    return next(of_bounded_size(request[:PORTION_WORDS]))
 
 
 def is_whole(request: Request) -> bool:

@@ -190,6 +190,8 @@ class RequestParser:
         if self.is_restricted and count > UNAUTHENTICATED_COUNT_MAX:
             raise ProtocolError("unauthenticated multibulk length")
         self._missing = max(0, count)
+        if count > PORTION_WORDS:
+            self._arguments = LongRequest((), 0)  # from the start: to copy a million words takes 7 ms
         return end + 2
 
     def _argument(self, data: bytes, at: int, requests: list[Request]) -> int:
@@ -239,6 +241,9 @@ class RequestParser:
 
 
 def _request_of(words: list[bytes], size_bytes: int) -> Request:
+    if isinstance(words, LongRequest):
+        words.size_bytes = size_bytes
+        return words
     is_long = len(words) > PORTION_WORDS or size_bytes > PORTION_WORDS_BYTES
     return LongRequest(words, size_bytes) if is_long else words
 

@@ -36,14 +36,14 @@ from resp_server.protocol.session import RESP2, Session
 from resp_server.protocol.tracked import Tracked
 from resp_server.router.answers import WHOLE_BYTES_MAX, Answer, Pieces, Sent, Steps, texts_of, whole
 from resp_server.router.applications import Applications, clash
-from resp_server.router.asks import Ask, Joined, Merge, TakesReplies
+from resp_server.router.asks import Ask, Joined, Merge, Step, TakesReplies
 from resp_server.router.compiled import hop
 from resp_server.router.frames import pack
 from resp_server.router.gathering import Jobs, text_in, wanted_of_servers
 from resp_server.router.guard import behind
-from resp_server.router.portions import Portions
+from resp_server.router.portions import Portions, packing
 from resp_server.router.remembering import Remembers
-from resp_server.router.routes import Part, Way, lone_key_at, split, way_of, within
+from resp_server.router.routes import SPLIT, Part, Way, lone_key_at, split, way_of, within
 from resp_server.router.survey import Survey
 from resp_server.router.transactions import TransactionRun, WatchRun
 from resp_server.router.upstream import LONG_TIMEOUT_S, Upstreams
@@ -292,9 +292,10 @@ class ProxyDispatcher(Dispatcher):
             try:
                 name = request[0]
                 rule = rules[name] if name in rules else self._learn_rule(name)
+                is_long = type(request) is LongRequest
                 is_lone = rule is not None and rule.lone_key_at and session.is_plain and _fits(rule, request)
                 upstreams = applications.only
-                if rule is not None and is_lone and upstreams is not None:
+                if rule is not None and is_lone and not is_long and upstreams is not None:
                     rule.tally.calls += 1
                     session.last_command = rule.command.name
                     slot = slot_of(request[rule.lone_key_at])
@@ -303,7 +304,7 @@ class ProxyDispatcher(Dispatcher):
                         break
                     continue
                 session.begin_command()
-                if type(request) is LongRequest and self._ask_in_portions(call, request, batch):
+                if is_long and self._ask_long(call, request, batch):
                     is_to_wait = True
                 elif rule is not None and (session.transaction is not None or rule.command.facts.group == TRANSACTIONS):
                     is_to_wait = self._transact(call, rule.command, request, batch)
@@ -343,8 +344,8 @@ class ProxyDispatcher(Dispatcher):
         way = way_of(command)
         if way not in (Way.HERE, Way.KEYS) or command.name in NOT_WITHIN:
             raise PlainError(f"command '{command.name}' cannot be in a transaction through a proxy")
-        if way is Way.KEYS:
-            split(command.facts, request, self.place_of)
+        if way is Way.KEYS and not (SPLIT in command.facts.tips and self._applications.only is not None):
+            split(command.facts, request, self.place_of)  # one of another slot, or of no application, is an error now
 
     def _cut_of(self, command: Command, request: Request) -> Cut | None:
         """Return how a long request is cut: what servers are asked for, and nothing else."""
@@ -355,8 +356,8 @@ class ProxyDispatcher(Dispatcher):
             raise too_long(command)
         return None
 
-    def _ask_in_portions(self, call: Call, request: Request, batch: Batch) -> bool:
-        """Ask for a long request's answer; False if it is no such request. What comes behind it has to wait."""
+    def _ask_long(self, call: Call, request: Request, batch: Batch) -> bool:
+        """Ask for a long request's answer; False if it is asked for as others. What comes behind it has to wait."""
         session = call.session
         command = self._table.find(request)
         command.check_arity(request)
@@ -371,7 +372,45 @@ class ProxyDispatcher(Dispatcher):
         self._show(session, command, request)
         if session.is_silent:  # it would do nothing else
             return True
-        first = self._applications.each[0]
+        before = batch.missing
+        ask = self._asking_whole if lone_key_at(command) else self._asking_in_portions
+        start = ask(call, command, request, cut, batch)
+        if before:
+            batch.before_last(start)  # no answer before this one is to be of a later epoch
+        else:
+            start()
+        return True
+
+    def _asking_whole(
+        self, call: Call, command: Command, request: Request, cut: Cut, batch: Batch
+    ) -> Callable[[], None]:
+        """Have a long request about one key be asked as it is, so that its answer is from one epoch.
+
+        It goes over a connection for what takes long, as no other client is to wait behind it.
+        """
+        session, tracking = call.session, self._tracking
+        key = request[lone_key_at(command)]
+        number, slot = self.place_of(key)
+        upstreams, index = self._applications.each[number], batch.expect()
+        tracked = session.tracked if session.tracked is not None and session.tracked.remembers else None
+
+        def send(packed: bytes) -> None:
+            whose: TakesReplies = batch if tracked is None else Remembers(batch, index, tracking, tracked, [key])
+            deadline_s = upstreams.deadline_s(is_long=True)
+            upstreams.send(Ask(packed, slot, session.protocol, deadline_s, whose, index, is_long=True))
+
+        def take(packed: bytes) -> None:
+            batch.again(index, partial(send, packed))
+            send(packed)
+
+        step = Step(batch, index)
+        return partial(step.attempt, step.go_on, packing(cast(LongRequest, request)), take, self._instance.put_off)
+
+    def _asking_in_portions(
+        self, call: Call, command: Command, request: Request, cut: Cut, batch: Batch
+    ) -> Callable[[], None]:
+        """Have a long request about keys of many slots be asked in portions."""
+        session, first = call.session, self._applications.each[0]
 
         def ask(portion: Request) -> Batch:
             self._check(call, command, portion)
@@ -384,13 +423,8 @@ class ProxyDispatcher(Dispatcher):
         pending = Portions(
             session.protocol, cut, cut.portions(command, request, PORTION_KEYS), ask, BATCH_S_MAX, BATCH_BYTES_MAX
         )
-        before = batch.missing
         self.when_there(call, pending, partial(batch.put, batch.expect()))
-        if before:
-            batch.before_last(pending.start)  # no answer before this one is to be of a later epoch
-        else:
-            pending.start()
-        return True
+        return pending.start
 
     def _transact(self, call: Call, command: Command, request: Request, batch: Batch) -> bool:
         """Take a request within a transaction, or about one; tell whether the next one has to wait for its answer.
@@ -574,13 +608,18 @@ class ProxyDispatcher(Dispatcher):
         tracked: Tracked | None = None,
     ) -> None:
         joined = Joined(len(parts), merge, batch, index, self._instance.put_off)
-        for place, part in enumerate(parts):
-            number, slot = cast("tuple[int, int]", part.place)
-            upstreams = self._applications.each[number]
-            whose: TakesReplies = joined
-            if tracked is not None:
-                whose = Remembers(joined, place, self._tracking, tracked, keys_read(command, part.request))
-            upstreams.send(Ask(pack(part.request), slot, session.protocol, upstreams.deadline_s(), whose, place))
+
+        def ask() -> Steps[None]:
+            for place, part in enumerate(parts):
+                number, slot = cast("tuple[int, int]", part.place)
+                upstreams = self._applications.each[number]
+                whose: TakesReplies = joined
+                if tracked is not None:
+                    whose = Remembers(joined, place, self._tracking, tracked, keys_read(command, part.request))
+                upstreams.send(Ask(pack(part.request), slot, session.protocol, upstreams.deadline_s(), whose, place))
+                yield
+
+        joined.attempt(joined.go_on, ask(), lambda _: None, self._instance.put_off)
 
     def _ask_for_many(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
         """Ask each server once for its keys; False if that cannot be now."""

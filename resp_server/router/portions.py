@@ -1,4 +1,7 @@
-"""A request of many words at a proxy: its portions are asked one after another, and their answers joined."""
+"""A request of many words at a proxy: its portions are asked one after another, and their answers joined.
+
+One about a single key is packed in portions, and asked as a whole.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,37 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from resp_server.errors import PlainError
-from resp_server.long_requests import Cut
+from resp_server.long_requests import Cut, of_bounded_size
 from resp_server.protocol.replies import Pending, encode, encode_header
-from resp_server.protocol.requests import Request
-from resp_server.router.answers import Answer, answer_of, is_error, split_off_head
+from resp_server.protocol.requests import PORTION_WORDS, LongRequest, Request
+from resp_server.router.answers import Answer, Steps, answer_of, is_error, split_off_head
+from resp_server.router.frames import pack
 
 if TYPE_CHECKING:
     from resp_server.router.dispatcher import Batch
 
+# Of one request that is not cut (guess: to put it together takes some milliseconds).
+PACKED_BYTES_MAX = 32 << 20
+
 # Asks for one portion, and returns the batch that its reply comes in; it may raise.
 Ask = Callable[[Request], "Batch"]
+
+
+def packing(request: LongRequest) -> Steps[bytes]:
+    """Pack a request of many words, some at each step. But for its first words it is let go of on the way."""
+    texts = [b"*%d\r\n" % len(request)]
+    size = 0
+    for at in range(0, len(request), PORTION_WORDS):
+        words = request[at : at + PORTION_WORDS]
+        for some in of_bounded_size(words):
+            texts.append(pack(some).partition(b"\r\n")[2])
+            size += len(texts[-1])
+            if size > PACKED_BYTES_MAX:
+                raise PlainError(f"a request may have {PACKED_BYTES_MAX >> 20} MiB through a proxy; split it")
+            yield
+        if at:
+            request[at : at + len(words)] = [b""] * len(words)
+    return b"".join(texts)
 
 
 class Portions(Pending):

@@ -41,7 +41,7 @@ from resp_server.router.asks import (
 )
 from resp_server.router.frames import items_of, pack
 from resp_server.router.lane import LaneKey
-from resp_server.router.routes import Way, split, way_of
+from resp_server.router.routes import Way, splitting, way_of
 from resp_server.router.upstream import NOT_YET, Upstreams
 from state_backend.slots import slot_of
 
@@ -225,7 +225,7 @@ class TransactionRun(Step):
         self._planned = []
         try:
             for request in self._requests:
-                self._planned.append(self._plan(request))
+                self._planned.append((yield from self._plan(request)))
                 yield
             for (db, key), mark in self._watched.items():
                 if db == 0:  # the others are empty, and stay so
@@ -237,11 +237,11 @@ class TransactionRun(Step):
         for number, _ in self._blocks:
             self._choose(number)
 
-    def _plan(self, request: Request) -> Parts:
+    def _plan(self, request: Request) -> Steps[Parts]:
         command = self._dispatcher.command(request)
         if way_of(command) is not Way.KEYS or self._call.session.db != 0:
             return None
-        found = split(command.facts, request, self._dispatcher.place_of)
+        found = yield from splitting(command.facts, request, self._dispatcher.place_of)
         if found is None:
             return None
         if command.name == "sort_ro":
@@ -254,6 +254,7 @@ class TransactionRun(Step):
         for part in found[0]:
             number, block = self._block_at(*cast("tuple[int, int]", part.place))
             parts.append((number, block.add(part.request)))
+            yield
         return tuple(parts)
 
     def _block_at(self, application: int, slot: int) -> tuple[int, Block]:
@@ -427,7 +428,7 @@ class TransactionRun(Step):
         error = next(filter(is_error, found), None)
         if error is not None or len(found) == 1:
             return found[0] if error is None else error
-        again = split(self._dispatcher.command(request).facts, request, self._dispatcher.place_of)
+        again = yield from splitting(self._dispatcher.command(request).facts, request, self._dispatcher.place_of)
         assert again is not None
         answer: Answer = yield from done(again[1](found))
         return answer

@@ -26,6 +26,7 @@ from tests.server.turns_measured import (
     ATTACKS,
     END,
     KEYS,
+    MEMBERS,
     TURN_MS_MAX,
     WAIT_TURNS_MAX,
     Attacked,
@@ -119,7 +120,23 @@ RESP2 = request("HELLO", "2")
 LARGE, PAIR = b"job:temp:large", [b"job:temp:large", b"job:temp:large1"]
 PAIRS = [b"job:temp:1", b"job:temp:2"]
 MANY_KEYS = [b"job:temp:%d" % (at % KEYS) for at in range(200_000)]
+TRACKING = request("CLIENT", "TRACKING", "ON")
+MILLION = [b"m%d" % at for at in range(1_000_000)]
 OWN_ATTACKS = {
+    "a million fields": request("HMGET", "job:visits:1", *MILLION),
+    "how long a million fields live, RESP2": RESP2 + request("HTTL", "job:visits:1", "FIELDS", len(MILLION), *MILLION),
+    "a million members, tracked": TRACKING + request("SMISMEMBER", "job:ids:1", *MILLION),
+    "fields of 60 MB": request("HMGET", "job:visits:1", *[b"f" * 60_000] * 1_000),
+    "tracked MGETs": TRACKING + request("MGET", *MANY_KEYS[:1000]) * 10,
+    "MGETs and EXISTS behind others": (
+        request("ECHO", "x") + request("MGET", *MANY_KEYS[:1000]) + request("EXISTS", *MANY_KEYS[:1000])
+    )
+    * 10,
+    "a transaction of MGETs": request("MULTI") + request("MGET", *MANY_KEYS[:4000]) * 15 + request("EXEC"),
+    "a tracked transaction of MGETs": TRACKING
+    + request("MULTI")
+    + request("MGET", *MANY_KEYS[:4000]) * 15
+    + request("EXEC"),
     "long values of one server": request("MGET", *[LARGE] * 60),
     "long values of both": request("MGET", *PAIR * 30),
     "long values of both, RESP2": RESP2 + request("MGET", *PAIR * 30),
@@ -192,6 +209,40 @@ def test_long_replies_are_whole(attacked: Attacked, protocol: int) -> None:
     for each in expected:
         is_same = peer.read(len(each)) == each  # no text of megabytes is to be compared line by line
         assert is_same, each[:50]
+    peer.socket.close()
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("before", [b"", TRACKING, request("GET", "job:temp:1"), request("CLIENT", "REPLY", "SKIP")])
+def test_long_requests_about_one_key_are_answered_as_a_server_does(
+    attacked: Attacked, before: bytes, protocol: int
+) -> None:
+    assert isinstance(attacked.thread, Proxy)
+    fields = [b"m%d" % at for at in range(MEMBERS - 2_000, MEMBERS + 2_500)]
+    asked = (
+        request("HMGET", "job:visits:1", *fields)
+        + request("GET", "job:temp:1")
+        + request("SMISMEMBER", "job:ids:1", *fields) * 2
+        + request("HTTL", "job:visits:1", "FIELDS", len(fields), *fields)
+        + request("ZMSCORE", "job:temp:1", *fields)
+        + request("ECHO", END)
+    )
+    replies = []
+    for port in (attacked.port, attacked.thread.nodes[0].server.port):
+        peer = Peer(port)
+        peer.send(request("HELLO", protocol) + request("ECHO", END))
+        peer.read_until(END + b"\r\n")
+        peer.send(before + asked)
+        replies.append(peer.read_until(END + b"\r\n"))
+        peer.socket.close()
+    is_same = replies[0] == replies[1]  # no text of megabytes is to be compared line by line
+    assert is_same, [each[:80] for each in replies]
+
+
+def test_a_long_request_of_too_many_bytes_is_refused(attacked: Attacked) -> None:
+    peer = Peer(attacked.port)
+    peer.send(request("HMGET", "job:visits:1", *[b"f" * 60_000] * 1_000) + request("GET", "job:temp:1"))
+    assert peer.read_until(b"$1\r\n1\r\n").startswith(b"-ERR a request may have 32 MiB through a proxy; split it\r\n")
     peer.socket.close()
 
 
