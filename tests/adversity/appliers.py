@@ -15,6 +15,7 @@ from typing import Any
 from compat.waiting import eventually
 from state_backend import packed_map
 from state_backend.descriptor import StateDescriptor
+from state_backend.errors import StoreError
 from state_backend.lmdb_store import LmdbStore
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
@@ -103,6 +104,15 @@ class RunningApplier:
         self.known: dict[str, Any] = {"applied": -1, "path": None, "error": ""}
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
+
+    def epoch(self) -> int:
+        """Open its store as a server does and return the whole epoch; it may have made a copy the store meanwhile."""
+        while True:
+            path = self.known["path"]
+            try:
+                return epoch_at(path)
+            except StoreError:
+                eventually(lambda: self.known["path"], path.__ne__)
 
     def _listen(self) -> None:
         assert self.process.stdout is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from appliers import GENERATION, JOB, QUERY_ID, ROUNDS, STATES, RunningApplier, changes_of, epoch_at, growing_log
+from appliers import GENERATION, JOB, QUERY_ID, ROUNDS, STATES, RunningApplier, changes_of, growing_log
 
 from compat.waiting import eventually
 from state_backend.change_log import ChangeLog
@@ -54,7 +54,7 @@ def test_whoever_is_killed_a_new_reader_finds_every_epoch(tmp_path: Path, log: P
         reader = RunningApplier(log, tmp_path / f"reader{number}")
         reader.wait_for(last + 25)  # so that there was a mark meanwhile
         reader.kill()
-        last = epoch_at(reader.known["path"])
+        last = reader.epoch()
         which = random.randrange(2)
         if random.random() < 0.5:
             owners[which].kill()

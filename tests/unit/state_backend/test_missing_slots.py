@@ -109,16 +109,6 @@ def test_another_jobs_keys_of_the_same_slots_are_read(part: Callable[..., Part])
     assert view.key_count() == 100
 
 
-def test_many_are_not_read_at_once_where_one_of_them_is_missing(part: Callable[..., Part]) -> None:
-    a, b = part("a", LOW), part("b", ALL)
-    for parts in ([a], [a, b]):
-        view = keyspace_of(*parts).view(NOW_MS)
-        for _ in range(2):  # before and after the snapshot is open
-            assert set(view.values(a.keys_in(LOW), STATE.kind, 100).values) == {b"0"}
-            with pytest.raises(SlotLoadingError):
-                view.values(a.keys, STATE.kind, 100)
-
-
 @pytest.mark.parametrize(
     "ask",
     [
@@ -172,5 +162,5 @@ def test_answers_that_are_held_are_void_when_slots_change_within_an_epoch(part: 
     told.clear()
     a.lose(HIGH)
     view.renew(NOW_MS)
-    view.freshen(a.keys[:1], 1)
+    assert read(view, a.keys_in(LOW)) == {b"0"}
     assert told == [None]
