@@ -11,7 +11,7 @@ ARGS   ?=
 SPARKIS_KILL_ROUNDS ?= 200
 
 # How many files of tests run at a time; each may start a Spark of its own (1 GB).
-TEST_FILES ?= 3
+TEST_FILES ?= 4
 
 # How things run in this checkout: its own Python (Spark starts workers with it), its own JDK, no name look-up for this host,
 # and not another Spark or another source tree that the caller's environment points to.

@@ -43,6 +43,10 @@ LONGEST_FILES = (
     "spark/test_executors",
     "spark/test_processor",
     "spark/test_attach_log",
+    "server/test_turns_of_a_proxy",
+    "properties/test_sweeping_schedules",
+    "spark/test_demo",
+    "spark/test_new_generation",
     "clients/test_cluster_clients",
     "adversity/test_state_servers",
     "adversity/test_batches",
@@ -52,6 +56,9 @@ LONGEST_FILES = (
     "server/test_workers",
     "server/test_proxy_transactions",
     "server/test_tls",
+    "object_store/test_log",
+    "object_store/test_cost",
+    "properties/test_snapshots_in_parts",
 )
 LONGEST_FOLDERS = ("spark", "examples", "adversity", "server", "clients", "differential", "properties", "unit")
 
