@@ -31,9 +31,9 @@ from tests.server.turns_measured import (
     WAIT_TURNS_MAX,
     Attacked,
     MeasuredLoop,
+    check_command,
     filled_store,
     keyspace_of,
-    largest,
     served,
 )
 
@@ -103,10 +103,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
 
 @pytest.mark.parametrize("command", served(), ids=lambda command: command.name)
 def test_every_command_at_its_largest(attacked: Attacked, command: Command) -> None:
-    for data in largest(command):
-        assert attacked.longest_ms(data) < TURN_MS_MAX, data[:100]
-    assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
-    assert attacked.bystander.answers
+    check_command(attacked, command)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -227,3 +227,11 @@ ATTACKS = {
     "WATCH": request(b"WATCH", *MANY_MEMBERS[:16_000]),
     "a tracked MGET": request(b"HELLO", b"3") + request(b"CLIENT", b"TRACKING", b"ON") + request(b"MGET", *MANY),
 }
+
+
+def check_command(attacked: Attacked, command: Command) -> None:
+    """Send a command at its largest allowed size; no turn is long, and the other client is answered."""
+    for data in largest(command):
+        assert attacked.longest_ms(data) < TURN_MS_MAX, data[:100]
+    assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
+    assert attacked.bystander.answers
