@@ -85,6 +85,16 @@ def test_hashes_are_those_of_python(text: bytes, form: bytes) -> None:
     assert lookup.hashes(key) == (slot_of(key), crc32(key), crc_hqx(key, 0))
 
 
+def test_long_texts_have_python_s_checksum_whatever_their_size_and_address() -> None:
+    text = random.Random(2).randbytes(700)
+    for size in [*range(300), 511, 512, 513, 640, 699]:
+        for start in (0, 1, len(text) - size):
+            some = text[start : start + size]
+            assert lookup.hashes(some)[1] == crc32(some)
+    assert lookup.hashes(text * 100)[1] == crc32(text * 100)
+    assert lookup.hashes(bytes(9_999))[1] == crc32(bytes(9_999))
+
+
 FLIPS = """
 import os, random, sys
 import lmdb
