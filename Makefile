@@ -4,7 +4,7 @@ VENV   := .venv
 PYTHON := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 NATIVE := $(VENV)/.native
-CODE   := $(wildcard state_backend resp_server spark_hooks sparkis.py compat benchmarks)
+CODE   := $(wildcard state_backend resp_server spark_hooks sparkis compat benchmarks)
 ARGS   ?=
 
 # More rounds for the tests that kill processes (make test runs a few).

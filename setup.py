@@ -1,12 +1,16 @@
-"""What pyproject.toml cannot say: the compiled core. It is optional: without it the same program runs in Python.
+"""What pyproject.toml cannot say: the compiled core, and the links of the readme.
 
-In a checkout the load generator of the benchmarks is compiled with it; it is not shipped.
+The core is optional: without it the same program runs in Python. In a checkout the load generator of the benchmarks is
+compiled with it; it is not shipped.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+import tomllib
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -44,6 +48,16 @@ def extensions() -> list[Extension]:
     return list(cythonize(made, compiler_directives=DIRECTIVES, include_path=["."], build_dir="build"))
 
 
+def readme() -> str:
+    """Return README.md with links that work on PyPI: to the repository, as of the tag of this version."""
+    here = Path(__file__).parent
+    repository = tomllib.loads((here / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    version = re.search(r'^__version__ = "(.*)"', (here / "sparkis" / "__init__.py").read_text(), re.MULTILINE)
+    assert version is not None
+    links = re.compile(r"(?<=\]\()(?!https?:|#)")
+    return links.sub(f"{repository}/blob/v{version[1]}/", (here / "README.md").read_text())
+
+
 class BuildModules(build_ext):
     """Builds the modules that can be built. No compiler, and no headers of Python, are no reasons not to install."""
 
@@ -58,5 +72,7 @@ class BuildModules(build_ext):
 setup(
     ext_modules=extensions(),
     cmdclass={"build_ext": BuildModules},
+    long_description=readme(),
+    long_description_content_type="text/markdown",
     options={"build_ext": {"parallel": os.cpu_count()}},
 )

@@ -83,7 +83,7 @@ def _timed(log: Path, folder: Path, writer: LogWriter, keys: int, replicas: int)
 
 @contextmanager
 def _process(*words: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "spark_hooks.cli", words[0], "--child", "--log", *words[1:], "--loglevel", "error"]
+    command = [sys.executable, "-m", "sparkis", words[0], "--child", "--log", *words[1:], "--loglevel", "error"]
     environment = children.environment() | {TOKEN_VARIABLE: "moves"}
     process = subprocess.Popen(
         [str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment

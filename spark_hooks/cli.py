@@ -140,6 +140,3 @@ COMMANDS = (
     Command("promote", "show a state that is held back", promotion.DESCRIPTION, promotion.add_options, promotion.run),
     Command("rename", "give a job another name", rename.DESCRIPTION, rename.add_options, rename.run),
 )
-
-if __name__ == "__main__":
-    sys.exit(main())

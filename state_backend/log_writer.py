@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal, Self
+from typing import BinaryIO, Literal, Self
 from zlib import crc32
 
 import pyarrow as pa
@@ -122,7 +122,7 @@ class LogWriter:
         states: Sequence[StateDescriptor],
         query_id: str | None = None,
         on_rewind: OnRewind = "refuse",
-        source: Mapping[str, Any] | None = None,
+        source: Mapping[str, object] | None = None,
         siblings: Collection[str] = (),
         *,
         is_whole: bool = False,

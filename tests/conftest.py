@@ -60,7 +60,17 @@ LONGEST_FILES = (
     "object_store/test_cost",
     "properties/test_snapshots_in_parts",
 )
-LONGEST_FOLDERS = ("spark", "examples", "adversity", "server", "clients", "differential", "properties", "unit")
+LONGEST_FOLDERS = (
+    "spark",
+    "examples",
+    "adversity",
+    "server",
+    "clients",
+    "differential",
+    "properties",
+    "packaging",
+    "unit",
+)
 
 # No example has to be found, or run, within a time.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

@@ -97,7 +97,7 @@ class Fleet:
         """Start a registry that takes over when the driver's is gone."""
         words = ["registry", "--standby", "--child", "--log", str(self.log), "--port", "0"]
         words += ["--replicas", str(self.replicas), "--loglevel", "warning"]
-        self.standby = Process("stand-by", self._popen(["-m", "spark_hooks.cli", *words]))
+        self.standby = Process("stand-by", self._popen(["-m", "sparkis", *words]))
 
     def start_server(self, name: str, *, advertise: int | None = None) -> Process:
         """Start a state server by hand. advertise: the port that others are told, of a relay."""
@@ -106,13 +106,13 @@ class Fleet:
         words += ["--store", str(self.folder / name), "--loglevel", "warning"]
         if advertise is not None:
             words += ["--advertise", f"127.0.0.1:{advertise}"]
-        started = self.servers[name] = replace(self._start(name, ["-m", "spark_hooks.cli", *words]), port=port)
+        started = self.servers[name] = replace(self._start(name, ["-m", "sparkis", *words]), port=port)
         return started
 
     def start_proxy(self) -> Process:
         """Start a proxy by hand, which finds the servers by the log."""
         words = ["proxy", "--child", "--log", str(self.log), "--port", "0"]
-        started = self._start(f"proxy {len(self.proxies)}", ["-m", "spark_hooks.cli", *words])
+        started = self._start(f"proxy {len(self.proxies)}", ["-m", "sparkis", *words])
         self.proxies.append(started)
         return started
 
@@ -121,7 +121,7 @@ class Fleet:
         gone = self.proxies[number]
         gone.process.wait()
         words = ["proxy", "--child", "--log", str(self.log), "--port", str(gone.port)]
-        self.proxies[number] = self._start(gone.name, ["-m", "spark_hooks.cli", *words])
+        self.proxies[number] = self._start(gone.name, ["-m", "sparkis", *words])
 
     def tell_driver(self, word: str) -> dict[str, Any]:
         """Have the driver lose or gain an executor."""

@@ -59,7 +59,7 @@ def served(python: Path, tmp_path: Path) -> Iterator[redis.Redis]:
     """A client of `sparkis serve` over a log with one key."""
     with LogWriter(tmp_path / "log", "job", [StateDescriptor("s", key="k", value="v")]) as writer:
         writer.publish([Change("s", Op.PUT, b"job:s:a", value=b"1")])
-    command = [python, "-m", "spark_hooks.cli", "serve", "--log", tmp_path / "log", "--store", tmp_path / "store"]
+    command = [python, "-m", "sparkis", "serve", "--log", tmp_path / "log", "--store", tmp_path / "store"]
     process = subprocess.Popen(
         [*map(str, command), "--port", "0", "--child"],
         stdin=subprocess.PIPE,
@@ -99,7 +99,8 @@ for name in sparkis.__all__:
 """
     answered = run(python, "-c", script)
     assert answered.stderr == ""
-    needing = sorted(set(sparkis._NEED_SPARK) - {"ServedEndpoint"})
+    of_spark = {name for name, module in sparkis._MODULE_OF.items() if module.startswith("spark_hooks")}
+    needing = sorted(of_spark - {"RowError", "ServedEndpoint"})
     assert sorted(answered.stdout.splitlines()) == [
         f"sparkis.{name} needs pyspark: pip install 'sparkis[spark]'" for name in needing
     ]
@@ -107,7 +108,7 @@ for name in sparkis.__all__:
 
 def test_commands_that_need_spark_say_what_to_install_in_one_line(python: Path) -> None:
     for command, extra in ((["attach", "--checkpoint", "/nowhere", "--list"], "spark"), (["demo"], "demo")):
-        answered = run(python, "-m", "spark_hooks.cli", *command)
+        answered = run(python, "-m", "sparkis", *command)
         assert answered.returncode == 1
         (line,) = answered.stderr.splitlines()
         assert re.fullmatch(rf"sparkis {command[0]}: needs pyspark, .*: pip install 'sparkis\[{extra}\]'", line)

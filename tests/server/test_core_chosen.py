@@ -38,7 +38,7 @@ def test_a_server_says_which_core_it_runs(both: dict[str, Running]) -> None:
     for core, server in both.items():
         with server.connect() as connection:
             assert b"\r\nsparkis_core:%b\r\n" % core.encode() in connection.call("INFO", "server").value
-        command = [sys.executable, "-m", "spark_hooks.cli", "status", "--url", f"redis://127.0.0.1:{server.port}"]
+        command = [sys.executable, "-m", "sparkis", "status", "--url", f"redis://127.0.0.1:{server.port}"]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
         assert shown.endswith(f"answered by its {core} core\n")
 

@@ -33,7 +33,7 @@ class Command:
         self.logged = ""
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "spark_hooks.cli", *map(str, arguments)],
+            [sys.executable, "-m", "sparkis", *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -296,7 +296,7 @@ def test_the_control_listener_speaks_tls_as_well(serve: Serve, authority: Author
 def test_status_is_shown_over_tls(serve: Serve, authority: Authority) -> None:
     server = serve(*authority.options())
     cert, key = authority.issue("person")
-    command = [sys.executable, "-m", "spark_hooks.cli", "status", "--url", f"rediss://127.0.0.1:{server.port}"]
+    command = [sys.executable, "-m", "sparkis", "status", "--url", f"rediss://127.0.0.1:{server.port}"]
     trusting = [*command, "--tls-ca-cert-file", str(authority.ca)]
     showing = [*trusting, "--tls-cert-file", str(cert), "--tls-key-file", str(key)]
     assert "job  n" in subprocess.run(showing, capture_output=True, text=True, check=True).stdout

@@ -25,7 +25,7 @@ class Command:
         self.printed = ""
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "spark_hooks.cli", *map(str, arguments)],
+            [sys.executable, "-m", "sparkis", *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -101,5 +101,5 @@ def _is_loading(url: str) -> bool:
 
 def status(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run `sparkis status`."""
-    command = [sys.executable, "-m", "spark_hooks.cli", "status", *map(str, arguments)]
+    command = [sys.executable, "-m", "sparkis", "status", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)

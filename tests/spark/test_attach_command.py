@@ -36,7 +36,7 @@ def checkpoint(spark: SparkSession, batches: Make, tmp_path: Path) -> Path:
 
 
 def listed(*arguments: object) -> subprocess.CompletedProcess[str]:
-    whole = [sys.executable, "-m", "spark_hooks.cli", "attach", *map(str, arguments)]
+    whole = [sys.executable, "-m", "sparkis", "attach", *map(str, arguments)]
     return subprocess.run(whole, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
 
 

@@ -1,0 +1,113 @@
+"""sparkis: read the live state of a Spark Structured Streaming job with any Redis client.
+
+All public names stand here; each is imported when it is first used. Those that run Spark need PySpark; the others work
+without it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from sparkis.packages import check_packages
+
+check_packages()
+
+if TYPE_CHECKING:
+    from spark_hooks.attach import AttachedState, Attachment, attach
+    from spark_hooks.encoding import RowError
+    from spark_hooks.endpoints import ServedEndpoint
+    from spark_hooks.geo import geo_score
+    from spark_hooks.processor import QueryableProcessor, queryable_processor
+    from spark_hooks.serve import serve
+    from spark_hooks.sink import publish, queryable
+    from spark_hooks.table import publish_table
+    from state_backend.descriptor import Encoding, Kind, Reduce, StateDescriptor
+    from state_backend.errors import (
+        ChangeError,
+        DescriptorError,
+        FencedWriterError,
+        JobInUseError,
+        LogError,
+        LogUnavailableError,
+        SparkisError,
+    )
+    from state_backend.log_writer import LogWriter
+    from state_backend.records import Change, Op
+    from state_backend.replay import read_snapshot
+    from state_backend.store import Snapshot
+
+__version__ = "0.1.0"
+__all__ = [
+    "AttachedState",
+    "Attachment",
+    "Change",
+    "ChangeError",
+    "DescriptorError",
+    "Encoding",
+    "FencedWriterError",
+    "JobInUseError",
+    "Kind",
+    "LogError",
+    "LogUnavailableError",
+    "LogWriter",
+    "Op",
+    "QueryableProcessor",
+    "Reduce",
+    "RowError",
+    "ServedEndpoint",
+    "Snapshot",
+    "SparkisError",
+    "StateDescriptor",
+    "attach",
+    "geo_score",
+    "publish",
+    "publish_table",
+    "queryable",
+    "queryable_processor",
+    "read_snapshot",
+    "serve",
+]
+
+# Type checkers read the imports above; if they saw `__getattr__`, a misspelt name would pass as well.
+if not TYPE_CHECKING:
+    _MODULES = {
+        "spark_hooks.attach": ("AttachedState", "Attachment", "attach"),
+        "spark_hooks.encoding": ("RowError",),
+        "spark_hooks.endpoints": ("ServedEndpoint",),
+        "spark_hooks.geo": ("geo_score",),
+        "spark_hooks.processor": ("QueryableProcessor", "queryable_processor"),
+        "spark_hooks.serve": ("serve",),
+        "spark_hooks.sink": ("publish", "queryable"),
+        "spark_hooks.table": ("publish_table",),
+        "state_backend.descriptor": ("Encoding", "Kind", "Reduce", "StateDescriptor"),
+        "state_backend.errors": (
+            "ChangeError",
+            "DescriptorError",
+            "FencedWriterError",
+            "JobInUseError",
+            "LogError",
+            "LogUnavailableError",
+            "SparkisError",
+        ),
+        "state_backend.log_writer": ("LogWriter",),
+        "state_backend.records": ("Change", "Op"),
+        "state_backend.replay": ("read_snapshot",),
+        "state_backend.store": ("Snapshot",),
+    }
+    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+    def __getattr__(name):
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'sparkis' has no attribute {name!r}")
+        try:
+            found = getattr(import_module(_MODULE_OF[name]), name)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing not in ("pyspark", "py4j", "pandas"):
+                raise
+            missing = missing.replace("py4j", "pyspark")  # which brings it
+            raise ImportError(f"sparkis.{name} needs {missing}: pip install 'sparkis[spark]'") from None
+        globals()[name] = found
+        return found
+
+    def __dir__():
+        return [*__all__, "__version__"]

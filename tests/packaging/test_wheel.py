@@ -1,0 +1,80 @@
+"""What a release holds, and what PyPI shows of it."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import sparkis
+
+ROOT = Path(__file__).parents[2]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@pytest.fixture(scope="session")
+def names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as opened:
+        return opened.namelist()
+
+
+@pytest.fixture(scope="session")
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = (each for each in opened.namelist() if each.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(opened.read(name).decode())
+
+
+def test_it_holds_the_four_packages_and_nothing_else(names: list[str]) -> None:
+    folders = {name.partition("/")[0] for name in names}
+    assert {each for each in folders if not each.endswith(".dist-info")} == {
+        "sparkis",
+        "state_backend",
+        "resp_server",
+        "spark_hooks",
+    }
+
+
+@pytest.mark.parametrize("package", ["sparkis", "state_backend", "resp_server", "spark_hooks"])
+def test_each_package_says_that_it_is_typed(names: list[str], package: str) -> None:
+    assert f"{package}/py.typed" in names
+
+
+def test_every_module_of_the_checkout_is_in_it(names: list[str]) -> None:
+    packages = ("sparkis", "state_backend", "resp_server", "spark_hooks")
+    modules = {str(path.relative_to(ROOT)) for package in packages for path in (ROOT / package).rglob("*.py")}
+    assert modules <= set(names)
+
+
+def test_its_version_is_that_of_the_package(metadata: Message) -> None:
+    assert metadata["Version"] == sparkis.__version__
+
+
+def test_its_metadata_is_whole(metadata: Message) -> None:
+    urls = dict(each.split(", ", 1) for each in metadata.get_all("Project-URL", ()))
+    assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}
+    assert metadata["Author"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.11"
+    classifiers = set(metadata.get_all("Classifier", ()))
+    for version in ("3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {version}" in classifiers
+
+
+def test_the_readme_on_pypi_has_links_that_work_there(metadata: Message) -> None:
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    readme = metadata.get_payload()
+    assert isinstance(readme, str)
+    links = LINK.findall(readme)
+    files = f"{dict(each.split(', ', 1) for each in metadata.get_all('Project-URL', ()))['Repository']}/blob/"
+    assert len([link for link in links if link.startswith(files)]) > 20
+    assert [link for link in links if not link.startswith(("https://", "#"))] == []
+    of_this_version = f"{files}v{sparkis.__version__}/"
+    for link in links:
+        if link.startswith(files):
+            assert link.startswith(of_this_version)
+            assert (ROOT / link.removeprefix(of_this_version).partition("#")[0]).exists(), link
