@@ -8,6 +8,7 @@ is written anew: what counts is the state after a life like a job's, not after l
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,16 +18,23 @@ from benchmarks import processes
 from benchmarks.options import Options
 from benchmarks.reads import uniform
 from benchmarks.results import Row, alone, compared
-from benchmarks.servers import RedisServer, Served, Sparkis, both, until
+from benchmarks.servers import JOB, RedisServer, Served, Sparkis, both, key, until
+from resp_server.client import Client
+from state_backend.applier import (
+    COMPACT_AT_REST_ABOVE_BYTES,
+    COMPACT_AT_REST_SHARE,
+    COMPACT_PAUSE_S,
+    PROBE_INTERVAL_S,
+    REST_AFTER_S,
+)
+from state_backend.lmdb_store import LmdbStore
 
 KEYS = 1_000_000
 EPOCHS = 100
 READERS = 4
 BUDGET = 1.5
-# The file shrinks some seconds after a rewrite, when its free pages outweigh the others.
-QUIET_LOOKS = 10
 LOOK_EVERY_S = 0.5
-QUIET_TIMEOUT_S = 120.0
+COMPACT_TIMEOUT_S = COMPACT_PAUSE_S + 60.0
 
 
 def run(options: Options) -> Iterator[Row]:
@@ -37,7 +45,7 @@ def run(options: Options) -> Iterator[Row]:
             with _readers(server):
                 _live(server, options)
                 if isinstance(server, Sparkis):
-                    _wait_until_quiet(server)
+                    wait_until_at_rest(server)
                     found = Taken.by(server, peer)
         yield from found.rows(keys, RedisTaken.by(peer))
 
@@ -68,14 +76,22 @@ def _live(server: Served, options: Options) -> None:
     server.settle()
 
 
-def _wait_until_quiet(server: Sparkis) -> None:
-    sizes: list[int] = []
+def wait_until_at_rest(server: Sparkis) -> None:
+    """Wait until the job is at rest, and its store is what clients read and has hardly any free pages."""
 
-    def is_quiet() -> bool:
-        sizes.append(processes.disk_bytes(server.store))
-        return len(sizes) > QUIET_LOOKS and len(set(sizes[-QUIET_LOOKS:])) == 1
+    def is_compact() -> bool:
+        folders = [path for path in (server.store / JOB).iterdir() if path.is_dir()]
+        if len(folders) != 1:
+            return False
+        store = LmdbStore(folders[0], "", is_reader=True)
+        used, free = store.used_bytes()
+        store.close()
+        return free < max(used // COMPACT_AT_REST_SHARE, COMPACT_AT_REST_ABOVE_BYTES)
 
-    until(is_quiet, QUIET_TIMEOUT_S, "the end of what the store does after an epoch", LOOK_EVERY_S)
+    time.sleep(REST_AFTER_S + PROBE_INTERVAL_S)
+    until(is_compact, COMPACT_TIMEOUT_S, "a copy of the store without its free pages", LOOK_EVERY_S)
+    with Client("127.0.0.1", server.port) as client:  # a server lets go of the old file with its next answer
+        client.call("GET", key(0))
 
 
 class Taken:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.memory import RedisTaken, Taken
+from benchmarks.memory import RedisTaken, Taken, wait_until_at_rest
 from benchmarks.options import Options
 from benchmarks.reads import measured, uniform
 from benchmarks.results import Row, alone, compared
@@ -46,7 +46,7 @@ def run(options: Options) -> Iterator[Row]:
 
 
 def points(servers: tuple[Sparkis, RedisServer], keys: int, options: Options) -> Iterator[Row]:
-    """Yield the rate, and the memory after it, so that ready replies are in it."""
+    """Yield the rate, and the memory after it: while the keys change, and when the job is at rest."""
     name, x = f"GET uniform, {keys:,} keys", float(keys)
     case = replace(uniform(keys), budgets={})
     yield measured(
@@ -54,20 +54,25 @@ def points(servers: tuple[Sparkis, RedisServer], keys: int, options: Options) ->
         note=f"pipeline {PIPELINE}", series="scaling-rate", x=x, part="scaling",
     )  # fmt: skip
     ours, peer = servers
-    pair = (Taken.by(ours).all_bytes / keys, RedisTaken.by(peer).used_bytes / keys)
-    name = f"store file and processes, {keys:,} keys"
-    told = "redis-server's used_memory"
-    yield compared(
-        name,
-        "scaling",
-        [pair],
-        unit="bytes/key",
-        better="less",
-        budget=MEMORY_BUDGETS.get(keys),
-        peer_name=told,
-        series="scaling-memory",
-        x=x,
-    )
+
+    def memory(name: str, budget: float | None = None, series: str = "") -> Row:
+        pair = (Taken.by(ours).all_bytes / keys, RedisTaken.by(peer).used_bytes / keys)
+        return compared(
+            name,
+            "scaling",
+            [pair],
+            unit="bytes/key",
+            better="less",
+            budget=budget,
+            peer_name="redis-server's used_memory",
+            series=series,
+            x=x,
+        )
+
+    yield memory(f"store file and processes while keys change, {keys:,} keys")
+    options.report(f"{keys:,} keys: waiting until the job is at rest")
+    wait_until_at_rest(ours)
+    yield memory(f"store file and processes, {keys:,} keys", MEMORY_BUDGETS.get(keys), "scaling-memory")
 
 
 def _apply(sizes: list[int], options: Options) -> Iterator[Row]:

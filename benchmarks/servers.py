@@ -40,7 +40,7 @@ from state_backend import packed_list, packed_map
 from state_backend.clock import now_ms
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
-from state_backend.records import SCHEMA, Change, Op, runs_of
+from state_backend.records import Change, Op, runs_of, schema
 
 # The password of the listener for our own processes.
 TOKEN = secrets.token_hex(16)
@@ -124,7 +124,7 @@ def runs_of_values(numbers: Numbers, turn: int) -> Iterator[pa.RecordBatch]:
                 values,
                 pa.nulls(n, pa.int64()),
             ],
-            schema=SCHEMA,
+            schema=schema(),
         )
         yield run.take(pc.sort_indices(run.column("position")))
 

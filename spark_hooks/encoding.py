@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 
 from state_backend.descriptor import Kind, Reduce
 from state_backend.errors import SparkisError
-from state_backend.records import KEY_BYTES_MAX, RUN_BYTES_MAX, RUN_ROWS_MAX, SCHEMA, VALUE_BYTES_MAX, Op
+from state_backend.records import KEY_BYTES_MAX, RUN_BYTES_MAX, RUN_ROWS_MAX, VALUE_BYTES_MAX, Op, schema
 from state_backend.slots import HASH_BITS, position_of
 
 # Bits of the column g that are a state's number: one fewer than its sign bit leaves, 32,768 states.
@@ -213,7 +213,7 @@ def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch)
             pc.if_else(is_deleted, nothing, value),
             pc.if_else(is_deleted, pa.scalar(None, pa.int64()), expire_at_ms),
         ],
-        schema=SCHEMA,
+        schema=schema(),
     )
 
 
@@ -351,7 +351,7 @@ def _added(batch: pa.RecordBatch, starts: npt.NDArray[Any], add: Callable[[bytes
     """Add up neighbouring changes of one key and field."""
     totals = _sums(batch.column("value"), "text", starts, add)
     batch = batch.take(pa.array(starts))
-    return batch.set_column(batch.schema.get_field_index("value"), SCHEMA.field("value"), totals)
+    return batch.set_column(batch.schema.get_field_index("value"), schema().field("value"), totals)
 
 
 def _refuse_duplicates(plan: RowPlan, key: bytes, field: bytes | None) -> None:

@@ -99,6 +99,12 @@ COMPACT_ABOVE_BYTES = 64 << 20
 # copy (measured: readers that hold eight epochs of 1 % of the keys keep three times as many pages as the state has).
 READERS_BEHIND_MAX = 2
 COMPACT_PAUSE_S = 300.0
+# A job that has changed nothing for so long is at rest: what writing its epochs takes is given back (guess; jobs with a
+# batch every ten seconds are not at rest).
+REST_AFTER_S = 30.0
+# At rest nobody waits for an epoch meanwhile: free pages of this part of the others, and of no less, are worth a copy.
+COMPACT_AT_REST_SHARE = 8
+COMPACT_AT_REST_ABOVE_BYTES = 4 << 20
 # A store in which readers met damage so often that nobody else finds is not trusted any more.
 SUSPICIONS_MAX = 2
 
@@ -174,11 +180,13 @@ class Applier:
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
         self._compact_after_s = 0.0
         self._changed = 0  # since memory was given back
+        self._rests_from_s = 0.0
 
     def step(self) -> bool:
         """Apply every committed epoch, load and remove a portion, and report; True if there is more to do at once."""
         error = ""
         is_full = has_more = False
+        changed = self._changed
         sign: dict[str, Any] | None = None
         with suppress(SparkisError):
             sign = self._sign_of_life()  # before the log is followed: this notices that it was taken away
@@ -194,6 +202,8 @@ class Applier:
             error, is_full = str(failed), isinstance(failed, StoreFullError)
             if isinstance(failed, StoreError):
                 self.close()  # opened again at the next step: an environment may be of no use after an error
+        if self._changed != changed:
+            self._rests_from_s = time.monotonic() + REST_AFTER_S
         is_stale = sign is None or self._pulse.is_stale(sign)
         if error and error != self._told.get("error"):
             logger.error("job %s: %s", self._log.job, error)
@@ -600,6 +610,7 @@ class Applier:
         if self._store is None:
             return False
         has_more = False
+        is_at_rest = time.monotonic() >= self._rests_from_s
         try:
             has_more = self._store.remove_left(LOST_KEYS_MAX)
             self._store.tells_events = self._tells_events and self._store.path == self._announced
@@ -608,10 +619,10 @@ class Applier:
                 has_more |= not self._store.forget_events(FORGOTTEN_PORTIONS_MAX)
             self._store.clear_stale_readers()
             if self._store.path == self._announced:
-                self._compact()
+                self._compact(is_at_rest)
                 if self._compactor is not None and self._slots() is None:
                     self._compactor.run_if_due(self._store)
-            if self._changed > TRIM_ABOVE_CHANGES:
+            if self._changed > TRIM_ABOVE_CHANGES or (self._changed and is_at_rest):
                 self._give_back_memory()
         except StoreDamagedError as damage:
             self._throw_away(damage)
@@ -629,21 +640,26 @@ class Applier:
         give_back()
         self._changed = 0
 
-    def _compact(self) -> None:
-        """Move to a copy of the store without free pages, if these outweigh the others. Readers are told to follow."""
+    def _compact(self, is_at_rest: bool) -> None:
+        """Move to a copy of the store without free pages, if these outweigh the others. Readers are told to follow.
+
+        At rest fewer of them are enough.
+        """
         assert self._store is not None
         used, free = self._store.used_bytes()
-        if free < max(used, self._compact_above_bytes):
-            return
-        if time.monotonic() < self._compact_after_s and self._store.readers_behind() > READERS_BEHIND_MAX:
+        is_early = time.monotonic() < self._compact_after_s
+        is_worth_it = free >= max(used, self._compact_above_bytes)
+        if is_at_rest and not is_early:
+            is_worth_it |= free >= max(used // COMPACT_AT_REST_SHARE, COMPACT_AT_REST_ABOVE_BYTES)
+        if not is_worth_it or (is_early and self._store.readers_behind() > READERS_BEHIND_MAX):
             return
         current = self._log.current()
         if current is None or current.generation != self._store.generation:
             return
         self._compact_above_bytes = 2 * free  # the next try, if this one fails
+        self._compact_after_s = time.monotonic() + COMPACT_PAUSE_S
         path = self._path(self._store.generation, is_anew=True)
         self._store.copy_to(path)
-        self._compact_after_s = time.monotonic() + COMPACT_PAUSE_S
         self._compact_above_bytes = COMPACT_ABOVE_BYTES
         self.close()
         self._store = self._open_store(current.generation, is_anew=False)

@@ -22,16 +22,17 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
-
-import pyarrow as pa
 
 from state_backend.epochs import ChangeFile, Epoch, rows_of_slots, runs_in
 from state_backend.errors import EpochHoleError, LogCorruptError
 from state_backend.filesystems import Filesystem, open_filesystem
 from state_backend.key_groups import KeyGroups
 from state_backend.terms import Description, Term, Terms
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 logger = logging.getLogger("sparkis.log")
 
@@ -260,6 +261,8 @@ class JobLog:
             raise LogCorruptError(f"{where}, has {content.size} bytes instead of {file.size}")
         if crc32(content) != file.checksum:
             raise LogCorruptError(f"{where}, does not match its checksum")
+        import pyarrow as pa
+
         return pa.ipc.open_file(content)
 
 

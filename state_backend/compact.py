@@ -7,10 +7,8 @@ import math
 import sys
 import tempfile
 
-from state_backend.applier import Applier
 from state_backend.change_log import ChangeLog
 from state_backend.clock import now_ms
-from state_backend.compactor import compact
 from state_backend.errors import LogError, SparkisError
 from state_backend.sweep import RETENTION_MS
 
@@ -66,6 +64,10 @@ def compact_log(root: str, job: str, retention_ms: int) -> str:
 
     The state is built in a temporary store on this machine's disk, from the newest snapshot on.
     """
+    # A server imports this module for an option, and would have all of an applier in its memory.
+    from state_backend.applier import Applier
+    from state_backend.compactor import compact
+
     errors: list[str] = []
     with tempfile.TemporaryDirectory(prefix="sparkis-compact-") as folder:
         applier = Applier(

@@ -27,16 +27,16 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
-
-import numpy as np
-import pyarrow as pa
 
 from state_backend.errors import LogCorruptError
 from state_backend.key_groups import ALL, KeyGroups
 from state_backend.records import positions_in
 from state_backend.slots import HASH_BITS, slot_at
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # The second may have changes that fold (see `records.Op`), the third those of sets; what has none is written as the
 # first, for older readers.
@@ -77,6 +77,9 @@ def slots_of_run(run: pa.RecordBatch) -> tuple[int, int, int]:
 
 def rows_of_slots(run: pa.RecordBatch, slots: KeyGroups) -> pa.RecordBatch:
     """Return the rows of a run whose keys are in some slots, in their order; the run itself if all are."""
+    import numpy as np
+    import pyarrow as pa
+
     edges = [slot << HASH_BITS for first, last in slots.ranges for slot in (first, last + 1)]
     positions = positions_in(run)
     # An odd number of edges at or before a position: it lies in a range.
@@ -181,12 +184,16 @@ def _checksum(content: dict[str, Any]) -> int:
 
 def runs_in(stream: bytes | pa.Buffer) -> Iterator[pa.RecordBatch]:
     """Read the runs of an Arrow IPC stream."""
+    import pyarrow as pa
+
     with pa.ipc.open_stream(stream) as reader:
         yield from reader
 
 
 def to_stream(runs: list[pa.RecordBatch]) -> bytes:
     """Write runs as one Arrow IPC stream."""
+    import pyarrow as pa
+
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, runs[0].schema) as writer:
         for run in runs:

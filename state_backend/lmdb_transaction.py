@@ -12,9 +12,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lmdb
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from state_backend import packed_list, packed_map, packed_sorted
 from state_backend.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT, ChangedKeys
@@ -76,6 +73,10 @@ from state_backend.reductions import Reduction, folded, reduction_of
 from state_backend.slots import POSITION_BYTES, place_of, places_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
     from state_backend.native.lookup import Pages
 
 PUT, FOLD = int(Op.PUT), int(Op.FOLD)
@@ -308,6 +309,8 @@ class LmdbTransaction:
                     new_places.append(at)
             before = at
         self._put_items(items, {number: new_places})
+        import pyarrow as pa
+
         return run.take(pa.array(left, pa.int64()))
 
     def _put_packed(self, runs: list[pa.RecordBatch], pages: Pages) -> list[pa.RecordBatch]:
@@ -315,6 +318,9 @@ class LmdbTransaction:
 
         The hot path of an epoch.
         """
+        import numpy as np
+        import pyarrow as pa
+
         # What was written in this transaction is not in its first version, whose pages are read.
         positions = [positions_in(run) for run in runs]
         is_untouched = min(int(each[0]) for each in positions) > self._last_position
@@ -335,6 +341,8 @@ class LmdbTransaction:
 
     def _plain_states(self, run: pa.RecordBatch) -> npt.NDArray[np.int32]:
         """Return the numbers of the states that a run's changes may name; -1 for other kinds than values."""
+        import numpy as np
+
         states = map(self._states.get, run.column("state").dictionary.to_pylist())
         numbers = [state.number if state is not None and state.kind is Kind.VALUE else -1 for state in states]
         return np.array(numbers, np.int32)

@@ -31,7 +31,7 @@ from state_backend.errors import (
 )
 from state_backend.evolution import check_evolution
 from state_backend.filesystems import Filesystem
-from state_backend.records import SCHEMA, Change, runs_of
+from state_backend.records import Change, runs_of, schema
 from state_backend.reductions import check_change, reduction_of
 from state_backend.takeover import begin, check_in_charge, claim, seal, succeed, this_process
 from state_backend.terms import Description, Term, folder_name
@@ -94,7 +94,7 @@ class ChangeFileWriter:
         slots: list[tuple[int, int, int]] = []
         with self._filesystem.open_new(f"{self._folder}/{name}") as file:
             summed = _Summed(file)
-            with pa.ipc.new_file(pa.PythonFile(summed, mode="w"), SCHEMA) as writer:
+            with pa.ipc.new_file(pa.PythonFile(summed, mode="w"), schema()) as writer:
                 for run in runs:
                     writer.write_batch(run)
                     slots.append(slots_of_run(run))
@@ -556,7 +556,7 @@ class LogWriter:
         """Move what many small tasks sent into one change file, if together it is too much for the epoch's own."""
         if sum(map(len, epoch.inline)) <= EPOCH_INLINE_BYTES_MAX:
             return epoch
-        runs = pa.Table.from_batches((run for stream in epoch.inline for run in runs_in(stream)), SCHEMA)
+        runs = pa.Table.from_batches((run for stream in epoch.inline for run in runs_in(stream)), schema())
         # A file has one dictionary of states, and each task's stream its own.
         file, inline = self.change_files(epoch.epoch).write(runs.unify_dictionaries().to_batches())
         return replace(epoch, files=(*epoch.files, file) if file else epoch.files, inline=(inline,) if inline else ())

@@ -10,14 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, NamedTuple, Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.key_events import Kept, Portion
 from state_backend.key_groups import KeyGroups
 from state_backend.records import Change
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,12 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pyarrow as pa
-import pyarrow.fs
-
 from state_backend.errors import LogUnavailableError
-from state_backend.filesystems.arrow import ArrowFilesystem
 from state_backend.filesystems.filesystem import Filesystem
 from state_backend.filesystems.local import LocalFilesystem
 from state_backend.filesystems.object_store import ObjectStoreFilesystem
 
-__all__ = ["ArrowFilesystem", "Filesystem", "LocalFilesystem", "ObjectStoreFilesystem", "open_filesystem"]
+__all__ = ["Filesystem", "LocalFilesystem", "ObjectStoreFilesystem", "open_filesystem"]
 
 EXTRA = "pip install 'sparkis[object-store]'"
 # How a log in an object store may be written, and how obstore writes it. Hadoop's names for S3 are names for S3.
@@ -99,8 +95,13 @@ def _object_store(text: str, scheme: str, rest: str) -> Filesystem:
 
 
 def _hdfs(text: str) -> Filesystem:
+    from pyarrow import ArrowInvalid
+    from pyarrow.fs import FileSystem
+
+    from state_backend.filesystems.arrow import ArrowFilesystem
+
     try:
-        filesystem, base = pyarrow.fs.FileSystem.from_uri(text)
-    except (pa.ArrowInvalid, OSError) as error:
+        filesystem, base = FileSystem.from_uri(text)
+    except (ArrowInvalid, OSError) as error:
         raise LogUnavailableError(f"cannot open the log {text}: {error}") from error
     return ArrowFilesystem(filesystem, base, text)

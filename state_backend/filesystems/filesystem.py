@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import BinaryIO
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, BinaryIO
 
 from state_backend.errors import LogUnavailableError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Filesystem(ABC):

@@ -10,11 +10,12 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, BinaryIO
 
 from state_backend.filesystems.filesystem import Filesystem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # How a filesystem says that it has no hard links.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -43,6 +44,8 @@ class LocalFilesystem(Filesystem):
                 return None
 
     def open_input(self, path: str) -> pa.Buffer | None:
+        import pyarrow as pa
+
         with self._explained("read", path):
             try:
                 with pa.memory_map(str(self._root / path)) as mapped:

@@ -22,13 +22,12 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar, cast
 
-import pyarrow as pa
-
 from state_backend.errors import LogUnavailableError
 from state_backend.filesystems import credentials
 from state_backend.filesystems.filesystem import Filesystem
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from obstore import WritableFile
     from obstore.store import ObjectStore
 
@@ -80,13 +79,19 @@ class ObjectStoreFilesystem(Filesystem):
             )
 
     def read(self, path: str) -> bytes | None:
-        buffer = self.open_input(path)
-        return None if buffer is None else buffer.to_pybytes()
+        content = self._content(path)
+        return None if content is None else bytes(memoryview(content))
 
     def open_input(self, path: str) -> pa.Buffer | None:
+        import pyarrow as pa
+
+        content = self._content(path)
+        return None if content is None else pa.py_buffer(content)
+
+    def _content(self, path: str) -> Any:
         with self._explained("read", path):
             try:
-                return pa.py_buffer(self._obstore.get(self._store, path).buffer())
+                return self._obstore.get(self._store, path).buffer()
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
                     raise

@@ -27,7 +27,7 @@ from compat.conformance.wire import LAST_COMMAND, LAST_REPLY, request
 from spark_hooks.encoding import positions_of
 from state_backend.clock import now_ms
 from state_backend.log_writer import LogWriter
-from state_backend.records import RUN_ROWS_MAX, SCHEMA, Op
+from state_backend.records import RUN_ROWS_MAX, Op, schema
 
 WAIT_S_MAX = 600.0
 SERVER = Path(__file__).with_name("measured_server.py")
@@ -187,7 +187,7 @@ def publish_values(writer: LogWriter, count: int, value: str) -> None:
                     pa.array(np.char.add(value, numbers), pa.string()).cast(pa.binary()),
                     pa.nulls(n, pa.int64()),
                 ],
-                schema=SCHEMA,
+                schema=schema(),
             )
             rows += n
             yield run.take(pc.sort_indices(run.column("position")))

@@ -20,11 +20,11 @@ from state_backend.records import (
     KEY_BYTES_MAX,
     RUN_BYTES_MAX,
     RUN_ROWS_MAX,
-    SCHEMA,
     VALUE_BYTES_MAX,
     Change,
     Op,
     changes_in,
+    schema,
 )
 
 VALUES = RowPlan(
@@ -286,7 +286,7 @@ def test_a_value_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch):
 def test_runs_have_the_schema_of_the_log_and_are_sorted_by_position():
     batches = [rows(k0=[f"{i}" for i in range(start, start + 100)], v0=["v"] * 100) for start in range(0, 1000, 100)]
     (run,) = encode([VALUES], batches, [0])
-    assert run.schema == SCHEMA
+    assert run.schema == schema()
     positions = run.column("position").to_pylist()
     assert positions == sorted(positions)
     assert run.num_rows == 1000

@@ -513,6 +513,29 @@ def test_free_pages_that_outweigh_the_others_are_given_back(
     assert followed.folders() == ["q1.1.1"]
 
 
+def test_a_job_at_rest_keeps_few_free_pages_and_no_memory_of_its_epochs(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier_module, "COMPACT_AT_REST_ABOVE_BYTES", 1 << 16)
+    writer = followed.writer()
+    writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(2000)])
+    followed.step()
+    writer.publish([Change("temp", Op.DELETE, b"%d" % number) for number in range(600)])
+    followed.step()
+    followed.step()
+    assert followed.folders() == ["q1.1.0"]
+    assert followed.applier._changed
+    followed.applier._rests_from_s = 0.0  # time has passed
+    followed.step()
+    assert followed.folders() == ["q1.1.1"]
+    assert not followed.applier._changed
+    store = followed.applier.store
+    assert store is not None and store.used_bytes()[1] < 1 << 16
+    assert len(followed.values()) == 1400
+    followed.step()
+    assert (followed.folders(), followed.applier.store) == (["q1.1.1"], store)
+
+
 def test_a_store_is_not_copied_again_and_again_while_readers_hold_old_epochs(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,8 @@ from state_backend.errors import (
     LogUnavailableError,
     RewoundCheckpointError,
 )
-from state_backend.filesystems import ArrowFilesystem, Filesystem, LocalFilesystem
+from state_backend.filesystems import Filesystem, LocalFilesystem
+from state_backend.filesystems.arrow import ArrowFilesystem
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op, changes_in, runs_of
 

@@ -22,7 +22,8 @@ from state_backend.compact import compact_log
 from state_backend.compactor import CHANGES_BYTES_MIN, EPOCHS_MAX, Compactor, compact, is_marked, main, steps_after
 from state_backend.descriptor import StateDescriptor
 from state_backend.epochs import ChangeFile, Epoch, _checksum
-from state_backend.filesystems import ArrowFilesystem, Filesystem
+from state_backend.filesystems import Filesystem
+from state_backend.filesystems.arrow import ArrowFilesystem
 from state_backend.key_groups import ALL, NONE, KeyGroups
 from state_backend.lmdb_store import LmdbStore
 from state_backend.log_writer import LogWriter

@@ -17,14 +17,13 @@ from moves_like_hdfs import like_hdfs
 from state_backend.change_log import check_writable
 from state_backend.errors import LogUnavailableError
 from state_backend.filesystems import (
-    ArrowFilesystem,
     Filesystem,
     LocalFilesystem,
     ObjectStoreFilesystem,
     credentials,
     open_filesystem,
 )
-from state_backend.filesystems.arrow import CONTENT
+from state_backend.filesystems.arrow import CONTENT, ArrowFilesystem
 
 
 @pytest.fixture(params=["local", "arrow", "hdfs"])

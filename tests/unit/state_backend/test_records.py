@@ -6,7 +6,7 @@ import pytest
 
 from state_backend import records
 from state_backend.errors import ChangeError
-from state_backend.records import SCHEMA, Change, Op, changes_in, runs_of
+from state_backend.records import Change, Op, changes_in, runs_of, schema
 from state_backend.slots import position_of
 
 
@@ -18,7 +18,7 @@ def test_changes_come_back_as_they_were() -> None:
         Change("temp", Op.CLEAR, b"k2"),
     ]
     (run,) = runs_of(given, ["city", "temp"])
-    assert run.schema == SCHEMA
+    assert run.schema == schema()
     assert sorted(changes_in(run)) == sorted(given)
     assert all(isinstance(change, Change) for change in changes_in(run))
 

@@ -17,7 +17,8 @@ from state_backend.compact import compact_log
 from state_backend.descriptor import StateDescriptor
 from state_backend.epochs import Epoch
 from state_backend.errors import LogError, RewoundCheckpointError
-from state_backend.filesystems import ArrowFilesystem, LocalFilesystem
+from state_backend.filesystems import LocalFilesystem
+from state_backend.filesystems.arrow import ArrowFilesystem
 from state_backend.log_writer import LogWriter
 from state_backend.records import Change, Op
 from state_backend.replay import read_snapshot
