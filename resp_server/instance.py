@@ -257,7 +257,7 @@ class Instance:
 
     def leave(self, session: Session) -> None:
         """Tell a session nothing more that it has not asked for: it has gone, or sent RESET."""
-        for leave in (self.publishing.hub.leave, self.monitors.remove, self._leave, self._end_tracking):
+        for leave in (self.publishing.leave, self.monitors.remove, self._leave, self._end_tracking):
             self.attempt(leave, session)
 
     def _end_tracking(self, session: Session) -> None:

@@ -133,7 +133,7 @@ class Notifications:
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
         self._hub = instance.publishing.hub
-        self._hub.on_change = self.look_soon
+        self._hub.on_change = self._subscriptions_changed
         self._hub.on_leave = self._leave
         self._classes = classes_of(instance.config.notify_events)
         self._asked: dict[Session, int] = {}
@@ -141,8 +141,8 @@ class Notifications:
         self._epochs: dict[str, tuple[int, int]] = {}
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
-        self._is_changed = True  # subscriptions are, or were, since somebody looked for listeners
-        self._has_listeners = False
+        # The channels and patterns with subscribers that notifications may match.
+        self._listened_to: dict[tuple[Way, bytes], None] = {}
         self._not_waited_for: set[Session] = set()
         self._wanted = self._classes  # by anybody
         self._is_wanted = self.is_wanted
@@ -183,9 +183,17 @@ class Notifications:
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
+    def _subscriptions_changed(self, way: Way, name: bytes) -> None:
+        """Take in that a channel or pattern got its first subscriber, or lost its last one."""
+        if way is not Way.SHARD and may_be_of_keys(way, name):
+            if name in self._hub.names(way):
+                self._listened_to[way, name] = None
+            else:
+                self._listened_to.pop((way, name), None)
+        self.look_soon()
+
     def look_soon(self) -> None:
         """Look for what is new as soon as may be: subscriptions, or an epoch, may have changed."""
-        self._is_changed = True
         if self._task is None and not self._hub.is_empty:
             self._begin()
             self._task = asyncio.get_running_loop().create_task(self._keep_looking())
@@ -224,17 +232,10 @@ class Notifications:
 
     async def _tell(self) -> None:
         """Tell everything that is new."""
-        self._look_for_listeners()
         self._instance.look()
         self._tell_epochs()
         for name in [name for name, _ in self._snapshots()]:
             await self._tell_events(name)
-
-    def _look_for_listeners(self) -> None:
-        if self._is_changed:
-            self._is_changed = False
-            ways = (Way.CHANNEL, Way.PATTERN)
-            self._has_listeners = any(may_be_of_keys(way, each) for way in ways for each in self._hub.names(way))
 
     def _snapshots(self) -> Iterator[tuple[str, Snapshot]]:
         return ((job.name, snapshot) for job, snapshot in self._instance.view.snapshots())
@@ -262,7 +263,6 @@ class Notifications:
         """Tell what happened to the keys of a job since the last time, portion by portion."""
         while (portion := self._next_portion(name)) is not None:
             await self._tell_portion(portion)
-            self._look_for_listeners()
 
     def _next_portion(self, name: str) -> Portion | None:
         try:
@@ -276,7 +276,7 @@ class Notifications:
             return None
         at = self._at.get(name)
         serial = at.serial if at is not None and at.id == kept.id else kept.first
-        if not self._has_listeners:
+        if not self._listened_to:
             serial = kept.next
         elif serial < kept.first:
             self._cut_listeners()
@@ -286,11 +286,10 @@ class Notifications:
 
     def _cut_listeners(self) -> None:
         """Cut those who would miss something: they notice, and can read anew."""
-        for way in (Way.CHANNEL, Way.PATTERN):
-            for name in [each for each in self._hub.names(way) if may_be_of_keys(way, each)]:
-                for session in self._hub.sessions(way, name):
-                    if session.id in self._instance.sessions:  # by another name it may have been cut already
-                        self._instance.cut(session.id, "what it would be notified of next is lost")
+        for way, name in list(self._listened_to):
+            for session in self._hub.sessions(way, name):
+                if session.id in self._instance.sessions:  # by another name it may have been cut already
+                    self._instance.cut(session.id, "what it would be notified of next is lost")
 
     async def _tell_portion(self, portion: Portion) -> None:
         mail = Mail()

@@ -108,6 +108,10 @@ class Publishing:
             steps = self.hub.posting(mail, channel, text, wants)
         self._deliveries.add(steps, flush, lambda: done(mail.count, b"".join(own)))
 
+    def leave(self, session: Session) -> None:
+        """End all subscriptions of a client without a word: in portions, as it may have many."""
+        self._deliveries.add(self.hub.leave(session), lambda: None, lambda: None)
+
     def leave_slots(self, slots: KeyGroups) -> None:
         """End subscriptions to shard channels of slots that this node does not answer any more, and say so."""
         hub = self.hub

@@ -69,8 +69,8 @@ class PubSub:
     def __init__(self) -> None:
         self._named: dict[Way, dict[bytes, dict[Session, None]]] = {Way.CHANNEL: {}, Way.SHARD: {}}
         self._patterns: dict[bytes, _Pattern] = {}
-        # Called when the first client comes to a channel or pattern, or the last one has gone.
-        self.on_change: Callable[[], None] = lambda: None
+        # Called with a channel or pattern when the first client comes to it, and when the last one has gone.
+        self.on_change: Callable[[Way, bytes], None] = lambda way, name: None
         # Called when a client has gone, or sent RESET.
         self.on_leave: Callable[[Session], None] = lambda session: None
 
@@ -83,21 +83,19 @@ class PubSub:
         new = [name for name in names if name not in self._patterns] if way is Way.PATTERN else []
         compiled = {name: later_matcher(name) for name in new}
         out = []
-        is_new = False
         for name in names:
+            is_new = name not in self.names(way)
             if way is Way.PATTERN:
-                if name not in self._patterns:
+                if is_new:
                     self._patterns[name] = _Pattern(compiled[name], {})
-                    is_new = True
                 self._patterns[name].sessions[session] = None
             else:
-                is_new |= name not in self._named[way]
                 self._named[way].setdefault(name, {})[session] = None
+            if is_new:
+                self.on_change(way, name)
             subscriptions.add(way, name)
             out.append(answer(way.value + SUBSCRIBE, name, subscriptions.count(way), session.protocol))
         session.subscribe(subscriptions)
-        if is_new:
-            self.on_change()
         return b"".join(out)
 
     def unsubscribe(self, session: Session, way: Way, names: Iterable[bytes] = ()) -> bytes:
@@ -105,38 +103,41 @@ class PubSub:
         subscriptions = session.subscriptions or Subscriptions()
         verb = way.value + UNSUBSCRIBE
         out = []
-        is_changed = False
         for name in list(names) or list(subscriptions.of(way)):
             if subscriptions.remove(way, name):
-                is_changed |= self._leave(session, way, name)
+                self._leave(session, way, name)
             out.append(answer(verb, name, subscriptions.count(way), session.protocol))
         session.subscribe(subscriptions)
-        if is_changed:
-            self.on_change()
         return b"".join(out) or answer(verb, None, subscriptions.count(way), session.protocol)
 
-    def leave(self, session: Session) -> None:
-        """End all subscriptions of a client without a word: it has gone, or sent RESET."""
-        self.on_leave(session)
-        subscriptions = session.subscriptions
-        if subscriptions is None:
-            return
-        left = [self._leave(session, way, name) for way in Way for name in subscriptions.of(way)]
-        session.subscribe(Subscriptions())
-        if any(left):
-            self.on_change()
+    def leave(self, session: Session) -> Iterator[None]:
+        """End all subscriptions of a client without a word: it has gone, or sent RESET.
 
-    def _leave(self, session: Session, way: Way, name: bytes) -> bool:
-        """Forget that a client is subscribed; True if nobody is any more."""
+        From now on it gets nothing more. Its names are forgotten in the steps that are returned.
+        """
+        self.on_leave(session)
+        left = session.subscriptions or Subscriptions()
+        session.subscribe(Subscriptions())
+        return self._leaving(session, left)
+
+    def _leaving(self, session: Session, left: Subscriptions) -> Iterator[None]:
+        for way in Way:
+            for name in left.of(way):
+                if not session.is_subscribed(way, name):  # again, after RESET
+                    self._leave(session, way, name)
+                yield
+
+    def _leave(self, session: Session, way: Way, name: bytes) -> None:
+        """Forget that a client is subscribed to a channel or pattern."""
         sessions = self._patterns[name].sessions if way is Way.PATTERN else self._named[way][name]
         sessions.pop(session, None)
         if sessions:
-            return False
+            return
         if way is Way.PATTERN:
             del self._patterns[name]
         else:
             del self._named[way][name]
-        return True
+        self.on_change(way, name)
 
     def names(self, way: Way) -> Collection[bytes]:
         """Return the channels or patterns that somebody is subscribed to."""
@@ -189,7 +190,7 @@ class PubSub:
         """Add a message on a shard channel, likewise."""
         subscribed = self._named[Way.SHARD].get(channel, {})
         for session in list(subscribed):
-            if session in subscribed:
+            if session.is_subscribed(Way.SHARD, channel):
                 mail.add(session, message(Way.SHARD, b"", channel, text, session.protocol))
             yield
 
@@ -197,12 +198,12 @@ class PubSub:
         """Find who gets a message; None where a pattern was only looked at."""
         subscribed = self._named[Way.CHANNEL].get(channel, {})
         for session in list(subscribed):
-            if session in subscribed:
+            if session.is_subscribed(Way.CHANNEL, channel):
                 yield Way.CHANNEL, b"", session
         for name, pattern in list(self._patterns.items()):
             if not pattern.matches(channel):
                 yield Way.PATTERN, name, None
                 continue
             for session in list(pattern.sessions):
-                if session in pattern.sessions:
+                if session.is_subscribed(Way.PATTERN, name):
                     yield Way.PATTERN, name, session

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from resp_server.protocol.following import Following, Seen
-from resp_server.protocol.subscriptions import Subscriptions
+from resp_server.protocol.subscriptions import Subscriptions, Way
 from resp_server.protocol.tracked import Tracked
 from resp_server.protocol.transaction import Mark, ReadsAt, Transaction
 
@@ -152,6 +152,10 @@ class Session:
         """Answer nothing more; the connection ends once what was answered is sent."""
         self.is_closing = True
         self._settle()
+
+    def is_subscribed(self, way: Way, name: bytes) -> bool:
+        """Tell whether the client is subscribed to a channel, or to a pattern as it was written."""
+        return self.subscriptions is not None and name in self.subscriptions.of(way)
 
     def subscribe(self, subscriptions: Subscriptions) -> None:
         """Take what the client is subscribed to from now on."""

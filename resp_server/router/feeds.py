@@ -32,7 +32,7 @@ from resp_server.notifications import KEYEVENT, KEYSPACE, may_be_of_keys
 from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.requests import Request
 from resp_server.protocol.session import Session
-from resp_server.protocol.subscriptions import Way, check_name, message
+from resp_server.protocol.subscriptions import SUBSCRIBED_BYTES_MAX, SUBSCRIPTIONS_MAX, Way, check_name, message
 from resp_server.publishing import Publishing
 from resp_server.pubsub import OWN_CHANNELS, Found, Mail
 from resp_server.router.applications import Applications
@@ -72,12 +72,14 @@ class Feed(asyncio.Protocol):
         self.address = address
         self.upstreams = upstreams
         self.wanted = _none()
+        self._wanted_count = self._wanted_bytes = 0
         self.pings = 0  # sent, or to be sent when there is a connection
         self.pongs = 0
         self._feeds = feeds
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._has = _none()
+        self._changed = _none()  # what came to `wanted` or went since the server was asked
         self._letters: str | None = None
         self._reader = hiredis.Reader()
         self._connecting: asyncio.Task[None] | None = None
@@ -85,6 +87,24 @@ class Feed(asyncio.Protocol):
         self._silent_looks = 0  # since the server was heard; while this process itself stands still nobody looks
         self._paused_steps = 0
         self._passing_on: Iterator[None] | None = None  # what came, as far as it was not passed on yet
+
+    def has_room(self, name: bytes) -> bool:
+        """Tell whether the server lets this connection be subscribed to another channel or pattern."""
+        return self._wanted_count < SUBSCRIPTIONS_MAX and self._wanted_bytes + len(name) <= SUBSCRIBED_BYTES_MAX
+
+    def want(self, way: Way, name: bytes, is_wanted: bool) -> None:
+        """Take in whether messages to a channel or pattern are to come over this connection."""
+        names = self.wanted[way]
+        if is_wanted is (name in names):
+            return
+        if is_wanted:
+            names.add(name)
+        else:
+            names.discard(name)
+        sign = 1 if is_wanted else -1
+        self._wanted_count += sign
+        self._wanted_bytes += sign * len(name)
+        self._changed[way].add(name)
 
     def settle(self, letters: str) -> None:
         """Ask the server for what is wanted and not there yet, and for no more."""
@@ -98,10 +118,16 @@ class Feed(asyncio.Protocol):
             self._letters = letters
             words.append((b"STATE", b"NOTIFY", letters.encode()))
         for way, verb in VERBS.items():
-            words += _in_parts(verb, self.wanted[way] - self._has[way])
-            words += _in_parts(verb.replace(b"SUB", b"UNSUB"), self._has[way] - self.wanted[way])
+            changed, has = self._changed[way], self._has[way]
+            if not changed:
+                continue
+            come, gone = (changed & self.wanted[way]) - has, (changed & has) - self.wanted[way]
+            words += _in_parts(verb.replace(b"SUB", b"UNSUB"), gone)
+            words += _in_parts(verb, come)
+            has -= gone
+            has |= come
+            self._changed[way] = set()
         if words:
-            self._has = {way: set(names) for way, names in self.wanted.items()}
             self.pings += 1
             self._transport.write(b"".join([*map(pack, words), PING]))
 
@@ -122,14 +148,20 @@ class Feed(asyncio.Protocol):
         words += [(b"HELLO", b"3"), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         transport.write(b"".join(map(pack, words)))
         self._transport, self._has, self._letters = transport, _none(), None
+        self._changed = {way: set(names) for way, names in self.wanted.items()}
         self._silent_looks = 0
         self.pings = self.pongs = self.pings - 1  # the next one stands for those that went with the connection before
         self._feeds.settle()
 
     @property
+    def is_empty(self) -> bool:
+        """Tell whether nothing is wanted of the server any more."""
+        return not self._wanted_count
+
+    @property
     def is_behind(self) -> bool:
         """Tell whether there is something to ask the server for, or no connection."""
-        return self._transport is None or self._has != self.wanted
+        return self._transport is None or any(self._changed.values())
 
     def check(self) -> None:
         """Have a server that is silent say something; end the connection if it does not."""
@@ -215,11 +247,13 @@ class Feed(asyncio.Protocol):
                 yield from self._feeds.pass_on(mail, self, Way.SHARD, channel, channel, text)
             case [b"sunsubscribe", bytes(channel), _]:
                 self._has[Way.SHARD].discard(channel)  # its slot went; whoever has it now is asked soon
+                self._changed[Way.SHARD].add(channel)
 
     def _refused(self, reason: str) -> None:
         """Try what was refused again at the next look: a slot moved, most likely."""
         logger.warning("%s refuses: %s", self.address, reason)
         self._has[Way.SHARD].clear()
+        self._changed[Way.SHARD] |= self.wanted[Way.SHARD]
         if reason.startswith("MOVED"):
             self.upstreams.refresh(self.address)
 
@@ -259,7 +293,9 @@ class Feeds:
         self.instance = instance
         self._applications = applications
         self._hub = instance.publishing.hub
-        self._feeds: dict[tuple[int, str], Feed] = {}
+        # By application and address. A server lets one connection be subscribed to so much, then there is another.
+        self._feeds: defaultdict[tuple[int, str], list[Feed]] = defaultdict(list)
+        self._changed: dict[tuple[Way, bytes], None] = {}  # what clients came to, or left, since `settle`
         self._home: str | None = None
         self._waiting: list[tuple[dict[Feed, int], Callable[[], None]]] = []
         self._epochs: dict[tuple[int, str], tuple[int, int]] = {}
@@ -270,15 +306,18 @@ class Feeds:
         self._asking: list[Callable[[], None]] = []  # want to know when what is wanted by then was taken in
         self._standing: object = None
         self._also_on_change = self._hub.on_change
-        self._hub.on_change = self._changed
+        self._hub.on_change = self._subscriptions_changed
 
     def stop(self) -> None:
         """Close all connections."""
         self._is_stopped = True
         if self._looking is not None:
             self._looking.cancel()
-        for feed in self._feeds.values():
+        for feed in self._each():
             feed.close()
+
+    def _each(self) -> list[Feed]:
+        return [feed for feeds in self._feeds.values() for feed in feeds]
 
     @property
     def home(self) -> str | None:
@@ -292,8 +331,9 @@ class Feeds:
         upstreams = self._applications.each[number]
         return list(dict.fromkeys(upstreams.answering(master) for master in upstreams.slots.counts))
 
-    def _changed(self) -> None:
-        self._also_on_change()
+    def _subscriptions_changed(self, way: Way, name: bytes) -> None:
+        self._also_on_change(way, name)
+        self._changed[way, name] = None
         self.settle_soon()
 
     def settle_soon(self) -> None:
@@ -305,17 +345,21 @@ class Feeds:
     def settle(self) -> None:
         """Be subscribed to what clients are subscribed to."""
         self._is_due = False
-        self._standing = self._who_answers()
-        wanted = self._wanted()
-        closed = {self._feeds.pop(key) for key in [key for key in self._feeds if key not in wanted]}
+        standing = self._who_answers()
+        if standing != self._standing:
+            self._standing = standing
+            wanted = ((way, name) for feed in self._each() for way, names in feed.wanted.items() for name in names)
+            self._changed = dict.fromkeys([*wanted, *((way, name) for way in Way for name in self._hub.names(way))])
+        self._assign()
+        closed = {feed for feed in self._each() if feed.is_empty}
+        for place, feeds in list(self._feeds.items()):
+            self._feeds[place] = [feed for feed in feeds if feed not in closed]
+            if not self._feeds[place]:
+                del self._feeds[place]
         for feed in closed:
             feed.close()
         letters = self.instance.config.notify_events
-        for (number, address), names in wanted.items():
-            if (number, address) not in self._feeds:
-                self._feeds[number, address] = Feed(self, self._applications.each[number], address)
-            feed = self._feeds[number, address]
-            feed.wanted = names
+        for feed in self._each():
             feed.settle(letters)
         if self._looking is None and not self._is_stopped and not self._is_empty:
             self._epochs = dict(self._reached())
@@ -328,7 +372,7 @@ class Feeds:
             self._wait(then)
 
     def _who_answers(self) -> object:
-        """Return what `_wanted` and the requests to servers depend on, beside what clients want."""
+        """Return what `_assign` and the requests to servers depend on, beside what clients want."""
         letters = self.instance.config.notify_events
         return letters, [(each.slots.version, self._answering(at)) for at, each in enumerate(self._applications.each)]
 
@@ -336,25 +380,37 @@ class Feeds:
     def _is_empty(self) -> bool:
         return self._hub.is_empty and not self._hub.names(Way.SHARD)
 
-    def _wanted(self) -> dict[tuple[int, str], Names]:
-        """Return what is wanted of each server, by application and address."""
-        found: defaultdict[tuple[int, str], Names] = defaultdict(_none)
-        home, first = self.home, self._applications.each[0]
+    def _assign(self) -> None:
+        """Have what clients came to, and left, wanted of the servers that tell of it."""
+        changed, self._changed = self._changed, {}
         everywhere = [
             (number, each) for number in range(len(self._applications.each)) for each in self._answering(number)
         ]
-        for way in (Way.CHANNEL, Way.PATTERN):
-            names = {name for name in self._hub.names(way) if not name.startswith(OWN_CHANNELS)}
-            of_keys = {name for name in names if may_be_of_keys(way, name)}
-            for place in everywhere if of_keys else ():
-                found[place][way] |= of_keys
-            if home is not None and len(of_keys) < len(names):
-                found[0, home][way] |= names - of_keys
-        for name in self._hub.names(Way.SHARD):
-            owner = first.slots.owners[slot_of(name)]
-            if owner is not None:
-                found[0, first.answering(owner)][Way.SHARD].add(name)
-        return found
+        at_home = [] if self.home is None else [(0, self.home)]
+        first = self._applications.each[0]
+        for way, name in changed:
+            places: list[tuple[int, str]] = []
+            if name not in self._hub.names(way) or (way is not Way.SHARD and name.startswith(OWN_CHANNELS)):
+                pass
+            elif way is Way.SHARD:
+                owner = first.slots.owners[slot_of(name)]
+                places = [] if owner is None else [(0, first.answering(owner))]
+            else:
+                places = everywhere if may_be_of_keys(way, name) else at_home
+            for place in {*self._feeds, *places}:
+                self._want(place, way, name, place in places)
+
+    def _want(self, place: tuple[int, str], way: Way, name: bytes, is_wanted: bool) -> None:
+        feeds = self._feeds[place]
+        holder = next((feed for feed in feeds if name in feed.wanted[way]), None)
+        if holder is None and is_wanted:
+            holder = next((feed for feed in feeds if feed.has_room(name)), None)
+            if holder is None:
+                number, address = place
+                holder = Feed(self, self._applications.each[number], address)
+                feeds.append(holder)
+        if holder is not None:
+            holder.want(way, name, is_wanted)
 
     def _look(self) -> None:
         """Look whether all servers show another epoch, or others answer now."""
@@ -364,7 +420,7 @@ class Feeds:
         self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
         if self._standing != self._who_answers():
             self.settle()
-        for feed in self._feeds.values():
+        for feed in self._each():
             feed.check()
             if feed.is_behind:
                 feed.settle(self.instance.config.notify_events)
@@ -393,7 +449,7 @@ class Feeds:
         key = text if channel.startswith(KEYEVENT) else channel.removeprefix(KEYSPACE)
         frames: dict[int, bytes] = {}
         for session in self._hub.sessions(way, name):
-            if session.subscriptions is None or name not in session.subscriptions.of(way):
+            if not session.is_subscribed(way, name):
                 continue  # not any more
             if is_of_keys and not (session.user.is_unrestricted or session.user.can_read(key)):
                 continue
@@ -419,7 +475,7 @@ class Feeds:
         self.settle_soon()
 
     def _wait(self, then: Callable[[], None]) -> None:
-        missing = {feed: feed.pings for feed in self._feeds.values() if feed.pings > feed.pongs}
+        missing = {feed: feed.pings for feed in self._each() if feed.pings > feed.pongs}
         if missing:
             self._waiting.append((missing, then))
         else:

@@ -15,8 +15,9 @@ import pytest
 from nodes import HALVES, Nodes
 
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_proxy, sparkis_server, wait_for_keys
-from compat.conformance.wire import Connection, Reply
+from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
+from resp_server.protocol.subscriptions import SUBSCRIPTIONS_MAX
 from resp_server.router.feeds import LOOK_S, SILENT_TIMEOUTS_MAX
 from state_backend.descriptor import StateDescriptor
 from state_backend.log_writer import LogWriter
@@ -213,6 +214,36 @@ def test_a_shard_channel_is_at_its_slots_node_and_behind_every_proxy(cluster: Cl
             assert message(listener) == [b"smessage", b"shard", b"%d" % each.port]
     for listener in listeners:
         listener.__exit__()
+
+
+def test_channels_of_many_slots_are_asked_for_together(cluster: Cluster) -> None:
+    channels = [b"shard-%d" % number for number in range(200)]
+    with Connection(cluster.proxies[0].port) as client:
+        client.call("HELLO", 3)
+        for channel in channels:
+            client.call("SSUBSCRIBE", channel)
+        for channel in channels:
+            with Connection(cluster.owner(channel).port) as publisher:
+                publisher.call("SPUBLISH", channel, channel)
+            assert message(client) == [b"smessage", channel, channel]
+
+
+def test_a_proxy_passes_on_more_channels_than_one_connection_to_a_server_may_have(cluster: Cluster) -> None:
+    """A server lets each connection be subscribed to so much, and a proxy is one client to it."""
+    names = [[b"many:%d:%d" % (which, at) for at in range(SUBSCRIPTIONS_MAX)] for which in range(3)]
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Connection(cluster.proxies[0].port)) for _ in names]
+        publisher = stack.enter_context(Connection(cluster.nodes[1].port))
+        for client, own in zip(clients, names, strict=True):
+            client.call("HELLO", 3)
+            for at in range(0, len(own), 4_000):
+                client.send(request("SUBSCRIBE", *own[at : at + 4_000]))
+                for _ in own[at : at + 4_000]:
+                    client.read()
+        for client, own in zip(clients, names, strict=True):
+            for channel in (own[0], own[-1]):
+                publisher.call("PUBLISH", channel, b"x")
+                assert message(client) == [b"message", channel, b"x"]
 
 
 def test_a_node_notifies_of_its_own_slots_and_a_proxy_of_all(cluster: Cluster) -> None:

@@ -31,6 +31,7 @@ from tests.server.turns_measured import (
     WAIT_TURNS_MAX,
     Attacked,
     MeasuredLoop,
+    check_beside_many_subscriptions,
     check_command,
     filled_store,
     keyspace_of,
@@ -110,6 +111,10 @@ def test_every_command_at_its_largest(attacked: Attacked, command: Command) -> N
 def test_what_an_attack_found(attacked: Attacked, attack: str) -> None:
     assert attacked.longest_ms(ATTACKS[attack]) < TURN_MS_MAX
     assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
+
+
+def test_subscriptions_beside_those_of_many_clients(attacked: Attacked) -> None:
+    check_beside_many_subscriptions(attacked)
 
 
 RESP2 = request("HELLO", "2")

@@ -18,6 +18,7 @@ from tests.server.turns_measured import (
     WAIT_TURNS_MAX,
     Attacked,
     MeasuredLoop,
+    check_beside_many_subscriptions,
     check_command,
     filled_store,
     keyspace_of,
@@ -46,6 +47,10 @@ def test_every_command_at_its_largest(attacked: Attacked, command: Command) -> N
 def test_what_an_attack_found(attacked: Attacked, attack: str) -> None:
     assert attacked.longest_ms(ATTACKS[attack]) < TURN_MS_MAX
     assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
+
+
+def test_subscriptions_beside_those_of_many_clients(attacked: Attacked) -> None:
+    check_beside_many_subscriptions(attacked)
 
 
 def test_a_message_for_many_patterns_and_many_clients(attacked: Attacked) -> None:

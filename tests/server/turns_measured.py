@@ -229,6 +229,22 @@ ATTACKS = {
 }
 
 
+def check_beside_many_subscriptions(attacked: Attacked) -> None:
+    """Send subscriptions that come and go, while other clients have all that they may have."""
+    names = [[b"%d:%d" % (number, at) for at in range(SUBSCRIPTIONS_MAX)] for number in range(12)]
+    others = [Peer(attacked.port) for _ in names]
+    for other, own in zip(others, names, strict=True):
+        other.send(b"".join(request(b"PSUBSCRIBE", *own[at : at + 4_000]) for at in range(0, len(own), 4_000)))
+    for other in others:
+        other.read_until(b":%d\r\n" % SUBSCRIPTIONS_MAX)
+    try:
+        assert attacked.longest_ms(ATTACKS["patterns"] + ATTACKS["subscriptions"]) < TURN_MS_MAX
+        assert attacked.bystander.longest_wait <= WAIT_TURNS_MAX
+    finally:
+        for other in others:
+            other.socket.close()
+
+
 def check_command(attacked: Attacked, command: Command) -> None:
     """Send a command at its largest allowed size; no turn is long, and the other client is answered."""
     for data in largest(command):
