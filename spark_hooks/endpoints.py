@@ -124,12 +124,13 @@ class ControlledEndpoint(Endpoint):
 
 
 class ServedEndpoint(ControlledEndpoint):
-    """What `sparkis.serve` returns: where to read, until `stop`.
+    """The servers that `serve` started. It is a context manager whose end is `stop`.
 
-    url       what a Redis client connects to
-    log       the log that is served
-    port      the port in `url`
-    registry  host:port of the registry, where servers are placed on executors
+    Attributes:
+        url: The URL that a Redis client connects to, with the password if there is one.
+        log: The root of the change log that is served.
+        port: The port in `url`.
+        registry: The registry's `host:port` where servers are placed on executors, else None.
     """
 
     log: str
@@ -148,7 +149,7 @@ class ServedEndpoint(ControlledEndpoint):
 
     @abstractmethod
     def stop(self) -> None:
-        """End what serves; clients are disconnected. The log stays as it is. May be called twice."""
+        """Stop the servers; clients are disconnected, the log stays as it is. It may be called twice."""
 
 
 def url_of(host: str, port: int, password: str | None, tls: TlsFiles | None = None) -> str:

@@ -24,10 +24,23 @@ SPREADING = (
 
 
 def geo_score(longitude: Column | str, latitude: Column | str) -> Column:
-    """Return the score of a place, as GEOADD of Redis makes it: a double, null where a coordinate is.
+    """Return the score of a place as a column.
 
-    In degrees: longitude -180 to 180, latitude -85.05112878 to 85.05112878. A place beyond fails the micro-batch, which
-    names it; drop such rows before.
+    In a sorted set of such scores, GEOSEARCH, GEODIST and the like find places.
+
+    Args:
+        longitude: A column, or its name, in degrees from -180 to 180.
+        latitude: A column, or its name, in degrees from -85.05112878 to 85.05112878, which is where the map of Redis
+            ends.
+
+    Returns:
+        The score that GEOADD of Redis computes: a column of doubles, null where a coordinate is null. A place outside
+        the map fails the micro-batch with an error that names the place; drop such rows before.
+
+    Examples:
+        >>> airports = spark.createDataFrame([("JFK", -73.7789, 40.6397)], "code string, lon double, lat double")
+        >>> airports.select(sparkis.geo_score("lon", "lat").cast("long").alias("score")).first().score
+        1791895992526725
     """
     east, north = (_column(each).cast("double") for each in (longitude, latitude))
     bits = F.shiftleft(_spread(_fixed(east, LONGITUDE_MAX)), 1).bitwiseOR(_spread(_fixed(north, LATITUDE_MAX)))

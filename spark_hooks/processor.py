@@ -38,15 +38,56 @@ CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointi
 def queryable_processor(
     processor: StatefulProcessor, *, states: Mapping[str, str | AttachedState]
 ) -> QueryableProcessor:
-    """Declare variables of a processor as state for readers; returns a processor for transformWithState.
+    """Declare variables of a stateful processor as state for readers, and return a processor for `transformWithState`.
 
-    `states` says for each state's name, as it is to stand in keys, the processor's variable: its name, or an
-    `AttachedState(variable=..., ...)` where there is more to say (`key_format`, `kind`, `columns` ...).
+    The returned processor computes what the given one computes, from the same state. When a query with it has started,
+    an attachment in this driver publishes the declared variables until the query ends; `sparkis.attach(query)` returns
+    that attachment. The query needs a name, which begins the keys, and the session a log (`serve`, or the setting
+    `spark.sparkis.log`). Spark has to keep the state in RocksDB and write down its changes, as in the example.
 
-    Once a query with it has been started, an attachment in this driver makes these states readable, until the query
-    ends; `sparkis.attach(query)` returns it. The query has to have a name, which begins the keys, and the session a
-    log (`sparkis.serve`, or the setting spark.sparkis.log). The processor computes what it computed before, from the
-    same state.
+    Args:
+        processor: An instance of a `StatefulProcessor`.
+        states: For each state's name, as it is to stand in keys: the name of the processor's variable, or an
+            `AttachedState(variable=..., ...)` where there is more to say, such as `key_format` or `kind`.
+
+    Returns:
+        A processor that has the declared states as `states`.
+
+    Raises:
+        DescriptorError: `processor` is no processor, or `states` declares nothing or something impossible. A variable
+            that the processor does not have fails the query in its first micro-batch.
+
+    Examples:
+        >>> from pyspark.sql.streaming import StatefulProcessor
+        >>> class Alert(StatefulProcessor):
+        ...     def init(self, handle):
+        ...         self.last = handle.getValueState("lastTemp", "temp double")
+        ...     def handleInputRows(self, key, rows, timerValues):
+        ...         self.last.update((max(row.temp for row in rows),))
+        ...         return iter(())
+
+        >>> store = "spark.sql.streaming.stateStore"
+        >>> spark.conf.set(f"{store}.rocksdb.changelogCheckpointing.enabled", "true")
+        >>> spark.conf.set(
+        ...     f"{store}.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ... )
+        >>> spark.conf.set("spark.sparkis.log", f"{path}/log")
+
+        >>> rows = spark.createDataFrame([("boiler", 81.5), ("boiler", 83.0)], "sensor string, temp double")
+        >>> rows.write.json(f"{path}/temps")
+        >>> temps = spark.readStream.schema(rows.schema).json(f"{path}/temps")
+        >>> alert = sparkis.queryable_processor(Alert(), states={"lastTemperature": "lastTemp"})
+        >>> alerts = temps.groupBy("sensor").transformWithState(alert, "sensor string", "append", "none")
+        >>> writer = alerts.writeStream.format("noop").queryName("sensors")
+        >>> query = writer.option("checkpointLocation", f"{path}/checkpoint").start()
+        >>> query.processAllAvailable()
+        >>> sparkis.attach(query).wait()
+        True
+        >>> query.stop()
+
+        >>> with sparkis.read_snapshot(f"{path}/log", "sensors") as snapshot:
+        ...     snapshot.value(b"sensors:lastTemperature:boiler")
+        b'83'
     """
     if not isinstance(processor, StatefulProcessor):
         raise DescriptorError(
@@ -87,9 +128,10 @@ def _arguments(name: str, given: str | AttachedState) -> dict[str, Any]:
 
 
 class QueryableProcessor(StatefulProcessor):
-    """Another processor, which does all the work, and the declaration of its states.
+    """A stateful processor with declared states, as `queryable_processor` returns it.
 
-    Pickled by Spark on the driver when its operator is made; runs in Python workers.
+    Another processor does all the work. Spark pickles both on the driver, when it makes the query's operator, and runs
+    them in Python workers.
     """
 
     def __init__(self, processor: StatefulProcessor, described: str) -> None:
@@ -98,7 +140,7 @@ class QueryableProcessor(StatefulProcessor):
 
     @property
     def states(self) -> tuple[AttachedState, ...]:
-        """What is declared, for `sparkis.attach(checkpoint=..., states=...)`."""
+        """The declared states, for `sparkis.attach(checkpoint=..., states=...)`."""
         from spark_hooks.attach.rows import AttachedState  # not for the workers
 
         return tuple(AttachedState(**described) for described in json.loads(self._described))

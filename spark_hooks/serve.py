@@ -137,40 +137,54 @@ def serve(
     server_host: str | None = None,
     registry_port: int | None = None,
 ) -> ServedEndpoint:
-    """Start to serve a log, make it the session's, and return where to read.
+    """Start servers for a change log, make it the session's log, and return where to read.
 
-    log        the change log's root; the setting spark.sparkis.log unless given. It belongs to the queries'
-               checkpoints: one that goes on with another log has only the keys that change from then on
-    port       0 takes a free one
-    bind       where to listen, one address or several; beyond loopback set a password, or only this machine is answered
-    password   what clients must send with AUTH
-    placement  `driver`: one server beside this driver; `executors`: a state server beside each executor, a registry and
-               a proxy beside this driver. Unless given, by the master: `driver` where it is local
+    All servers are processes without a JVM. Those beside the driver end with it, a state server ends with its
+    executor. Arguments with a setting of Spark's in their place: [access](access.md#on-spark), [push](push.md),
+    [TLS](tls.md#on-spark), [placement](placement.md).
 
-    Of clients, each also a setting of Spark's (docs/access.md, docs/push.md), and said to all that answers them:
-    acl_file                the file of users and what they may do, on the host of each process; instead of a password
-    rate_limits             what a user is answered a second, `USER=COMMANDS[,BYTES]`: one, or several
-    notify_keyspace_events  what subscribers are notified of, as in Redis: `KEA`
+    Args:
+        spark: The session whose queries publish to the log.
+        log: The root of the change log. Default: the setting `spark.sparkis.log`. The log belongs to the queries'
+            checkpoints: a query that goes on with another log has only the keys that change from then on.
+        port: The port for clients; 0 takes a free one.
+        bind: The address, or addresses, to listen on. Beyond loopback set a password, or only this machine is
+            answered.
+        password: What clients have to send with AUTH.
+        acl_file: In place of `password`: the file of users and their rules, on the host of each process.
+        rate_limits: How much a user is answered in a second, as `USER=COMMANDS[,BYTES]`; one text, or several.
+        notify_keyspace_events: Which keyspace events subscribers hear of, as in Redis: `KEA`.
+        store: With placement `driver`: a folder in which the server's store outlives it. Default: a temporary one.
+        role: With placement `driver`: `master`, or `slave` for clients that should know that nothing can be written.
+        workers: With placement `driver`: how many processes serve the port; each can keep a core busy.
+        tls_cert_file: The certificate, a PEM file on the host of each process. With it every port speaks TLS alone.
+        tls_key_file: The key of the certificate.
+        tls_ca_cert_file: The CA by which servers, registry, proxy and driver know each other.
+        tls_auth_clients: Whether clients show a certificate of that CA: `yes` (the default), `no` or `optional`.
+        placement: `driver`: one server beside this driver. `executors`: a state server beside each executor, a
+            registry and a proxy beside this driver. Default: `driver` where the master is local, else `executors`.
+        replicas: With placement `executors`: how many further servers hold each slot. Default: 0.
+        ports: With placement `executors`: a range, of which each state server takes the first free port. Default:
+            `7400-7500`.
+        server_bind: With placement `executors`: the address that state servers listen on. Default: the address from
+            which their machine reaches the driver.
+        server_host: With placement `executors`: the host that clients are told, if it is another one; `$NAME` in it is
+            an environment variable of the executor.
+        registry_port: With placement `executors`: the registry's port beside the driver. Default: any.
 
-    With TLS, each also a setting of Spark's (docs/tls.md); paths of PEM files, on the host of each process:
-    tls_cert_file, tls_key_file  what is shown; with them everything that listens speaks TLS, and nothing else
-    tls_ca_cert_file             the CA by which servers, registry, proxy and driver know each other
-    tls_auth_clients             whether clients show a certificate of that CA: `yes` (the default), `no`, `optional`
+    Raises:
+        DescriptorError: No log is given.
+        SparkisError: A server does not start, or the log cannot be written.
+        ValueError: An argument makes no sense, or has no meaning with the placement.
 
-    With `driver`:
-    store      a folder to keep the server's store in over restarts; a temporary one unless given
-    role       `master`, or `slave` for clients that should know that nothing can be written
-    workers    processes that serve the port; each can keep a core busy
-
-    With `executors`, each also a setting of Spark's (docs/placement.md):
-    replicas       further servers that hold each slot (0)
-    ports          the range of which a state server takes the first free one (7400-7500)
-    server_bind    the address that state servers listen on; the one by which their machine reaches the driver
-    server_host    the host that clients are told, if it is another; `$NAME` in it is a variable of the executor
-    registry_port  the registry's port beside the driver (0: any)
-
-    All are processes without a JVM. What is beside the driver ends with it, a state server with its executor. Raises
-    SparkisError if something does not start. ValueError for an argument that makes no sense.
+    Examples:
+        >>> import redis
+        >>> limits = spark.createDataFrame([("boiler", 90)], "sensor string, limit int")
+        >>> with sparkis.serve(spark, log=f"{path}/log") as endpoint:
+        ...     epoch = sparkis.publish_table(limits, "limits", field="sensor", value="limit", job="rules")
+        ...     with redis.Redis.from_url(endpoint.url, decode_responses=True) as client:
+        ...         client.hgetall("rules:limits")
+        {'boiler': '90'}
     """
     if not 1 <= workers <= WORKERS_MAX:
         raise ValueError(f"workers={workers!r}: give a number of processes from 1 to {WORKERS_MAX}")

@@ -302,21 +302,51 @@ def queryable(
     catch_up_timeout: float | None = CATCH_UP_TIMEOUT_S,
     **columns: Unpack[StateArguments],
 ) -> DataStreamWriter:
-    """Make a streaming DataFrame's rows readable as state; returns a DataStreamWriter to name and start.
+    """Return a writer whose query publishes the rows of a streaming DataFrame as state for Redis clients.
 
-    Give a state's name and its columns (`key=`, `value=` ...: the arguments of `StateDescriptor`), or several
-    StateDescriptors, which one query then publishes in one epoch. Everything that can be checked is checked here,
-    before the query starts.
+    Every micro-batch becomes one epoch of the change log: readers see all of it or nothing of it. A single state is
+    given by its name and its columns, which are the arguments of `StateDescriptor`; several are given as
+    `StateDescriptor`s, and one epoch then holds the changes of all. Whatever can be checked is checked here, before
+    the query starts.
 
-    mode                 Spark's output mode; `complete` replaces the states with every micro-batch
-    job                  the name that keys begin with; the query's name unless given
-    log                  the change log's root; the setting spark.sparkis.log unless given
-    wait_for_visibility  True, or seconds: a micro-batch ends only when it can be read, or that time has passed
-    on_rewind            `truncate` drops epochs of the log that a checkpoint which was set back is to write again
-    progress             True: the facts of the query's last micro-batch, as the hash `job:_progress`
-    catch_up_timeout     seconds for which readers keep the old state at most while a query that began anew (with a new
-                         checkpoint) catches up; 0: they see the new state at once, None: however long it takes
-    takeover             True: take the job over from another query that writes it and is alive, which then fails
+    Args:
+        df: The streaming DataFrame.
+        *states: A state's name, or one or several `StateDescriptor`s.
+        mode: Spark's output mode: `update`, `append`, or `complete`, which replaces the states with every micro-batch.
+        job: The name that keys begin with. Default: the query's name.
+        log: The root of the change log. Default: the setting `spark.sparkis.log`, which `serve` makes.
+        wait_for_visibility: True, or a number of seconds: a micro-batch ends only when every server that this driver
+            started shows it, or that time (True: 10 seconds) has passed.
+        on_rewind: What to do with a checkpoint that was set back to before the log's last epoch: `refuse` fails the
+            query, `truncate` drops the epochs that the query writes again.
+        progress: True: publish the facts of the query (watermark, rates, observed metrics) as the hash
+            `job:_progress`. Default: the setting `spark.sparkis.progress`.
+        takeover: True: take the job from another query that writes it and is alive; that query fails.
+        catch_up_timeout: How long readers keep the old state, in seconds, while a query with a new checkpoint catches
+            up. 0: readers see the new state at once. None: until the query has caught up, however long that takes.
+        **columns: For a single state: the arguments of `StateDescriptor`, such as `key=` and `value=`.
+
+    Returns:
+        Spark's `DataStreamWriter`, to be given a name and a checkpoint and to be started. Its sink is taken.
+
+    Raises:
+        DescriptorError: The DataFrame is not streaming, a column is missing or has a type that cannot be written, two
+            states could make the same key, or an argument makes no sense.
+        LogUnavailableError: The log's storage does not answer, or refuses.
+
+    Examples:
+        >>> rows = spark.createDataFrame([("boiler", 81.5), ("cellar", 12.0)], "sensor string, temp double")
+        >>> rows.write.json(f"{path}/temps")
+        >>> temps = spark.readStream.schema(rows.schema).json(f"{path}/temps")
+
+        >>> writer = sparkis.queryable(temps, "temperature", key="sensor", value="temp", log=f"{path}/log")
+        >>> query = writer.queryName("sensors").option("checkpointLocation", f"{path}/checkpoint").start()
+        >>> query.processAllAvailable()
+        >>> query.stop()
+
+        >>> with sparkis.read_snapshot(f"{path}/log", "sensors") as snapshot:
+        ...     snapshot.value(b"sensors:temperature:boiler")
+        b'81.5'
     """
     if not isinstance(df, DataFrame):
         raise DescriptorError(f"sparkis.queryable takes a DataFrame, not {type(df).__module__}.{type(df).__qualname__}")
@@ -380,11 +410,49 @@ def publish(
     checkpoint: str | Path | None = None,
     **columns: Unpack[StateArguments],
 ) -> None:
-    """Publish a micro-batch from inside a foreachBatch function of your own; arguments as for `queryable`.
+    """Publish a micro-batch from inside a foreachBatch function.
 
-    Call it once for every micro-batch, also for an empty one, and let it run to its end. `mode` says what the batch is:
-    changed rows (`update`, `append`) or the whole result (`complete`). `checkpoint` is the query's checkpoint: under
-    Spark Connect it is needed, and so is `job`; elsewhere it is not looked at.
+    This is `queryable` for a query that has a foreachBatch function already. Call it once for every micro-batch, also
+    for an empty one, and let it run to its end: the epoch is committed when it returns.
+
+    Args:
+        batch_df: The DataFrame that Spark gave to the function.
+        batch_id: The number that Spark gave to the function; it is the number of the epoch.
+        *states: A state's name, or one or several `StateDescriptor`s, as for `queryable`.
+        mode: What the batch holds: changed rows (`update`, `append`) or the whole result (`complete`).
+        job: The name that keys begin with. Default: the query's name.
+        log: As for `queryable`.
+        wait_for_visibility: As for `queryable`.
+        on_rewind: As for `queryable`.
+        progress: As for `queryable`.
+        takeover: As for `queryable`.
+        catch_up_timeout: As for `queryable`.
+        checkpoint: The query's checkpoint. Under Spark Connect it is needed, and so is `job`; elsewhere it is ignored.
+        **columns: For a single state: the arguments of `StateDescriptor`.
+
+    Raises:
+        DescriptorError: As for `queryable`.
+        RowError: A row cannot become a change, such as one whose key is null.
+        JobInUseError: Another query writes the job and is alive.
+        FencedWriterError: Another query has taken the job over.
+
+    Examples:
+        >>> rows = spark.createDataFrame([("UA", 7), ("DL", 3)], "carrier string, delay int")
+        >>> rows.write.json(f"{path}/delays")
+        >>> delays = spark.readStream.schema(rows.schema).json(f"{path}/delays")
+
+        >>> def write(batch, batch_id):
+        ...     worst = batch.groupBy("carrier").max("delay").withColumnRenamed("max(delay)", "delay")
+        ...     sparkis.publish(worst, batch_id, "worst", key="carrier", value="delay", reduce="max", log=f"{path}/log")
+
+        >>> writer = delays.writeStream.foreachBatch(write).queryName("flights")
+        >>> query = writer.option("checkpointLocation", f"{path}/checkpoint").start()
+        >>> query.processAllAvailable()
+        >>> query.stop()
+
+        >>> with sparkis.read_snapshot(f"{path}/log", "flights") as snapshot:
+        ...     snapshot.value(b"flights:worst:UA")
+        b'7'
     """
     with logged():
         run = _run_of(batch_df, checkpoint, job)

@@ -48,20 +48,38 @@ def publish_table(
     encoding: Encoding | str = Encoding.TEXT,
     log: str | Path | None = None,
 ) -> int:
-    """Publish all rows of a static DataFrame as the hash or set `job:name`, in place of what it was; return the epoch.
+    """Publish all rows of a static DataFrame as one hash or set, in place of what it was, and return the epoch.
 
-    Readers see all of it change at one moment. Call it again whenever the table has changed.
+    The key is `job:name`. Readers see the whole table change at one moment. Call this again whenever the table has
+    changed. It returns when the servers that this driver started show the table.
 
-    field     the column that names the hash's fields; no two rows may have one
-    value     the column that is the field's value; several are one JSON object. A row without a value is left out
-    member    instead of the two, for a set: the column of its members; no two rows may have one
-    score     with `member`, for a sorted set: the column of scores. A row without a score is left out
-    job       the tables' own job: not a query's. Several tables may share it
-    encoding  `text`, `json` or `binary`, as for a state
-    log       the change log's root; the setting spark.sparkis.log unless given
+    Args:
+        df: A static DataFrame of up to 100,000 rows.
+        name: The table's name.
+        field: The column that names the fields of the hash; no two rows may have the same.
+        value: The column of the fields' values; several columns become one JSON object. A row without a value is left
+            out.
+        member: In place of `field` and `value`: the column of the members of a set; no two rows may have the same.
+        score: With `member`: the column of scores, which makes a sorted set. A row without a score is left out.
+        job: The name of the tables' job, which is no query's. Several tables may share it.
+        encoding: `text`, `json` or `binary`, as for a `StateDescriptor`.
+        log: The root of the change log. Default: the setting `spark.sparkis.log`, which `serve` makes.
 
-    Takes up to 100,000 rows. Raises DescriptorError for a DataFrame that cannot be a table, RowError for rows that
-    cannot be fields, FencedWriterError if another driver has published a table of this job since this one did.
+    Returns:
+        The number of the epoch, one more for each table that the job publishes.
+
+    Raises:
+        DescriptorError: The DataFrame cannot be a table: it is streaming, has too many rows, or two with one field.
+        RowError: A row cannot be a field, such as one whose field is null.
+        FencedWriterError: Another driver has published a table of this job since this driver did.
+
+    Examples:
+        >>> limits = spark.createDataFrame([("boiler", 90.0), ("cellar", 15.0)], "sensor string, limit double")
+        >>> sparkis.publish_table(limits, "limits", field="sensor", value="limit", job="rules", log=f"{path}/log")
+        0
+        >>> with sparkis.read_snapshot(f"{path}/log", "rules") as snapshot:
+        ...     dict(snapshot.map_pairs(b"rules:limits"))
+        {b'boiler': b'90', b'cellar': b'15'}
     """
     check_user_name(name)
     check_name("job", job)

@@ -26,7 +26,7 @@ Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Kind(StrEnum):
-    """What a state keeps per key, in the words of queryable state."""
+    """What a state holds at each key: its name in Redis is string, hash, list, set or sorted set."""
 
     VALUE = "value"
     MAP = "map"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 class Encoding(StrEnum):
-    """How a value becomes bytes."""
+    """How a value becomes bytes: as text, as JSON, or as the bytes of a binary column."""
 
     TEXT = "text"
     JSON = "json"
@@ -44,7 +44,7 @@ class Encoding(StrEnum):
 
 
 class Reduce(StrEnum):
-    """How a reducing state takes in what a micro-batch brings (see `reductions`)."""
+    """How a reducing state folds the rows of a micro-batch into what it holds."""
 
     SUM = "sum"
     MIN = "min"
@@ -168,29 +168,68 @@ def _is_count(given: object) -> bool:
 
 @dataclass(frozen=True, init=False)
 class StateDescriptor:
-    """One named, typed collection of keyed state.
+    """One state: its name, how its keys are made, and which columns of a DataFrame feed it.
 
-    name        the state's name; with the job's it starts the default key `job:name:<key>`
-    key         the column, or columns, that make the key, joined by `separator`
-    key_format  instead of `key`: any text with `<column>` placeholders, such as `plane/<tailnum>`
-    value       the column, or columns, that are the value; several make a map, their names the fields
-    field       for a map with one entry a row: the column that names the field
-    member      instead of `value`, for a set with one member a row: the column that is the member
-    score       with `member`, for a sorted set: the column of numbers that is the member's score; null removes it
-    kind        `value`, `map`, `list`, `set` or `sorted-set`; left out, it follows from the columns, but for a list. A
-                list's rows are appended, each in its turn; an array column replaces the list
-    length_max  for a list: keep this many of its last elements
-    ttl         how long a key (or, with `field`, a field) lives after its last change; timedelta or seconds
-    expire_at   instead of `ttl`: the column with the time at which the row's key (or field) expires; a timestamp, or
-                milliseconds since 1970. Null: never. A set expires as a whole: when its last row in order says
-    encoding    `text` (default), `json`, or `binary` (the bytes of a binary column as they are)
-    deletion    a boolean column; a row where it is true deletes. A null value always deletes
-    resets      for a list: a boolean column; where it is true, the list is emptied before the row's element is appended
-    order_by    the column, or columns, that order the rows of one key within a micro-batch; the last one wins
-    duplicates  `error` (default), or `any`: which of two unordered rows of one key wins does not matter
-    where       an SQL condition: only rows that meet it feed this state
-    reduce      `sum`, `min`, `max`, `count` or `last`: rows are folded into what the state holds, once per micro-batch
-    columns     filled in by the sink: the columns' types, for `STATE DESCRIBE`
+    Each row of the DataFrame is one change of one key. The kind of the state follows from the columns.
+
+    Args:
+        name: The state's name. With the job's it begins the default key, `job:name:<key>`.
+        key: The column, or columns, that make the key.
+        value: The column, or columns, of the value. Several columns make a hash whose fields have their names.
+        key_format: In place of `key`: any text with `<column>` placeholders, such as `plane/<tailnum>`.
+        separator: The text between several columns of the key.
+        field: For a hash with one field per row: the column that names the field.
+        member: In place of `value`, for a set with one member per row: the column of the member.
+        score: With `member`, for a sorted set: the column of the score, a number. Null removes the member.
+        kind: `value`, `map`, `list`, `set` or `sorted-set`. It follows from the columns, except for a list, which has
+            to be named: its rows are appended in their order, and an array column replaces the list.
+        ttl: How long a key lives after its last change (with `field`: a field), as a timedelta or in seconds.
+        expire_at: In place of `ttl`: the column with the time at which the row's key or field expires, a timestamp or
+            milliseconds since 1970 UTC. Null: never. A set expires as a whole: the last row in order decides.
+        encoding: `text`, `json`, or `binary`, which takes the bytes of a binary column as they are.
+        deletion: The boolean column that is true in rows that delete. A null value deletes as well.
+        resets: For a list: the boolean column that is true where the list is emptied before the row's element is
+            appended.
+        order_by: The column, or columns, that order the rows of one key within a micro-batch; the last row wins.
+        duplicates: `error`, or `any`: it does not matter which of two unordered rows of one key wins.
+        where: An SQL condition: only rows that meet it feed this state.
+        length_max: For a list: how many of its last elements to keep.
+        reduce: `sum`, `min`, `max`, `count` or `last`: the rows of a key are folded into what the state holds, once
+            per micro-batch.
+        columns: The types of the columns; sparkis fills them in.
+
+    Raises:
+        DescriptorError: The arguments contradict each other, or a name cannot stand in a key.
+
+    Examples:
+        A string, and with several columns a hash:
+
+        >>> sparkis.StateDescriptor("temperature", key="sensor", value="temp").kind
+        <Kind.VALUE: 'value'>
+        >>> sparkis.StateDescriptor("carriers", key="carrier", value=["flights", "cancelled"]).kind
+        <Kind.MAP: 'map'>
+
+        A hash with one field per row, and a time to live for each field:
+
+        >>> sparkis.StateDescriptor("byDay", key=["origin", "dest"], field="date", value="delay", ttl=86_400).kind
+        <Kind.MAP: 'map'>
+
+        A list of the last ten:
+
+        >>> sparkis.StateDescriptor("recent", key="sensor", value="temp", kind="list", length_max=10).kind
+        <Kind.LIST: 'list'>
+
+        A set, and a leaderboard:
+
+        >>> sparkis.StateDescriptor("online", key="game", member="player").kind
+        <Kind.SET: 'set'>
+        >>> sparkis.StateDescriptor("top", key="day", member="player", score="points").kind
+        <Kind.SORTED_SET: 'sorted-set'>
+
+        A key of one's own, and a sum that needs no state in the query:
+
+        >>> sparkis.StateDescriptor("miles", key_format="plane/<tailnum>", value="distance", reduce="sum").reduce
+        <Reduce.SUM: 'sum'>
     """
 
     name: str

@@ -103,16 +103,40 @@ class ChangeFileWriter:
 
 
 class LogWriter:
-    """The one writer of a job. Runs in the driver; opening it fences the writer before.
+    """The one writer of a job's change log. Any Python program can publish with it; no Spark is needed.
 
-    query_id: whose state it is, the one that is there unless given. Another query's writer that is alive is not taken
-    over, unless takeover is set. is_beating: `beat` is called once a second, so that others know this one to be alive.
-    checkpoint: the query's, by which its next writer is known to be the same query. siblings are the writers of other
-    jobs that the same run of the query publishes. is_whole: an epoch brings all of each state that it changes, so that
-    nothing of what was there before stays. is_anew: begin with nothing of what the query has in the log. holds_back:
-    where readers see another query's state, they go on to see that until `show`. Raises LogUnavailableError if the log
-    cannot be written, DescriptorError if the states do not fit those that the log holds, JobInUseError if another query
-    writes the job. Not to be shared between threads, but for `beat`, `show` and `is_shown_by_others`.
+    Opening a writer fences the one before. It is a context manager whose end is `close`. One thread uses it, but for
+    `beat`, `show` and `is_shown_by_others`, which any thread may call.
+
+    Args:
+        root: The root of the change log.
+        job: The job's name, which begins the default keys.
+        states: All states of the job.
+        query_id: Whose state this is. Default: that of the query whose state the log has, else a new one. Another
+            query's writer that is alive is taken over only with `takeover`.
+        on_rewind: `truncate` lets `publish` begin again at an earlier epoch, `refuse` raises RewoundCheckpointError
+            there.
+        source: Where the states come from, as plain JSON that the log keeps; `STATE DESCRIBE` shows it.
+        siblings: The writers of other jobs that the same run of the query publishes.
+        is_whole: An epoch brings all of each state that it changes; nothing of what was there before stays.
+        is_anew: Begin with nothing of what the query has in the log.
+        checkpoint: The query's checkpoint, by which its next writer is known to be of the same query.
+        is_beating: `beat` is called once a second, which tells other writers that this one is alive.
+        takeover: Take the job from another query's writer that is alive.
+        holds_back: Where readers see another query's state, they go on to see it until `show` is called.
+
+    Raises:
+        DescriptorError: The states do not fit those that the log has.
+        JobInUseError: Another query writes the job and is alive.
+        LogUnavailableError: The log cannot be written.
+
+    Examples:
+        >>> states = [sparkis.StateDescriptor("price", key="ticker", value="price")]
+        >>> with sparkis.LogWriter(path, "market", states) as writer:
+        ...     writer.publish([sparkis.Change("price", sparkis.Op.PUT, b"market:price:ACME", value=b"12.5")])
+        ...     writer.publish([sparkis.Change("price", sparkis.Op.DELETE, b"market:price:ACME")])
+        0
+        1
     """
 
     def __init__(
@@ -230,7 +254,7 @@ class LogWriter:
         self.close()
 
     def close(self) -> None:
-        """Tell readers that no more epochs will come from this writer."""
+        """Mark the job as at its end: readers are told that no more epochs come from this writer."""
         self.beat(is_running=False)
 
     @property
@@ -260,11 +284,20 @@ class LogWriter:
         replaces: Iterable[str] = (),
         clock_ms: int | None = None,
     ) -> int:
-        """Write changes and commit them as one epoch; return its number.
+        """Write changes, commit them as one epoch, and return its number.
 
-        The way to publish without Spark. epoch is the one after the last unless given. replaces names states whose
-        whole content these changes are. Changes are written as they come: there may be any number of them.
-        Raises DescriptorError or ChangeError, and then there is no epoch.
+        Changes are written as they come: there may be any number of them. If an error is raised there is no epoch.
+
+        Args:
+            changes: The changes; those of one key take effect in this order.
+            epoch: The epoch's number. Default: one more than the last.
+            replaces: The names of states whose whole content these changes are.
+            clock_ms: The epoch's time in milliseconds since 1970 UTC, by which keys expire. Default: now.
+
+        Raises:
+            DescriptorError: A change names a state that the job does not have.
+            ChangeError: A key, field or value is too long, or does not fit the kind of its state.
+            FencedWriterError: Another writer has taken the job over.
         """
         number = epoch if epoch is not None else self.last.epoch + 1 if self.last else 0
         known = [state.name for state in self.states]

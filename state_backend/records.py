@@ -56,7 +56,7 @@ RUN_BYTES_MAX = 16 << 20
 
 
 class Op(IntEnum):
-    """What a change does."""
+    """What a change does to its key or, if it names a field, to that field (docs/change-log.md has a table)."""
 
     PUT = 1
     DELETE = 2
@@ -66,7 +66,20 @@ class Op(IntEnum):
 
 
 class Change(NamedTuple):
-    """One change. `expire_at_ms` is None for no expiry."""
+    """One change of one key, as `LogWriter.publish` takes it.
+
+    Attributes:
+        state: The name of the state that the key belongs to.
+        op: What is done.
+        key: The whole Redis key.
+        field: A field of a hash or a member of a set; None for the whole key.
+        value: The value's bytes as clients see them; None where nothing is put.
+        expire_at_ms: When the key, or the field, expires, in milliseconds since 1970 UTC; None: never.
+
+    Examples:
+        >>> sparkis.Change("price", sparkis.Op.PUT, b"market:price:ACME", value=b"12.5").op.name
+        'PUT'
+    """
 
     state: str
     op: Op

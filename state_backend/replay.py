@@ -16,10 +16,30 @@ from state_backend.store import EpochChanges, Snapshot
 def read_snapshot(
     root: str | Path | Filesystem, job: str, epoch: int | None = None, at_ms: int | None = None
 ) -> Snapshot:
-    """Return a job's state as of an epoch (the newest unless given) and a time (now unless given), held in memory.
+    """Return a job's state as of an epoch and a time, read from its log alone and held in memory.
 
-    Reads from the newest snapshot before the epoch on: cost and memory grow with the state. Raises LogError if the job
-    or the epoch is not there.
+    No server is needed. The log is read from its newest snapshot before the epoch on, so time and memory grow with the
+    state.
+
+    Args:
+        root: The root of the change log.
+        job: The job's name.
+        epoch: The number of the epoch. Default: the newest that readers may see.
+        at_ms: The time that decides what has expired, in milliseconds since 1970 UTC. Default: now.
+
+    Raises:
+        LogError: The log has no such job, or keeps no such epoch.
+
+    Examples:
+        >>> states = [sparkis.StateDescriptor("price", key="ticker", value="price")]
+        >>> with sparkis.LogWriter(path, "market", states) as writer:
+        ...     for price in (b"12.5", b"12.75"):
+        ...         epoch = writer.publish([sparkis.Change("price", sparkis.Op.PUT, b"market:price:ACME", value=price)])
+        >>> for epoch in (0, 1):
+        ...     with sparkis.read_snapshot(path, "market", epoch) as snapshot:
+        ...         print(snapshot.value(b"market:price:ACME"))
+        b'12.5'
+        b'12.75'
     """
     log = ChangeLog(root).job(job)
     current = log.shown()

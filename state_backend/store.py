@@ -103,15 +103,34 @@ class EpochChanges(NamedTuple):
 
 
 class Snapshot(ABC):
-    """A read view of one epoch at one clock reading. Not to be shared between threads.
+    """A read view of one epoch of a job at one clock reading. Not to be shared between threads.
 
-    A clock that is behind that of the epoch counts as the epoch's: what the log is past has expired for every reader.
+    A missing or expired key reads as None, an empty iterator, or zero. A clock that is behind that of the epoch counts
+    as the epoch's: what the log is past has expired for every reader. It is a context manager whose end is `close`.
 
-    A reader that asks for a value at a key that holds a map, or the other way round, gets WrongKindError; a missing or
-    expired key reads as None, an empty list, or zero.
+    Attributes:
+        version: Another number after each move to where something was committed since, be it an epoch or a removal of
+            what has expired. Looking at it costs nothing.
 
-    version: another number after each move to where something was committed since, be it an epoch or a removal of what
-    has expired. Looking at it costs nothing.
+    Raises:
+        WrongKindError: A reader asked for a value at a key that holds a map, or the other way round.
+
+    Examples:
+        >>> states = [sparkis.StateDescriptor("stock", key="shop", field="item", value="count")]
+        >>> with sparkis.LogWriter(path, "shops", states) as writer:
+        ...     epoch = writer.publish(
+        ...         sparkis.Change("stock", sparkis.Op.PUT, b"shops:stock:1", field, value)
+        ...         for field, value in ((b"apples", b"7"), (b"pears", b"2"))
+        ...     )
+        >>> with sparkis.read_snapshot(path, "shops") as snapshot:
+        ...     snapshot.field(b"shops:stock:1", b"apples")
+        ...     snapshot.map_size(b"shops:stock:1")
+        ...     dict(snapshot.map_pairs(b"shops:stock:1"))
+        ...     list(snapshot.members(b"shops:online"))
+        b'7'
+        2
+        {b'apples': b'7', b'pears': b'2'}
+        []
     """
 
     version: int

@@ -85,9 +85,15 @@ class FeedMissingError(DescriptorError):
 
 
 class Attachment:
-    """A query's state on its way into a log, in a thread of its own.
+    """A thread that follows a query's checkpoint and publishes its state, as `attach` returns it.
 
-    `error` is what ended it, if anything did; `failure` what the last try met, which will be tried again.
+    It is a context manager whose end is `stop`.
+
+    Attributes:
+        job: The name that keys begin with.
+        log: The root of the change log.
+        error: What ended the attachment, if anything did.
+        failure: What the last try met, if it failed; the attachment tries again.
     """
 
     def __init__(
@@ -141,20 +147,26 @@ class Attachment:
 
     @property
     def states(self) -> tuple[StateDescriptor, ...]:
-        """The states as they stand in the log."""
+        """The states as the log describes them."""
         return self._writer.states
 
     @property
     def batch(self) -> int:
-        """The last micro-batch that is in the log; -1 before the first."""
+        """The number of the last micro-batch in the log; -1 before the first."""
         last = self._writer.last
         return -1 if last is None else last.epoch
 
     def wait(self, batch: int | None = None, timeout_s: float = WAIT_TIMEOUT_S) -> bool:
-        """Return whether a batch (the last committed one unless given) can be read; wait for it that long.
+        """Wait until a micro-batch can be read, and return whether it can.
 
-        It can be read once it is in the log, and shown by the servers that this driver started. Raises what ended the
-        attachment.
+        A batch can be read once it is in the log and the servers that this driver started show it.
+
+        Args:
+            batch: The micro-batch's number. Default: the last one that the query has committed.
+            timeout_s: How long to wait, in seconds.
+
+        Raises:
+            Exception: What ended the attachment, which is `error` as well.
         """
         deadline = time.monotonic() + timeout_s
         if batch is None:
@@ -171,7 +183,7 @@ class Attachment:
         )
 
     def stop(self) -> None:
-        """End following, after the read that is under way; what is in the log stays readable."""
+        """Stop following, after the read that is under way. What is in the log stays readable."""
         self._stopping.set()
         if threading.current_thread() is not self._follower:
             self._follower.join(STOP_TIMEOUT_S)
@@ -422,23 +434,55 @@ def attach(
     timeout_s: float = FIRST_BATCH_TIMEOUT_S,
     **given: Unpack[AttachedArguments],
 ) -> Attachment:
-    """Make the state of a query readable, without a change to the query; it goes on until `stop` is called.
+    """Make the state of a query readable without a change to the query, until `stop` is called on what is returned.
 
-    Give a query of this driver, or the checkpoint of any query. All of its state becomes readable, each operator's as
-    one state; to choose, give the arguments of `AttachedState` (`state` is its name), or several of them as `states`.
-    Of a query whose processors declare states (`queryable_processor`) those become readable, and the attachment that
-    has been made for them is returned; it ends with the query.
+    The state is read from the query's checkpoint: the aggregations, joins, deduplications and `transformWithState`
+    variables that Spark keeps there. All of it becomes readable, each operator's as one state. To choose, give the
+    arguments of one `AttachedState` (with `state=` for its name), or several in `states=`.
 
-    job          the name that keys begin with; the query's name unless given
-    log          the change log's root; the setting spark.sparkis.log unless given
-    on_mismatch  `replace` begins anew where the log was written from an operator that looked otherwise
-    takeover     True: take the job over from another writer of it that is alive, which then fails
-    progress     True: the query's facts as the hash `job:_progress`; the setting spark.sparkis.progress unless given
-    catch_up_timeout  seconds for which readers keep the state of another query or checkpoint at most while this one
-                 catches up; 0: they see the new state at once, None: however long it takes
-    timeout_s    how long to wait for the query's first committed micro-batch
+    A query whose processors declare states (`queryable_processor`) is attached to already: the attachment of its
+    declared states is returned, and it ends with the query.
 
-    Raises SparkisError if the query keeps no state that can be read, or none as it was asked for.
+    Args:
+        query: A running query of this driver.
+        checkpoint: In place of `query`: the checkpoint of any query, running or stopped, here or elsewhere.
+        states: The states to publish. Default: all there are.
+        state: For a single state: its name in keys.
+        job: The name that keys begin with. Default: the query's name.
+        log: The root of the change log. Default: the setting `spark.sparkis.log`, which `serve` makes.
+        on_mismatch: What to do where the log was written from an operator of another name or schema: `refuse` raises
+            an error, `replace` begins anew.
+        takeover: True: take the job from another writer that is alive; that writer fails.
+        progress: True: publish the facts of the query as the hash `job:_progress`. Default: the setting
+            `spark.sparkis.progress`.
+        catch_up_timeout: How long readers keep the state of another query or checkpoint, in seconds, while this one
+            catches up. 0: readers see the new state at once. None: until it has caught up, however long that takes.
+        timeout_s: How long to wait for the query's first committed micro-batch, in seconds.
+        **given: For a single state: the arguments of `AttachedState`, such as `operator=` and `key=`.
+
+    Returns:
+        The attachment, which follows the query in a thread of its own.
+
+    Raises:
+        SparkisError: The query keeps no state that can be read, or none as it was asked for; the message lists what
+            there is.
+
+    Examples:
+        >>> rows = spark.createDataFrame([("of",), ("the",), ("of",)], "word string")
+        >>> rows.write.json(f"{path}/words")
+        >>> words = spark.readStream.schema(rows.schema).json(f"{path}/words")
+        >>> writer = words.groupBy("word").count().writeStream.outputMode("update").format("noop").queryName("words")
+        >>> query = writer.option("checkpointLocation", f"{path}/checkpoint").start()
+        >>> query.processAllAvailable()
+
+        >>> with sparkis.attach(query, state="count", log=f"{path}/log") as attachment:
+        ...     attachment.wait()
+        True
+        >>> query.stop()
+
+        >>> with sparkis.read_snapshot(f"{path}/log", "words") as snapshot:
+        ...     snapshot.value(b"words:count:of")
+        b'2'
     """
     if on_mismatch not in get_args(OnMismatch):
         raise DescriptorError(f"on_mismatch= is 'refuse' or 'replace', not {on_mismatch!r}")

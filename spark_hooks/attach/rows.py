@@ -55,19 +55,28 @@ class AttachedArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class AttachedState:
-    """Which state of a query becomes readable, and how; all that is left out follows from the operator.
+    """Which state of a query `attach` publishes, and how.
 
-    name        the state's name in keys
-    operator    the operator's number, where the query has several (`sparkis attach --list` shows them)
-    variable    a variable of transformWithState, or the side of a join: `left`, `right`
-    key         the columns that make the key, joined by `separator`; or `key_format`, as for a StateDescriptor
-    field       a part of the operator's key that becomes the field of a hash
-    value       the column, or columns, that are the value
-    kind        `value`: several columns are one JSON object, not a hash; `map`: one column is a hash, too
-    columns     more columns by SQL expressions, such as {"mean": "_1 / _0"}; they are the value unless value= is given.
-                One with the name of a part of the key stands in its place
-    encoding    `text`, `json` or `binary`, as for a StateDescriptor
-    length_max  for a list: keep this many of its last elements
+    What is left out follows from the operator that keeps the state.
+
+    Args:
+        name: The state's name in keys. Default: the operator's or variable's.
+        operator: The operator's number, where the query has several; `sparkis attach --list` shows them.
+        variable: A variable of `transformWithState`, or the side of a join: `left` or `right`.
+        key: The columns that make the key, joined by `separator`.
+        key_format: In place of `key`: any text with `<column>` placeholders, as for a `StateDescriptor`.
+        separator: The text between the columns of the key.
+        field: The part of the operator's key that becomes the field of a hash.
+        value: The column, or columns, of the value.
+        kind: `value` makes several columns one JSON object where they would be a hash; `map` makes one column a hash.
+        columns: More columns by SQL expressions, such as `{"mean": "_1 / _0"}`. They are the value unless `value` is
+            given. A column with the name of a part of the key takes that part's place.
+        encoding: `text`, `json` or `binary`, as for a `StateDescriptor`.
+        length_max: For a list: how many of its last elements to keep.
+
+    Examples:
+        >>> sparkis.AttachedState("count", operator=0, key_format="words/<word>").name
+        'count'
     """
 
     name: str | None = None
