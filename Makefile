@@ -4,6 +4,7 @@ VENV   := .venv
 PYTHON := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 NATIVE := $(VENV)/.native
+DOCS   := $(VENV)/docs
 CODE   := $(wildcard state_backend resp_server spark_hooks sparkis compat benchmarks)
 ARGS   ?=
 
@@ -19,7 +20,7 @@ RUN := env -u SPARK_HOME -u PYTHONPATH -u PYTHONHOME PATH="$(CURDIR)/$(VENV)/bin
        PYSPARK_PYTHON="$(CURDIR)/$(PYTHON)" SPARK_LOCAL_IP="$${SPARK_LOCAL_IP:-127.0.0.1}"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test jdk fmt check test test-pure test-slow test-large test-cluster bench soak chaos conformance fuzz fuzz-native demo example commands lock clean
+.PHONY: help setup setup-test jdk fmt check test test-pure test-slow test-large test-cluster bench soak chaos conformance fuzz fuzz-native demo example commands docs lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,13 +83,20 @@ example: setup ## an example of examples/README.md: make example NAME=word_count
 commands: $(READY) ## docs/commands.md, made of the command table
 	$(PYTHON) -m compat.commands_page
 
-lock: $(PYTHON) ## write requirements.lock anew from pyproject.toml
+docs: $(DOCS)/.ready ## the site of the docs and the API in build/site; a link that leads nowhere is an error
+	@$(DOCS)/bin/python scripts/pages.py build/pages
+	@$(DOCS)/bin/zensical build --clean --strict
+	@$(DOCS)/bin/python scripts/site_links.py build/site
+
+lock: $(PYTHON) ## write requirements.lock and requirements-docs.lock anew from pyproject.toml
 	$(PYTHON) scripts/lock.py > requirements.lock.new
 	mv requirements.lock.new requirements.lock
+	$(PYTHON) scripts/lock.py docs > requirements-docs.lock.new
+	mv requirements-docs.lock.new requirements-docs.lock
 
 clean: ## remove what the other targets made here
 	rm -rf $(VENV) .clients tests/clients/node_modules build dist */native/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache \
-	       .hypothesis .import_linter_cache requirements.lock.new
+	       .hypothesis .import_linter_cache requirements*.lock.new
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 jdk: $(READY)
@@ -101,6 +109,11 @@ $(READY): pyproject.toml requirements.lock | $(PYTHON)
 	@echo "installing the locked requirements into $(VENV) (the first time some minutes; Spark alone is 450 MB)"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --use-pep517 -r requirements.lock
 	@SPARKIS_PURE=1 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(DOCS)/.ready: requirements-docs.lock | $(PYTHON)
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -r requirements-docs.lock
 	@touch $@
 
 $(NATIVE): setup.py $(wildcard */native/*.pyx */native/*.pxd) | $(READY)

@@ -1,5 +1,8 @@
 """Print the locked requirements: what pip chooses today for all the extras of pyproject.toml.
 
+    python scripts/lock.py           what the project and its tests need
+    python scripts/lock.py docs      what a dependency group needs
+
 Versions only: no index, no file address, no hash. Run it on the oldest Python that the project supports; a
 newer one needs a subset, and pip takes what a platform needs beyond it within the bounds of pyproject.toml.
 """
@@ -8,12 +11,18 @@ import json
 import platform
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
-def main() -> None:
+def main(groups: list[str]) -> None:
+    of_groups = tomllib.loads(PROJECT.read_text())["dependency-groups"]
+    wanted = [each for group in groups for each in of_groups[group]] or [".[dev]"]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
     report = subprocess.run(
-        [*command, "--dry-run", "--ignore-installed", "--report", "-", ".[dev]"],
+        [*command, "--dry-run", "--ignore-installed", "--report", "-", *wanted],
         check=True,
         stdout=subprocess.PIPE,
     ).stdout
@@ -24,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

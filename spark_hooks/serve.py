@@ -140,8 +140,8 @@ def serve(
     """Start servers for a change log, make it the session's log, and return where to read.
 
     All servers are processes without a JVM. Those beside the driver end with it, a state server ends with its
-    executor. Arguments with a setting of Spark's in their place: [access](access.md#on-spark), [push](push.md),
-    [TLS](tls.md#on-spark), [placement](placement.md).
+    executor. Most arguments can be settings of Spark as well: docs/access.md, docs/push.md, docs/tls.md and
+    docs/placement.md name them.
 
     Args:
         spark: The session whose queries publish to the log.

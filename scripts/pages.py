@@ -1,0 +1,124 @@
+"""Write the pages of the site: the repository's own Markdown, with links that work there.
+
+    python scripts/pages.py build/pages
+
+On GitHub a link leads to any file of the repository. A link to a page stays as it is, because the pages lie in the site
+as they lie here (but for README.md, which is the index); a link to another file leads to that file on GitHub. A link to
+nothing, or to a heading that is not there, is an error that names the page and the line.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from os.path import relpath
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md", "docs/**/*.md")
+PICTURES = "docs/**/*.svg"
+INDEX = "index.md"
+
+FENCE = re.compile(r"^ *(```|~~~)")
+LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+HEADING = re.compile(r"^#+ +(.+?)(?: +#+)?$")
+# What GitHub leaves of a heading: letters, digits, - and _; what looks like a link keeps its text.
+NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
+
+
+class LinkError(Exception):
+    """A link that leads nowhere."""
+
+
+def main(target: Path) -> None:
+    """Write all pages and pictures below a folder, which is emptied before."""
+    shutil.rmtree(target, ignore_errors=True)
+    pages = dict(all_pages())
+    for source, text in pages.items():
+        place = target / page_of(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(with_links(source, text, pages))
+    for picture in ROOT.glob(PICTURES):
+        place = target / picture.relative_to(ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(picture, place)
+
+
+def all_pages() -> Iterator[tuple[str, str]]:
+    """Read the pages: path in the repository, and text."""
+    for pattern in PAGES:
+        for path in sorted(ROOT.glob(pattern)):
+            yield path.relative_to(ROOT).as_posix(), path.read_text()
+
+
+def page_of(source: str) -> str:
+    """Return where a page lies in the site."""
+    return INDEX if source == "README.md" else source
+
+
+def with_links(source: str, text: str, pages: dict[str, str]) -> str:
+    """Return a page's text with the links of the site; LinkError for one that leads nowhere."""
+    lines = []
+    for number, (line, is_code) in enumerate(lines_of(text), 1):
+        try:
+            lines.append(line if is_code else LINK.sub(lambda found: _linked(source, found, pages), line))
+        except LinkError as error:
+            raise LinkError(f"{source}:{number}: {error}") from None
+    return "\n".join(lines)
+
+
+def lines_of(text: str) -> Iterator[tuple[str, bool]]:
+    """Return a page's lines, and whether they are code."""
+    fence = ""
+    for line in text.split("\n"):
+        found = FENCE.match(line)
+        if found and not fence:
+            fence = found[1]
+            yield line, True
+        elif found and found[1] == fence:
+            fence = ""
+            yield line, True
+        else:
+            yield line, bool(fence)
+
+
+def anchors_of(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and the site make them."""
+    found: set[str] = set()
+    for line, is_code in lines_of(text):
+        if not is_code and (heading := HEADING.match(line)):
+            title = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading[1])
+            found.add(NOT_IN_ANCHORS.sub("", title.lower()).replace(" ", "-"))
+    return found
+
+
+def _linked(source: str, found: re.Match[str], pages: dict[str, str]) -> str:
+    link = found[2]
+    if link.startswith(("https://", "http://", "mailto:")):
+        return found[0]
+    path, _, anchor = link.partition("#")
+    there = (ROOT / source).parent / path if path else ROOT / source
+    if not there.exists():
+        raise LinkError(f"there is no file {path}")
+    target = there.resolve().relative_to(ROOT).as_posix()
+    if anchor and anchor not in anchors_of(pages.get(target, "")):
+        raise LinkError(f"{target} has no heading #{anchor}")
+    if target in pages:
+        place = relpath(page_of(target), Path(page_of(source)).parent) if path else ""
+        link = place + (f"#{anchor}" if anchor else "")
+    elif not there.match("*.svg"):
+        link = f"{repository()}/{'tree' if there.is_dir() else 'blob'}/main/{target}"
+    return found[1] + link + found[3]
+
+
+def repository() -> str:
+    """Return where the repository is."""
+    url: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    return url
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,85 @@
+"""The pages of the site: every link works, every page is in the navigation, and what is not there is told of."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparkis
+from scripts import pages, site_links
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SITE = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
+THERE = {"README.md": "# Title\n## A `part` of it\n", "docs/tls.md": "# TLS\n"}
+
+
+def listed(entries: list[dict[str, Any]]) -> Iterator[str]:
+    for entry in entries:
+        for target in entry.values():
+            yield from listed(target) if isinstance(target, list) else [target]
+
+
+def test_every_link_of_every_page_leads_somewhere(tmp_path: Path) -> None:
+    pages.main(tmp_path)
+    assert (tmp_path / "index.md").read_text().startswith("# sparkis\n")
+    assert (tmp_path / "docs" / "plots" / "reads.svg").exists()
+
+
+def test_the_navigation_has_every_page_once() -> None:
+    assert sorted(listed(SITE["nav"])) == sorted(pages.page_of(source) for source, _ in pages.all_pages())
+
+
+def test_the_site_and_the_package_name_the_same_addresses() -> None:
+    assert SITE["repo_url"] == PROJECT["urls"]["Repository"]
+    assert SITE["site_url"] == PROJECT["urls"]["Documentation"]
+
+
+def test_the_page_about_the_api_has_every_public_name_once() -> None:
+    shown = re.findall(r"^::: sparkis\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert sorted(shown) == sorted(sparkis.__all__)
+
+
+@pytest.mark.parametrize(
+    ("source", "written", "in_the_site"),
+    [
+        ("docs/tls.md", "[a](../README.md#a-part-of-it)", "[a](../index.md#a-part-of-it)"),
+        ("README.md", "[a](docs/tls.md)", "[a](docs/tls.md)"),
+        ("README.md", "[a](#title)", "[a](#title)"),
+        ("README.md", "[a](setup.py)", f"[a]({PROJECT['urls']['Repository']}/blob/main/setup.py)"),
+        ("docs/tls.md", "[a](design/)", f"[a]({PROJECT['urls']['Repository']}/tree/main/docs/design)"),
+        ("docs/tls.md", "![a](plots/reads.svg)", "![a](plots/reads.svg)"),
+        ("docs/tls.md", "[a](https://redis.io/docs)", "[a](https://redis.io/docs)"),
+        ("docs/tls.md", "```\n[a](nothing)\n```", "```\n[a](nothing)\n```"),
+    ],
+)
+def test_a_link_works_where_its_page_lies(source: str, written: str, in_the_site: str) -> None:
+    assert pages.with_links(source, written, THERE) == in_the_site
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("text\n[a](gone.md)", "docs/tls.md:2: there is no file gone.md"),
+        ("[a](../README.md#gone)", "docs/tls.md:1: README.md has no heading #gone"),
+        ("[a](#gone)", "docs/tls.md:1: docs/tls.md has no heading #gone"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_named(written: str, said: str) -> None:
+    with pytest.raises(pages.LinkError, match=f"^{re.escape(said)}$"):
+        pages.with_links("docs/tls.md", written, THERE)
+
+
+def test_links_of_a_built_site_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "index.html").write_text('<a href="a/#here">x</a> <a href="a/#gone">x</a> <a href="/s/a/">x</a>')
+    (tmp_path / "a" / "index.html").write_text('<p id="here"></p><img src="../no.png"> <a href="https://b/c">x</a>')
+    assert site_links.broken(tmp_path, "/s/") == [
+        "a/index.html: ../no.png leads to no file",
+        "index.html: a/#gone leads to no place on that page",
+    ]
