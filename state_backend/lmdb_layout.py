@@ -193,11 +193,16 @@ def find(get: Callable[[bytes], bytes | None], position: bytes, name: bytes) -> 
     return at, None
 
 
+def ranges_of(slots: KeyGroups, position: int) -> Iterator[tuple[int, int]]:
+    """Iterate over [first, last) positions of some slots, from a position on."""
+    ends = ((first << HASH_BITS, (last + 1) << HASH_BITS) for first, last in slots.ranges)
+    return ((max(position, start), end) for start, end in ends if position < end)
+
+
 def records_of_slots(records: lmdb.Cursor[bytes], slots: KeyGroups, position: int = 0) -> Iterator[tuple[bytes, bytes]]:
     """Iterate over (place, record) of the keys in some slots, from a position on."""
-    for first, last in slots.ranges:
-        start, end = max(position, first << HASH_BITS), (last + 1) << HASH_BITS
-        if start < end and records.set_range(start.to_bytes(POSITION_BYTES, "big")):
+    for start, end in ranges_of(slots, position):
+        if records.set_range(start.to_bytes(POSITION_BYTES, "big")):
             end_at = end.to_bytes(POSITION_BYTES, "big")
             for at, record in records.iternext():
                 if at >= end_at:

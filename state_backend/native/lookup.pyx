@@ -2,7 +2,7 @@
 """Looks names up in the tables of an LMDB store, many at a time.
 
 A look-up in a large store waits for memory at each level of LMDB's B+ tree. `Pages.find` walks down the tree with all
-look-ups in step: while one waits for its cache line, the others go on.
+look-ups in step: while one waits for its cache line, the others go on. `Pages.scan` walks along the leaves.
 
 The walk reads LMDB's pages where LMDB maps them; it calls no LMDB function, and it never writes. Whoever calls holds a
 read transaction of py-lmdb, which keeps the pages of its version as they are. `Pages.learn` takes the tables' roots of
@@ -18,6 +18,7 @@ caller asks py-lmdb.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EINVAL, errno
 from libc.stdlib cimport free, malloc
 from libc.string cimport memchr, memcmp
@@ -66,6 +67,13 @@ cdef enum:
     FOLDED_BYTES_MIN = 48  # below, tables are as fast (measured)
     KEYS_UPPER = 1 << 62  # positions are 46 bits of a name's first 64
     CACHE_LINE_BYTES = 64
+    # Of records, see `state_backend.lmdb_layout`.
+    HEADER_BYTES = 15
+    LARGE = 5
+    TREE = 9
+    LARGE_MAP_BYTES = 32
+    POSITION_BYTES = 6
+    PLACE_BYTES = 8  # a position and an ordinal
     MAGIC = 0xBEEFC0DE
     DATA_VERSION = 1
 
@@ -364,6 +372,94 @@ cdef inline void descend(const Map* map, Lookup* lookup, bint is_leaf) noexcept 
             prefetch(map.base + number * map.page_bytes + 64)
 
 
+# --- rows in their order ----------------------------------------------------------------------------------------------
+
+cdef struct Level:
+    const uint8_t* page
+    uint32_t at
+    uint32_t nodes
+
+cdef struct Walk:
+    Level levels[DEPTH_MAX]
+    Lookup lookup  # of the page, or the record, that is looked at
+
+
+cdef inline bint enter_level(const Map* map, const Tree* tree, Walk* walk, uint32_t level, uint64_t number) noexcept nogil:
+    if not enter(map, &walk.lookup, number, level + 1 == tree.depth):
+        return False
+    walk.levels[level].page, walk.levels[level].at, walk.levels[level].nodes = walk.lookup.page, 0, walk.lookup.last
+    return True
+
+
+cdef inline const uint8_t* node_of(const Map* map, const Walk* walk, uint32_t level) noexcept nogil:
+    return node_at(walk.levels[level].page, walk.levels[level].at, map.page_bytes)
+
+
+cdef inline uint64_t child_of(const uint8_t* node) noexcept nogil:
+    return u64(node) & 0xFFFFFFFFFFFFU
+
+
+cdef int seek(const Map* map, const Tree* tree, Walk* walk, uint64_t position) noexcept nogil:
+    """Stand at the first row of a position, or of one behind it: FOUND. MISSING: there is none."""
+    cdef uint64_t high = position << 16, name, number = tree.root
+    cdef uint32_t level, low, up, middle
+    cdef const uint8_t* node
+    cdef bint is_leaf
+    if not tree.depth:
+        return MISSING
+    for level in range(tree.depth):
+        is_leaf = level + 1 == tree.depth
+        if not enter_level(map, tree, walk, level, number):
+            return DAMAGED
+        low, up = (0 if is_leaf else 1), walk.levels[level].nodes
+        while low < up:
+            middle = (low + up) >> 1
+            node = node_at(walk.levels[level].page, middle, map.page_bytes)
+            if node == NULL:
+                return DAMAGED
+            name = high_of(node)
+            # A branch's node begins with its name.
+            if name < high or (name == high and not is_leaf and u16(node + 6) <= POSITION_BYTES):
+                low = middle + 1
+            else:
+                up = middle
+        walk.levels[level].at = low - (1 if not is_leaf or low == walk.levels[level].nodes else 0)
+        if not is_leaf:
+            node = node_of(map, walk, level)
+            if node == NULL:
+                return DAMAGED
+            number = child_of(node)
+    return advance(map, tree, walk) if low == walk.levels[level].nodes else FOUND
+
+
+cdef int advance(const Map* map, const Tree* tree, Walk* walk) noexcept nogil:
+    """Move to the next row: FOUND. MISSING: there is none."""
+    cdef uint32_t level = tree.depth - 1
+    cdef const uint8_t* node
+    walk.levels[level].at += 1
+    while walk.levels[level].at >= walk.levels[level].nodes:
+        if not level:
+            return MISSING
+        level -= 1
+        walk.levels[level].at += 1
+    while level + 1 < tree.depth:
+        node = node_of(map, walk, level)
+        if node == NULL or not enter_level(map, tree, walk, level + 1, child_of(node)):
+            return DAMAGED
+        level += 1
+        if level + 1 == tree.depth and walk.levels[level - 1].at + 1 < walk.levels[level - 1].nodes:
+            node = node_at(walk.levels[level - 1].page, walk.levels[level - 1].at + 1, map.page_bytes)
+            if node != NULL:
+                prefetch_page(map, child_of(node))
+    return FOUND
+
+
+cdef inline bint may_be_empty(const uint8_t* payload, int64_t now_ms) noexcept nogil:
+    """Tell whether all fields of a large map may have expired."""
+    cdef int64_t due_ms = <int64_t>u64(payload + 24)
+    return 0 < due_ms <= now_ms and u64(payload + 16) >= u64(payload + 8)
+
+
 cdef class Pages:
     """The pages of one store, as a read transaction of it sees them.
 
@@ -546,6 +642,60 @@ cdef class Pages:
                     if level + 2 == tree.depth and lookups[i].size != number:
                         number = lookups[i].size
                         prefetch_page(map, number)
+
+    def scan(self, ranges, int64_t count, int64_t visits_max, int64_t bytes_max, int64_t now_ms, uint32_t forms, bint expire):
+        """Take a step of a scan as `LmdbSnapshot.scan` does: the next position, 0 at the end, and keys.
+
+        ranges: [first, last) positions. forms: a bit for each form of records that are wanted. expire: only keys that do.
+        None: LMDB has to be asked, because of a page or record that is not what is written, or a map whose fields expire.
+        """
+        cdef const Map* map = &self.map
+        cdef const Tree* tree = &self.keys
+        cdef Walk walk
+        cdef Lookup* lookup = &walk.lookup
+        cdef const uint8_t* node
+        cdef uint64_t start, end, name, last = 0
+        cdef int64_t left = count, visits = 0, visited = 0, expire_at_ms
+        cdef uint32_t key_bytes, form, leaf = tree.depth - 1
+        cdef int outcome
+        cdef list found = []
+        for start, end in ranges:
+            outcome = seek(map, tree, &walk, start)
+            while outcome == FOUND:
+                node = node_of(map, &walk, leaf)
+                if node == NULL or (u16(node + 6) != POSITION_BYTES and u16(node + 6) != PLACE_BYTES):
+                    return None
+                name = high_of(node)
+                if name >> 16 >= end:
+                    break
+                if (left <= 0 or visits >= visits_max or visited >= bytes_max) and name >> 16 != last >> 16:
+                    return name >> 16, found
+                lookup.page = walk.levels[leaf].page
+                # Names rise, or pages lead in a circle.
+                if name < start << 16 or (visits and name <= last) or take(map, lookup, node) != FOUND or check(lookup) != FOUND:
+                    return None
+                last = name
+                visits += 1
+                visited += lookup.size + CHECK_BYTES
+                if lookup.size < HEADER_BYTES or u32(lookup.record) > lookup.size - HEADER_BYTES:
+                    return None
+                key_bytes, form = u32(lookup.record), lookup.record[14]
+                expire_at_ms = <int64_t>u64(lookup.record + 4)
+                if form > TREE:
+                    return None
+                if form == LARGE:
+                    if lookup.size != HEADER_BYTES + key_bytes + LARGE_MAP_BYTES:
+                        return None
+                    if may_be_empty(lookup.record + HEADER_BYTES + key_bytes, now_ms):
+                        return None
+                if not 0 < expire_at_ms <= now_ms:
+                    left -= 1
+                    if forms >> form & 1 and (expire_at_ms or not expire):
+                        found.append(PyBytes_FromStringAndSize(<const char*>lookup.record + HEADER_BYTES, key_bytes))
+                outcome = advance(map, tree, &walk)
+            if outcome == DAMAGED:
+                return None
+        return 0, found
 
     cdef int find_one(self, const Tree* tree, Lookup* lookup) noexcept nogil:
         """Look up one name, and return its outcome."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import resource
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 
 import lmdb
@@ -14,9 +17,11 @@ import pytest
 
 from compat.waiting import WAIT_S_MAX
 from state_backend import packed_map
-from state_backend.descriptor import StateDescriptor
+from state_backend.descriptor import Kind, StateDescriptor
 from state_backend.errors import KeyConflictError, StoreError, StoreFullError
+from state_backend.key_groups import ALL, KeyGroups
 from state_backend.lmdb_layout import PIECE_BYTES, Tables, name_of
+from state_backend.lmdb_snapshot import LmdbSnapshot
 from state_backend.lmdb_store import LOCK_BYTES, LmdbStore
 from state_backend.records import Change, Op, runs_of
 from state_backend.store import EpochChanges, LongText
@@ -386,6 +391,36 @@ def test_a_scan_ends_a_step_early_where_records_are_long(tmp_path: Path) -> None
         assert cursor
         assert len(found) < 40
     store.close()
+
+
+def test_a_compiled_step_of_a_scan_is_python_s(tmp_path: Path) -> None:
+    pytest.importorskip("state_backend.native.lookup", reason="the compiled core is not built")
+    dice = random.Random(1)
+    store = LmdbStore(tmp_path, "g")
+    values = [put(b"key:%d" % number, dice.randbytes(30), dice.choice((None, None, 50, 150))) for number in range(6000)]
+    values += [put(b"long:%d" % number, dice.randbytes(dice.choice((5_000, 200_000)))) for number in range(60)]
+    fields = [put_field(b"f%d" % each, 90 + each, b"map:%d" % number) for number in range(40) for each in range(3)]
+    fields += [put_field(b"f", None, b"small:%d" % number) for number in range(500)]
+    store.apply(epoch_of(0, [*values, *fields]), STATES)
+    scanned = Counter[str]()
+    for owned in (ALL, KeyGroups.parse("0-5,100-8000,9000,16383")):
+        store.hold(owned)
+        # At the second time some keys and fields have expired, at the third the maps as wholes.
+        for now_ms, count, kinds, only_expiring in product(
+            (1, 91, 1000), (1, 100, 1000), (None, [Kind.MAP], []), (False, True)
+        ):
+            python = LmdbSnapshot(store.begin, store.tables, "g", now_ms, store._env, None)
+            with store.snapshot(now_ms) as compiled, python:
+                assert compiled.pages is not None and python.pages is None
+                cursor = dice.choice((0, 1 << 40))
+                for _ in range(60):
+                    step = compiled.scan(cursor, count, kinds, only_expiring=only_expiring)
+                    assert step == python.scan(cursor, count, kinds, only_expiring=only_expiring)
+                    scanned[now_ms, str(kinds)] += len(step[1])
+                    cursor = step[0]
+                    if not cursor:
+                        break
+    assert all(number > 1000 for (_, kinds), number in scanned.items() if kinds != "[]"), scanned
 
 
 def test_the_oldest_go_first(tmp_path: Path) -> None:
