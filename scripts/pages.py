@@ -25,6 +25,7 @@ INDEX = "index.md"
 FENCE = re.compile(r"^ *(```|~~~)")
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 HEADING = re.compile(r"^#+ +(.+?)(?: +#+)?$")
+CODE_TEXT = re.compile(r"`[^`]*`")
 # What GitHub leaves of a heading: letters, digits, - and _; what looks like a link keeps its text.
 NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 
@@ -40,7 +41,7 @@ def main(target: Path) -> None:
     for source, text in pages.items():
         place = target / page_of(source)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(with_links(source, text, pages))
+        place.write_text(for_site(source, text, pages))
     for picture in ROOT.glob(PICTURES):
         place = target / picture.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -59,11 +60,13 @@ def page_of(source: str) -> str:
     return INDEX if source == "README.md" else source
 
 
-def with_links(source: str, text: str, pages: dict[str, str]) -> str:
-    """Return a page's text with the links of the site; LinkError for one that leads nowhere."""
+def for_site(source: str, text: str, pages: dict[str, str]) -> str:
+    """Return a page's text with the links and tables of the site; LinkError for a link that leads nowhere."""
     lines = []
     for number, (line, is_code) in enumerate(lines_of(text), 1):
         try:
+            if not is_code and line.startswith("|"):  # GitHub needs a backslash there, the site would show it
+                line = CODE_TEXT.sub(lambda code: code[0].replace("\\|", "|"), line)
             lines.append(line if is_code else LINK.sub(lambda found: _linked(source, found, pages), line))
         except LinkError as error:
             raise LinkError(f"{source}:{number}: {error}") from None

@@ -13,35 +13,37 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE")
+FILES = ("MANIFEST.in", "pyproject.toml", "setup.py", "README.md", "LICENSE", "NOTICE")
 FOLDERS = ("sparkis", "state_backend", "resp_server", "spark_hooks")
 
 
-def pip(*arguments: str | Path) -> None:
-    """Run this environment's pip, which needs no network for what it is asked here."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-input",
-        *map(str, arguments),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"SPARKIS_PURE": "1"}, check=False)
+def run(*command: str | Path, cwd: Path | None = None) -> None:
+    """Run this environment's Python, with nothing to be compiled; what it runs here needs no network."""
+    environment = os.environ | {"SPARKIS_PURE": "1", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, env=environment, cwd=cwd, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout, without the compiled core."""
-    source = tmp_path_factory.mktemp("source")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution of this checkout."""
+    source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("sdist")
     for name in FILES:
         shutil.copy(ROOT / name, source / name)
     for name in FOLDERS:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    run("setup.py", "--quiet", "sdist", "--dist-dir", made, cwd=source)
+    (found,) = made.glob("sparkis-*.tar.gz")
+    return found
+
+
+@pytest.fixture(scope="session")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that the source distribution makes, without the compiled core."""
     made = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made, source)
+    run("-m", "pip", "--quiet", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", made, sdist)
     (found,) = made.glob("sparkis-*.whl")
     return found
 
@@ -55,5 +57,5 @@ def stranger(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (packages,) = folder.glob("lib/python*/site-packages")
     # A folder that a .pth file names has no .pth files of its own: that of this checkout does not count.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    pip("--python", python, "install", "--no-deps", "--no-index", "--force-reinstall", wheel)
+    run("-m", "pip", "--quiet", "--python", python, "install", "--no-deps", "--no-index", wheel)
     return python

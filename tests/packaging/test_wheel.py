@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tarfile
 import zipfile
 from email.message import Message
 from email.parser import Parser
@@ -37,6 +38,16 @@ def test_it_holds_the_four_packages_and_nothing_else(names: list[str]) -> None:
         "resp_server",
         "spark_hooks",
     }
+
+
+def test_the_sources_of_the_core_are_in_the_source_distribution_alone(sdist: Path, names: list[str]) -> None:
+    with tarfile.open(sdist) as opened:
+        of_source = {name.partition("/")[2] for name in opened.getnames()}
+    folders = [ROOT / package / "native" for package in ("state_backend", "resp_server")]
+    sources = {str(path.relative_to(ROOT)) for folder in folders for path in folder.glob("*.p[yx][xd]")}
+    assert len(sources) > 5
+    assert sources <= of_source
+    assert sources.isdisjoint(names)
 
 
 @pytest.mark.parametrize("package", ["sparkis", "state_backend", "resp_server", "spark_hooks"])

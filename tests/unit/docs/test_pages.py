@@ -56,10 +56,11 @@ def test_the_page_about_the_api_has_every_public_name_once() -> None:
         ("docs/tls.md", "![a](plots/reads.svg)", "![a](plots/reads.svg)"),
         ("docs/tls.md", "[a](https://redis.io/docs)", "[a](https://redis.io/docs)"),
         ("docs/tls.md", "```\n[a](nothing)\n```", "```\n[a](nothing)\n```"),
+        ("docs/tls.md", "| `x\\|y` | a\\|b | `z` |", "| `x|y` | a\\|b | `z` |"),
     ],
 )
 def test_a_link_works_where_its_page_lies(source: str, written: str, in_the_site: str) -> None:
-    assert pages.with_links(source, written, THERE) == in_the_site
+    assert pages.for_site(source, written, THERE) == in_the_site
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_a_link_works_where_its_page_lies(source: str, written: str, in_the_site
 )
 def test_a_link_that_leads_nowhere_is_named(written: str, said: str) -> None:
     with pytest.raises(pages.LinkError, match=f"^{re.escape(said)}$"):
-        pages.with_links("docs/tls.md", written, THERE)
+        pages.for_site("docs/tls.md", written, THERE)
 
 
 def test_links_of_a_built_site_are_followed(tmp_path: Path) -> None:
