@@ -22,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
+from unittest.mock import patch
 
 import lmdb
 
@@ -86,9 +87,10 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
 
 
 def store_at(folder: str) -> LmdbStore:
-    """Return a store of its own with the keys of the fuzzed servers."""
+    """Return a store of its own with the keys of the fuzzed servers; its sorted sets are trees of several levels."""
     store = LmdbStore(Path(folder) / f"{monotonic()}", "g", map_bytes_max=MAP_BYTES)
-    fill(store)
+    with patch("state_backend.lmdb_ranks.WIDTH_MAX", 8):
+        fill(store)
     return store
 
 
@@ -234,6 +236,9 @@ def of_pages(dice: random.Random, folder: str) -> Iterator[None]:
                     for _ in range(4):
                         with suppress(ValueError):
                             lookup.look_up(found, table, [dice.choice(some) for _ in range(40)])
+                for turn in range(80):
+                    with suppress(ValueError):
+                        lookup.look_up_block(found, dice.choice(names["blocks"]), turn // 8)
         os.close(descriptor)
         environment.close()
         yield

@@ -52,6 +52,7 @@ cdef class Core:
     cdef object view
     cdef uint64_t version, renewal
     cdef int64_t now_ms
+    cdef int64_t moment_ms  # by a clock that does not go back
     cdef list jobs
     cdef dict by_prefix
     cdef int only, last

@@ -11,10 +11,13 @@ The core knows no socket and no session. It holds the interpreter's lock, and co
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.conversion cimport PyOS_double_to_string
+from cpython.mem cimport PyMem_Free
 from cpython.time cimport monotonic_ns
+from libc.math cimport fabs, signbit
 from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memchr, memcmp, memcpy, memmove
+from libc.string cimport memchr, memcmp, memcpy, memmove, strlen
 
 from resp_server.native.wire cimport (
     NUMBER_LINE_BYTES, Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec, write_line
@@ -97,20 +100,32 @@ cdef inline int put_nil(Output* out, bint is_resp3) except -1:
 
 
 cdef int put_double(Output* out, double number, bint is_resp3) except -1:
+    """Put a number as `double_text` writes it; what is whole, or as Python writes it, without a Python object."""
+    cdef char line[NUMBER_LINE_BYTES]
     cdef int64_t whole
+    cdef char* shortest
     cdef bytes text
     if -4611686018427387904.0 <= number <= 4611686018427387904.0:
         whole = <int64_t>number
-        if <double>whole == number and whole:
+        if <double>whole == number and (whole or not signbit(number)):
             if is_resp3:
                 return put_line(out, 44, whole)
-            text = b"%d" % whole
-            return put_bulk(out, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+            return put_bulk(out, line + 1, write_line(line, 36, whole) - 3)
+    if 1e-3 <= fabs(number) < 1e4:
+        shortest = PyOS_double_to_string(number, 114, 0, 0, NULL)
+        try:
+            return put_double_text(out, shortest, strlen(shortest), is_resp3)
+        finally:
+            PyMem_Free(shortest)
     text = double_text(number)
+    return put_double_text(out, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text), is_resp3)
+
+
+cdef int put_double_text(Output* out, const char* text, size_t size, bint is_resp3) except -1:
     if not is_resp3:
-        return put_bulk(out, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+        return put_bulk(out, text, size)
     put(out, b",", 1)
-    put(out, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+    put(out, text, size)
     return put(out, b"\r\n", 2)
 
 
@@ -762,7 +777,7 @@ cdef class Core:
         """Look up a node of a sorted set's tree."""
         cdef Pages pages = (<Shown>self.jobs[job]).pages
         node.high, node.low, node.bytes_ = set_id, number, 16
-        return pages.find_one(&pages.blocks, node) == FOUND and node.size >= 5
+        return pages.find_block(node, self.moment_ms) == FOUND and node.size >= 5
 
     cdef int64_t rank_in_tree(self, int job, uint64_t set_id, double score, const Word* member) except -2:
         """Return how many members of a large sorted set stand before one; -1 if its tree is not what it should be."""
@@ -1279,7 +1294,7 @@ cdef class Reads:
                 keys = []
         self.is_asked = True
         started_ns = monotonic_ns()
-        core.out = out
+        core.out, core.moment_ms = out, started_ns // 1_000_000
         try:
             took = core.answer_all(instance.view, data, size, session.protocol, rules, instance.cluster is not None, keys)
         except Exception as error:

@@ -1,6 +1,6 @@
 """What other compiled modules may use of `lookup`."""
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 cdef enum Outcome:
     MISSING = 0
@@ -20,18 +20,27 @@ cdef struct Lookup:
     uint64_t high
     uint64_t low
     uint32_t bytes_
-    # Where the walk stands: a page, the nodes left to choose from, and the first halves of names that these lie between.
+    # Where the walk stands: a page, the nodes left to choose from, and the names that these lie between, in two halves.
     const uint8_t* page
     uint32_t first
     uint32_t last
     uint64_t lower
+    uint64_t lower_low
     uint64_t upper
+    uint64_t upper_low
     uint32_t split  # the node to look at next
     uint32_t guesses  # that may still be made in this page
     # What was found.
     const uint8_t* record
     size_t size
     int outcome
+
+cdef struct Held:  # a record of `blocks` that was looked up before
+    uint64_t high  # its name, of sixteen bytes
+    uint64_t low
+    const uint8_t* record  # NULL: none
+    size_t size  # without its checksum
+    int64_t checked_ms  # the reading of a clock at which that was compared
 
 cdef struct Map:
     const uint8_t* base
@@ -45,6 +54,7 @@ cdef class Pages:
     cdef Tree keys
     cdef Tree fields
     cdef Tree blocks
+    cdef Held* held  # HELD_MAX of them, each at a place that its name says; NULL until the first one
     cdef object main
     cdef public bint is_readable
     cdef bint find_base(self, const uint8_t* record) except -1
@@ -55,7 +65,7 @@ cdef class Pages:
     cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
     cdef void walk(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
     cdef void walk_sorted(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
-    cdef int find_one(self, const Tree* tree, Lookup* lookup) noexcept nogil
+    cdef int find_block(self, Lookup* lookup, int64_t moment_ms) noexcept nogil
 
 cdef uint16_t slot_of(const uint8_t* key, size_t size) noexcept nogil
 cdef uint16_t crc16_of(const uint8_t* text, size_t size) noexcept nogil

@@ -20,8 +20,8 @@ caller asks py-lmdb.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EINVAL, errno
-from libc.stdlib cimport free, malloc
-from libc.string cimport memchr, memcmp
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memchr, memcmp, memset
 from posix.stat cimport fstat, struct_stat
 from libc.stdint cimport int64_t
 from posix.types cimport off_t
@@ -74,6 +74,8 @@ cdef enum:
     LARGE_MAP_BYTES = 32
     POSITION_BYTES = 6
     PLACE_BYTES = 8  # a position and an ordinal
+    HELD_SPREAD = 0x9E3779B1  # a prime: nodes of several sets that have the same number lie apart
+    HELD_MAX = 1024  # a power of two: the upper nodes of a sorted set of a million members are a tenth of it
     MAGIC = 0xBEEFC0DE
     DATA_VERSION = 1
 
@@ -193,17 +195,19 @@ cdef inline uint64_t high_of(const uint8_t* node) noexcept nogil:
     return swap64(u64(node + bytes_)) << (8 * (8 - bytes_)) if bytes_ else 0
 
 
-cdef inline int compare(const uint8_t* node, const Lookup* lookup, uint64_t high) noexcept nogil:
-    """Compare a node's name, whose first half is given, with the one that is looked up: below zero, zero or above."""
-    cdef uint32_t bytes_
-    cdef uint64_t low
+cdef inline uint64_t low_of(const uint8_t* node) noexcept nogil:
+    """Return the rest of it likewise."""
+    cdef uint32_t bytes_ = u16(node + 6)
+    return swap64(u64(node + bytes_)) << (8 * (16 - bytes_)) if bytes_ > 8 else 0
+
+
+cdef inline int compare(const uint8_t* node, const Lookup* lookup, uint64_t high, uint64_t low) noexcept nogil:
+    """Compare a node's name, whose halves are given, with the one that is looked up: below zero, zero or above."""
     if high != lookup.high:
         return -1 if high < lookup.high else 1
-    bytes_ = u16(node + 6)
-    low = swap64(u64(node + bytes_)) << (8 * (16 - bytes_)) if bytes_ > 8 else 0
     if low != lookup.low:
         return -1 if low < lookup.low else 1
-    return <int>bytes_ - <int>lookup.bytes_
+    return <int>u16(node + 6) - <int>lookup.bytes_
 
 
 cdef inline bint enter(const Map* map, Lookup* lookup, uint64_t number, bint is_leaf) noexcept nogil:
@@ -222,17 +226,35 @@ cdef inline bint enter(const Map* map, Lookup* lookup, uint64_t number, bint is_
     return True
 
 
+cdef inline double share_of(uint64_t lower, uint64_t at, uint64_t upper) noexcept nogil:
+    """Return how far a number is from one to another."""
+    return <double><int64_t>((at - lower) >> 1) / <double><int64_t>(((upper - lower) >> 1) + 1)
+
+
 cdef inline uint32_t split_of(const Lookup* lookup) noexcept nogil:
     """Return the node to look at next, between the first and the last of more than one.
 
-    Names begin with hashes, which lie evenly: where a name stands is guessed from how far it is between its neighbours.
-    Where the guesses did not find it, the middle does.
+    Names begin with hashes, or with an id and then hashes or numbers of nodes, which lie evenly: where a name stands is
+    guessed from how far it is between its neighbours. Where the guesses did not find it, the middle does.
     """
     cdef uint32_t nodes = lookup.last - lookup.first
+    cdef uint64_t lower = 0, upper = ~(<uint64_t>0)
     cdef double share
-    if not lookup.guesses or lookup.upper <= lookup.lower or lookup.high > lookup.upper:
+    if not lookup.guesses:
         return lookup.first + (nodes >> 1)
-    share = <double><int64_t>((lookup.high - lookup.lower) >> 1) / <double><int64_t>((lookup.upper - lookup.lower + 1) >> 1)
+    if lookup.lower == lookup.high or lookup.upper == lookup.high:
+        # A neighbour has the same id. Where the other has another one, the numbers behind the id begin, or end, at it.
+        if lookup.lower == lookup.high:
+            lower = lookup.lower_low
+        if lookup.upper == lookup.high:
+            upper = lookup.upper_low
+        if upper <= lower or lookup.low > upper:
+            return lookup.first + (nodes >> 1)
+        share = share_of(lower, lookup.low, upper)
+    elif lookup.upper <= lookup.lower or lookup.high > lookup.upper:
+        return lookup.first + (nodes >> 1)
+    else:
+        share = share_of(lookup.lower, lookup.high, lookup.upper)
     return lookup.first + min(max(<uint32_t>(share * nodes), 1), nodes - 1)
 
 
@@ -298,7 +320,8 @@ cdef inline void begin(const Tree* tree, Lookup** lookups, size_t count) noexcep
         lookups[i].outcome = FOUND if tree.depth else MISSING
         lookups[i].record = NULL
         lookups[i].size = tree.root
-        lookups[i].lower, lookups[i].upper = 0, tree.upper
+        lookups[i].lower = lookups[i].lower_low = lookups[i].upper_low = 0
+        lookups[i].upper = tree.upper
 
 
 cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
@@ -308,7 +331,7 @@ cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
     """
     cdef Lookup* searching[IN_STEP_MAX]
     cdef size_t i, left = 0
-    cdef uint64_t high
+    cdef uint64_t high, low
     cdef Lookup* lookup
     cdef const uint8_t* node
     for i in range(count):
@@ -323,11 +346,11 @@ cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
             if node == NULL:
                 lookup.outcome = DAMAGED
                 continue
-            high = high_of(node)
-            if compare(node, lookup, high) <= 0:
-                lookup.first, lookup.lower = lookup.split, high
+            high, low = high_of(node), low_of(node)
+            if compare(node, lookup, high, low) <= 0:
+                lookup.first, lookup.lower, lookup.lower_low = lookup.split, high, low
             else:
-                lookup.last, lookup.upper = lookup.split, high
+                lookup.last, lookup.upper, lookup.upper_low = lookup.split, high, low
             lookup.guesses -= lookup.guesses > 0
             if lookup.last - lookup.first > 1:
                 searching[left] = lookup
@@ -338,19 +361,19 @@ cdef void search(const Map* map, Lookup** lookups, size_t count) noexcept nogil:
 cdef inline void search_on(const Map* map, const Lookup* before, Lookup* lookup) noexcept nogil:
     """Find the same for a name on the page where a lower one was found: most of the time the node is one of the next."""
     cdef const uint8_t* node
-    cdef uint64_t high
+    cdef uint64_t high, low
     cdef uint32_t step = 1
-    lookup.first, lookup.lower = before.first, before.lower
+    lookup.first, lookup.lower, lookup.lower_low = before.first, before.lower, before.lower_low
     while lookup.first + step < lookup.last:
         node = node_at(lookup.page, lookup.first + step, map.page_bytes)
         if node == NULL:
             lookup.outcome = DAMAGED
             return
-        high = high_of(node)
-        if compare(node, lookup, high) > 0:
-            lookup.last, lookup.upper = lookup.first + step, high
+        high, low = high_of(node), low_of(node)
+        if compare(node, lookup, high, low) > 0:
+            lookup.last, lookup.upper, lookup.upper_low = lookup.first + step, high, low
             break
-        lookup.first, lookup.lower = lookup.first + step, high
+        lookup.first, lookup.lower, lookup.lower_low = lookup.first + step, high, low
         step *= 2
     aim(map, lookup)
     search(map, &lookup, 1)
@@ -363,7 +386,7 @@ cdef inline void descend(const Map* map, Lookup* lookup, bint is_leaf) noexcept 
     if node == NULL:
         lookup.outcome = DAMAGED
     elif is_leaf:
-        lookup.outcome = take(map, lookup, node) if compare(node, lookup, high_of(node)) == 0 else MISSING
+        lookup.outcome = take(map, lookup, node) if compare(node, lookup, high_of(node), low_of(node)) == 0 else MISSING
     else:
         number = u64(node) & 0xFFFFFFFFFFFFU
         lookup.size = <size_t>number
@@ -471,6 +494,7 @@ cdef class Pages:
         cdef Py_buffer record
         self.file = file
         self.is_readable = False
+        self.held = NULL
         self.main = env.open_db(None)
         self.map.page_bytes = env.stat()["psize"]
         if self.map.page_bytes < 4096 or self.map.page_bytes > 65536 or self.map.page_bytes & (self.map.page_bytes - 1):
@@ -487,6 +511,9 @@ cdef class Pages:
                 self.is_readable = self.find_base(<const uint8_t*>record.buf)
             finally:
                 PyBuffer_Release(&record)
+
+    def __dealloc__(self):
+        free(self.held)
 
     cdef bint find_base(self, const uint8_t* record) except -1:
         """Learn where the map begins from a record in it; False if that cannot be told."""
@@ -529,6 +556,8 @@ cdef class Pages:
         if not self.is_readable:
             return False
         self.count_pages()
+        if self.held != NULL:
+            memset(self.held, 0, HELD_MAX * sizeof(Held))
         get, main = txn.get, self.main
         self.keys.upper = KEYS_UPPER
         return (
@@ -697,9 +726,30 @@ cdef class Pages:
                 return None
         return 0, found
 
-    cdef int find_one(self, const Tree* tree, Lookup* lookup) noexcept nogil:
-        """Look up one name, and return its outcome."""
-        self.find(tree, &lookup, 1)
+    cdef int find_block(self, Lookup* lookup, int64_t moment_ms) noexcept nogil:
+        """Look up one name of sixteen bytes in `blocks`, and return its outcome.
+
+        moment_ms: by a clock that does not go back. What was looked up before in this version lies where it lay; its
+        checksum is compared once a millisecond, however often it is asked for.
+        """
+        cdef Held* held = NULL
+        if self.held == NULL:
+            self.held = <Held*>calloc(HELD_MAX, sizeof(Held))
+        if self.held != NULL:
+            held = &self.held[(lookup.low ^ lookup.high * HELD_SPREAD) & (HELD_MAX - 1)]
+            if held.record != NULL and held.low == lookup.low and held.high == lookup.high:
+                lookup.record, lookup.size, lookup.outcome = held.record, held.size, FOUND
+                if held.checked_ms != moment_ms:
+                    lookup.size += CHECK_BYTES
+                    lookup.outcome = check(lookup)
+                    held.checked_ms = moment_ms
+                    if lookup.outcome != FOUND:
+                        held.record = NULL
+                return lookup.outcome
+        self.find(&self.blocks, &lookup, 1)
+        if held != NULL and lookup.outcome == FOUND:
+            held.high, held.low, held.checked_ms = lookup.high, lookup.low, moment_ms
+            held.record, held.size = lookup.record, lookup.size
         return lookup.outcome
 
 
@@ -707,6 +757,16 @@ def hashes(bytes key):
     """Return a key's slot, CRC32 and CRC16, for tests."""
     cdef const uint8_t* text = <const uint8_t*>key
     return slot_of(text, len(key)), crc32_of(text, len(key)), crc16_of(text, len(key))
+
+
+def look_up_block(Pages pages, bytes name, int64_t moment_ms):
+    """Look up a name in `blocks` as nodes of sorted sets are looked up, for tests. ValueError: damaged."""
+    cdef Lookup found
+    found.high, found.low = swap64(u64(<const uint8_t*>name)), swap64(u64(<const uint8_t*>name + 8))
+    found.bytes_ = 16
+    if pages.find_block(&found, moment_ms) == DAMAGED:
+        raise ValueError("damaged")
+    return (<const char*>found.record)[: found.size] if found.outcome == FOUND else None
 
 
 def look_up(Pages pages, str table, list names):

@@ -44,7 +44,21 @@ ODD_KEYS = [
 ]
 VALUE_KEYS = [b"j:v:%d" % number for number in range(4)] + ODD_KEYS
 MAP_KEYS, LIST_KEYS = [b"j:m:small", b"j:m:large", b"j:m:ttl"], [b"j:l:short", b"j:l:long"]
-SET_KEYS, RANK_KEYS = [b"j:s:small", b"j:s:ttl"], [b"j:z:small", b"j:z:large"]
+SET_KEYS, RANK_KEYS = [b"j:s:small", b"j:s:ttl"], [b"j:z:small", b"j:z:large", b"j:z:odd"]
+SCORES = [
+    b"-inf",
+    b"inf",
+    b"-0.0",
+    b"0",
+    b"0.5",
+    b"-12.25",
+    b"0.001",
+    b"9999.75",
+    b"10000.5",
+    b"5e-324",
+    b"1e300",
+    b"7",
+]
 KEYS = [*VALUE_KEYS, *MAP_KEYS, *LIST_KEYS, *SET_KEYS, *RANK_KEYS, b"j:v:gone", b"j:v:long", b"", b"nope"]
 
 
@@ -63,12 +77,18 @@ def changes(turn: int) -> list[Change]:
     put += [Change("s", Op.PUT, SET_KEYS[1], b"m0", b"", NOW_MS + 1000)]
     put += [Change("z", Op.PUT, RANK_KEYS[0], b"m%d" % each, b"%d" % (each * turn)) for each in range(4)]
     put += [Change("z", Op.PUT, RANK_KEYS[1], b"m%d" % each, b"%d" % (each + turn)) for each in range(300)]
+    # A score has many members; one of them is empty, and some are long.
+    put += [Change("z", Op.PUT, RANK_KEYS[2], b"", SCORES[turn])]
+    put += [
+        Change("z", Op.PUT, RANK_KEYS[2], b"m%d" % each + b"x" * (each % 7 * 40), SCORES[(each + turn) % len(SCORES)])
+        for each in range(290)
+    ]
     return put
 
 
 keys = st.one_of(st.sampled_from(VALUE_KEYS[:2]), st.sampled_from(KEYS))
-members = st.sampled_from([b"m0", b"m1", b"m299", b"nobody"])
-numbers = st.sampled_from([b"0", b"1", b"-1", b"99", b"x"])
+members = st.sampled_from([b"m0", b"m1", b"m7", b"m280", b"m299", b"nobody", b""])
+numbers = st.sampled_from([b"0", b"1", b"-1", b"99", b"-120", b"-1000", b"289", b"100000", b"x"])
 reads = st.one_of(
     st.tuples(st.sampled_from([b"GET", b"get", b"GeT", b"HGETALL", b"hgetall", b"TYPE"]), keys).map(list),
     st.tuples(st.sampled_from([b"GET", b"HGET"]), keys, st.sampled_from([b"f0", b"f7"])).map(list),
@@ -78,7 +98,16 @@ reads = st.one_of(
     st.tuples(st.sampled_from([b"ZREVRANGE", b"ZRANGE", b"ZCOUNT", b"zrangebyscore"]), keys, numbers, numbers).map(
         list
     ),
-    st.tuples(st.sampled_from([b"zrevrange", b"ZRANGE"]), keys, numbers, numbers, st.just(b"WITHSCORES")).map(list),
+    st.tuples(
+        st.sampled_from([b"zrevrange", b"ZRANGE"]),
+        st.sampled_from(RANK_KEYS),
+        numbers,
+        numbers,
+        st.sampled_from([b"WITHSCORES", b"withscores", b"REV", b"nonsense"]),
+    ).map(list),
+    st.tuples(
+        st.just(b"ZRANGE"), st.sampled_from(RANK_KEYS), numbers, numbers, st.just(b"REV"), st.just(b"WITHSCORES")
+    ).map(list),
     st.lists(keys, max_size=4).map(lambda some: [b"MGET", *some]),
     st.lists(st.sampled_from(VALUE_KEYS), max_size=4).map(lambda some: [b"mget", *some]),
     st.lists(keys, max_size=4).map(lambda some: [b"STATE", b"MGET", *some]),

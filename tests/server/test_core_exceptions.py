@@ -26,14 +26,14 @@ def test_what_comes_before_half_a_request_is_answered_when_the_core_raises(
         raise RuntimeError("nobody expected this")
 
     store = LmdbStore(tmp_path, "g1")
-    changes = [Change("z", Op.PUT, b"job:z:a", b"m", b"1.5")]
+    changes = [Change("z", Op.PUT, b"job:z:a", b"m", b"1e30")]
     store.apply(EpochChanges(0, 1, 1, list(runs_of(changes, ["z"]))), STATES)
     running = serve(store, STATES)
     monkeypatch.setattr(core, "double_text", raising)
     peer = running.connect()
     whole, half = request(b"ZSCORE", b"job:z:a", b"m"), request(b"PING", b"there")
     peer.send(whole + half[:-4])
-    assert peer.read(9) == b"$3\r\n1.5\r\n"
+    assert peer.read(11) == b"$5\r\n1e+30\r\n"
     peer.send(half[-4:])
     assert peer.read(11) == b"$5\r\nthere\r\n"
     assert running.server.instance.stats.internal_errors == 1

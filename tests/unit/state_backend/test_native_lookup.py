@@ -80,6 +80,77 @@ def test_a_transaction_s_own_version_is_read_while_others_are_written(environmen
             assert lookup.look_up(pages, "keys", names) == [before[name] for name in names]
 
 
+NUMBERS = [0, 1, 2, 255, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 2, (1 << 64) - 1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_names_behind_a_few_ids_are_found_wherever_they_lie(environment: lmdb.Environment, seed: int) -> None:
+    """Where a name stands is guessed from the numbers of its neighbours: these lie as unevenly as they can."""
+    dice = random.Random(seed)
+    ids = dice.sample(NUMBERS, 4) if seed else NUMBERS
+
+    def name() -> bytes:
+        number = dice.choice((dice.choice(NUMBERS), dice.randrange(1000), dice.randrange(1 << 64)))
+        return dice.choice(ids).to_bytes(8, "big") + number.to_bytes(8, "big")
+
+    fill(environment, dice, 0)
+    pages = pages_of(environment)
+    for count in (1, 2, 40, 3_000):
+        rows = {name(): b"%d" % number for number in range(count)}
+        with environment.begin(write=True) as txn:
+            for each, value in rows.items():
+                txn.put(each, sealed(value), db=environment.open_db(b"blocks", txn))
+        with environment.begin(db=environment.open_db(b"blocks")) as txn:
+            assert pages.learn(txn)
+            for _ in range(40):
+                some = [dice.choice([*rows]) if dice.random() < 0.5 else name() for _ in range(50)]
+                found = [record if record is None else record[:-4] for record in map(txn.get, some)]
+                assert lookup.look_up(pages, "blocks", some) == found
+                assert [lookup.look_up_block(pages, each, 0) for each in some] == found
+
+
+def test_a_block_that_was_found_before_is_found_again_and_anew_in_a_newer_version(
+    environment: lmdb.Environment,
+) -> None:
+    dice = random.Random(7)
+    # More than are held, so that some have the place of others.
+    names = [number.to_bytes(8, "big") + each.to_bytes(8, "big") for number in range(40) for each in range(60)]
+    fill(environment, dice, 0)
+    pages, table = pages_of(environment), environment.open_db(b"blocks")
+    for version in range(3):
+        rows = {name: b"%d" % version * dice.choice((1, 50, 3_000)) for name in names if dice.random() < 0.7}
+        with environment.begin(write=True) as txn:
+            txn.drop(table, delete=False)
+            for name, value in rows.items():
+                txn.put(name, sealed(value), db=table)
+        with environment.begin() as txn:
+            assert pages.learn(txn)
+            for moment in range(10):
+                for name in dice.choices(names, k=1_000):
+                    assert lookup.look_up_block(pages, name, moment) == rows.get(name)
+
+
+def test_what_happens_to_a_block_after_it_was_found_is_noticed_a_millisecond_later(
+    environment: lmdb.Environment, tmp_path: Path
+) -> None:
+    dice = random.Random(8)
+    name, value = bytes(15) + b"1", dice.randbytes(3_000)
+    fill(environment, dice, 0)
+    with environment.begin(write=True, db=environment.open_db(b"blocks")) as txn:
+        txn.put(name, sealed(value))
+    pages = pages_of(environment)
+    with environment.begin() as txn:
+        assert pages.learn(txn)
+        assert lookup.look_up_block(pages, name, 0) == value
+        at = (tmp_path / "data.mdb").read_bytes().index(value)
+        with (tmp_path / "data.mdb").open("r+b") as file:
+            file.seek(at + 1_000)
+            file.write(bytes([value[1_000] ^ 4]))
+        for _ in range(2):  # whoever asks again in that millisecond is not answered either
+            with pytest.raises(ValueError, match="damaged"):
+                lookup.look_up_block(pages, name, 1)
+
+
 @given(st.binary(max_size=70), st.sampled_from([b"%b", b"{%b}", b"{}%b", b"a{%b}b", b"%b{", b"}%b{x"]))
 def test_hashes_are_those_of_python(text: bytes, form: bytes) -> None:
     key = form % text

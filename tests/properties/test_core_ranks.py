@@ -1,0 +1,195 @@
+"""The compiled core answers for sorted sets, small ones and trees of several levels, what their members say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from compat.conformance.wire import requests
+from compat.fuzz.subject import Wire
+from resp_server.config import ServerConfig
+from resp_server.connection import Connection
+from resp_server.native import CORE
+from resp_server.protocol.doubles import double_text
+from resp_server.server import Server
+from state_backend import lmdb_ranks, packed_sorted
+from state_backend.descriptor import StateDescriptor
+from state_backend.keyspace import Job, Keyspace
+from state_backend.lmdb_store import DATA, LmdbStore
+from state_backend.packed_sorted import score_text
+from state_backend.records import Change, Op, runs_of
+from state_backend.store import EpochChanges
+
+pytestmark = pytest.mark.skipif(CORE != "compiled", reason="the compiled core is not built")
+
+STATE, KEY, NOW_MS = StateDescriptor("z", key="k", member="m", score="s"), b"j:z:a", 1_700_000_000_000
+# So that a few members make a tree of several levels.
+SMALL_TREE: Any = {"WIDTH_MAX": 6, "BYTES_MAX": 300, "CHILDREN_MIN": 2}
+
+# Where the text of a number takes another form, and what is at the ends.
+EDGES = [0.0, -0.0, float("inf"), float("-inf"), 1.0, -1.0, 0.5, 0.001, 0.0009, 9999.5, 1e4, 10000.5, 2.0**53, 2.0**62]
+EDGES += [2.0**63, -(2.0**63), 1e22, 5e-324, 1.7976931348623157e308, 0.1, 1 / 3]
+scores = st.one_of(st.sampled_from(EDGES), st.floats(allow_nan=False))
+members = st.one_of(
+    st.binary(max_size=2), st.sampled_from([b"", b"\r\n", b"$1\r\na\r\n", b"long" * 60, b"long" * 60 + b"er"])
+)
+places = st.one_of(st.integers(-90, 90), st.sampled_from([10**17, -(10**17)]))
+
+
+@contextmanager
+def small_trees() -> Iterator[None]:
+    with patch.multiple(lmdb_ranks, **SMALL_TREE), patch.object(packed_sorted, "MEMBERS_MAX", 8):
+        yield
+
+
+def publish(store: LmdbStore, changes: list[Change]) -> None:
+    store.apply(EpochChanges(store.applied.epoch + 1, 1, NOW_MS, list(runs_of(changes, ["z"]))), [STATE])
+
+
+def served(store: LmdbStore, talk: Callable[[Server, Connection, Wire], None]) -> None:
+    """Have a client talk to a server that shows a store; it has looked at nothing of it before."""
+
+    async def run() -> None:
+        keyspace = Keyspace()
+        keyspace.put(Job("j", "g", [STATE], store))
+        server = Server(keyspace, ServerConfig(), clock=lambda: NOW_MS)
+        wire, connection = Wire(), Connection(server)
+        connection.connection_made(wire)  # type: ignore[arg-type]
+        talk(server, connection, wire)
+        server.instance.close()
+
+    asyncio.run(run())
+
+
+def bulk(text: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+class Expected:
+    """What is to be answered, by what a sorted set holds."""
+
+    def __init__(self, held: dict[bytes, float], protocol: int) -> None:
+        self.held, self.is_resp3 = held, protocol == 3
+        self.ranking = sorted((score + 0.0, member) for member, score in held.items())
+        self.ranks = {member: rank for rank, (_, member) in enumerate(self.ranking)}
+
+    def score(self, number: float) -> bytes:
+        return b",%b\r\n" % double_text(number) if self.is_resp3 else bulk(double_text(number))
+
+    def of(self, words: list[bytes]) -> bytes:
+        name = words[0].upper()
+        if name in (b"ZRANGE", b"ZREVRANGE"):
+            return self.range(int(words[2]), int(words[3]), name == b"ZREVRANGE", len(words) > 4)
+        rank = self.ranks.get(words[2])
+        if rank is None:
+            return b"_\r\n" if self.is_resp3 else b"$-1\r\n"
+        if name == b"ZSCORE":
+            return self.score(self.ranking[rank][0])
+        return b":%d\r\n" % (rank if name == b"ZRANK" else len(self.ranking) - 1 - rank)
+
+    def range(self, first: int, last: int, is_reversed: bool, has_scores: bool) -> bytes:
+        ranking, count = self.ranking[::-1] if is_reversed else self.ranking, len(self.ranking)
+        first, last = max(first + count if first < 0 else first, 0), last + count if last < 0 else last
+        found = ranking[first : max(last + 1, 0)]
+        pair = b"*2\r\n" if has_scores and self.is_resp3 else b""
+        items = [pair + bulk(member) + (self.score(score) if has_scores else b"") for score, member in found]
+        return b"*%d\r\n" % (len(items) * (2 if has_scores and not self.is_resp3 else 1)) + b"".join(items)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.dictionaries(members, scores, min_size=1, max_size=80),
+    st.dictionaries(members, scores | st.none(), max_size=20),
+    st.lists(st.tuples(places, places), max_size=12),
+    st.sampled_from([2, 3]),
+)
+def test_ranks_scores_and_ranges_are_those_of_the_members(
+    first: dict[bytes, float], then: dict[bytes, float | None], asked: list[tuple[int, int]], protocol: int
+) -> None:
+    words = [[name, KEY, each] for each in [*first, *then, b"nobody"] for name in (b"ZRANK", b"zrevrank", b"ZSCORE")]
+    for start, stop in [(0, -1), (0, 9), *asked]:
+        for name in (b"ZRANGE", b"zrevrange"):
+            words.append([name, KEY, b"%d" % start, b"%d" % stop])
+            words.append([*words[-1], b"WithScores"])
+    held = {**first, b"left": 1.0}
+    epochs = [[Change("z", Op.PUT, KEY, member, score_text(score)) for member, score in held.items()]]
+    epochs.append(
+        [
+            Change("z", Op.DELETE, KEY, each) if score is None else Change("z", Op.PUT, KEY, each, score_text(score))
+            for each, score in then.items()
+        ]
+    )
+    with small_trees(), TemporaryDirectory() as folder:
+        store = LmdbStore(folder, "g", map_bytes_max=1 << 26)
+
+        def talk(server: Server, connection: Connection, wire: Wire) -> None:
+            compiled: Any = server.dispatcher.compiled
+            connection.session.protocol = protocol
+            for epoch in epochs:
+                publish(store, epoch)
+                for change in epoch:
+                    assert change.field is not None
+                    held.pop(change.field, None)
+                    if change.value is not None:
+                        held[change.field] = float(change.value)
+                server.instance.renew()
+                replies, left, rest = compiled.answer(connection.session, requests(words))
+                assert (left, rest) == ([], b"")
+                expected = Expected(held, protocol)
+                assert replies == b"".join(map(expected.of, words))
+
+        try:
+            served(store, talk)
+        finally:
+            store.close()
+
+
+MANY = {b"m%d" % number: float(number // 3) for number in range(200)}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_flipped_bit_in_a_sorted_set_is_an_error_and_never_another_answer(tmp_path: Path, seed: int) -> None:
+    dice = Random(seed)
+    words = [[name, KEY, each] for each in MANY for name in (b"ZRANK", b"ZSCORE")]
+    for start in range(0, len(MANY), 7):
+        words += [[name, KEY, b"%d" % start, b"%d" % (start + 7), b"WITHSCORES"] for name in (b"ZRANGE", b"ZREVRANGE")]
+    expected = [Expected(MANY, 2).of(each) for each in words]
+    with small_trees():
+        store = LmdbStore(tmp_path, "g", map_bytes_max=1 << 26)
+        publish(store, [Change("z", Op.PUT, KEY, member, b"%d" % score) for member, score in MANY.items()])
+    with store.begin() as txn:
+        nodes = [node for _, node in txn.cursor(db=store.tables.blocks)]
+        some = [row for _, row in txn.cursor(db=store.tables.fields)]
+    data = store.path / DATA
+    stored = data.read_bytes()
+    assert len(nodes) > 40
+    for value in [*nodes, *dice.sample(some, 10)]:
+        byte = dice.randrange(len(value))
+        flipped = bytearray(value)
+        flipped[byte] ^= 1 << dice.randrange(8)
+
+        def talk(server: Server, connection: Connection, wire: Wire) -> None:
+            replies = []
+            for each in words:
+                connection.data_received(requests([each]))
+                server.outbox.flush()
+                replies.append(b"".join(wire.sent))
+                wire.sent.clear()
+            errors = sum(reply.startswith(b"-") for reply in replies)
+            assert errors
+            assert sum(map(bytes.__eq__, replies, expected)) == len(words) - errors
+
+        with data.open("r+b") as file:
+            file.write(stored.replace(value, flipped))  # with what lies in free pages and is the same
+        served(store, talk)
+    store.close()
