@@ -67,33 +67,34 @@ __all__ = [
     "serve",
 ]
 
+_MODULES = {
+    "spark_hooks.attach": ("AttachedState", "Attachment", "attach"),
+    "spark_hooks.encoding": ("RowError",),
+    "spark_hooks.endpoints": ("ServedEndpoint",),
+    "spark_hooks.geo": ("geo_score",),
+    "spark_hooks.processor": ("QueryableProcessor", "queryable_processor"),
+    "spark_hooks.serve": ("serve",),
+    "spark_hooks.sink": ("publish", "queryable"),
+    "spark_hooks.table": ("publish_table",),
+    "state_backend.descriptor": ("Encoding", "Kind", "Reduce", "StateDescriptor"),
+    "state_backend.errors": (
+        "ChangeError",
+        "DescriptorError",
+        "FencedWriterError",
+        "JobInUseError",
+        "LogError",
+        "LogUnavailableError",
+        "SparkisError",
+    ),
+    "state_backend.log_writer": ("LogWriter",),
+    "state_backend.records": ("Change", "Op"),
+    "state_backend.replay": ("read_snapshot",),
+    "state_backend.store": ("Snapshot",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
 # Type checkers read the imports above; if they saw `__getattr__`, a misspelt name would pass as well.
 if not TYPE_CHECKING:
-    _MODULES = {
-        "spark_hooks.attach": ("AttachedState", "Attachment", "attach"),
-        "spark_hooks.encoding": ("RowError",),
-        "spark_hooks.endpoints": ("ServedEndpoint",),
-        "spark_hooks.geo": ("geo_score",),
-        "spark_hooks.processor": ("QueryableProcessor", "queryable_processor"),
-        "spark_hooks.serve": ("serve",),
-        "spark_hooks.sink": ("publish", "queryable"),
-        "spark_hooks.table": ("publish_table",),
-        "state_backend.descriptor": ("Encoding", "Kind", "Reduce", "StateDescriptor"),
-        "state_backend.errors": (
-            "ChangeError",
-            "DescriptorError",
-            "FencedWriterError",
-            "JobInUseError",
-            "LogError",
-            "LogUnavailableError",
-            "SparkisError",
-        ),
-        "state_backend.log_writer": ("LogWriter",),
-        "state_backend.records": ("Change", "Op"),
-        "state_backend.replay": ("read_snapshot",),
-        "state_backend.store": ("Snapshot",),
-    }
-    _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
     def __getattr__(name):
         if name not in _MODULE_OF:
