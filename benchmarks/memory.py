@@ -18,8 +18,7 @@ from benchmarks import processes
 from benchmarks.options import Options
 from benchmarks.reads import uniform
 from benchmarks.results import Row, alone, compared
-from benchmarks.servers import JOB, RedisServer, Served, Sparkis, both, key, until
-from resp_server.client import Client
+from benchmarks.servers import JOB, RedisServer, Served, Sparkis, both, until
 from state_backend.applier import (
     COMPACT_AT_REST_ABOVE_BYTES,
     COMPACT_AT_REST_SHARE,
@@ -90,8 +89,6 @@ def wait_until_at_rest(server: Sparkis) -> None:
 
     time.sleep(REST_AFTER_S + PROBE_INTERVAL_S)
     until(is_compact, COMPACT_TIMEOUT_S, "a copy of the store without its free pages", LOOK_EVERY_S)
-    with Client("127.0.0.1", server.port) as client:  # a server lets go of the old file with its next answer
-        client.call("GET", key(0))
 
 
 class Taken:

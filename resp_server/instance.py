@@ -113,6 +113,8 @@ class Instance:
 
     def _on_epoch(self) -> None:
         self.held.look(self.clock())
+        if self.view.routes_version != self.keyspace.version:
+            self.renew()  # it keeps the files of stores that went until then, and no client may ask for long
         self.notifications.look_soon()
 
     def stand(self, standing: Standing) -> None:
