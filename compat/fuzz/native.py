@@ -18,7 +18,8 @@ from time import monotonic
 from compat.fuzz.lines import ROOT
 
 BUILT = ROOT / "build" / "sanitized"
-PACKAGES = ("state_backend", "resp_server", "compat")
+PACKAGES = ("state_backend", "resp_server", "compat", "sparkis")  # sparkis: setup.py reads the version there
+FILES = ("setup.py", "pyproject.toml", "README.md")
 FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1"
 PARTS = ("requests", "records", "pages", "sockets", "hop")
 # Of what a sanitizer says: the finding and its stack.
@@ -46,7 +47,8 @@ def build() -> None:
     for package in PACKAGES:
         ignore = shutil.ignore_patterns("*.so", "__pycache__")
         shutil.copytree(ROOT / package, BUILT / package, ignore=ignore, dirs_exist_ok=True)
-    shutil.copy(ROOT / "setup.py", BUILT)
+    for name in FILES:
+        shutil.copy(ROOT / name, BUILT)
     environment = {**os.environ, "CFLAGS": FLAGS, "LDFLAGS": FLAGS}
     environment.pop("SPARKIS_PURE", None)
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]

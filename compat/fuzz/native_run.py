@@ -39,6 +39,7 @@ from state_backend.checksums import CHECK_BYTES, sealed
 from state_backend.keyspace import Job, Keyspace
 from state_backend.lmdb_store import LmdbStore
 from state_backend.native import lookup
+from state_backend.slots import POSITIONS
 
 MAP_BYTES = 1 << 30
 INPUTS_PER_SUBJECT = 300
@@ -174,6 +175,8 @@ def of_records(dice: random.Random, folder: str) -> Iterator[None]:
                 _lie(store, dice)
                 connection.session.protocol = dice.choice((2, 3))
                 server.instance.renew()
+                with store.snapshot(NOW_MS) as snapshot:
+                    _scan(snapshot.pages, dice)
                 for _ in range(INPUTS_PER_LIE):
                     data = requests([request(dice) for _ in range(dice.choice((1, 5, 60)))])
                     data = mutated(data, dice) if dice.random() < 0.3 else data
@@ -204,6 +207,18 @@ def _lie(store: LmdbStore, dice: random.Random) -> None:
                 if dice.random() < 0.2:
                     body = body[: dice.randrange(len(body) + 1)]
                 txn.put(name, sealed(bytes(body)), db=table)
+
+
+def _scan(pages: lookup.Pages, dice: random.Random) -> None:
+    """Scan all keys, or those of some slots, until a step is LMDB's to take."""
+    count, forms, only_expiring = dice.choice((1, 3, 1000)), dice.choice((1023, 1, 32)), dice.random() < 0.5
+    cuts = sorted(dice.randrange(POSITIONS) for _ in range(dice.choice((0, 2, 6))))
+    ranges = list(zip(cuts[::2], cuts[1::2], strict=True)) or [(0, POSITIONS)]
+    cursor = -1
+    while (step := pages.scan(ranges, count, 100, 1 << 20, NOW_MS, forms, only_expiring)) is not None and step[0]:
+        assert step[0] > cursor
+        cursor = step[0]
+        ranges = [(max(start, cursor), end) for start, end in ranges if end > cursor]
 
 
 def of_pages(dice: random.Random, folder: str) -> Iterator[None]:
@@ -239,6 +254,7 @@ def of_pages(dice: random.Random, folder: str) -> Iterator[None]:
                 for turn in range(80):
                     with suppress(ValueError):
                         lookup.look_up_block(found, dice.choice(names["blocks"]), turn // 8)
+                _scan(found, dice)
         os.close(descriptor)
         environment.close()
         yield

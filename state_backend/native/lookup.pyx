@@ -697,11 +697,13 @@ cdef class Pages:
                 name = high_of(node)
                 if name >> 16 >= end:
                     break
+                # Names rise, or pages lead in a circle.
+                if name < start << 16 or (visits and name <= last):
+                    return None
                 if (left <= 0 or visits >= visits_max or visited >= bytes_max) and name >> 16 != last >> 16:
                     return name >> 16, found
                 lookup.page = walk.levels[leaf].page
-                # Names rise, or pages lead in a circle.
-                if name < start << 16 or (visits and name <= last) or take(map, lookup, node) != FOUND or check(lookup) != FOUND:
+                if take(map, lookup, node) != FOUND or check(lookup) != FOUND:
                     return None
                 last = name
                 visits += 1
