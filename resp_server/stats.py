@@ -110,9 +110,14 @@ class Stats:
     rounds_ns: int = 0
     rounds_per_second: float = 0.0
     rounds_ns_per_second: float = 0.0
-    # Adds up what is counted elsewhere; filled in where there are compiled sockets.
-    collect: Callable[[], None] = lambda: None
+    # Each adds what compiled code has counted since it was called last.
+    collectors: list[Callable[[], None]] = field(default_factory=list)
     _sample: tuple[float, int, int, int, int, int] = (0.0, 0, 0, 0, 0, 0)
+
+    def collect(self) -> None:
+        """Take in what compiled code has counted."""
+        for add in self.collectors:
+            add()
 
     def tally(self, command: str) -> Tally:
         """Return a command's numbers; the names are those of the command table."""

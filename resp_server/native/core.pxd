@@ -113,7 +113,6 @@ cdef class Reads:
     cdef list tallies, names
     cdef uint64_t nanoseconds[COMMANDS]
     cdef uint64_t times[COMMANDS][64]
-    cdef bint is_counted
     cdef bint is_asked  # whether the core looked at the last buffer
     cdef size_t take(self, object session, const uint8_t* data, size_t size, Output* out) except? 0
     cdef list left(self, object session, const uint8_t* data, size_t size, size_t* took)

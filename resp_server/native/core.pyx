@@ -1229,6 +1229,7 @@ cdef class Reads:
             raise MemoryError
         self.names = [name.decode() for name, _, _ in NAMES]
         self.tallies = [instance.stats.tally(name) for name in self.names]
+        self.stats.collectors.append(self.collect)
 
     def __dealloc__(self):
         free(self.own.data)
@@ -1254,8 +1255,6 @@ cdef class Reads:
         cdef list requests
         self.own.used = 0
         took = self.take(session, start, size, &self.own)
-        if self.is_counted:
-            self.flush()
         requests = self.left(session, start, size, &took)
         replies = PyBytes_FromStringAndSize(self.own.data, self.own.used)
         return replies, requests, data[took:] if took else data
@@ -1340,14 +1339,12 @@ cdef class Reads:
                 core.calls[command] += core.answered[command]
                 self.nanoseconds[command] += mean * core.answered[command]
                 self.times[command][min(bits, 63)] += core.answered[command]
-        self.is_counted = True
         return 0
 
-    def flush(self):
+    def collect(self):
         """Add what was counted to the instance's numbers."""
         cdef int command, bits
         cdef Core core = self.core
-        self.is_counted = False
         for command in range(COMMANDS):
             if core.calls[command]:
                 tally = self.tallies[command]
@@ -1360,8 +1357,6 @@ cdef class Reads:
                         self.times[command][bits] = 0
                 core.calls[command] = self.nanoseconds[command] = 0
         stats = self.stats
-        if core.hits:
-            stats.hits += core.hits
-        if core.misses:
-            stats.misses += core.misses
+        stats.hits += core.hits
+        stats.misses += core.misses
         core.hits = core.misses = 0

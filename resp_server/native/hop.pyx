@@ -491,7 +491,6 @@ cdef class Hop:
     cdef int commands
     cdef uint64_t calls[COMMANDS_MAX]
     cdef uint64_t input_bytes, output_bytes  # of clients
-    cdef bint is_counted
     cdef Word words[WORDS_MAX]
     cdef Item items[ITEMS_MAX]
     cdef Question questions[QUESTIONS_MAX]
@@ -513,6 +512,7 @@ cdef class Hop:
             self.tallies.append(tally)
             i += 1
         self.commands = i
+        self.stats.collectors.append(self.collect)
 
     def ask(self, taker, bytes data, int protocol):
         """Ask for what is plain reads at the front of a buffer; return how much of it they are, 0: none can be now."""
@@ -656,7 +656,7 @@ cdef class Hop:
         for j in range(self.lane_count):
             self.runs[self.lanes[j]] = None
         self.last_command = self.names[asking.questions[asking.question_count - 1].command]
-        return self.count_soon()
+        return 0
 
     cdef int send_keys(self, Asking asking, uint32_t index, uint8_t number) except -1:
         """Ask for those keys of an MGET that are asked over a connection, if there are any."""
@@ -680,24 +680,15 @@ cdef class Hop:
             at += took
         return run.add(asking, index, 0, number, start)
 
-    cdef int count_soon(self) except -1:
-        if not self.is_counted:
-            self.upstreams.soon(self.count)
-            self.is_counted = True
-        return 0
-
-    def count(self):
-        """Add up what was asked and answered."""
+    def collect(self):
+        """Add what was asked and answered to the instance's numbers."""
         cdef int i
-        if self.is_counted:
-            self.is_counted = False
-            self.stats.input_bytes += self.input_bytes
-            self.stats.output_bytes += self.output_bytes
-            self.input_bytes = self.output_bytes = 0
-            for i in range(self.commands):
-                if self.calls[i]:
-                    self.tallies[i].calls += self.calls[i]
-                    self.calls[i] = 0
+        self.stats.input_bytes += self.input_bytes
+        self.stats.output_bytes += self.output_bytes
+        self.input_bytes = self.output_bytes = 0
+        for i in range(self.commands):
+            self.tallies[i].calls += self.calls[i]
+            self.calls[i] = 0
 
     cdef int finish(self, Asking asking) except -1:
         """Answer a client, or have it asked again where replies are from uneven epochs."""
@@ -712,7 +703,6 @@ cdef class Hop:
     cdef int ask_again(self, Asking asking, told) except -1:
         """Have what a client asked asked again, the general way; it was counted when it was asked first."""
         cdef size_t i
-        self.count()
         for i in range(asking.question_count):
             self.tallies[asking.questions[i].command].calls -= 1
         asking.taker.ask_again(asking.data, told)
@@ -831,7 +821,6 @@ cdef class Asker(Hearer):
                 connection.send_in_steps(reply)
                 return
             hop.output_bytes += len(reply)
-            hop.count_soon()
             self.write(reply)
             if (
                 connection._is_reading

@@ -22,14 +22,14 @@ cdef class Poller:
     cdef int next_event, event_count
     cdef set transports
     cdef list waiting  # to send at the end of the round
-    cdef list unfinished  # more of what was read is to be answered
+    cdef list ready  # to have a turn in the next round, whatever epoll tells
     cdef list closed  # that the events may still name
     cdef list callbacks
     cdef bint is_in_round, is_due
     cdef int call_back(self) except -1
     cdef uint64_t input_bytes, output_bytes
     cdef uint64_t reads_done, writes_done, rounds, rounds_ns  # not added up yet
-    cdef int end_round(self, int64_t began_ns) except -1
+    cdef int run_round(self, int64_t began_ns) except -1
     cdef int go_on(self, int64_t ends_ns) except -1
     cdef int hear(self, int64_t ends_ns) except -1
     cdef int run_soon(self) except -1
@@ -42,7 +42,11 @@ cdef class Transport:
     cdef dict names
     cdef int descriptor
     cdef uint32_t watched
-    cdef bint wants_input, is_waiting, is_unfinished, is_stuck, is_paused, is_ending, is_closed
+    cdef bint wants_input, is_waiting, is_stuck, is_paused, is_ending, is_closed
+    cdef bint is_ready  # to have a turn in the next round
+    cdef bint is_unfinished  # more of what was read is to be answered
+    cdef bint has_input  # there may be some that epoll does not tell of again
+    cdef bint is_at_end  # the peer sends nothing more
     cdef char* begun  # of a request that is not all here
     cdef size_t begun_bytes, begun_size
     cdef char* unsent
@@ -52,6 +56,7 @@ cdef class Transport:
     cdef int watch(self) except -1
     cdef int take_turn(self, uint32_t events) except -1
     cdef int read(self) except -1
+    cdef int go_on_later(self) except -1
     cdef int answer(self, size_t size) except -1
     cdef int read_end(self) except -1
     cdef int fail(self, error) except -1

@@ -5,6 +5,10 @@ In each round all sockets that have something are read, and what the core knows 
 between; then all of these replies are sent. What the core leaves goes to the connection, as asyncio would hand it over:
 `Transport` is what asyncio calls a transport, for plain TCP and unix sockets.
 
+Epoll tells of a socket once, when something new has come (edge-triggered), so that sockets which were read are not looked
+at again. What a read left in a socket is noted by its transport, which then has a turn of its own. A round goes on while
+more comes, for a millisecond; then the event loop's other work has its turn.
+
 A client that does not take its replies is not read (back-pressure): what it did not take is kept, and the connection is
 told to pause when that is more than its limit.
 """
@@ -25,7 +29,8 @@ cdef extern from "sys/epoll.h" nogil:
     int epoll_create1(int)
     int epoll_ctl(int, int, int, epoll_event*)
     int epoll_wait(int, epoll_event*, int, int)
-    int EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLL_CLOEXEC
+    uint32_t EPOLLIN, EPOLLOUT, EPOLLERR, EPOLLHUP, EPOLLRDHUP, EPOLLET
+    int EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLL_CLOEXEC
 
 cdef extern from "unistd.h" nogil:
     int close_descriptor "close"(int)
@@ -42,6 +47,7 @@ cdef enum:
     OUTPUT_BYTES_MAX = 1 << 20  # of a round: beyond, it is sent at once
     HIGH_BYTES = 65536
     ROUND_NS_MAX = 5000000  # what is left has to wait until others were heard
+    TURN_NS = 1000000  # of the event loop: no other round begins behind it
     BEGUN_BYTES_KEPT = 4096  # an idle client keeps no larger buffer
 
 
@@ -51,7 +57,7 @@ cdef class Poller:
     def __cinit__(self, loop, instance, Reads reads=None):
         self.callbacks = []
         self.loop, self.instance, self.stats, self.reads = loop, instance, instance.stats, reads
-        self.transports, self.waiting, self.unfinished, self.closed = set(), [], [], []
+        self.transports, self.waiting, self.ready, self.closed = set(), [], [], []
         self.descriptor = -1
         self.input = <char*>malloc(INPUT_BYTES)
         self.out.data, self.out.size = <char*>malloc(OUTPUT_BYTES_MAX), OUTPUT_BYTES_MAX
@@ -61,7 +67,7 @@ cdef class Poller:
         if self.descriptor < 0:
             raise OSError(errno, os.strerror(errno))
         loop.add_reader(self.descriptor, self.run)
-        self.stats.collect = self.count
+        self.stats.collectors.append(self.count)
 
     def __dealloc__(self):
         free(self.input)
@@ -90,38 +96,49 @@ cdef class Poller:
             self.descriptor = -1
 
     def run(self):
-        """Answer what has come on all sockets that have something, then send."""
-        cdef int64_t began_ns
+        """Answer what has come on all sockets that have something, then send; and again while more comes, for a while."""
+        cdef int64_t began_ns = monotonic_ns(), ends_ns = began_ns + TURN_NS
+        cdef bint is_renewed = False
         self.is_due = False
-        if self.descriptor < 0:
-            return
-        began_ns = monotonic_ns()
-        if self.next_event >= self.event_count:
-            self.closed.clear()
-            self.next_event, self.event_count = 0, epoll_wait(self.descriptor, self.events, EVENTS_MAX, 0)
-        if self.next_event >= self.event_count and not self.unfinished:
-            self.flush()
-            return self.end_round(began_ns)
+        while self.descriptor >= 0:
+            if self.next_event >= self.event_count:
+                self.closed.clear()
+                self.next_event, self.event_count = 0, epoll_wait(self.descriptor, self.events, EVENTS_MAX, 0)
+            if self.next_event >= self.event_count and not self.ready:
+                if self.waiting or self.callbacks:
+                    self.flush()
+                return
+            try:
+                if not is_renewed:
+                    is_renewed = True
+                    self.instance.renew()
+                self.run_round(began_ns)
+            except BaseException:
+                self.run_soon()  # epoll does not tell of what is left again
+                raise
+            began_ns = monotonic_ns()
+            if began_ns >= ends_ns:
+                return self.run_soon()
+
+    cdef int run_round(self, int64_t began_ns) except -1:
+        """Answer what epoll told of, and what is left of rounds before, as much as time allows; then send."""
         self.is_in_round = True
         try:
-            self.instance.renew()
             self.go_on(began_ns + ROUND_NS_MAX)
             self.hear(began_ns + ROUND_NS_MAX)
         finally:
             self.is_in_round = False
             self.flush()
-            if self.unfinished or self.next_event < self.event_count:
-                self.run_soon()
-            self.end_round(began_ns)
-
-    cdef int end_round(self, int64_t began_ns) except -1:
-        self.rounds += 1
-        self.rounds_ns += monotonic_ns() - began_ns
+            self.rounds += 1
+            self.rounds_ns += monotonic_ns() - began_ns
         return 0
 
     def count(self):
-        """Add up what was counted of rounds and of the system's calls: when somebody asks."""
+        """Add what was counted of rounds, bytes and calls of the system to the instance's numbers."""
         stats = self.stats
+        stats.input_bytes += self.input_bytes
+        stats.output_bytes += self.output_bytes
+        self.input_bytes = self.output_bytes = 0
         stats.reads += self.reads_done
         stats.writes += self.writes_done
         stats.rounds += self.rounds
@@ -129,20 +146,20 @@ cdef class Poller:
         self.reads_done = self.writes_done = self.rounds = self.rounds_ns = 0
 
     cdef int go_on(self, int64_t ends_ns) except -1:
-        """Answer more of what was read before; whose turn does not come is first in the next round."""
-        cdef list unfinished = self.unfinished
+        """Answer what is left of rounds before; whose turn does not come is first in the next round."""
+        cdef list ready = self.ready
         cdef Transport transport
         cdef Py_ssize_t taken = 0
-        self.unfinished = []
-        for transport in unfinished:
+        self.ready = []
+        for transport in ready:
             if taken and monotonic_ns() > ends_ns:
                 break
             taken += 1
-            transport.is_unfinished = False
+            transport.is_ready = False
             transport.take_turn(0)
             if self.out.used > OUTPUT_BYTES_MAX:
                 self.flush()
-        self.unfinished = unfinished[taken:] + self.unfinished
+        self.ready = ready[taken:] + self.ready
         return 0
 
     cdef int hear(self, int64_t ends_ns) except -1:
@@ -189,7 +206,7 @@ cdef class Poller:
         return 0
 
     def flush(self):
-        """Send what waits, and add up what was counted.
+        """Send what waits.
 
         What callbacks write goes first: a proxy's questions, which servers work on while clients are sent replies.
         """
@@ -210,12 +227,6 @@ cdef class Poller:
                 except Exception as error:
                     transport.fail(error)
         self.out.used = 0
-        if self.input_bytes or self.output_bytes:
-            self.stats.input_bytes += self.input_bytes
-            self.stats.output_bytes += self.output_bytes
-            self.input_bytes = self.output_bytes = 0
-        if self.reads is not None and self.reads.is_counted:
-            self.reads.flush()
 
     cdef int send_later(self, Transport transport) except -1:
         """Have a transport send at the end of the round."""
@@ -331,9 +342,9 @@ cdef class Transport:
         if self.is_closed:
             return 0
         if self.wants_input and not self.is_ending:
-            wanted |= EPOLLIN
+            wanted |= EPOLLIN | EPOLLRDHUP | EPOLLET
         if self.is_stuck:
-            wanted |= EPOLLOUT
+            wanted |= EPOLLOUT | EPOLLET
         if wanted == self.watched:
             return 0
         event.events, event.data.ptr = wanted, <void*>self
@@ -348,13 +359,18 @@ cdef class Transport:
         return 0
 
     cdef int take_turn(self, uint32_t events) except -1:
-        """Do what epoll told, or go on with what is kept (0). What fails ends this connection alone."""
+        """Do what epoll told, or go on with what is left (0). What fails ends this connection alone."""
         try:
-            if not events and not self.is_closed:
+            if self.is_unfinished and not events and not self.is_closed:
+                self.is_unfinished = False
                 self.answer(self.begun_bytes)
             if events & (EPOLLOUT | EPOLLERR | EPOLLHUP) and self.is_stuck and not self.is_closed:
                 self.send_all()  # which also tells that the peer is gone
-            if events & (EPOLLIN | EPOLLERR | EPOLLHUP) and not self.is_closed:
+            if events & (EPOLLIN | EPOLLERR | EPOLLHUP | EPOLLRDHUP):
+                self.has_input = True
+            if events & EPOLLRDHUP:
+                self.is_at_end = True
+            if self.has_input and not self.is_closed:
                 self.read()
         except Exception as error:
             self.fail(error)
@@ -363,17 +379,32 @@ cdef class Transport:
     cdef int read(self) except -1:
         """Take what came, and answer it."""
         cdef ssize_t got
+        cdef size_t room = INPUT_BYTES - self.begun_bytes
         if self.is_unfinished:
             return 0  # what came before is answered first
         if not self.wants_input or self.is_ending:
-            return 0  # since epoll told of it; sending tells whether the peer is gone
+            return 0  # sending tells whether the peer is gone; epoll tells again when input is wanted again
         self.poller.reads_done += 1
-        got = recv(self.descriptor, self.poller.input + self.begun_bytes, INPUT_BYTES - self.begun_bytes, MSG_DONTWAIT)
+        got = recv(self.descriptor, self.poller.input + self.begun_bytes, room, MSG_DONTWAIT)
         if got < 0:
-            return 0 if errno == EAGAIN or errno == EINTR else self.end_now(OSError(errno, os.strerror(errno)))
+            if errno == EINTR:
+                return self.go_on_later()
+            self.has_input = False
+            return 0 if errno == EAGAIN else self.end_now(OSError(errno, os.strerror(errno)))
         if got == 0:
+            self.has_input = False
             return self.read_end()
-        return self.answer(self.begun_bytes + got)
+        # A read that is not full took all, and what comes behind it is told of; but the end is told of once.
+        self.has_input = <size_t>got == room or self.is_at_end
+        self.answer(self.begun_bytes + got)
+        return self.go_on_later() if self.has_input else 0
+
+    cdef int go_on_later(self) except -1:
+        """Have a turn in the next round, without a word from epoll."""
+        if not self.is_ready and not self.is_closed:
+            self.is_ready = True
+            self.poller.ready.append(self)
+        return 0
 
     cdef int answer(self, size_t size) except -1:
         """Answer so many bytes: those that were kept, and what was read behind them into the poller's input."""
@@ -397,11 +428,9 @@ cdef class Transport:
                 self.keep_begun(data + took, size - took)
                 if poller.reads.core.is_full:
                     self.is_unfinished = True
-                    poller.unfinished.append(self)
+                    self.go_on_later()
                 return 0
         self.drop_begun()
-        if poller.reads is not None and poller.reads.is_counted:
-            poller.reads.flush()
         if is_calm:
             answered = took
             requests = poller.reads.left(protocol.session, <const uint8_t*>data, size, &took)
