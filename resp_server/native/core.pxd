@@ -35,6 +35,13 @@ cdef struct Request:
     uint32_t members
     int64_t rank  # of its member in a large sorted set, once that is known
 
+cdef struct Portion:  # of a buffer: its requests are looked up together with those of other buffers
+    const uint8_t* start
+    const uint8_t* stopped  # at the end, or at what is not ours to answer
+    uint32_t first_request
+    uint32_t end_request
+    bint is_incomplete
+
 cdef struct Record:  # what stands at a name, its header taken apart
     int form
     int64_t expire_at_ms
@@ -67,6 +74,8 @@ cdef class Core:
     cdef int64_t clock_of[LOOKUPS_MAX]  # what has expired by this reading of its job's clock is not there
     cdef size_t limit  # of the output
     cdef size_t word_count, request_count, lookup_count
+    cdef Portion portions[REQUESTS_MAX]  # which were looked up and not answered yet, from the next one on
+    cdef int portion_count, next_portion
     cdef Output* out
     cdef bint is_resp3
     cdef readonly bint is_full  # it stopped because enough was answered for now
@@ -91,7 +100,10 @@ cdef class Core:
     cdef int find_ranks(self) except -1
     cdef bint find_node(self, int job, uint64_t set_id, uint64_t number, Lookup* node) except -1
     cdef int64_t rank_in_tree(self, int job, uint64_t set_id, double score, const Word* member) except -2
-    cdef const uint8_t* reply_all(self, const uint8_t* start, const uint8_t* stopped, list keys_read) except NULL
+    cdef bint add_portion(self, object view, const uint8_t* start, size_t size, bint is_node) except -1
+    cdef int forget_portions(self) noexcept
+    cdef bint has_portion(self, const uint8_t* start) noexcept
+    cdef const uint8_t* reply_all(self, uint32_t first, uint32_t end, const uint8_t* stopped, list keys_read) except NULL
     cdef int count_look(self, bint is_hit) noexcept
     cdef int reply_to(self, Request* request) except -2
     cdef int64_t left_of(self, int64_t milliseconds, bint is_seconds) noexcept
@@ -114,6 +126,9 @@ cdef class Reads:
     cdef uint64_t nanoseconds[COMMANDS]
     cdef uint64_t times[COMMANDS][64]
     cdef bint is_asked  # whether the core looked at the last buffer
+    cdef bint look_ahead(self, object session, const uint8_t* data, size_t size) except -1
+    cdef int find(self) except -1
+    cdef int forget(self) noexcept
     cdef size_t take(self, object session, const uint8_t* data, size_t size, Output* out) except? 0
     cdef list left(self, object session, const uint8_t* data, size_t size, size_t* took)
     cdef int count(self, int64_t elapsed_ns) noexcept

@@ -519,6 +519,8 @@ cdef class Core:
         cdef const uint8_t* at = start
         cdef const uint8_t* end = start + size
         cdef const uint8_t* stopped
+        cdef Portion* portion
+        cdef uint32_t first, last
         self.limit = self.out.used + OUTPUT_BYTES_MAX
         cdef int command
         for command in range(COMMANDS):
@@ -526,11 +528,20 @@ cdef class Core:
         self.is_resp3, self.is_node, self.is_incomplete, self.is_full = protocol >= 3, is_node, False, False
         self.look_at(view)
         while at < end and self.out.used < self.limit:
-            stopped = self.gather(at, end, rules)
-            if stopped == at:
-                break
-            self.find_all()
-            at = self.reply_all(at, stopped, keys_read)
+            if self.has_portion(at):
+                portion = &self.portions[self.next_portion]
+                self.next_portion += 1
+                first, last, stopped, self.is_incomplete = (
+                    portion.first_request, portion.end_request, portion.stopped, portion.is_incomplete
+                )
+            else:
+                self.forget_portions()
+                stopped = self.gather(at, end, rules)
+                if stopped == at:
+                    break
+                self.find_all()
+                first, last = 0, <uint32_t>self.request_count
+            at = self.reply_all(first, last, stopped, keys_read)
             if at != stopped:
                 self.is_incomplete = False
                 break
@@ -539,8 +550,12 @@ cdef class Core:
 
     cdef int look_at(self, view) except -1:
         """Take in what the view shows now."""
-        self.now_ms, self.renewal = view.now_ms, view.renewals
+        cdef uint64_t renewal = view.renewals
+        if renewal != self.renewal:
+            self.forget_portions()  # they are of an older epoch
+        self.now_ms, self.renewal = view.now_ms, renewal
         if view is not self.view or self.version != <uint64_t>view.routes_version:
+            self.forget_portions()
             self.view, self.version = view, view.routes_version
             names = view.job_names()
             self.jobs = [Shown(name) for name in names]
@@ -589,15 +604,42 @@ cdef class Core:
         job.renewal = self.renewal
         return job.is_readable
 
+    cdef bint add_portion(self, object view, const uint8_t* start, size_t size, bint is_node) except -1:
+        """Cut a buffer's requests and prepare their look-ups behind those of other buffers; False if there is no room."""
+        cdef Portion* portion = &self.portions[self.portion_count]
+        cdef const uint8_t* end = start + size
+        self.is_node, self.is_incomplete = is_node, False
+        self.look_at(view)
+        portion.start, portion.first_request = start, <uint32_t>self.request_count
+        portion.stopped = self.gather(start, end, None)
+        if portion.stopped == start:
+            return True
+        portion.end_request, portion.is_incomplete = <uint32_t>self.request_count, self.is_incomplete
+        self.portion_count += 1
+        return self.request_count < REQUESTS_MAX and (self.is_incomplete or portion.stopped == end)
+
+    cdef int forget_portions(self) noexcept:
+        self.portion_count = self.next_portion = 0
+        self.word_count = self.request_count = self.lookup_count = 0
+        return 0
+
+    cdef bint has_portion(self, const uint8_t* start) noexcept:
+        """Tell whether requests from a place on were looked up already, as the next portion."""
+        while self.next_portion < self.portion_count and self.portions[self.next_portion].start < start:
+            self.next_portion += 1  # its client has gone
+        return self.next_portion < self.portion_count and self.portions[self.next_portion].start == start
+
     cdef const uint8_t* gather(self, const uint8_t* at, const uint8_t* end, Rules rules) except NULL:
-        """Cut requests from a buffer, and prepare their look-ups; return where the first one begins that is not ours."""
+        """Cut requests from a buffer, and prepare their look-ups behind those that are; return where it stopped.
+
+        That is at the first request that is not ours, not all there, or has no room.
+        """
         cdef size_t count = 0, names
         cdef Py_ssize_t took
         cdef Word* words
         cdef Request* request
         cdef int command
         cdef const Spec* spec
-        self.word_count = self.request_count = self.lookup_count = 0
         while self.request_count < REQUESTS_MAX:
             words = self.words + self.word_count
             if WORDS_MAX - self.word_count < REQUEST_WORDS_MAX or LOOKUPS_MAX - self.lookup_count < 2 * REQUEST_WORDS_MAX:
@@ -805,13 +847,13 @@ cdef class Core:
             number = u64(ends - 8 * count + 8 * child)
         return -1
 
-    cdef const uint8_t* reply_all(self, const uint8_t* start, const uint8_t* stopped, list keys_read) except NULL:
+    cdef const uint8_t* reply_all(self, uint32_t first, uint32_t last, const uint8_t* stopped, list keys_read) except NULL:
         """Write the replies in order; return where the first request begins that the general path has to answer."""
         cdef size_t i, before
         cdef Request* request
         cdef uint64_t hits, misses
         cdef const uint8_t* end = stopped
-        for i in range(self.request_count):
+        for i in range(first, last):
             request = &self.requests[i]
             before, hits, misses = self.out.used, self.hits, self.misses
             if self.reply_to(request) == GENERAL or self.out.used - before > REPLY_BYTES_MAX:
@@ -827,7 +869,7 @@ cdef class Core:
                             <const char*>self.words[request.first_word + j].at, self.words[request.first_word + j].size
                         )
                     )
-            if self.out.used > self.limit and i + 1 < self.request_count:
+            if self.out.used > self.limit and i + 1 < last:
                 end = self.requests[i + 1].at
                 self.is_full = True
                 break
@@ -1268,6 +1310,37 @@ cdef class Reads:
         took[0] = at - data
         return requests
 
+    cdef bint look_ahead(self, object session, const uint8_t* data, size_t size) except -1:
+        """Prepare a buffer's look-ups, to be made with those of other clients; False if there is no room for more.
+
+        `find` makes them, then `take` answers each buffer, in the same order. Nothing else runs in between, or `forget`
+        has to be called.
+        """
+        instance = self.instance
+        if not session.is_usual or instance.is_loading:
+            return True
+        if not session.user.is_unrestricted or session.tracked is not None or session.following is not None:
+            return True
+        try:
+            return self.core.add_portion(instance.view, data, size, instance.cluster is not None)
+        except Exception as error:
+            instance.report(error)
+            self.core.forget_portions()
+            return False
+
+    cdef int find(self) except -1:
+        """Make the look-ups that were prepared."""
+        try:
+            self.core.find_all()
+        except Exception as error:
+            self.instance.report(error)
+            self.core.forget_portions()
+        return 0
+
+    cdef int forget(self) noexcept:
+        """Forget what was looked up ahead."""
+        return self.core.forget_portions()
+
     cdef size_t take(self, object session, const uint8_t* data, size_t size, Output* out) except? 0:
         """Answer requests from the front of a buffer behind what is in `out`; return how many bytes they are."""
         cdef Rules rules = None
@@ -1279,18 +1352,20 @@ cdef class Reads:
         cdef bytes told
         instance = self.instance
         core.is_incomplete = core.is_full = self.is_asked = False
-        if not session.is_usual or instance.is_loading:
-            return 0
-        user, tracked, following = session.user, session.tracked, session.following
-        if not user.is_unrestricted:
-            rules = user.quick
-            if rules is None:
-                rules = user.quick = self.table(user)
-        if tracked is not None:
-            if tracked.redirect or tracked.is_optin or tracked.is_optout:
+        tracked = following = None
+        if not core.has_portion(data):  # else nothing about the client is special
+            if not session.is_usual or instance.is_loading:
                 return 0
-            if tracked.remembers:
-                keys = []
+            user, tracked, following = session.user, session.tracked, session.following
+            if not user.is_unrestricted:
+                rules = user.quick
+                if rules is None:
+                    rules = user.quick = self.table(user)
+            if tracked is not None:
+                if tracked.redirect or tracked.is_optin or tracked.is_optout:
+                    return 0
+                if tracked.remembers:
+                    keys = []
         self.is_asked = True
         started_ns = monotonic_ns()
         core.out, core.moment_ms = out, started_ns // 1_000_000
@@ -1300,6 +1375,7 @@ cdef class Reads:
             instance.report(error)  # logged and counted; the general path answers, and counts
             core.hits, core.misses = hits, misses
             core.is_incomplete = core.is_full = False  # more input is not what it takes
+            core.forget_portions()
             took = 0
         if not took:
             out.used = before

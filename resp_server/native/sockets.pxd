@@ -17,12 +17,16 @@ cdef class Poller:
     cdef Reads reads
     cdef int descriptor
     cdef char* input
+    cdef size_t input_used  # of what is heard
+    cdef list heard  # whose input is to be answered together
     cdef Output out
     cdef epoll_event events[256]
     cdef int next_event, event_count
+    cdef uint64_t looks  # at epoll: between two of them each socket is read once
     cdef set transports
     cdef list waiting  # to send at the end of the round
-    cdef list ready  # to have a turn in the next round, whatever epoll tells
+    cdef list going  # have a turn, whatever epoll told, before those that it told of last
+    cdef list ready  # are to have one when all of these had theirs
     cdef list closed  # that the events may still name
     cdef list callbacks
     cdef bint is_in_round, is_due
@@ -32,6 +36,7 @@ cdef class Poller:
     cdef int run_round(self, int64_t began_ns) except -1
     cdef int go_on(self, int64_t ends_ns) except -1
     cdef int hear(self, int64_t ends_ns) except -1
+    cdef int answer_heard(self) except -1
     cdef int run_soon(self) except -1
     cdef int send_later(self, Transport transport) except -1
 
@@ -43,8 +48,9 @@ cdef class Transport:
     cdef int descriptor
     cdef uint32_t watched
     cdef bint wants_input, is_waiting, is_stuck, is_paused, is_ending, is_closed
-    cdef bint is_ready  # to have a turn in the next round
+    cdef bint is_ready  # to have a turn without a word from epoll
     cdef bint is_unfinished  # more of what was read is to be answered
+    cdef uint64_t read_at  # the look at epoll behind which it was read
     cdef bint has_input  # there may be some that epoll does not tell of again
     cdef bint is_at_end  # the peer sends nothing more
     cdef char* begun  # of a request that is not all here
@@ -53,11 +59,14 @@ cdef class Transport:
     cdef size_t unsent_from, unsent_bytes, unsent_size
     cdef size_t high, low
     cdef size_t start, end  # of its replies in the round's output
+    cdef char* input  # what was read and is to be answered, in the poller's
+    cdef size_t input_bytes
     cdef int watch(self) except -1
     cdef int take_turn(self, uint32_t events) except -1
     cdef int read(self) except -1
+    cdef int answer_input(self) except -1
     cdef int go_on_later(self) except -1
-    cdef int answer(self, size_t size) except -1
+    cdef int answer(self, char* data, size_t size) except -1
     cdef int read_end(self) except -1
     cdef int fail(self, error) except -1
     cdef int keep_begun(self, const char* data, size_t size) except -1

@@ -43,6 +43,7 @@ cdef extern from "sys/socket.h" nogil:
 cdef enum:
     EVENTS_MAX = 256
     INPUT_BYTES = 65536  # of one read, with what is kept of a request in parts
+    HEARD_BYTES = 8192  # of several reads: what came is looked up together (guess: some 200 requests)
     BEGUN_BYTES_MAX = 32768  # of a request in parts; the general path keeps a longer one
     OUTPUT_BYTES_MAX = 1 << 20  # of a round: beyond, it is sent at once
     HIGH_BYTES = 65536
@@ -57,9 +58,10 @@ cdef class Poller:
     def __cinit__(self, loop, instance, Reads reads=None):
         self.callbacks = []
         self.loop, self.instance, self.stats, self.reads = loop, instance, instance.stats, reads
-        self.transports, self.waiting, self.ready, self.closed = set(), [], [], []
+        self.transports, self.waiting, self.closed = set(), [], []
+        self.going, self.ready, self.heard = [], [], []
         self.descriptor = -1
-        self.input = <char*>malloc(INPUT_BYTES)
+        self.input = <char*>malloc(HEARD_BYTES + INPUT_BYTES)
         self.out.data, self.out.size = <char*>malloc(OUTPUT_BYTES_MAX), OUTPUT_BYTES_MAX
         if self.input == NULL or self.out.data == NULL:
             raise MemoryError
@@ -101,10 +103,12 @@ cdef class Poller:
         cdef bint is_renewed = False
         self.is_due = False
         while self.descriptor >= 0:
-            if self.next_event >= self.event_count:
+            if self.next_event >= self.event_count and not self.going:
                 self.closed.clear()
+                self.looks += 1
+                self.going, self.ready = self.ready, self.going
                 self.next_event, self.event_count = 0, epoll_wait(self.descriptor, self.events, EVENTS_MAX, 0)
-            if self.next_event >= self.event_count and not self.ready:
+            if self.next_event >= self.event_count and not self.going:
                 if self.waiting or self.callbacks:
                     self.flush()
                 return
@@ -147,11 +151,10 @@ cdef class Poller:
 
     cdef int go_on(self, int64_t ends_ns) except -1:
         """Answer what is left of rounds before; whose turn does not come is first in the next round."""
-        cdef list ready = self.ready
+        cdef list going = self.going
         cdef Transport transport
         cdef Py_ssize_t taken = 0
-        self.ready = []
-        for transport in ready:
+        for transport in going:
             if taken and monotonic_ns() > ends_ns:
                 break
             taken += 1
@@ -159,8 +162,8 @@ cdef class Poller:
             transport.take_turn(0)
             if self.out.used > OUTPUT_BYTES_MAX:
                 self.flush()
-        self.ready = ready[taken:] + self.ready
-        return 0
+        del going[:taken]
+        return self.answer_heard()
 
     cdef int hear(self, int64_t ends_ns) except -1:
         """Read sockets that have something. The next round goes on where time ends this one: epoll would begin anew."""
@@ -173,6 +176,27 @@ cdef class Poller:
             is_first = False
             transport = <Transport>event.data.ptr
             transport.take_turn(event.events)
+            if self.out.used > OUTPUT_BYTES_MAX:
+                self.flush()
+        return self.answer_heard()
+
+    cdef int answer_heard(self) except -1:
+        """Answer what was read from several sockets; their keys are looked up together."""
+        cdef list heard = self.heard
+        cdef Transport transport
+        if not heard:
+            return 0
+        self.heard, self.input_used = [], 0
+        if self.reads is not None and len(heard) > 1:
+            for transport in heard:
+                if transport.protocol.is_calm and not transport.is_closed:
+                    if not self.reads.look_ahead(
+                        transport.protocol.session, <const uint8_t*>transport.input, transport.input_bytes
+                    ):
+                        break
+            self.reads.find()
+        for transport in heard:
+            transport.answer_input()
             if self.out.used > OUTPUT_BYTES_MAX:
                 self.flush()
         return 0
@@ -363,7 +387,8 @@ cdef class Transport:
         try:
             if self.is_unfinished and not events and not self.is_closed:
                 self.is_unfinished = False
-                self.answer(self.begun_bytes)
+                memcpy(self.poller.input + self.poller.input_used, self.begun, self.begun_bytes)
+                self.answer(self.poller.input + self.poller.input_used, self.begun_bytes)
             if events & (EPOLLOUT | EPOLLERR | EPOLLHUP) and self.is_stuck and not self.is_closed:
                 self.send_all()  # which also tells that the peer is gone
             if events & (EPOLLIN | EPOLLERR | EPOLLHUP | EPOLLRDHUP):
@@ -371,21 +396,27 @@ cdef class Transport:
             if events & EPOLLRDHUP:
                 self.is_at_end = True
             if self.has_input and not self.is_closed:
-                self.read()
+                if self.read_at == self.poller.looks:
+                    self.go_on_later()
+                else:
+                    self.read_at = self.poller.looks
+                    self.read()
         except Exception as error:
             self.fail(error)
         return 0
 
     cdef int read(self) except -1:
-        """Take what came, and answer it."""
+        """Take what came, to be answered with what other sockets brought."""
+        cdef Poller poller = self.poller
         cdef ssize_t got
         cdef size_t room = INPUT_BYTES - self.begun_bytes
-        if self.is_unfinished:
+        if self.is_unfinished or self.input_bytes:
             return 0  # what came before is answered first
         if not self.wants_input or self.is_ending:
             return 0  # sending tells whether the peer is gone; epoll tells again when input is wanted again
-        self.poller.reads_done += 1
-        got = recv(self.descriptor, self.poller.input + self.begun_bytes, room, MSG_DONTWAIT)
+        poller.reads_done += 1
+        self.input = poller.input + poller.input_used
+        got = recv(self.descriptor, self.input + self.begun_bytes, room, MSG_DONTWAIT)
         if got < 0:
             if errno == EINTR:
                 return self.go_on_later()
@@ -396,23 +427,37 @@ cdef class Transport:
             return self.read_end()
         # A read that is not full took all, and what comes behind it is told of; but the end is told of once.
         self.has_input = <size_t>got == room or self.is_at_end
-        self.answer(self.begun_bytes + got)
-        return self.go_on_later() if self.has_input else 0
+        if self.begun_bytes:
+            memcpy(self.input, self.begun, self.begun_bytes)
+        self.input_bytes = self.begun_bytes + got
+        poller.input_used += self.input_bytes
+        poller.heard.append(self)
+        return poller.answer_heard() if poller.input_used >= HEARD_BYTES else 0
+
+    cdef int answer_input(self) except -1:
+        """Answer what was read, if the connection is still there. What fails ends this connection alone."""
+        cdef size_t size = self.input_bytes
+        self.input_bytes = 0
+        try:
+            if not self.is_closed:
+                self.answer(self.input, size)
+            if self.has_input:
+                self.go_on_later()
+        except Exception as error:
+            self.fail(error)
+        return 0
 
     cdef int go_on_later(self) except -1:
-        """Have a turn in the next round, without a word from epoll."""
+        """Have a turn behind those who have one now, without a word from epoll."""
         if not self.is_ready and not self.is_closed:
             self.is_ready = True
             self.poller.ready.append(self)
         return 0
 
-    cdef int answer(self, size_t size) except -1:
-        """Answer so many bytes: those that were kept, and what was read behind them into the poller's input."""
+    cdef int answer(self, char* data, size_t size) except -1:
+        """Answer so many bytes: those that were kept, and what was read behind them."""
         cdef Poller poller = self.poller
         cdef size_t took = 0, answered, before = poller.out.used
-        cdef char* data = poller.input
-        if self.begun_bytes:
-            memcpy(data, self.begun, self.begun_bytes)
         protocol = self.protocol
         cdef bint is_calm = poller.reads is not None and protocol.is_calm
         if self.hearer is not None and self.hearer.hear(<const uint8_t*>data, size):
@@ -431,6 +476,8 @@ cdef class Transport:
                     self.go_on_later()
                 return 0
         self.drop_begun()
+        if poller.reads is not None:
+            poller.reads.forget()  # what was looked up ahead: anything may happen now
         if is_calm:
             answered = took
             requests = poller.reads.left(protocol.session, <const uint8_t*>data, size, &took)

@@ -236,6 +236,7 @@ async def _answered(
         server.outbox.flush()
         apply(store, turn % 4)
     stats = server.instance.stats
+    stats.collect()
     commands = {
         name: dataclasses.replace(tally, nanoseconds=0, took=[sum(tally.took)])
         for name, tally in stats.commands.items()

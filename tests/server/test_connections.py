@@ -244,5 +244,6 @@ def test_bytes_and_connections_are_counted(serve: Callable[..., Any]) -> None:
     peer = server.connect()
     peer.answers(PING * 3, PONG * 3)
     stats = server.server.instance.stats
+    server.call(stats.collect)
     assert (stats.input_bytes, stats.output_bytes, stats.connections_received) == (len(PING) * 3, len(PONG) * 3, 1)
     assert stats.commands["ping"].calls == 3

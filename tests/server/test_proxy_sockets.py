@@ -59,6 +59,7 @@ def test_replies_are_in_order_and_bytes_are_counted_once_however_requests_are_cu
             sent_bytes, expected_bytes = sent_bytes + len(sent), expected_bytes + len(expected)
     stats = scene.proxy.instance.stats
     scene.call(lambda: None)
+    scene.call(stats.collect)
     assert scene.call(lambda: (stats.input_bytes, stats.output_bytes)) == (sent_bytes, expected_bytes)
     if native.core is not None:
         assert scene.call(lambda: stats.tally("get").calls) > 0

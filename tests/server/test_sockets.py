@@ -322,7 +322,7 @@ def test_bytes_are_counted_once(start: Callable[..., Any]) -> None:
     peer.answers(get(1)[:-5], b"")
     peer.answers(get(1)[-5:], bulk(b"1"))
     stats = running.server.instance.stats
-    running.call(lambda: None)
+    running.call(stats.collect)
     assert running.call(lambda: (stats.input_bytes, stats.output_bytes)) == (
         len(sent) + len(get(1)),
         len(expected) + len(bulk(b"1")),
