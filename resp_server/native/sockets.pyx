@@ -188,6 +188,7 @@ cdef class Poller:
             return 0
         self.heard, self.input_used = [], 0
         if self.reads is not None and len(heard) > 1:
+            self.reads.forget()
             for transport in heard:
                 if transport.protocol.is_calm and not transport.is_closed:
                     if not self.reads.look_ahead(
