@@ -76,7 +76,8 @@ class Monitors:
         return len(self._own)
 
     def add(self, session: Session) -> None:
-        """Show requests to a client."""
+        """Show requests to a client: those from now on."""
+        self._send()
         session.is_monitor = True
         self._own[session.id] = session
         self._instance.look_closely()

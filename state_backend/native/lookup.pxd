@@ -14,6 +14,7 @@ cdef struct Tree:
     uint64_t root
     uint32_t depth  # 0: the table is empty
     uint64_t upper  # no name begins with more; 0: unknown
+    uint64_t leaves
 
 cdef struct Lookup:
     # The name that is looked up: up to sixteen bytes, big endian, padded with zeros, and how many they are.
@@ -42,6 +43,18 @@ cdef struct Held:  # a record of `blocks` that was looked up before
     size_t size  # without its checksum
     int64_t checked_ms  # the reading of a clock at which that was compared
 
+cdef struct Leaf:
+    uint64_t first  # no name on it begins with less
+    uint64_t page
+
+cdef struct Directory:  # of a tree's leaves in one version, in the order of their names
+    Leaf* leaves
+    uint32_t* starts  # for each value of a name's first bits: the first leaf that begins with them, or behind
+    size_t count, room
+    int bits
+    bint is_made  # or it was tried: the count is 0 then
+    uint64_t lookups  # in this version
+
 cdef struct Map:
     const uint8_t* base
     size_t page_bytes
@@ -54,6 +67,7 @@ cdef class Pages:
     cdef Tree keys
     cdef Tree fields
     cdef Tree blocks
+    cdef Directory directory  # of `keys`
     cdef Held* held  # HELD_MAX of them, each at a place that its name says; NULL until the first one
     cdef object main
     cdef public bint is_readable
@@ -63,6 +77,8 @@ cdef class Pages:
     cdef void count_pages(self) noexcept
     cdef bint learn_tree(self, Tree* tree, bytes record) except -1
     cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
+    cdef bint has_directory(self, size_t lookups) noexcept nogil
+    cdef bint make_directory(self) noexcept nogil
     cdef void walk(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
     cdef void walk_sorted(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil
     cdef int find_block(self, Lookup* lookup, int64_t moment_ms) noexcept nogil

@@ -2,7 +2,8 @@
 """Looks names up in the tables of an LMDB store, many at a time.
 
 A look-up in a large store waits for memory at each level of LMDB's B+ tree. `Pages.find` walks down the tree with all
-look-ups in step: while one waits for its cache line, the others go on. `Pages.scan` walks along the leaves.
+look-ups in step: while one waits for its cache line, the others go on. The walk begins at the leaf where many keys are
+looked up in one version: then the branches were read once, into a directory. `Pages.scan` walks along the leaves.
 
 The walk reads LMDB's pages where LMDB maps them; it calls no LMDB function, and it never writes. Whoever calls holds a
 read transaction of py-lmdb, which keeps the pages of its version as they are. `Pages.learn` takes the tables' roots of
@@ -20,7 +21,7 @@ caller asks py-lmdb.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EINVAL, errno
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memset
 from posix.stat cimport fstat, struct_stat
 from libc.stdint cimport int64_t
@@ -65,8 +66,14 @@ cdef enum:
     DEPTH_MAX = 32
     GUESSES_MAX = 4  # in one page; its nodes are some hundred at most
     FOLDED_BYTES_MIN = 48  # below, tables are as fast (measured)
-    KEYS_UPPER = 1 << 62  # positions are 46 bits of a name's first 64
+    KEYS_BITS = 62  # a position is less than 2^46, and stands before 16 more bits
+    KEYS_UPPER = 1 << KEYS_BITS  # positions are 46 bits of a name's first 64
     CACHE_LINE_BYTES = 64
+    # A directory is made after a look-up for every so many leaves (guess: it takes some 5 ns a leaf, and saves some 50 ns
+    # a look-up), if there are no more of them than that: it takes 20 to 24 bytes for each.
+    LEAVES_PER_LOOKUP = 8
+    LEAVES_MAX = 1 << 20
+    DIRECTORY_BITS_MAX = 20
     # Of records, see `state_backend.lmdb_layout`.
     HEADER_BYTES = 15
     LARGE = 5
@@ -395,6 +402,74 @@ cdef inline void descend(const Map* map, Lookup* lookup, bint is_leaf) noexcept 
             prefetch(map.base + number * map.page_bytes + 64)
 
 
+# --- the leaves of a version --------------------------------------------------------------------------------------------
+
+
+cdef bint add_leaves(const Map* map, Directory* directory, uint64_t number, uint64_t first, uint32_t levels) noexcept nogil:
+    """Add the leaves so many levels below a page, whose names begin with no less than `first`; False if that fails."""
+    cdef Lookup lookup
+    cdef Leaf* grown
+    cdef const uint8_t* node
+    cdef uint32_t i
+    if not levels:
+        if directory.count == directory.room:
+            if directory.room >= LEAVES_MAX:
+                return False
+            grown = <Leaf*>realloc(directory.leaves, max(directory.room * 2, 1024) * sizeof(Leaf))
+            if grown == NULL:
+                return False
+            directory.leaves, directory.room = grown, max(directory.room * 2, 1024)
+        if directory.count and first < directory.leaves[directory.count - 1].first:
+            return False  # damaged
+        directory.leaves[directory.count].first, directory.leaves[directory.count].page = first, number
+        directory.count += 1
+        return True
+    if not enter(map, &lookup, number, False):
+        return False
+    for i in range(lookup.last):
+        node = node_at(lookup.page, i, map.page_bytes)
+        if node == NULL:
+            return False
+        if i:  # the first one's name is its parent's, whatever stands there
+            first = high_of(node)  # positions and ordinals (from 1 up): no two names begin with the same eight bytes
+        if not add_leaves(map, directory, u64(node) & 0xFFFFFFFFFFFFU, first, levels - 1):
+            return False
+    return True
+
+
+cdef inline const uint32_t* start_of(const Directory* directory, uint64_t high) noexcept nogil:
+    """Return where it stands which leaf is the first one that begins with a name's first bits, or behind them."""
+    return directory.starts + min(high >> (KEYS_BITS - directory.bits), (<uint64_t>1 << directory.bits) - 1)
+
+
+cdef void find_leaves(const Map* map, const Directory* directory, Lookup** lookups, size_t count) noexcept nogil:
+    """Have look-ups stand before the leaves that their positions are on, or would be. In step; at most IN_STEP_MAX."""
+    cdef uint32_t low[IN_STEP_MAX]
+    cdef uint32_t up, middle
+    cdef size_t i
+    cdef const Leaf* leaf
+    for i in range(count):
+        prefetch(start_of(directory, lookups[i].high))
+    for i in range(count):
+        low[i] = start_of(directory, lookups[i].high)[0]
+        prefetch(&directory.leaves[low[i]])
+    for i in range(count):
+        up = start_of(directory, lookups[i].high)[1]
+        while low[i] < up:  # among those that begin with the same bits: the first one that is behind the name
+            middle = (low[i] + up) >> 1
+            if directory.leaves[middle].first <= lookups[i].high:
+                low[i] = middle + 1
+            else:
+                up = middle
+        low[i] -= low[i] > 0
+        leaf = &directory.leaves[low[i]]
+        lookups[i].size, lookups[i].lower = <size_t>leaf.page, leaf.first
+        if low[i] + 1 < directory.count:
+            lookups[i].upper = leaf[1].first
+        prefetch(map.base + leaf.page * map.page_bytes)
+        prefetch(map.base + leaf.page * map.page_bytes + 64)
+
+
 # --- rows in their order ----------------------------------------------------------------------------------------------
 
 cdef struct Level:
@@ -495,6 +570,7 @@ cdef class Pages:
         self.file = file
         self.is_readable = False
         self.held = NULL
+        memset(&self.directory, 0, sizeof(Directory))
         self.main = env.open_db(None)
         self.map.page_bytes = env.stat()["psize"]
         if self.map.page_bytes < 4096 or self.map.page_bytes > 65536 or self.map.page_bytes & (self.map.page_bytes - 1):
@@ -514,6 +590,8 @@ cdef class Pages:
 
     def __dealloc__(self):
         free(self.held)
+        free(self.directory.leaves)
+        free(self.directory.starts)
 
     cdef bint find_base(self, const uint8_t* record) except -1:
         """Learn where the map begins from a record in it; False if that cannot be told."""
@@ -558,6 +636,7 @@ cdef class Pages:
         self.count_pages()
         if self.held != NULL:
             memset(self.held, 0, HELD_MAX * sizeof(Held))
+        self.directory.is_made, self.directory.lookups = False, 0
         get, main = txn.get, self.main
         self.keys.upper = KEYS_UPPER
         return (
@@ -594,7 +673,7 @@ cdef class Pages:
         if record is None or len(record) != TABLE_BYTES:
             return False
         at = <const uint8_t*>record
-        tree.depth, tree.root = u16(at + 6), u64(at + 40)
+        tree.depth, tree.leaves, tree.root = u16(at + 6), u64(at + 16), u64(at + 40)
         return u16(at + 4) == 0 and tree.depth <= DEPTH_MAX and (tree.depth == 0 or tree.root < self.map.pages)
 
     cdef void find(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
@@ -608,14 +687,55 @@ cdef class Pages:
             if lookups[i].outcome == FOUND:
                 lookups[i].outcome = check(lookups[i])
 
+    cdef bint has_directory(self, size_t lookups) noexcept nogil:
+        """Tell whether there is a directory of the leaves of `keys`; make it once it is worth it."""
+        cdef Directory* directory = &self.directory
+        if not directory.is_made:
+            directory.lookups += lookups
+            if self.keys.depth < 2 or directory.lookups * LEAVES_PER_LOOKUP < self.keys.leaves:
+                return False
+            directory.is_made = True
+            directory.count = 0
+            if self.keys.leaves > LEAVES_MAX or not self.make_directory():
+                directory.count = 0
+        return directory.count > 0
+
+    cdef bint make_directory(self) noexcept nogil:
+        """Read the branches of `keys`; False where one is damaged, which the walk finds, or memory is short."""
+        cdef Directory* directory = &self.directory
+        cdef uint32_t* starts
+        cdef size_t i, value = 0, values
+        cdef int bits = 1
+        if not add_leaves(&self.map, directory, self.keys.root, 0, self.keys.depth - 1):
+            return False
+        while bits < DIRECTORY_BITS_MAX and (<size_t>1 << bits) < directory.count:
+            bits += 1
+        values = <size_t>1 << bits
+        if bits != directory.bits:
+            starts = <uint32_t*>realloc(directory.starts, (values + 1) * sizeof(uint32_t))
+            if starts == NULL:
+                return False
+            directory.starts, directory.bits = starts, bits
+        for i in range(directory.count):
+            while value < values and directory.leaves[i].first >> (KEYS_BITS - bits) >= value:
+                directory.starts[value] = <uint32_t>i
+                value += 1
+        while value <= values:
+            directory.starts[value] = <uint32_t>directory.count
+            value += 1
+        return True
+
     cdef void walk(self, const Tree* tree, Lookup** lookups, size_t count) noexcept nogil:
         """Look up IN_STEP_MAX at most, as `find` does; records come with their checksums, which nobody has looked at."""
         cdef const Map* map = &self.map
         cdef size_t i
-        cdef uint32_t level
+        cdef uint32_t level, first = 0
         cdef bint is_leaf
         begin(tree, lookups, count)
-        for level in range(tree.depth):
+        if tree == &self.keys and self.has_directory(count):
+            find_leaves(map, &self.directory, lookups, count)
+            first = tree.depth - 1
+        for level in range(first, tree.depth):
             is_leaf = level + 1 == tree.depth
             for i in range(count):
                 if lookups[i].outcome == FOUND:

@@ -109,6 +109,35 @@ def test_names_behind_a_few_ids_are_found_wherever_they_lie(environment: lmdb.En
                 assert [lookup.look_up_block(pages, each, 0) for each in some] == found
 
 
+@pytest.mark.parametrize("bases", [1, 3, 1000])
+def test_leaves_are_found_in_each_version_however_unevenly_positions_lie(
+    environment: lmdb.Environment, bases: int
+) -> None:
+    dice = random.Random(bases)
+    starts = [dice.randrange(1 << 46) & ~0xFFFFFF for _ in range(bases)] + [0, (1 << 46) - (1 << 24)]
+
+    def name() -> bytes:
+        position = dice.choice(starts) + dice.randrange(1 << 24)
+        return position.to_bytes(6, "big") + dice.choice((b"", b"", b"\0\1", b"\0\2"))
+
+    fill(environment, dice, 0)
+    table = environment.open_db(b"keys")
+    pages = pages_of(environment)
+    for count in (50, 5_000, 60_000, 0):
+        names = [name() for _ in range(count)]
+        with environment.begin(db=table, write=True) as txn:
+            txn.cursor().putmulti([(each, sealed(each)) for each in names])
+            for each in dice.sample(names, count // 3):
+                txn.delete(each)
+        with environment.begin(db=table) as txn:
+            assert pages.learn(txn)
+            there = [*txn.cursor().iternext(values=False)]
+            for _ in range(100):
+                some = [dice.choice(there) if dice.random() < 0.5 else name() for _ in range(60)]
+                found = [record if record is None else record[:-4] for record in map(txn.get, some)]
+                assert lookup.look_up(pages, "keys", some) == found
+
+
 def test_a_block_that_was_found_before_is_found_again_and_anew_in_a_newer_version(
     environment: lmdb.Environment,
 ) -> None:
