@@ -16,13 +16,14 @@ from typing import Any
 from benchmarks.options import Options
 from benchmarks.results import Row, alone, compared
 from benchmarks.servers import temporary_folder
-from state_backend import lmdb_snapshot, lmdb_transaction
-from state_backend.descriptor import StateDescriptor
-from state_backend.lmdb_snapshot import LmdbSnapshot
-from state_backend.lmdb_store import LmdbStore
-from state_backend.lmdb_transaction import LmdbTransaction
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.lmdb import snapshot as lmdb_snapshot
+from state_backend.lmdb import transaction as lmdb_transaction
+from state_backend.lmdb.snapshot import LmdbSnapshot
+from state_backend.lmdb.store import LmdbStore
+from state_backend.lmdb.transaction import LmdbTransaction
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.store import EpochChanges
 
 KEYS = 1_000_000
 LOOK_UPS = 200_000

@@ -19,14 +19,14 @@ from benchmarks.options import Options
 from benchmarks.reads import uniform
 from benchmarks.results import Row, alone, compared
 from benchmarks.servers import JOB, RedisServer, Served, Sparkis, both, until
-from state_backend.applier import (
+from state_backend.apply.applier import (
     COMPACT_AT_REST_ABOVE_BYTES,
     COMPACT_AT_REST_SHARE,
     COMPACT_PAUSE_S,
     PROBE_INTERVAL_S,
     REST_AFTER_S,
 )
-from state_backend.lmdb_store import LmdbStore
+from state_backend.lmdb.store import LmdbStore
 
 KEYS = 1_000_000
 EPOCHS = 100

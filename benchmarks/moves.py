@@ -25,8 +25,8 @@ from benchmarks.servers import VoidError, key, load_log, publish, runs_of_values
 from resp_server import children
 from resp_server.client import Client, ClientError
 from resp_server.control import TOKEN_VARIABLE
-from state_backend.compact import compact_log
-from state_backend.log_writer import LogWriter
+from state_backend.apply.compact import compact_log
+from state_backend.log.log_writer import LogWriter
 
 MOVED_KEYS = 1_000_000
 LOADED_KEYS = 1_000_000

@@ -93,7 +93,7 @@ class _Applier:
 
 @contextmanager
 def _applier(log: str, job: str, store: Path) -> Iterator[_Applier]:
-    command = [sys.executable, "-m", "state_backend.applier", "--log", log, "--job", job, "--store", str(store)]
+    command = [sys.executable, "-m", "state_backend.apply.applier", "--log", log, "--job", job, "--store", str(store)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=children.environment()
     )

@@ -46,7 +46,7 @@ from compat.conformance.servers import free_port
 from resp_server import children
 from resp_server.client import Client, ClientError
 from resp_server.control import TOKEN_VARIABLE
-from state_backend.slots import SLOTS, slot_of
+from state_backend.model.slots import SLOTS, slot_of
 
 # By depth of the pipeline.
 GET_BUDGETS = {1: 1.0, 16: 1.5, 100: 3.0}

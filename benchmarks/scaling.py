@@ -24,8 +24,8 @@ from benchmarks.servers import (
     runs_of_values,
     temporary_folder,
 )
-from state_backend.applier import Applier
-from state_backend.change_log import ChangeLog
+from state_backend.apply.applier import Applier
+from state_backend.log.change_log import ChangeLog
 
 KEYS = 100_000  # the points of more keys come from `many`
 CHANGES, CHANGES_IF_FULL = (1_000, 10_000, 100_000, 1_000_000), (5_000_000,)

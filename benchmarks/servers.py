@@ -36,11 +36,11 @@ from resp_server import children
 from resp_server.client import Client
 from resp_server.control import TOKEN_VARIABLE
 from spark_hooks.encoding import positions_of
-from state_backend import packed_list, packed_map
-from state_backend.clock import now_ms
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op, runs_of, schema
+from state_backend.codec import packed_list, packed_map
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.clock import now_ms
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of, schema
 
 # The password of the listener for our own processes.
 TOKEN = secrets.token_hex(16)

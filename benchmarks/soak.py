@@ -31,11 +31,11 @@ from benchmarks.soak_model import JOB, LISTS, MAPS, MARKER, STATES, Model, Plan
 from benchmarks.soak_readers import newest_store
 from resp_server import children
 from resp_server.client import Client
-from state_backend.applier import COMPACT_ABOVE_BYTES
-from state_backend.clock import now_ms
-from state_backend.errors import SparkisError
-from state_backend.lmdb_layout import TABLES
-from state_backend.log_writer import LogWriter
+from state_backend.apply.applier import COMPACT_ABOVE_BYTES
+from state_backend.lmdb.layout import TABLES
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.clock import now_ms
+from state_backend.model.errors import SparkisError
 
 WORKERS = 2
 CLIENTS = 2
@@ -302,7 +302,7 @@ class Soak:
         workers = 0
         for pid in sorted(processes.below(self._process.pid)):
             command = processes.command_of(pid)
-            if "state_backend.applier" in command:
+            if "state_backend.apply.applier" in command:
                 found["applier"] = pid
             elif "resp_server" in command:
                 workers += 1

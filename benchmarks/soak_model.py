@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from state_backend import packed_list, packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.records import Change, Op
+from state_backend.codec import packed_list, packed_map
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 JOB = "soak"
 MARKER = f"{JOB}:marker:epoch".encode()

@@ -24,9 +24,9 @@ from typing import Any
 import redis
 
 from benchmarks.soak_model import LISTS, MAPS, MARKER, SIZES, Held, Model, Plan, key
-from state_backend.clock import now_ms
-from state_backend.errors import StoreError
-from state_backend.lmdb_store import LmdbStore
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.clock import now_ms
+from state_backend.model.errors import StoreError
 
 KEYS_AT_ONCE = 20
 # A client comes back on a new connection after so many questions: perhaps to another worker.

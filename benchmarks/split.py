@@ -30,10 +30,10 @@ from resp_server.outbox import Outbox, Sender
 from resp_server.protocol.requests import Request
 from resp_server.server import Server
 from resp_server.turns import Turns
-from state_backend.applier import Applier
-from state_backend.change_log import ChangeLog
-from state_backend.keyspace import Job, Keyspace, KeyspaceView
-from state_backend.lmdb_store import LmdbStore
+from state_backend.apply.applier import Applier
+from state_backend.lmdb.store import LmdbStore
+from state_backend.log.change_log import ChangeLog
+from state_backend.store.keyspace import Job, Keyspace, KeyspaceView
 
 PIPELINES = (1, 16, 100)
 REQUESTS = {1: 40_000, 16: 200_000, 100: 400_000}

@@ -26,7 +26,7 @@ from benchmarks.servers import (
     value,
 )
 from resp_server.client import Client, ClientError
-from state_backend.compact import compact_log
+from state_backend.apply.compact import compact_log
 
 KEYS = 1_000_000
 TIMEOUT_S = 300.0

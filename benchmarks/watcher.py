@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.servers import until
 from resp_server.client import Client
-from state_backend.clock import now_ms
-from state_backend.lmdb_store import LmdbStore
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.clock import now_ms
 
 # Between two looks: much less than what is measured, and enough not to take the processor away from it.
 PAUSE_S = 0.0005

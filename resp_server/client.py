@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import hiredis
 
 from resp_server.tls import TlsFiles, context_for_url, why
-from state_backend.errors import SparkisError
+from state_backend.model.errors import SparkisError
 
 DEFAULT_PORT = 6379
 TIMEOUT_S = 5.0

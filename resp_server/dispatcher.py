@@ -44,9 +44,9 @@ from resp_server.protocol.session import RESP2, Session
 from resp_server.protocol.tracked import Tracked
 from resp_server.protocol.transaction import Transaction
 from resp_server.stats import Tally
-from state_backend.errors import StoreError
-from state_backend.lmdb_damage import of_damage
-from state_backend.slots import slot_of
+from state_backend.lmdb.damage import of_damage
+from state_backend.model.errors import StoreError
+from state_backend.model.slots import slot_of
 
 log = logging.getLogger(__name__)
 

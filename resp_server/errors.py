@@ -29,7 +29,7 @@ import secrets
 from collections.abc import Sequence
 from typing import ClassVar
 
-from state_backend.errors import JobLoadingError, SlotLoadingError, StoreDamagedError, StoreError, WrongKindError
+from state_backend.model.errors import JobLoadingError, SlotLoadingError, StoreDamagedError, StoreError, WrongKindError
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from resp_server.protocol.requests import Request
 from resp_server.protocol.session import ReplyMode
 from resp_server.protocol.transaction import Mark
 from resp_server.watching import Watch
-from state_backend.keyspace import KeyspaceView
+from state_backend.store.keyspace import KeyspaceView
 
 if TYPE_CHECKING:
     from resp_server.dispatcher import Dispatcher

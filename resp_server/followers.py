@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from resp_server import children
 from resp_server.shown import Event, Readers
-from state_backend.change_log import ChangeLog
-from state_backend.errors import SparkisError, StoreError
-from state_backend.key_groups import ALL, NONE, KeyGroups
+from state_backend.log.change_log import ChangeLog
+from state_backend.model.errors import SparkisError, StoreError
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
 
 logger = logging.getLogger("sparkis.server")
 
@@ -157,7 +157,7 @@ class JobFollower:
 
     async def _run(self) -> None:
         """Run one applier to its end."""
-        command = [sys.executable, "-m", "state_backend.applier"]
+        command = [sys.executable, "-m", "state_backend.apply.applier"]
         command += ["--log", self.log, "--job", self.name, "--store", str(self._folder)]
         slots = self._wanted
         if slots != ALL:

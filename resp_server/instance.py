@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from resp_server.access.rules import Reason
 from resp_server.access.sight import Sight
 from resp_server.access.users import Change, Outcome, Users
-from resp_server.cluster.view import PartView
 from resp_server.config import ServerConfig
 from resp_server.errors import PlainError, internal_error
 from resp_server.latency import LatencyEvents
@@ -28,11 +27,12 @@ from resp_server.publishing import Publishing
 from resp_server.slow_log import SlowLog, redacted
 from resp_server.stats import Stats
 from resp_server.tracking import Tracking
-from state_backend.clock import Clock, now_ms
-from state_backend.held_epochs import HeldEpochs
-from state_backend.key_groups import ALL
-from state_backend.keyspace import Keyspace, KeyspaceView, OnChange
-from state_backend.store import Entry, Snapshot
+from state_backend.model.clock import Clock, now_ms
+from state_backend.model.key_groups import ALL
+from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
+from state_backend.store.pinned_epochs import HeldEpochs
+from state_backend.store.slot_view import SlotView
+from state_backend.store.store import Entry, Snapshot
 
 if TYPE_CHECKING:
     from resp_server.cluster.standing import Standing
@@ -196,7 +196,7 @@ class Instance:
         """Open a view of what this server shows of a keyspace."""
         if self.cluster is None or self.cluster.slots == ALL:
             return keyspace.view(now_ms, on_change)
-        return PartView(keyspace, self.cluster.slots, now_ms, on_change)
+        return SlotView(keyspace, self.cluster.slots, now_ms, on_change)
 
     def _own_view(self, now_ms: int) -> KeyspaceView:
         view = self.view_of(self.keyspace, now_ms, self._note_changes)

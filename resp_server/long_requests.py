@@ -20,7 +20,7 @@ from resp_server.instance import Call
 from resp_server.protocol.replies import OK, FirstOf, Frames, Reply, Sliced
 from resp_server.protocol.requests import PORTION_WORDS, PORTION_WORDS_BYTES, LongRequest, Request
 from resp_server.protocol.subscriptions import SUBSCRIPTIONS_MAX, Subscriptions, Way
-from state_backend.slots import slot_of
+from state_backend.model.slots import slot_of
 
 if TYPE_CHECKING:
     from resp_server.commands.table import Command

@@ -4,7 +4,7 @@
     __keyevent@0__:<event>    <key>        ... then that one, as the classes say that are asked for
     __sparkis__:epoch:<job>   {"job": "<job>", "term": 1, "epoch": 7}
 
-Appliers keep what happened to each key while somebody wants it (`state_backend.key_events`). It is read from the view
+Appliers keep what happened to each key while somebody wants it (`key_events` of a store). It is read from the view
 that clients are answered from, so that nobody is told of an epoch before it can be read; in portions, and with pauses
 for those who do not take it as fast. Who takes less than the pauses allow has it waiting in the output, up to the limit
 at which clients are cut; and who is so late that the store has let go of what comes next is cut as well.
@@ -26,10 +26,10 @@ from resp_server.access.sight import hears_of
 from resp_server.protocol.session import Session
 from resp_server.protocol.subscriptions import Way
 from resp_server.pubsub import OWN_CHANNELS, Mail
-from state_backend.errors import StoreError
-from state_backend.key_events import Portion, What
-from state_backend.slots import slot_of
-from state_backend.store import Snapshot
+from state_backend.model.errors import StoreError
+from state_backend.model.slots import slot_of
+from state_backend.store.key_events import Portion, What
+from state_backend.store.store import Snapshot
 
 if TYPE_CHECKING:
     from resp_server.instance import Instance

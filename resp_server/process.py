@@ -39,10 +39,10 @@ from resp_server.shown import Readers, ShownJobs
 from resp_server.supervisor import SUPERVISED, supervise
 from resp_server.tls import CA_OPTION, add_tls_options, certificates_of, files_of, server_context
 from resp_server.workers.master import Workers
-from state_backend.compact import add_retention_option
-from state_backend.errors import StoreError
-from state_backend.filesystems import open_filesystem
-from state_backend.keyspace import Keyspace
+from state_backend.apply.compact import add_retention_option
+from state_backend.log.filesystems import open_filesystem
+from state_backend.model.errors import StoreError
+from state_backend.store.keyspace import Keyspace
 
 logger = logging.getLogger("sparkis.server")
 

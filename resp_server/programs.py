@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from resp_server.cluster.topology import PORT_MAX
-from state_backend.errors import SparkisError
+from state_backend.model.errors import SparkisError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 

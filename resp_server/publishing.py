@@ -17,8 +17,8 @@ from resp_server.protocol.replies import Frames, Pending, Reply, encode
 from resp_server.protocol.session import Session
 from resp_server.protocol.subscriptions import Way, check_name
 from resp_server.pubsub import OWN_CHANNELS, Mail, PubSub, Wants
-from state_backend.key_groups import KeyGroups
-from state_backend.slots import slot_of
+from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slots import slot_of
 
 if TYPE_CHECKING:
     from resp_server.instance import Call, Instance

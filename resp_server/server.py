@@ -28,8 +28,8 @@ from resp_server.protocol.session import Session
 from resp_server.telling import Telling
 from resp_server.tls import Certificates, TlsListener
 from resp_server.turns import Turns
-from state_backend.clock import Clock, now_ms
-from state_backend.keyspace import Keyspace
+from state_backend.model.clock import Clock, now_ms
+from state_backend.store.keyspace import Keyspace
 
 log = logging.getLogger(__name__)
 

@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from state_backend.descriptor import StateDescriptor
-from state_backend.key_groups import NONE
-from state_backend.keyspace import Job, Keyspace
-from state_backend.lmdb_store import LmdbStore
-from state_backend.memory_store import MemoryStore
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.key_groups import NONE
+from state_backend.store.keyspace import Job, Keyspace
+from state_backend.store.memory_store import MemoryStore
 
 logger = logging.getLogger("sparkis.server")
 
-# What an applier sends: a line of JSON (see `state_backend.applier`).
+# What an applier sends: a line of JSON (see `state_backend.apply.applier`).
 Event = Mapping[str, Any]
 
 

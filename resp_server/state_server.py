@@ -43,11 +43,11 @@ from resp_server.server import Server
 from resp_server.shown import ShownJobs
 from resp_server.tls import certificates_of
 from resp_server.token import add_token_option, token_of
-from state_backend.compact import add_retention_option
-from state_backend.errors import KeyGroupsError
-from state_backend.filesystems import open_filesystem
-from state_backend.key_groups import NONE, KeyGroups
-from state_backend.keyspace import Keyspace
+from state_backend.apply.compact import add_retention_option
+from state_backend.log.filesystems import open_filesystem
+from state_backend.model.errors import KeyGroupsError
+from state_backend.model.key_groups import NONE, KeyGroups
+from state_backend.store.keyspace import Keyspace
 
 logger = logging.getLogger("sparkis.server")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from resp_server.client import Client
 from resp_server.tls import add_tls_options, files_of
-from state_backend.errors import SparkisError
+from state_backend.model.errors import SparkisError
 
 DEFAULT_URL = "redis://127.0.0.1:7379"
 DESCRIPTION = "Show the jobs of a running server: states, keys, committed and applied epoch, lag."

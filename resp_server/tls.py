@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from state_backend.errors import SparkisError
+from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.tls")
 

@@ -15,11 +15,11 @@ from itertools import islice
 
 from resp_server.instance import Instance
 from resp_server.protocol.transaction import Mark
-from state_backend.descriptor import Kind
-from state_backend.errors import StoreError
-from state_backend.keyspace import KeyspaceView
-from state_backend.packed_list import ELEMENTS_MAX
-from state_backend.store import LongText, Snapshot
+from state_backend.codec.packed_list import ELEMENTS_MAX
+from state_backend.model.descriptor import Kind
+from state_backend.model.errors import StoreError
+from state_backend.store.keyspace import KeyspaceView
+from state_backend.store.store import LongText, Snapshot
 
 # A value of more bytes is known by its length: to digest this much takes 0.1 ms (guess).
 VALUE_BYTES_MAX = 64 << 10

@@ -1,8 +1,8 @@
 """When readers see a generation that was begun while they see an older one: once it has caught up, not half a replay.
 
 A query with a new checkpoint reads all of its input again, and for as long as that takes its sums are those of a while
-ago. The log holds such a generation back (see `state_backend.terms`). The driver that writes it says in the log when it
-has caught up, and all servers go by that:
+ago. The log holds such a generation back (see `state_backend.log.terms`). The driver that writes it says in the log
+when it has caught up, and all servers go by that:
 
     its sources are as far as the old generation's were     looked up at each commit
     nothing is waiting any more                             looked up once a second, or when the query ends by itself
@@ -20,9 +20,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.offsets import OffsetLog, have_passed
 from spark_hooks.sessions import execution_of
-from state_backend.clock import Clock, iso_text, now_ms
-from state_backend.errors import DescriptorError
-from state_backend.log_writer import LogWriter
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.clock import Clock, iso_text, now_ms
+from state_backend.model.errors import DescriptorError
 
 logger = logging.getLogger("sparkis.sink")
 

@@ -13,7 +13,8 @@ from resp_server.programs import Program, tcp_port
 from resp_server.registry import process as registry
 from resp_server.router import process as proxy
 from sparkis import __version__
-from state_backend import compact, drop, promotion, rename
+from state_backend.apply import compact, rename
+from state_backend.log import drop, promotion
 
 DESCRIPTION = "Read the live keyed state of Spark streaming jobs with any Redis client."
 

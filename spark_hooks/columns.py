@@ -15,9 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_hooks.encoding import RowPlan
-from state_backend.descriptor import Encoding, Kind, Reduce, StateDescriptor
-from state_backend.errors import DescriptorError
-from state_backend.reductions import reduction_of
+from state_backend.codec.reductions import reduction_of
+from state_backend.model.descriptor import Encoding, Kind, Reduce, StateDescriptor
+from state_backend.model.errors import DescriptorError
 
 JSON_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC"}
 

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_hooks import endpoints
 from spark_hooks.publisher import Publication, Publisher, Run
 from spark_hooks.sink import CHECKPOINT_OPTION, SinkChecks, logged
-from state_backend.errors import DescriptorError
+from state_backend.model.errors import DescriptorError
 
 # Spark sets it in its Python workers; a client has another value, or none.
 RUNTIME_VARIABLE = "SPARK_PYTHON_RUNTIME"

@@ -29,9 +29,9 @@ from spark_hooks.endpoints import ServedEndpoint
 from spark_hooks.serve import serve
 from spark_hooks.signals import EndSignal
 from spark_hooks.sink import queryable
-from state_backend.clock import now_ms
-from state_backend.descriptor import StateDescriptor
-from state_backend.errors import SparkisError
+from state_backend.model.clock import now_ms
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import SparkisError
 
 # Unpaced, all files are there at once: this makes a stream of about 13 micro-batches of them.
 FILES_PER_BATCH_MAX = 30

@@ -31,10 +31,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from state_backend.descriptor import Kind, Reduce
-from state_backend.errors import SparkisError
-from state_backend.records import KEY_BYTES_MAX, RUN_BYTES_MAX, RUN_ROWS_MAX, VALUE_BYTES_MAX, Op, schema
-from state_backend.slots import HASH_BITS, position_of
+from state_backend.model.descriptor import Kind, Reduce
+from state_backend.model.errors import SparkisError
+from state_backend.model.records import KEY_BYTES_MAX, RUN_BYTES_MAX, RUN_ROWS_MAX, VALUE_BYTES_MAX, Op, schema
+from state_backend.model.slots import HASH_BITS, position_of
 
 # Bits of the column g that are a state's number: one fewer than its sign bit leaves, 32,768 states.
 STATE_BITS = 16
@@ -417,7 +417,7 @@ def _far_text(micros: int) -> str:
 
 
 def pack_columns(names: tuple[str, ...], values: list[pa.Array]) -> tuple[pa.Array, pa.Array]:
-    """Lay out each row's columns as a packed map (see `state_backend.packed_map`), nulls left out.
+    """Lay out each row's columns as a packed map (see `state_backend.codec.packed_map`), nulls left out.
 
     Returns the maps and where they are empty.
     """
@@ -443,7 +443,7 @@ def pack_columns(names: tuple[str, ...], values: list[pa.Array]) -> tuple[pa.Arr
 
 
 def pack_arrays(plan: RowPlan, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Lay out each row's array as a packed list (see `state_backend.packed_list`); null elements are refused.
+    """Lay out each row's array as a packed list (see `state_backend.codec.packed_list`); null elements are refused.
 
     Returns the lists and where they are empty or null.
     """

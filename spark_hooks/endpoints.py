@@ -20,8 +20,8 @@ from urllib.parse import quote
 from resp_server.addresses import address_of
 from resp_server.client import Client
 from resp_server.tls import TlsFiles, client_context
-from state_backend.errors import SparkisError
-from state_backend.filesystems import open_filesystem
+from state_backend.log.filesystems import open_filesystem
+from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.serve")
 

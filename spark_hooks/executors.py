@@ -32,7 +32,7 @@ from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE, UPSTREAM_PAS
 from resp_server.keeper import ENDED, FAILED, STORE, start_of
 from resp_server.listening import address_towards, is_wildcard
 from resp_server.tls import TlsFiles
-from state_backend.errors import SparkisError
+from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.executors")
 

@@ -1,7 +1,7 @@
 """Places as scores: what makes a sorted set of a job answer GEOSEARCH.
 
-The score of GEOADD as an expression of Spark SQL, in the arithmetic of `state_backend.geohash`: Spark's doubles and
-longs give the same 52 bits. Builds columns on the driver or in a Spark Connect client; runs nothing.
+The score of GEOADD as an expression of Spark SQL, in the arithmetic of `state_backend.codec.geohash`: Spark's doubles
+and longs give the same 52 bits. Builds columns on the driver or in a Spark Connect client; runs nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import reduce
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from state_backend.geohash import LATITUDE_MAX, LONGITUDE_MAX, STEP_MAX
+from state_backend.codec.geohash import LATITUDE_MAX, LONGITUDE_MAX, STEP_MAX
 
 # What is left of a number when its bits are moved apart, so far each time.
 SPREADING = (

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from state_backend.errors import SparkisError
+from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.serve")
 

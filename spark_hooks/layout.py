@@ -34,8 +34,8 @@ from pyspark.sql import types as T
 
 from spark_hooks.columns import SUMS, StateColumns, folded
 from spark_hooks.encoding import STATE_BITS, RowPlan
-from state_backend.descriptor import StateDescriptor
-from state_backend.errors import DescriptorError
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import DescriptorError
 
 ROLES = ("k", "f", "o", "v", "d", "e", "r", "s", "l", "x")
 FOLDED_ROLES = ("s", "l", "x")

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import SparkSession
 
-from state_backend.errors import SparkisError
+from state_backend.model.errors import SparkisError
 
 VERSION = "v1"
 DELTA = ("reservoirId", "reservoirVersion", "index")

@@ -36,8 +36,8 @@ from spark_hooks import endpoints, executors
 from spark_hooks.executors import ForClients, Plan
 from spark_hooks.kept import KeptProcess
 from spark_hooks.sessions import is_stopped, parallelism_of
-from state_backend.errors import SparkisError
-from state_backend.filesystems import open_filesystem
+from state_backend.log.filesystems import open_filesystem
+from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.serve")
 

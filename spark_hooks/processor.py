@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from state_backend.descriptor import check_name
-from state_backend.errors import DescriptorError
+from state_backend.model.descriptor import check_name
+from state_backend.model.errors import DescriptorError
 
 if TYPE_CHECKING:
     from spark_hooks.attach.rows import AttachedState

@@ -14,12 +14,12 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from state_backend import packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.epochs import to_stream
-from state_backend.errors import DescriptorError
-from state_backend.records import Change, Op, runs_of
-from state_backend.reductions import float_text
+from state_backend.codec import packed_map
+from state_backend.codec.reductions import float_text
+from state_backend.log.epochs import to_stream
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import DescriptorError
+from state_backend.model.records import Change, Op, runs_of
 
 SETTING = "spark.sparkis.progress"
 STATE = "_progress"

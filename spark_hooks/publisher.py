@@ -23,9 +23,9 @@ from spark_hooks.catching_up import CATCH_UP_TIMEOUT_S, CatchingUp
 from spark_hooks.layout import Layout
 from spark_hooks.offsets import OffsetLog
 from spark_hooks.sessions import execution_of, input_partitions_of, parallelism_of, session_at_hand
-from state_backend.descriptor import StateDescriptor
-from state_backend.errors import DescriptorError, SparkisError
-from state_backend.log_writer import LogWriter, OnRewind
+from state_backend.log.log_writer import LogWriter, OnRewind
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import DescriptorError, SparkisError
 
 logger = logging.getLogger("sparkis.sink")
 

@@ -39,9 +39,9 @@ from spark_hooks.kept import KeptProcess
 from spark_hooks.placed import Cluster, PlacedEndpoint
 from spark_hooks.sessions import is_connect
 from spark_hooks.sink import LOG_SETTING
-from state_backend.change_log import check_writable
-from state_backend.errors import DescriptorError
-from state_backend.filesystems import open_filesystem
+from state_backend.log.change_log import check_writable
+from state_backend.log.filesystems import open_filesystem
+from state_backend.model.errors import DescriptorError
 
 logger = logging.getLogger("sparkis.serve")
 

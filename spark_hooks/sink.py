@@ -26,11 +26,18 @@ from spark_hooks.layout import check_layout
 from spark_hooks.progress import check_apart, is_asked_for
 from spark_hooks.publisher import NAME_MISSING, Mode, Publication, Publisher, Run, partitions_of, planned
 from spark_hooks.sessions import analyzed_plan, is_connect
-from state_backend.change_log import check_writable
-from state_backend.descriptor import Reduce, StateArguments, StateDescriptor, check_name, check_states, check_user_name
-from state_backend.errors import DescriptorError, SparkisError
-from state_backend.filesystems import open_filesystem
-from state_backend.log_writer import OnRewind
+from state_backend.log.change_log import check_writable
+from state_backend.log.filesystems import open_filesystem
+from state_backend.log.log_writer import OnRewind
+from state_backend.model.descriptor import (
+    Reduce,
+    StateArguments,
+    StateDescriptor,
+    check_name,
+    check_states,
+    check_user_name,
+)
+from state_backend.model.errors import DescriptorError, SparkisError
 
 logger = logging.getLogger("sparkis.sink")
 

@@ -19,12 +19,12 @@ from spark_hooks.encoding import DuplicateRowsError, encode
 from spark_hooks.layout import Layout, check_layout
 from spark_hooks.sink import VISIBILITY_TIMEOUT_S, log_of, logger
 from spark_hooks.task import DIGEST_MASK
-from state_backend.change_log import ChangeLog
-from state_backend.clock import now_ms
-from state_backend.descriptor import Encoding, StateDescriptor, check_name, check_user_name
-from state_backend.epochs import to_stream
-from state_backend.errors import DescriptorError, FencedWriterError
-from state_backend.log_writer import LogWriter
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.epochs import to_stream
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.clock import now_ms
+from state_backend.model.descriptor import Encoding, StateDescriptor, check_name, check_user_name
+from state_backend.model.errors import DescriptorError, FencedWriterError
 
 ROWS_MAX = 100_000
 # What a job's description says of where its states come from.

@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from spark_hooks.encoding import RowError, RowPlan, encode
 from spark_hooks.executors import Plan, ensure_state_server
-from state_backend.epochs import ChangeFile
-from state_backend.errors import LogError, LogUnavailableError, SparkisError
-from state_backend.filesystems import open_filesystem
-from state_backend.log_writer import ChangeFileWriter, LogWriter
+from state_backend.log.epochs import ChangeFile
+from state_backend.log.filesystems import open_filesystem
+from state_backend.log.log_writer import ChangeFileWriter, LogWriter
+from state_backend.model.errors import LogError, LogUnavailableError, SparkisError
 
 # The columns of the one row that a task gives back, as Spark's DDL.
 RESULT = "file string, inline binary, rows long, digest long, error string, is_log_error boolean, hashes binary"

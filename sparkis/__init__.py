@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from spark_hooks.serve import serve
     from spark_hooks.sink import publish, queryable
     from spark_hooks.table import publish_table
-    from state_backend.descriptor import Encoding, Kind, Reduce, StateDescriptor
-    from state_backend.errors import (
+    from state_backend.apply.replay import read_snapshot
+    from state_backend.log.log_writer import LogWriter
+    from state_backend.model.descriptor import Encoding, Kind, Reduce, StateDescriptor
+    from state_backend.model.errors import (
         ChangeError,
         DescriptorError,
         FencedWriterError,
@@ -30,10 +32,8 @@ if TYPE_CHECKING:
         LogUnavailableError,
         SparkisError,
     )
-    from state_backend.log_writer import LogWriter
-    from state_backend.records import Change, Op
-    from state_backend.replay import read_snapshot
-    from state_backend.store import Snapshot
+    from state_backend.model.records import Change, Op
+    from state_backend.store.store import Snapshot
 
 __version__ = "0.1.0"
 __all__ = [
@@ -76,8 +76,8 @@ _MODULES = {
     "spark_hooks.serve": ("serve",),
     "spark_hooks.sink": ("publish", "queryable"),
     "spark_hooks.table": ("publish_table",),
-    "state_backend.descriptor": ("Encoding", "Kind", "Reduce", "StateDescriptor"),
-    "state_backend.errors": (
+    "state_backend.model.descriptor": ("Encoding", "Kind", "Reduce", "StateDescriptor"),
+    "state_backend.model.errors": (
         "ChangeError",
         "DescriptorError",
         "FencedWriterError",
@@ -86,10 +86,10 @@ _MODULES = {
         "LogUnavailableError",
         "SparkisError",
     ),
-    "state_backend.log_writer": ("LogWriter",),
-    "state_backend.records": ("Change", "Op"),
-    "state_backend.replay": ("read_snapshot",),
-    "state_backend.store": ("Snapshot",),
+    "state_backend.log.log_writer": ("LogWriter",),
+    "state_backend.model.records": ("Change", "Op"),
+    "state_backend.apply.replay": ("read_snapshot",),
+    "state_backend.store.store": ("Snapshot",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

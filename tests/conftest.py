@@ -27,8 +27,8 @@ if os.environ.get("SPARKIS_PURE"):  # `make test-pure`: but what is about the co
         "tests/server/test_split_of_a_request.py",
         "tests/server/test_without_the_core.py",
         "tests/unit/resp_server/test_native_glob.py",
-        "tests/unit/state_backend/test_native_lookup.py",
-        "tests/unit/state_backend/test_native_damage.py",
+        "tests/unit/state_backend/native/test_native_lookup.py",
+        "tests/unit/state_backend/native/test_native_damage.py",
     )
 
 # Marks of tests that run only where `-m` names the mark.

@@ -25,7 +25,7 @@ from benchmarks.chaos.relay import Relay
 from benchmarks.options import Options, end_in_order
 from benchmarks.results import machine
 from benchmarks.servers import temporary_folder
-from state_backend.errors import SparkisError
+from state_backend.model.errors import SparkisError
 
 SERVERS = 2 + 2  # beside executors, and by hand
 RECOVER_S_MAX = 60.0

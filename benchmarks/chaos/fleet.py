@@ -21,7 +21,7 @@ from compat.conformance.servers import free_port
 from resp_server import children
 from resp_server.client import Client, ClientError
 from resp_server.control import TOKEN_VARIABLE
-from state_backend.change_log import ChangeLog
+from state_backend.log.change_log import ChangeLog
 
 TOKEN = "chaos"
 START_S_MAX = 120.0

@@ -16,7 +16,7 @@ from typing import Any
 import hiredis
 
 from benchmarks.chaos.judge import GROUPS, Judge, Seen, Window, key
-from state_backend.slots import slot_of
+from state_backend.model.slots import slot_of
 
 CONNECTIONS = 16
 # So that some thousand questions a second are asked in all, and processor time is left for the rest.

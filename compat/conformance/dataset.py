@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from state_backend.geohash import LATITUDE_MAX, LONGITUDE_MAX, score_of
+from state_backend.codec.geohash import LATITUDE_MAX, LONGITUDE_MAX, score_of
 
 # Some weeks on: no test run lasts until then. Redis keeps milliseconds.
 LATER_MS = 4_102_444_799_123

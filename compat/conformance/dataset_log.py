@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compat.conformance.dataset import Dataset
-from state_backend import packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.codec import packed_map
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 JOB = "job"
 TEXT = "text"

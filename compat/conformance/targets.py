@@ -28,9 +28,9 @@ from compat.conformance.servers import (
 )
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
-from state_backend.slots import slot_of
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.records import Change, Op
+from state_backend.model.slots import slot_of
 
 HOST = "127.0.0.1"
 

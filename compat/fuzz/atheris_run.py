@@ -9,7 +9,7 @@ import atheris
 
 from compat.fuzz import corpus
 
-with atheris.instrument_imports(include=["resp_server", "state_backend.keyspace"], enable_loader_override=False):
+with atheris.instrument_imports(include=["resp_server", "state_backend.store.keyspace"], enable_loader_override=False):
     from compat.fuzz.subject import INPUTS_PER_SERVER, FoundError, Subject
 
 

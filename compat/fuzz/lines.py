@@ -42,7 +42,7 @@ FUZZED = (
     # A proxy, but for what reads files and options.
     *(f"resp_server/router/{name}.py" for name in ROUTER.split()),
     "resp_server/cluster/standing.py",
-    "resp_server/cluster/view.py",
+    "state_backend/store/slot_view.py",
     "resp_server/cluster/texts.py",
 )
 

@@ -35,11 +35,11 @@ from resp_server import native
 from resp_server.config import ServerConfig
 from resp_server.connection import Connection
 from resp_server.server import Server
-from state_backend.checksums import CHECK_BYTES, sealed
-from state_backend.keyspace import Job, Keyspace
-from state_backend.lmdb_store import LmdbStore
+from state_backend.codec.checksums import CHECK_BYTES, sealed
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.slots import POSITIONS
 from state_backend.native import lookup
-from state_backend.slots import POSITIONS
+from state_backend.store.keyspace import Job, Keyspace
 
 MAP_BYTES = 1 << 30
 INPUTS_PER_SUBJECT = 300
@@ -90,7 +90,7 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
 def store_at(folder: str) -> LmdbStore:
     """Return a store of its own with the keys of the fuzzed servers; its sorted sets are trees of several levels."""
     store = LmdbStore(Path(folder) / f"{monotonic()}", "g", map_bytes_max=MAP_BYTES)
-    with patch("state_backend.lmdb_ranks.WIDTH_MAX", 8):
+    with patch("state_backend.lmdb.ranks.WIDTH_MAX", 8):
         fill(store)
     return store
 

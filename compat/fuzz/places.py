@@ -24,13 +24,13 @@ from resp_server.router.dispatcher import ProxyDispatcher
 from resp_server.router.feeds import feed_clients
 from resp_server.router.upstream import Upstreams
 from resp_server.server import Server
-from state_backend import packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.keyspace import Job, Keyspace
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.slots import SLOTS
-from state_backend.store import EpochChanges
+from state_backend.codec import packed_map
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slots import SLOTS
+from state_backend.store.keyspace import Job, Keyspace
+from state_backend.store.store import EpochChanges
 
 PASSWORD, NODE, LOADING, TWO, EPOCHS, USER, PROXY, SAID = 1, 2, 4, 8, 16, 32, 64, 128
 # What belongs to a server; two connections to one make it no other.

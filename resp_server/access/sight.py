@@ -16,12 +16,12 @@ from enum import Enum
 from random import randrange
 from typing import NamedTuple
 
-from resp_server.cluster.view import STEP_KEYS, PartView, counts_of
 from resp_server.protocol.session import Account
-from state_backend.descriptor import KeyFormat, Kind, StateDescriptor
-from state_backend.keyspace import Job, KeyspaceView
-from state_backend.slots import HASH_BITS, SLOTS
-from state_backend.store import Applied, Snapshot
+from state_backend.model.descriptor import KeyFormat, Kind, StateDescriptor
+from state_backend.model.slots import HASH_BITS, SLOTS
+from state_backend.store.keyspace import Job, KeyspaceView
+from state_backend.store.slot_view import STEP_KEYS, SlotView, counts_of
+from state_backend.store.store import Applied, Snapshot
 
 # Random keys that are looked at before all are: a user that may read an eighth of them finds one nearly always.
 RANDOM_TRIES = 32
@@ -137,7 +137,7 @@ class Sight:
 
     def key_count(self) -> int | None:
         """Return how many keys there are, expired ones that are not yet removed too; None: they are to be counted."""
-        if isinstance(self.view, PartView) and not self.view.is_counted:
+        if isinstance(self.view, SlotView) and not self.view.is_counted:
             return None
         self.view.check_whole()
         counts = [each.keys for each in self.jobs()]

@@ -20,7 +20,7 @@ from resp_server.access.denials import Denials
 from resp_server.access.rates import Limit, Rate
 from resp_server.access.rules import BLANK, DEFAULT_USER, Catalogue, RuleError, User, hashed, merge_selectors
 from resp_server.protocol.session import Account
-from state_backend.errors import SparkisError
+from state_backend.model.errors import SparkisError
 
 log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from resp_server.followers import Visible
 from resp_server.registry.record import Record, read_record
 from resp_server.registry.report import Report
 from resp_server.tls import Certificates, why
-from state_backend.errors import KeyGroupsError, SparkisError
-from state_backend.filesystems import Filesystem
-from state_backend.key_groups import KeyGroups
+from state_backend.log.filesystems import Filesystem
+from state_backend.model.errors import KeyGroupsError, SparkisError
+from state_backend.model.key_groups import KeyGroups
 
 logger = logging.getLogger("sparkis.server")
 

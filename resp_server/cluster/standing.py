@@ -8,8 +8,8 @@ from resp_server.cluster.topology import Node, Topology
 from resp_server.commands.facts import ANY_SLOTS, Facts
 from resp_server.commands.keys import keys_of
 from resp_server.errors import ClusterDownError, CrossSlotError, MovedError
-from state_backend.key_groups import KeyGroups
-from state_backend.slots import slot_of
+from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slots import slot_of
 
 
 class Standing:

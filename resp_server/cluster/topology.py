@@ -23,8 +23,8 @@ from functools import cached_property
 from ipaddress import ip_address
 from typing import Any
 
-from state_backend.errors import KeyGroupsError, SparkisError
-from state_backend.key_groups import NONE, KeyGroups
+from state_backend.model.errors import KeyGroupsError, SparkisError
+from state_backend.model.key_groups import NONE, KeyGroups
 
 # Standard: the most nodes that Redis recommends for a cluster.
 NODES_MAX = 1000

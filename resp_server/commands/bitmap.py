@@ -11,8 +11,8 @@ from resp_server.commands.spec import command, integer
 from resp_server.errors import PlainError, ReplyError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.replies import FirstOf, Reply
-from state_backend.keyspace import KeyspaceView
-from state_backend.store import Text
+from state_backend.store.keyspace import KeyspaceView
+from state_backend.store.store import Text
 
 # A string of Redis has at most 512 MiB, and no offset may be behind that.
 OFFSET_MAX = (512 << 23) - 1

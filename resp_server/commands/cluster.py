@@ -11,7 +11,7 @@ from resp_server.commands.spec import command, integer
 from resp_server.errors import PlainError, cluster_disabled, typed
 from resp_server.instance import Call
 from resp_server.protocol.replies import OK, Reply, Verbatim
-from state_backend.slots import HASH_BITS, SLOTS, slot_at, slot_of
+from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
 
 if TYPE_CHECKING:
     from resp_server.access.sight import Sight

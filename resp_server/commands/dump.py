@@ -11,9 +11,9 @@ from resp_server.commands.generic import in_slices, sliced
 from resp_server.commands.spec import command
 from resp_server.instance import Call
 from resp_server.protocol.replies import FirstOf, LongBulk, Reply, WithLong
-from state_backend.descriptor import Kind
-from state_backend.keyspace import KeyspaceView
-from state_backend.store import LongText, Snapshot, Text
+from state_backend.model.descriptor import Kind
+from state_backend.store.keyspace import KeyspaceView
+from state_backend.store.store import LongText, Snapshot, Text
 
 # Bytes of one part: half a millisecond of checksum; and how many make a reply that is made at once.
 PART_BYTES = 8 << 10

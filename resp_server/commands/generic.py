@@ -15,9 +15,9 @@ from resp_server.errors import PlainError, syntax_error
 from resp_server.glob import Matches, matcher
 from resp_server.instance import Call
 from resp_server.protocol.replies import FirstOf, LongBulk, Reply, Sliced, WithLong
-from state_backend.descriptor import Kind
-from state_backend.keyspace import KeyspaceView
-from state_backend.store import LongText, Text, whole
+from state_backend.model.descriptor import Kind
+from state_backend.store.keyspace import KeyspaceView
+from state_backend.store.store import LongText, Text, whole
 
 Item = TypeVar("Item")
 

@@ -1,4 +1,4 @@
-"""GEO's reads on sorted-set states whose scores are places (`state_backend.geohash` says how).
+"""GEO's reads on sorted-set states whose scores are places (`state_backend.codec.geohash` says how).
 
 A search looks through the ranges of scores of the nine squares of the map that cover what is asked for, as Redis does:
 what it costs depends on what is there, not on the size of the set.
@@ -20,7 +20,7 @@ from resp_server.errors import PlainError, syntax_error, typed
 from resp_server.instance import Call
 from resp_server.protocol.doubles import exact_double
 from resp_server.protocol.replies import NO_ARRAY, DoubleText, Reply
-from state_backend.geohash import (
+from state_backend.codec.geohash import (
     Box,
     Circle,
     Place,
@@ -34,8 +34,8 @@ from state_backend.geohash import (
     is_place,
     place_of,
 )
-from state_backend.keyspace import KeyspaceView
-from state_backend.store import Snapshot
+from state_backend.store.keyspace import KeyspaceView
+from state_backend.store.store import Snapshot
 
 # Meters of a unit.
 UNITS = {b"m": 1.0, b"km": 1000.0, b"ft": 0.3048, b"mi": 1609.34}

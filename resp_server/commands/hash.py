@@ -26,10 +26,10 @@ from resp_server.commands.steps import answered
 from resp_server.errors import PlainError, WrongTypeError
 from resp_server.instance import Call
 from resp_server.protocol.replies import PackedPairs, Pairs, Reply, WithLong
-from state_backend import packed_map
-from state_backend.descriptor import Kind
-from state_backend.keyspace import KeyspaceView
-from state_backend.store import LongText, Snapshot, Text, whole
+from state_backend.codec import packed_map
+from state_backend.model.descriptor import Kind
+from state_backend.store.keyspace import KeyspaceView
+from state_backend.store.store import LongText, Snapshot, Text, whole
 
 Pair = tuple[bytes, Text]
 

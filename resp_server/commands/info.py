@@ -19,7 +19,7 @@ from resp_server.native import CORE
 from resp_server.numbers import Numbers
 from resp_server.protocol.replies import Reply, Verbatim
 from resp_server.protocol.subscriptions import Way
-from state_backend.store import Applied, Snapshot
+from state_backend.store.store import Applied, Snapshot
 
 Section = Mapping[str, object]
 

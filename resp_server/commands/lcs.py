@@ -18,8 +18,8 @@ from resp_server.commands.spec import command, integer
 from resp_server.errors import PlainError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.replies import FirstOf, Reply, Sliced, WithLong
-from state_backend.errors import WrongKindError
-from state_backend.store import Text, whole
+from state_backend.model.errors import WrongKindError
+from state_backend.store.store import Text, whole
 
 # What Redis' own table may take, at four bytes a cell: as much as a string.
 TABLE_BYTES_MAX = 512 << 20

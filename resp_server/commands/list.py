@@ -10,8 +10,8 @@ from resp_server.commands.spec import command, integer
 from resp_server.errors import PlainError, ReplyError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.replies import FirstOf, PackedItems, Reply
-from state_backend.keyspace import KeyspaceView
-from state_backend.store import Snapshot
+from state_backend.store.keyspace import KeyspaceView
+from state_backend.store.store import Snapshot
 
 
 @command("llen")

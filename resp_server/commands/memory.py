@@ -14,7 +14,7 @@ from resp_server.commands.spec import command, question
 from resp_server.instance import Call, Instance
 from resp_server.numbers import Numbers
 from resp_server.protocol.replies import OK, Reply, Verbatim
-from state_backend.heap import give_back
+from state_backend.process_memory import give_back
 
 # Below this there is nothing to find out, as in Redis.
 SMALL_BYTES = 5 << 20

@@ -1,7 +1,7 @@
 """What is known of a key as an object: OBJECT, MEMORY USAGE.
 
 Encodings are those that a Redis 7.4 with its usual settings would choose for what the key holds: clients and tools look
-at them to tell what is small. In the store things lie otherwise (see `state_backend.lmdb_layout`).
+at them to tell what is small. In the store things lie otherwise (see `state_backend.lmdb.layout`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from resp_server.commands.spec import INTEGER_MAX, command, integer
 from resp_server.errors import PlainError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.replies import Reply
-from state_backend.descriptor import Kind
-from state_backend.store import Snapshot
+from state_backend.model.descriptor import Kind
+from state_backend.store.store import Snapshot
 
 # Redis' own sizes: the longest string that lies in its object; what a compact encoding takes, in items, fields of a
 # hash, bytes of an item (or of a list, of all items), and numbers of a set.
@@ -27,7 +27,7 @@ COMPACT_ITEM_BYTES_MAX = 64
 COMPACT_LIST_BYTES_MAX = 8192
 NUMBERS_MAX = 512
 
-# Items that are looked at where it is not said how many: a step's (see `state_backend.lmdb_sizes`). More steps than
+# Items that are looked at where it is not said how many: a step's (see `state_backend.lmdb.sizes`). More steps than
 # these few are not made at once.
 SAMPLES_DEFAULT = 256
 STEPS_AT_ONCE_MAX = 10

@@ -13,8 +13,8 @@ from resp_server.commands.steps import answered
 from resp_server.errors import PlainError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.replies import FirstOf, Reply
-from state_backend.keyspace import KeyspaceView
-from state_backend.store import FIELD_POSITIONS
+from state_backend.store.keyspace import KeyspaceView
+from state_backend.store.store import FIELD_POSITIONS
 
 # Items from a place at random on, of which one is chosen: the gaps between them differ, so the first one would not do.
 CHOSEN_OF = 12

@@ -13,9 +13,9 @@ from resp_server.commands.steps import PARTS, Held, answered
 from resp_server.errors import PlainError, ReplyError, WrongTypeError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.replies import PackedItems, Reply, ReplySet
-from state_backend import packed_list
-from state_backend.descriptor import Kind
-from state_backend.keyspace import KeyspaceView
+from state_backend.codec import packed_list
+from state_backend.model.descriptor import Kind
+from state_backend.store.keyspace import KeyspaceView
 
 # Look-ups of one step, in one set (guess: half a millisecond).
 STEP_LOOKUPS = 256

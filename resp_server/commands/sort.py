@@ -14,11 +14,11 @@ from resp_server.instance import Call
 from resp_server.protocol.doubles import read_double
 from resp_server.protocol.replies import Reply
 from resp_server.protocol.session import Account
-from state_backend.descriptor import Kind
-from state_backend.errors import WrongKindError
-from state_backend.keyspace import KeyspaceView
-from state_backend.slots import slot_of
-from state_backend.store import LongText, Snapshot, Text, whole
+from state_backend.model.descriptor import Kind
+from state_backend.model.errors import WrongKindError
+from state_backend.model.slots import slot_of
+from state_backend.store.keyspace import KeyspaceView
+from state_backend.store.store import LongText, Snapshot, Text, whole
 
 # Any of these means that a pattern stands for keys of several slots, unless it comes behind a hash tag.
 WILD = frozenset(b"*?[\\")

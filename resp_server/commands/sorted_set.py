@@ -24,10 +24,10 @@ from resp_server.errors import PlainError, WrongTypeError, syntax_error, wrong_a
 from resp_server.instance import Call
 from resp_server.protocol.doubles import double_text, read_double
 from resp_server.protocol.replies import NO_ARRAY, Pairs, Reply
-from state_backend.descriptor import Kind
-from state_backend.keyspace import KeyspaceView
-from state_backend.packed_sorted import MEMBERS_MAX
-from state_backend.store import Snapshot
+from state_backend.codec.packed_sorted import MEMBERS_MAX
+from state_backend.model.descriptor import Kind
+from state_backend.store.keyspace import KeyspaceView
+from state_backend.store.store import Snapshot
 
 
 @command("zcard")

@@ -15,8 +15,8 @@ from resp_server.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.instance import Call
 from resp_server.protocol.doubles import exact_double
 from resp_server.protocol.replies import Pairs, Reply
-from state_backend.descriptor import Kind
-from state_backend.keyspace import KeyspaceView
+from state_backend.model.descriptor import Kind
+from state_backend.store.keyspace import KeyspaceView
 
 Scored = tuple[float, bytes]
 

@@ -19,11 +19,11 @@ from resp_server.errors import NoPermError, PlainError, cluster_disabled, syntax
 from resp_server.instance import Call
 from resp_server.protocol.replies import OK, Frames, Reply, encode
 from resp_server.protocol.session import Account
-from state_backend.clock import iso_text
-from state_backend.descriptor import StateDescriptor
-from state_backend.keyspace import Job
-from state_backend.slots import slot_of
-from state_backend.store import Applied
+from state_backend.model.clock import iso_text
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.slots import slot_of
+from state_backend.store.keyspace import Job
+from state_backend.store.store import Applied
 
 SINCE = "0.1.0"
 

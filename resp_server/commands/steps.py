@@ -15,8 +15,8 @@ from resp_server.commands.generic import BYTES_AT_ONCE_MAX, in_slices, in_steps,
 from resp_server.errors import PlainError
 from resp_server.instance import Call
 from resp_server.protocol.replies import FirstOf, LongPair, Pairs, Reply, WithLong
-from state_backend.keyspace import KeyspaceView
-from state_backend.store import LongText, whole
+from state_backend.store.keyspace import KeyspaceView
+from state_backend.store.store import LongText, whole
 
 Steps = Callable[[KeyspaceView], Iterator[Sequence[Any]]]
 

@@ -8,9 +8,9 @@ from resp_server.commands.generic import items_reply, size_of, text_reply
 from resp_server.commands.spec import OneOrMore, command
 from resp_server.instance import Call
 from resp_server.protocol.replies import Reply, Sliced
-from state_backend.errors import WrongKindError
-from state_backend.keyspace import KeyspaceView
-from state_backend.store import LongText, Text
+from state_backend.model.errors import WrongKindError
+from state_backend.store.keyspace import KeyspaceView
+from state_backend.store.store import LongText, Text
 
 
 @command("get")

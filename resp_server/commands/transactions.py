@@ -14,7 +14,7 @@ from resp_server.instance import Call
 from resp_server.protocol.replies import OK, FirstOf, Reply
 from resp_server.protocol.transaction import Mark, ReadsAt
 from resp_server.watching import mark_of
-from state_backend.keyspace import KeyspaceView
+from state_backend.store.keyspace import KeyspaceView
 
 # Keys that are looked at in one go: about a millisecond (guess: some 10 us each).
 KEYS_AT_ONCE = 128

@@ -26,12 +26,12 @@ from state_backend.native.little_endian cimport f64, u16, u32, u64
 from state_backend.native.lookup cimport FOUND, MISSING, Lookup, Pages, crc16_of, crc32_of, slot_of
 
 from resp_server.protocol.doubles import double_text
-from state_backend.errors import StoreError
+from state_backend.model.errors import StoreError
 
 cdef extern from *:
     int count_leading_zeros "__builtin_clzll"(unsigned long long) noexcept nogil
 
-# The records of `state_backend.lmdb_layout`.
+# The records of `state_backend.lmdb.layout`.
 cdef enum:
     HEADER_BYTES = 15
     VALUE = 0

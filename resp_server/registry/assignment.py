@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from resp_server.cluster.topology import Health, Node, Topology
 from resp_server.registry.sharding import Member, Shard, plan
-from state_backend.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
 
 # What a taker has to have seen before it may answer for a giver: a term and an epoch of each job.
 Handover = dict[str, tuple[int, int]]

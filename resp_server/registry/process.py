@@ -24,7 +24,7 @@ from resp_server.registry.standby import ANSWER_S_MAX, Connect, until_away
 from resp_server.tls import Certificates, add_tls_options, certificates_of, shown_files_of
 from resp_server.token import add_token_option, token_of
 from resp_server.token_port import ARRIVING_MAX
-from state_backend.filesystems import Filesystem, open_filesystem
+from state_backend.log.filesystems import Filesystem, open_filesystem
 
 logger = logging.getLogger("sparkis.registry")
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from resp_server.cluster.topology import Topology, TopologyError
-from state_backend.errors import LogCorruptError, SparkisError
-from state_backend.filesystems import Filesystem
+from state_backend.log.filesystems import Filesystem
+from state_backend.model.errors import LogCorruptError, SparkisError
 
 logger = logging.getLogger("sparkis.registry")
 

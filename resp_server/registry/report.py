@@ -9,8 +9,8 @@ from typing import Any
 
 from resp_server.cluster.topology import NODE_ID, Topology, TopologyError
 from resp_server.followers import Visible
-from state_backend.errors import KeyGroupsError, SparkisError
-from state_backend.key_groups import NONE, KeyGroups
+from state_backend.model.errors import KeyGroupsError, SparkisError
+from state_backend.model.key_groups import NONE, KeyGroups
 
 # How long a server that is to end may hand over what it has: less than a keeper waits before it kills.
 DRAIN_S_MAX = 4.0

@@ -40,7 +40,7 @@ from resp_server.registry.report import DRAIN_S_MAX, Report, ReportError
 from resp_server.registry.sharding import Member
 from resp_server.tls import Certificates
 from resp_server.token_port import TokenPort
-from state_backend.errors import SparkisError
+from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.registry")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, product
 
 from resp_server.followers import Visible
-from state_backend.key_groups import ALL, NONE, KeyGroups
-from state_backend.slots import SLOTS
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slots import SLOTS
 
 # A server that dies may be started again and have its slots as they were: nobody else begins to load them before.
 GRACE_S = 1.0

@@ -11,8 +11,8 @@ from resp_server.addresses import host_and_port
 from resp_server.awake import AwakeClock
 from resp_server.client import Client, ClientError
 from resp_server.registry.record import read_record
-from state_backend.errors import SparkisError
-from state_backend.filesystems import Filesystem
+from state_backend.log.filesystems import Filesystem
+from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.registry")
 

@@ -21,8 +21,8 @@ from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told
 from resp_server.router.answers import Answer, Result, Steps, done, is_error, whole
 from resp_server.router.frames import FrameError, in_order, pack
 from resp_server.router.guard import together
-from state_backend.errors import SparkisError
-from state_backend.slots import slot_of
+from state_backend.model.errors import SparkisError
+from state_backend.model.slots import slot_of
 
 logger = logging.getLogger("sparkis.proxy")
 

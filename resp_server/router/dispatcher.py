@@ -48,7 +48,7 @@ from resp_server.router.survey import Survey
 from resp_server.router.transactions import TransactionRun, WatchRun
 from resp_server.router.upstream import LONG_TIMEOUT_S, Upstreams
 from resp_server.stats import Tally
-from state_backend.slots import slot_of
+from state_backend.model.slots import slot_of
 
 # Longer than any question waits, so that it ends nothing unless something is wrong here.
 BATCH_S_MAX = 2 * LONG_TIMEOUT_S

@@ -41,7 +41,7 @@ from resp_server.router.frames import pack
 from resp_server.router.lane import LaneKey
 from resp_server.router.upstream import Upstreams
 from resp_server.tls import why
-from state_backend.slots import slot_of
+from state_backend.model.slots import slot_of
 
 logger = logging.getLogger("sparkis.proxy")
 

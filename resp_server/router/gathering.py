@@ -25,7 +25,7 @@ from resp_server.router.merges import (
     shares_of,
 )
 from resp_server.router.upstream import Upstreams
-from state_backend.key_groups import NONE, KeyGroups
+from state_backend.model.key_groups import NONE, KeyGroups
 
 JOBS, LAG = (b"STATE", b"JOBS"), (b"STATE", b"LAG")
 KEYSPACE = (b"INFO", b"keyspace")

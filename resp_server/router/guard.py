@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from resp_server.protocol.following import GONE, NOTHING, Epochs, Told, latest
 from resp_server.router.slot_map import ends_of_runs
-from state_backend.slots import SLOTS
+from state_backend.model.slots import SLOTS
 
 
 def has_reached(told: Epochs, floor: Epochs, gone: Collection[str] = ()) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from resp_server.protocol.following import GONE, Reached
-from state_backend.descriptor import KeyFormat
+from state_backend.model.descriptor import KeyFormat
 
 
 class JobKeys:

@@ -11,7 +11,7 @@ from typing import Any
 
 import hiredis
 
-from state_backend.key_groups import NONE, KeyGroups
+from state_backend.model.key_groups import NONE, KeyGroups
 
 Row = dict[str, Any]
 

@@ -33,8 +33,8 @@ from resp_server.router.upstream import TIMEOUT_S, Upstreams
 from resp_server.server import Server
 from resp_server.tls import Certificates, TlsError, certificates_of, files_of
 from resp_server.token import add_token_option, token_of
-from state_backend.filesystems import open_filesystem
-from state_backend.keyspace import Keyspace
+from state_backend.log.filesystems import open_filesystem
+from state_backend.store.keyspace import Keyspace
 
 logger = logging.getLogger("sparkis.proxy")
 

@@ -25,7 +25,7 @@ from resp_server.protocol.session import Account
 from resp_server.router.answers import Answer, Steps
 from resp_server.router.asks import Merge
 from resp_server.router.frames import in_order, joined, sum_of
-from state_backend.slots import HASH_BITS, SLOTS, slot_of
+from state_backend.model.slots import HASH_BITS, SLOTS, slot_of
 
 SPLIT = "request_policy:multi_shard"
 SUMMED = "response_policy:agg_sum"

@@ -9,7 +9,7 @@ from itertools import compress, groupby, islice
 from operator import is_not
 
 from resp_server.cluster.topology import Health, Topology
-from state_backend.slots import SLOTS
+from state_backend.model.slots import SLOTS
 
 # The term of what is not said by a registry.
 NO_TERM = -1

@@ -19,8 +19,8 @@ from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.router.frames import pack
 from resp_server.router.upstream import Upstreams
 from resp_server.tls import why
-from state_backend.errors import SparkisError
-from state_backend.filesystems import Filesystem
+from state_backend.log.filesystems import Filesystem
+from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.proxy")
 

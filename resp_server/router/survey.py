@@ -20,7 +20,7 @@ from resp_server.router.frames import pack
 from resp_server.router.guard import together
 from resp_server.router.routes import POSITION_BITS, merge_all, scan_reply
 from resp_server.router.upstream import Upstreams
-from state_backend.slots import HASH_BITS, SLOTS
+from state_backend.model.slots import HASH_BITS, SLOTS
 
 TOPOLOGY = pack((b"CLUSTER", b"INFO"))
 # A question, with what the server shows before and after.

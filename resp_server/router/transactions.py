@@ -43,7 +43,7 @@ from resp_server.router.frames import items_of, pack
 from resp_server.router.lane import LaneKey
 from resp_server.router.routes import Way, splitting, way_of
 from resp_server.router.upstream import NOT_YET, Upstreams
-from state_backend.slots import slot_of
+from state_backend.model.slots import slot_of
 
 if TYPE_CHECKING:
     from resp_server.router.dispatcher import ProxyDispatcher

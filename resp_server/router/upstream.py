@@ -31,7 +31,7 @@ from resp_server.router.lane import REPLY_BYTES_MAX, Lane, LaneKey, Link
 from resp_server.router.shards import Shard
 from resp_server.router.slot_map import NO_TERM, SlotMap
 from resp_server.tls import Certificates
-from state_backend.slots import SLOTS
+from state_backend.model.slots import SLOTS
 
 logger = logging.getLogger("sparkis.proxy")
 

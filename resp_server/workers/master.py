@@ -53,9 +53,9 @@ from resp_server.numbers import Numbers
 from resp_server.shown import Event, Readers
 from resp_server.stats import Stats
 from resp_server.workers.channel import Channel, Line
-from state_backend.clock import now_ms
-from state_backend.errors import DescriptorError, SparkisError, StoreError
-from state_backend.lmdb_store import SUSPECT
+from state_backend.lmdb.store import SUSPECT
+from state_backend.model.clock import now_ms
+from state_backend.model.errors import DescriptorError, SparkisError, StoreError
 
 logger = logging.getLogger("sparkis.server")
 

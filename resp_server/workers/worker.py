@@ -30,8 +30,8 @@ from resp_server.server import Server
 from resp_server.shown import ShownJobs
 from resp_server.tls import Certificates, TlsError, TlsFiles, take_in
 from resp_server.workers.channel import Channel
-from state_backend.errors import SparkisError, StoreError
-from state_backend.keyspace import Job, Keyspace
+from state_backend.model.errors import SparkisError, StoreError
+from state_backend.store.keyspace import Job, Keyspace
 
 logger = logging.getLogger("sparkis.server")
 

@@ -38,16 +38,16 @@ from spark_hooks.processor import CHANGELOG_SETTING
 from spark_hooks.publisher import BEAT_INTERVAL_S
 from spark_hooks.sessions import describe_jobs, is_connect, is_stopped, parallelism_of, session_at_hand
 from spark_hooks.sink import LOG_SETTING, log_of
-from state_backend.change_log import ChangeLog
-from state_backend.descriptor import StateDescriptor, check_name, check_states
-from state_backend.epochs import Epoch
-from state_backend.errors import (
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.epochs import Epoch
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor, check_name, check_states
+from state_backend.model.errors import (
     DescriptorError,
     EpochHoleError,
     FencedWriterError,
     LogCorruptError,
 )
-from state_backend.log_writer import LogWriter
 
 logger = logging.getLogger("sparkis.attach")
 

@@ -32,8 +32,8 @@ from spark_hooks.attach.checkpoint import CheckpointError
 from spark_hooks.processor import REFUSAL_PROPERTY
 from spark_hooks.sessions import is_connect, session_at_hand
 from spark_hooks.sink import LOG_SETTING
-from state_backend.descriptor import check_name
-from state_backend.errors import DescriptorError
+from state_backend.model.descriptor import check_name
+from state_backend.model.errors import DescriptorError
 
 logger = logging.getLogger("sparkis.attach")
 

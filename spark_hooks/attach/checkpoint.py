@@ -20,8 +20,8 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
 from spark_hooks.sessions import is_connect
-from state_backend.errors import DescriptorError, SparkisError
-from state_backend.filesystems import open_filesystem
+from state_backend.log.filesystems import open_filesystem
+from state_backend.model.errors import DescriptorError, SparkisError
 
 PROVIDER_SETTING = "spark.sql.streaming.stateStore.providerClass"
 MISSING_FILE = "java.io.FileNotFoundException"

@@ -17,8 +17,8 @@ from spark_hooks.attach.attachment import attach, bind, reading_session
 from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError
 from spark_hooks.attach.rows import AttachedState, BoundState
 from spark_hooks.signals import EndSignal
-from state_backend.descriptor import Kind
-from state_backend.errors import DescriptorError, SparkisError
+from state_backend.model.descriptor import Kind
+from state_backend.model.errors import DescriptorError, SparkisError
 
 REDIS_TYPES = {Kind.VALUE: "string", Kind.MAP: "hash", Kind.LIST: "list"}
 # How often the command looks whether the attachment has ended by an error.

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError
 from spark_hooks.attach.rows import AttachedState
 from spark_hooks.processor import declared_in
-from state_backend.errors import DescriptorError
+from state_backend.model.errors import DescriptorError
 
 if TYPE_CHECKING:
     from spark_hooks.attach.attachment import Attachment

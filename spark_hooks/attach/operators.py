@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError
-from state_backend.descriptor import Kind
-from state_backend.errors import DescriptorError
+from state_backend.model.descriptor import Kind
+from state_backend.model.errors import DescriptorError
 
 
 class Form(StrEnum):

@@ -27,8 +27,8 @@ from spark_hooks.attach.checkpoint import Checkpoint
 from spark_hooks.attach.operators import Collection, Form
 from spark_hooks.columns import CAST_TYPES, NESTED_TYPES, TEXT_TYPES, check_columns
 from spark_hooks.layout import Layout, check_layout
-from state_backend.descriptor import Encoding, Kind, StateDescriptor
-from state_backend.errors import DescriptorError
+from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
+from state_backend.model.errors import DescriptorError
 
 BATCH, ORDER, DELETED = "$batch", "$order", "$deleted"
 EXPIRE_AT, RESETS = "$expire_at", "$resets"

@@ -61,7 +61,7 @@ cdef enum:
     OVERFLOW = 0x04
     IN_OVERFLOW = 0x01  # of a leaf's node
     TABLE_BYTES = 48
-    CHECK_BYTES = 4  # see `state_backend.checksums`
+    CHECK_BYTES = 4  # see `state_backend.codec.checksums`
     NAME_BYTES_MAX = 16
     DEPTH_MAX = 32
     GUESSES_MAX = 4  # in one page; its nodes are some hundred at most
@@ -74,7 +74,7 @@ cdef enum:
     LEAVES_PER_LOOKUP = 8
     LEAVES_MAX = 1 << 20
     DIRECTORY_BITS_MAX = 20
-    # Of records, see `state_backend.lmdb_layout`.
+    # Of records, see `state_backend.lmdb.layout`.
     HEADER_BYTES = 15
     LARGE = 5
     TREE = 9
@@ -86,7 +86,7 @@ cdef enum:
     MAGIC = 0xBEEFC0DE
     DATA_VERSION = 1
 
-# --- hashes: those of `state_backend.slots` ---------------------------------------------------------------------------
+# --- hashes: those of `state_backend.model.slots` ---------------------------------------------------------------------
 
 cdef uint16_t crc16_table[8][256]
 cdef uint32_t crc32_table[8][256]

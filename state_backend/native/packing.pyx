@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""Makes a store's names and records of the plain values in sorted runs of changes (see `state_backend.records`).
+"""Makes a store's names and records of the plain values in sorted runs of changes (see `state_backend.model.records`).
 
 A row is plain if all it does is to put a value that never expires, of a value state, at a key where nothing stands or such a
 value of the same state. `Packing.take` makes of these, in the order of their positions, what py-lmdb's `putmulti` takes; it
@@ -34,8 +34,8 @@ cdef enum:
     # So many rows ahead their numbers are asked of memory, and then their texts.
     NUMBERS_AHEAD = 24
     TEXTS_AHEAD = 12
-    PUT = 1  # see `state_backend.records.Op`
-    VALUE = 0  # see `state_backend.lmdb_layout`
+    PUT = 1  # see `state_backend.model.records.Op`
+    VALUE = 0  # see `state_backend.lmdb.layout`
     HEADER_BYTES = 15
     NAME_BYTES = 6
     CHECK_BYTES = 4

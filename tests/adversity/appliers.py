@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from compat.waiting import eventually
-from state_backend import packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.errors import StoreError
-from state_backend.lmdb_store import LmdbStore
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
-from state_backend.store import Snapshot
+from state_backend.codec import packed_map
+from state_backend.lmdb.store import LmdbStore
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import StoreError
+from state_backend.model.records import Change, Op
+from state_backend.store.store import Snapshot
 
 ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS", "8"))
 JOB = "job"
@@ -34,7 +34,7 @@ KEYS = [b"key:%d" % number for number in range(200)]
 FIELDS = [b"field:%d" % number for number in range(packed_map.FIELDS_MAX + 20)]
 # The applier as the server starts it, but it copies its store without free pages at every opportunity.
 APPLIER = """
-import sys, state_backend.applier as applier
+import sys, state_backend.apply.applier as applier
 applier.COMPACT_ABOVE_BYTES = 1 << 16
 applier.main(sys.argv[1:])
 """

@@ -21,9 +21,9 @@ from compat.conformance.servers import PATIENT_REGISTRY, child_environment, free
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client, ClientError
 from resp_server.registry.record import Record
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 TOKEN = "of-the-tests"
 JOB = "job"

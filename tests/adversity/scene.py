@@ -22,7 +22,7 @@ from driver import JOB, Orders
 from benchmarks import processes
 from compat.conformance.servers import free_port
 from compat.waiting import eventually
-from state_backend.change_log import ChangeLog
+from state_backend.log.change_log import ChangeLog
 
 Found = TypeVar("Found")
 

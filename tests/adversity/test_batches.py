@@ -25,8 +25,8 @@ from scene import MARKERS, Scene
 import sparkis
 from compat.waiting import eventually
 from spark_hooks import task as sink_task
-from state_backend.change_log import ChangeLog
-from state_backend.log_writer import LogWriter
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.log_writer import LogWriter
 
 pytestmark = pytest.mark.spark
 
@@ -252,7 +252,7 @@ def with_files_only(task: type[sink_task.Task]) -> type[sink_task.Task]:
 
     class WithFilesOnly(task):  # type: ignore[misc,valid-type]
         def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            from state_backend import log_writer
+            from state_backend.log import log_writer
 
             usual, log_writer.INLINE_BYTES_MAX = log_writer.INLINE_BYTES_MAX, 0
             try:

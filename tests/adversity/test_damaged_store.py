@@ -19,9 +19,9 @@ from redis.retry import Retry
 
 from compat.conformance.servers import free_port
 from compat.waiting import eventually
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 STATES = [StateDescriptor("n", key="k", value="v")]
 VALUES = {f"job:n:{number}": f"value {number} " * 20 for number in range(3000)}

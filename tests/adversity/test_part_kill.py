@@ -10,15 +10,15 @@ import pytest
 from appliers import GENERATION, JOB, QUERY_ID, ROUNDS, STATES, RunningApplier, changes_of, growing_log
 
 from compat.waiting import eventually
-from state_backend.change_log import ChangeLog
-from state_backend.log_writer import LogWriter
-from state_backend.replay import read_snapshot
+from state_backend.apply.replay import read_snapshot
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.log_writer import LogWriter
 
 pytestmark = pytest.mark.kill
 
 # An owner whose every other writer is killed: while it starts, while it writes, while it joins or sweeps.
 OWNER = """
-import sys, state_backend.applier as applier, state_backend.compactor as compactor
+import sys, state_backend.apply.applier as applier, state_backend.apply.compactor as compactor
 compactor.EPOCHS_MAX, compactor.LEAD_EPOCHS = 20, 5
 compactor.Compactor._command = lambda self: [sys.executable, "-c", '''
 import os, random, signal, sys, threading
@@ -26,7 +26,7 @@ if random.random() < 0.5:
     kill = threading.Timer(random.uniform(0.0, 1.5), os.kill, (os.getpid(), signal.SIGKILL))
     kill.daemon = True
     kill.start()
-import state_backend.compactor as compactor
+import state_backend.apply.compactor as compactor
 sys.exit(compactor.main(sys.argv[1:]))
 ''', "--log", self._root, "--job", self._job, "--retention-ms", "0"]
 applier.main(sys.argv[1:])

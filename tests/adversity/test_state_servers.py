@@ -120,7 +120,7 @@ def test_others_take_over_what_a_server_has_whose_disk_is_full(fleet: Fleet) -> 
     _, second = fleet.halves()
     fleet.wait_until_all_show_it()
     reader = fleet.read()
-    (applier,) = children_of(second.popen.pid, "state_backend.applier")
+    (applier,) = children_of(second.popen.pid, "state_backend.apply.applier")
     _, hard = resource.prlimit(applier, resource.RLIMIT_FSIZE)
     resource.prlimit(applier, resource.RLIMIT_FSIZE, (FULL_BYTES, hard))
     fleet.wait_for(_0="0-16383", _1="")

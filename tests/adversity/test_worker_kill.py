@@ -19,9 +19,9 @@ from scene import Scene, children_of
 
 from compat.conformance.servers import Running, sparkis_server
 from compat.waiting import eventually
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 pytestmark = pytest.mark.kill
 

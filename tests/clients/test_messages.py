@@ -21,9 +21,9 @@ from compat.conformance.servers import (
 )
 from compat.waiting import WAIT_S_MAX
 from resp_server.client import Client
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.records import Change, Op
 
 KEY, CHANNEL = "job:n:a", "__keyspace@0__:job:n:a"
 EPOCHS = "__sparkis__:epoch:job"

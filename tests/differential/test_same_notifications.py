@@ -11,10 +11,10 @@ import pytest
 
 from compat.conformance.servers import CONTROL_TOKEN, Running, redis_server, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection
-from state_backend import packed_list, packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.codec import packed_list, packed_map
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 STATES = (
     StateDescriptor("text", key="key", value="value"),

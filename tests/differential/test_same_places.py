@@ -13,7 +13,7 @@ from compat.conformance.generators import checked
 from compat.conformance.pair import Pair
 from compat.conformance.servers import redis_server
 from compat.conformance.wire import Words, ask
-from state_backend.geohash import LATITUDE_MAX, LONGITUDE_MAX, score_of
+from state_backend.codec.geohash import LATITUDE_MAX, LONGITUDE_MAX, score_of
 
 LINES = [
     "GEOPOS geo:cities Palermo nope Suva",

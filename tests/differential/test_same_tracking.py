@@ -13,9 +13,9 @@ from compat.conformance.servers import CONTROL_TOKEN, Running, redis_server, spa
 from compat.conformance.wire import Connection, Reply
 from compat.waiting import WAIT_S_MAX
 from resp_server.client import Client
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 ANSWERS = [
     ["CLIENT TRACKINGINFO", "CLIENT GETREDIR", "CLIENT CACHING YES", "CLIENT CACHING x"],

@@ -13,9 +13,9 @@ from compat.conformance.generators import checked
 from compat.conformance.pair import Pair
 from compat.conformance.servers import Running, redis_server, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, Reply, Words, requests
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 GREETINGS: list[list[str]] = [[], ["HELLO 3"]]
 

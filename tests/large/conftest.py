@@ -25,9 +25,9 @@ import pytest
 from compat.conformance.servers import Running, sparkis_server
 from compat.conformance.wire import LAST_COMMAND, LAST_REPLY, request
 from spark_hooks.encoding import positions_of
-from state_backend.clock import now_ms
-from state_backend.log_writer import LogWriter
-from state_backend.records import RUN_ROWS_MAX, Op, schema
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.clock import now_ms
+from state_backend.model.records import RUN_ROWS_MAX, Op, schema
 
 WAIT_S_MAX = 600.0
 SERVER = Path(__file__).with_name("measured_server.py")

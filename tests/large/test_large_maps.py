@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from resp_server.protocol.replies import encode
-from state_backend.clock import now_ms
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.clock import now_ms
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 pytestmark = pytest.mark.large
 

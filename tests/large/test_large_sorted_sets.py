@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from state_backend import lmdb_ranks
-from state_backend.descriptor import StateDescriptor
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges, Snapshot
+from state_backend.lmdb import ranks as lmdb_ranks
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.store import EpochChanges, Snapshot
 
 pytestmark = pytest.mark.large
 

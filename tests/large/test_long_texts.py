@@ -11,9 +11,9 @@ import pytest
 from conftest import reading
 
 from resp_server.protocol.replies import encode
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import KEY_BYTES_MAX, VALUE_BYTES_MAX, Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import KEY_BYTES_MAX, VALUE_BYTES_MAX, Change, Op
 
 pytestmark = pytest.mark.large
 

@@ -12,9 +12,9 @@ import pytest
 from conftest import publish_values
 
 from resp_server.protocol.replies import encode
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 pytestmark = pytest.mark.large
 

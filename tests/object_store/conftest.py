@@ -9,8 +9,8 @@ import pytest
 
 from compat.object_store import faulty_proxy, s3_server
 from compat.object_store.faulty_proxy import FaultyProxy
-from state_backend.change_log import check_writable
-from state_backend.filesystems import Filesystem, open_filesystem
+from state_backend.log.change_log import check_writable
+from state_backend.log.filesystems import Filesystem, open_filesystem
 
 BUCKET = "sparkis-tests"
 

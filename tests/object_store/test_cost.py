@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from compat.object_store.faulty_proxy import FaultyProxy
-from state_backend import applier as applier_module
-from state_backend import log_writer as log_writer_module
-from state_backend.applier import Applier, follow_until_end
-from state_backend.change_log import ChangeLog
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.apply import applier as applier_module
+from state_backend.apply.applier import Applier, follow_until_end
+from state_backend.log import log_writer as log_writer_module
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 # As long as readers look without a listing of all epochs, and one of these.
 WATCHED_S = 900

@@ -11,19 +11,19 @@ from urllib.request import urlopen
 import pytest
 
 from compat.object_store.faulty_proxy import FaultyProxy, Kind
-from state_backend.change_log import check_writable
-from state_backend.descriptor import StateDescriptor
-from state_backend.errors import LogUnavailableError
-from state_backend.filesystems import Filesystem, open_filesystem
-from state_backend.filesystems.object_store import PART_BYTES
-from state_backend.log_writer import LogWriter
+from state_backend.log.change_log import check_writable
+from state_backend.log.filesystems import Filesystem, open_filesystem
+from state_backend.log.filesystems.object_store import PART_BYTES
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import LogUnavailableError
 
 ROUNDS = 20
 WRITERS = 4
 
 RACER = """
 import sys
-from state_backend.filesystems import open_filesystem
+from state_backend.log.filesystems import open_filesystem
 
 filesystem = open_filesystem(sys.argv[1])
 print("ready", flush=True)
@@ -150,7 +150,7 @@ def test_a_file_of_a_task_that_failed_is_not_there(proxy: FaultyProxy, filesyste
 def test_parts_are_given_up_when_the_store_refuses_one(
     proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("state_backend.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
     filesystem = open_filesystem(root)
     proxy.fail("500", "PUT", "partNumber", times=1000)
     with pytest.raises(LogUnavailableError, match="cannot write large"), filesystem.open_new("large") as file:
@@ -197,8 +197,8 @@ def test_everything_else_is_tried_again(proxy: FaultyProxy, filesystem: Filesyst
 def test_a_store_that_does_not_answer_is_an_error_that_names_it(
     proxy: FaultyProxy, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("state_backend.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
-    monkeypatch.setattr("state_backend.filesystems.object_store.ANSWER_PAUSES_S", ())
+    monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("state_backend.log.filesystems.object_store.ANSWER_PAUSES_S", ())
     filesystem = open_filesystem(root)
     for method in ("GET", "PUT", "HEAD", "POST"):
         proxy.fail("500", method, times=1000)

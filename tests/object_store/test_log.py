@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from compat.object_store.faulty_proxy import FaultyProxy, Kind
-from state_backend import applier as applier_module
-from state_backend.applier import Applier, Pulse, follow_until_end
-from state_backend.change_log import ChangeLog
-from state_backend.compact import compact_log
-from state_backend.descriptor import StateDescriptor
-from state_backend.errors import FencedWriterError, LogError, LogUnavailableError
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
-from state_backend.replay import read_snapshot
+from state_backend.apply import applier as applier_module
+from state_backend.apply.applier import Applier, Pulse, follow_until_end
+from state_backend.apply.compact import compact_log
+from state_backend.apply.replay import read_snapshot
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import FencedWriterError, LogError, LogUnavailableError
+from state_backend.model.records import Change, Op
 
 STATE = StateDescriptor("count", key="k", value="v", reduce="sum", columns={"v": "bigint"})
 LATER_MS = 10**13
@@ -96,7 +96,7 @@ def test_a_log_is_written_read_compacted_and_swept(root: str, tmp_path: Path) ->
 def test_an_epoch_that_was_acknowledged_is_never_overwritten(root: str) -> None:
     racer = """
 import sys
-from state_backend.errors import LogError
+from state_backend.model.errors import LogError
 sys.path.insert(0, sys.argv[3])
 from test_log import one, writer_of
 print("ready", flush=True)
@@ -159,8 +159,8 @@ def test_nothing_is_lost_or_doubled_on_a_bad_network(
     proxy: FaultyProxy, root: str, followed: Followed, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """What Spark does is done here: a batch that failed is run again, by a new writer, with the same number."""
-    monkeypatch.setattr("state_backend.filesystems.object_store.RETRY_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("state_backend.filesystems.object_store.ANSWER_PAUSES_S", (0.01, 0.02))
+    monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("state_backend.log.filesystems.object_store.ANSWER_PAUSES_S", (0.01, 0.02))
     rng = random.Random(seed)
     kinds: tuple[Kind, ...] = ("cut", "lose", "500", "503", "late")
     followed.applier = Applier(ChangeLog(root), "job", followed.applier._folder.parent, followed.events.append)
@@ -198,8 +198,8 @@ def test_nothing_is_lost_or_doubled_on_a_bad_network(
 def test_a_server_goes_on_with_what_it_has_while_the_store_is_away(
     proxy: FaultyProxy, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("state_backend.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
-    monkeypatch.setattr("state_backend.filesystems.object_store.ANSWER_PAUSES_S", ())
+    monkeypatch.setattr("state_backend.log.filesystems.object_store.RETRY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("state_backend.log.filesystems.object_store.ANSWER_PAUSES_S", ())
     followed = Followed(root, tmp_path)
     writer = writer_of(root)
     writer.publish([one(0)])

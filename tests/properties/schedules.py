@@ -17,7 +17,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
-from state_backend.filesystems import Filesystem
+from state_backend.log.filesystems import Filesystem
 
 # How many operations an actor makes before another one's turn may come.
 BURSTS = (1, 1, 2, 3, 8, 20, 60, 400)

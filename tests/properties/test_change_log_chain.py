@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from state_backend.change_log import ChangeLog
-from state_backend.descriptor import StateDescriptor
-from state_backend.errors import (
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.filesystems import LocalFilesystem
+from state_backend.log.log_writer import LogWriter, OnRewind
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import (
     EpochHoleError,
     FencedWriterError,
     LogUnavailableError,
     RewoundCheckpointError,
 )
-from state_backend.filesystems import LocalFilesystem
-from state_backend.log_writer import LogWriter, OnRewind
-from state_backend.records import Change, Op, changes_in
+from state_backend.model.records import Change, Op, changes_in
 
 STATE = StateDescriptor("s", key="k", value="v")
 

@@ -23,11 +23,11 @@ from resp_server.connection import Connection
 from resp_server.dispatcher import Dispatcher
 from resp_server.native import CORE
 from resp_server.server import Server
-from state_backend import packed_map
-from state_backend.keyspace import Job, Keyspace
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.codec import packed_map
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.keyspace import Job, Keyspace
+from state_backend.store.store import EpochChanges
 
 pytestmark = pytest.mark.skipif(CORE != "compiled", reason="the compiled core is not built")
 

@@ -22,13 +22,14 @@ from resp_server.connection import Connection
 from resp_server.native import CORE
 from resp_server.protocol.doubles import double_text
 from resp_server.server import Server
-from state_backend import lmdb_ranks, packed_sorted
-from state_backend.descriptor import StateDescriptor
-from state_backend.keyspace import Job, Keyspace
-from state_backend.lmdb_store import DATA, LmdbStore
-from state_backend.packed_sorted import score_text
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.codec import packed_sorted
+from state_backend.codec.packed_sorted import score_text
+from state_backend.lmdb import ranks as lmdb_ranks
+from state_backend.lmdb.store import DATA, LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.keyspace import Job, Keyspace
+from state_backend.store.store import EpochChanges
 
 pytestmark = pytest.mark.skipif(CORE != "compiled", reason="the compiled core is not built")
 

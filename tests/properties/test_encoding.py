@@ -24,11 +24,11 @@ from spark_hooks.encoding import (
     pack_columns,
     positions_of,
 )
-from state_backend import packed_list, packed_map
-from state_backend.descriptor import Reduce, StateDescriptor
-from state_backend.records import Op, changes_in
-from state_backend.reductions import reduction_of
-from state_backend.slots import position_of
+from state_backend.codec import packed_list, packed_map
+from state_backend.codec.reductions import reduction_of
+from state_backend.model.descriptor import Reduce, StateDescriptor
+from state_backend.model.records import Op, changes_in
+from state_backend.model.slots import position_of
 
 KEYS = st.one_of(
     st.binary(max_size=40),

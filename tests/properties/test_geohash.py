@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from state_backend.geohash import (
+from state_backend.codec.geohash import (
     EARTH_RADIUS,
     LATITUDE_MAX,
     LONGITUDE_MAX,

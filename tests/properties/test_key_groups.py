@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from state_backend.errors import KeyGroupsError
-from state_backend.key_groups import ALL, NONE, KeyGroups
-from state_backend.slots import HASH_BITS, SLOTS
+from state_backend.model.errors import KeyGroupsError
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slots import HASH_BITS, SLOTS
 
 # Few and narrow, so that they often touch or overlap; and some of any width.
 EDGES = st.one_of(st.integers(0, 40), st.integers(SLOTS - 20, SLOTS - 1), st.integers(0, SLOTS - 1))
@@ -49,7 +49,7 @@ def test_a_slot_is_among_them_if_one_of_the_ranges_has_it(groups: KeyGroups, slo
 @given(GROUPS.filter(bool), st.data())
 def test_each_slot_is_one_that_a_random_position_may_be_in(groups: KeyGroups, data: st.DataObject) -> None:
     nth, place = data.draw(st.integers(0, len(groups) - 1)), data.draw(st.integers(0, (1 << HASH_BITS) - 1))
-    with patch("state_backend.key_groups.randrange", side_effect=[nth, place]) as drawn:
+    with patch("state_backend.model.key_groups.randrange", side_effect=[nth, place]) as drawn:
         assert groups.random_position() == list(groups)[nth] << HASH_BITS | place
     assert drawn.call_args_list == [call(len(groups)), call(1 << HASH_BITS)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state_backend import packed_map
+from state_backend.codec import packed_map
 
 # Texts that look like parts of the layout as often as not.
 TEXTS = st.binary(max_size=20) | st.lists(

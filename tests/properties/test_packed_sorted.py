@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state_backend import packed_list, packed_sorted
-from state_backend.errors import ChangeError
+from state_backend.codec import packed_list, packed_sorted
+from state_backend.model.errors import ChangeError
 
 MEMBERS = st.binary(max_size=6) | st.lists(st.sampled_from((b"a", b"ab", b"", b"\x00", b"\xff")), max_size=4).map(
     b"".join

@@ -16,17 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state_backend import changed_keys, key_events, native
-from state_backend.checksums import opened
-from state_backend.descriptor import StateDescriptor
-from state_backend.errors import SparkisError
-from state_backend.key_groups import ALL, KeyGroups
-from state_backend.lmdb_events import EVENTS
-from state_backend.lmdb_layout import SLOT_COUNT, TABLES
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, positions_in, runs_of
-from state_backend.slots import POSITION_BYTES
-from state_backend.store import EpochChanges
+from state_backend import native
+from state_backend.codec.checksums import opened
+from state_backend.lmdb.events import EVENTS
+from state_backend.lmdb.layout import SLOT_COUNT, TABLES
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import SparkisError
+from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.model.records import Change, Op, positions_in, runs_of
+from state_backend.model.slots import POSITION_BYTES
+from state_backend.store import changed_keys, key_events
+from state_backend.store.store import EpochChanges
 
 pytestmark = pytest.mark.skipif(native._packing is None, reason="the compiled core is not built")
 
@@ -107,12 +108,12 @@ def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
 ) -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stack.enter_context(patch("state_backend.lmdb_transaction.PIECE_BYTES", 700))
-        stack.enter_context(patch("state_backend.lmdb_transaction.ROWS_MAX", rows_max))
-        stack.enter_context(patch("state_backend.lmdb_transaction.ITEMS_MAX", 100))
-        stack.enter_context(patch("state_backend.records.RUN_ROWS_MAX", run_rows))
+        stack.enter_context(patch("state_backend.lmdb.transaction.PIECE_BYTES", 700))
+        stack.enter_context(patch("state_backend.lmdb.transaction.ROWS_MAX", rows_max))
+        stack.enter_context(patch("state_backend.lmdb.transaction.ITEMS_MAX", 100))
+        stack.enter_context(patch("state_backend.model.records.RUN_ROWS_MAX", run_rows))
         if are_colliding:
-            stack.enter_context(patch("state_backend.slots.crc32", lambda text: sum(text) % 5))
+            stack.enter_context(patch("state_backend.model.slots.crc32", lambda text: sum(text) % 5))
         compiled, general = (LmdbStore(folder / name, "g") for name in ("compiled", "general"))
         stack.callback(compiled.close)
         stack.callback(general.close)

@@ -17,7 +17,7 @@ from resp_server.router.asks import Ask
 from resp_server.router.compiled import hop
 from resp_server.router.frames import Frames, items_of, pack
 from resp_server.stats import Tally
-from state_backend.slots import SLOTS, slot_of
+from state_backend.model.slots import SLOTS, slot_of
 
 pytestmark = pytest.mark.skipif(hop is None, reason="the compiled core is not built")
 

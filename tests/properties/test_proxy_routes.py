@@ -16,7 +16,7 @@ from resp_server.router.frames import Frames, items_of
 from resp_server.router.guard import Floors
 from resp_server.router.routes import scan_reply, split
 from resp_server.router.slot_map import SlotMap, runs_of
-from state_backend.slots import SLOTS, position_of, slot_of
+from state_backend.model.slots import SLOTS, position_of, slot_of
 
 TABLE = command_table()
 keys = st.one_of(st.binary(max_size=8), st.sampled_from([b"a{tag}", b"b{tag}", b"same", b"same"]))

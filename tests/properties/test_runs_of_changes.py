@@ -8,9 +8,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from state_backend.epochs import runs_in, slots_of_run, to_stream
-from state_backend.records import Change, Op, changes_in, runs_of
-from state_backend.slots import position_of, slot_at
+from state_backend.log.epochs import runs_in, slots_of_run, to_stream
+from state_backend.model.records import Change, Op, changes_in, runs_of
+from state_backend.model.slots import position_of, slot_at
 
 STATES = ("a", "b")
 CHANGES = st.builds(
@@ -27,7 +27,10 @@ CHANGES = st.builds(
 @settings(deadline=None)
 @given(st.lists(CHANGES, max_size=40), st.integers(1, 10), st.integers(1, 1000))
 def test_runs_are_sorted_and_keep_the_order_of_each_key(changes: list[Change], rows_max: int, bytes_max: int) -> None:
-    with patch("state_backend.records.RUN_ROWS_MAX", rows_max), patch("state_backend.records.RUN_BYTES_MAX", bytes_max):
+    with (
+        patch("state_backend.model.records.RUN_ROWS_MAX", rows_max),
+        patch("state_backend.model.records.RUN_BYTES_MAX", bytes_max),
+    ):
         runs = list(runs_of(changes, STATES))
     assert all(0 < run.num_rows <= rows_max for run in runs)
     for run in runs:
@@ -45,7 +48,7 @@ def test_runs_are_sorted_and_keep_the_order_of_each_key(changes: list[Change], r
 def test_runs_of_different_dictionaries_come_back_from_a_stream_and_from_one_table(
     changes: list[Change], rows_max: int
 ) -> None:
-    with patch("state_backend.records.RUN_ROWS_MAX", rows_max):
+    with patch("state_backend.model.records.RUN_ROWS_MAX", rows_max):
         runs = list(runs_of(changes, STATES)) + list(runs_of(changes, reversed(STATES)))
     given = [change for run in runs for change in changes_in(run)]
     assert [change for run in runs_in(to_stream(runs)) for change in changes_in(run)] == given

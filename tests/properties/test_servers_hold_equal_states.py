@@ -14,18 +14,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from state_backend import snapshots
-from state_backend.applier import Applier
-from state_backend.change_log import ChangeLog
-from state_backend.compact import compact_log
-from state_backend.errors import KeyConflictError
-from state_backend.key_groups import ALL, KeyGroups
-from state_backend.lmdb_store import LmdbStore
-from state_backend.log_writer import LogWriter
-from state_backend.memory_store import MemoryStore
-from state_backend.records import Change, runs_of
-from state_backend.slots import slot_of
-from state_backend.store import EpochChanges
+from state_backend.apply import snapshots
+from state_backend.apply.applier import Applier
+from state_backend.apply.compact import compact_log
+from state_backend.lmdb.store import LmdbStore
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.errors import KeyConflictError
+from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.model.records import Change, runs_of
+from state_backend.model.slots import slot_of
+from state_backend.store.memory_store import MemoryStore
+from state_backend.store.store import EpochChanges
 
 STATES = stores.STATES
 NAMES = [state.name for state in STATES]
@@ -57,10 +57,10 @@ class ServersHoldEqualStates(RuleBasedStateMachine):
         super().__init__()
         self.patches = ExitStack()
         for name, value in {
-            "records.RUN_ROWS_MAX": 3,
-            "loading.RUN_ROWS_MAX": 3,
-            "applier.LOADING_STEP_S": 0,
-            "applier.EXPIRED_KEYS_MAX": 4,
+            "model.records.RUN_ROWS_MAX": 3,
+            "apply.slot_backfill.RUN_ROWS_MAX": 3,
+            "apply.applier.LOADING_STEP_S": 0,
+            "apply.applier.EXPIRED_KEYS_MAX": 4,
         }.items():
             self.patches.enter_context(patch(f"state_backend.{name}", value))
         self.folder = Path(tempfile.mkdtemp())

@@ -13,8 +13,8 @@ from resp_server.cluster.topology import Health, Topology
 from resp_server.followers import Visible
 from resp_server.registry.assignment import Assignment
 from resp_server.registry.sharding import GRACE_S, RETURN_S, Member, Shard, plan, spread
-from state_backend.key_groups import ALL, NONE, KeyGroups
-from state_backend.slots import SLOTS
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slots import SLOTS
 
 STEPS_MAX = 60
 SERVERS_MAX = 9

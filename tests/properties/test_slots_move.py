@@ -17,19 +17,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from state_backend import snapshots
-from state_backend.applier import Applier
-from state_backend.change_log import ChangeLog
-from state_backend.errors import KeyConflictError
-from state_backend.key_groups import ALL, NONE, KeyGroups
-from state_backend.lmdb_layout import read_meta, state_number_of
-from state_backend.lmdb_store import LmdbStore
-from state_backend.log_writer import LogWriter
-from state_backend.memory_store import MemoryStore
-from state_backend.records import Change, runs_of
-from state_backend.slots import SLOTS, slot_of
-from state_backend.store import EpochChanges
-from state_backend.sweep import sweep
+from state_backend.apply import snapshots
+from state_backend.apply.applier import Applier
+from state_backend.lmdb.layout import read_meta, state_number_of
+from state_backend.lmdb.store import LmdbStore
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.log_writer import LogWriter
+from state_backend.log.sweep import sweep
+from state_backend.model.errors import KeyConflictError
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.records import Change, runs_of
+from state_backend.model.slots import SLOTS, slot_of
+from state_backend.store.memory_store import MemoryStore
+from state_backend.store.store import EpochChanges
 
 # As they stand in an epoch of the log; the key formats of these are not those of the keys, which nobody looks at here.
 STATES = stores.STATES
@@ -51,13 +51,13 @@ class SlotsMove(RuleBasedStateMachine):
         self.patches = ExitStack()
         # Portions of a few rows, one at a step; the store's own limits as small as its own test has them.
         for name, value in {
-            "records.RUN_ROWS_MAX": 3,
-            "loading.RUN_ROWS_MAX": 3,
-            "log_writer.INLINE_BYTES_MAX": 500,
-            "snapshots.FILE_BYTES_MAX": 2_000,
-            "applier.LOADING_STEP_S": 0,
-            "applier.LOST_KEYS_MAX": 3,
-            "applier.EXPIRED_KEYS_MAX": 5,
+            "model.records.RUN_ROWS_MAX": 3,
+            "apply.slot_backfill.RUN_ROWS_MAX": 3,
+            "log.log_writer.INLINE_BYTES_MAX": 500,
+            "apply.snapshots.FILE_BYTES_MAX": 2_000,
+            "apply.applier.LOADING_STEP_S": 0,
+            "apply.applier.LOST_KEYS_MAX": 3,
+            "apply.applier.EXPIRED_KEYS_MAX": 5,
         }.items():
             self.patches.enter_context(patch(f"state_backend.{name}", value))
         self.folder = Path(tempfile.mkdtemp())

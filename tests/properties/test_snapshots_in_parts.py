@@ -14,16 +14,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from state_backend.applier import Applier
-from state_backend.change_log import ChangeLog
-from state_backend.compactor import Compactor, compact
-from state_backend.errors import LogCorruptError
-from state_backend.filesystems import LocalFilesystem
-from state_backend.key_groups import ALL, KeyGroups
-from state_backend.lmdb_store import LmdbStore
-from state_backend.memory_store import MemoryStore
-from state_backend.replay import read_snapshot
-from state_backend.store import Snapshot
+from state_backend.apply.applier import Applier
+from state_backend.apply.compactor import Compactor, compact
+from state_backend.apply.replay import read_snapshot
+from state_backend.lmdb.store import LmdbStore
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.filesystems import LocalFilesystem
+from state_backend.model.errors import LogCorruptError
+from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.store.memory_store import MemoryStore
+from state_backend.store.store import Snapshot
 
 
 class Died(Exception):
@@ -68,7 +68,7 @@ class SnapshotsInParts(moves.SlotsMove):
         self.readers = 0
         super().__init__()
         for name, value in {"EPOCHS_MAX": 3, "LEAD_EPOCHS": 1, "CHANGES_BYTES_MIN": 4_000}.items():
-            self.patches.enter_context(patch(f"state_backend.compactor.{name}", value))
+            self.patches.enter_context(patch(f"state_backend.apply.compactor.{name}", value))
 
     def start(self, which: int) -> Applier:
         self.writing[which] = Writing(self)

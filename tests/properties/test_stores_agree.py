@@ -22,14 +22,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from state_backend import lmdb_ranks, packed_list, packed_map, packed_sorted, slots
-from state_backend.checksums import opened, sealed
-from state_backend.descriptor import Kind, StateDescriptor
-from state_backend.epochs import rows_of_slots
-from state_backend.errors import KeyConflictError, WrongKindError
-from state_backend.holding import Loading
-from state_backend.key_groups import ALL, NONE, KeyGroups
-from state_backend.lmdb_layout import (
+from state_backend.codec import packed_list, packed_map, packed_sorted
+from state_backend.codec.checksums import opened, sealed
+from state_backend.lmdb import ranks as lmdb_ranks
+from state_backend.lmdb.layout import (
     EXPIRING,
     KEY_LINE,
     LARGE,
@@ -49,12 +45,18 @@ from state_backend.lmdb_layout import (
     read_meta,
     state_number_of,
 )
-from state_backend.lmdb_ranks import ROOT, Ranks, _numbers, node_name
-from state_backend.lmdb_store import LmdbStore
-from state_backend.memory_store import MemoryStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.slots import POSITION_BYTES
-from state_backend.store import EpochChanges, Snapshot, whole
+from state_backend.lmdb.ranks import ROOT, Ranks, _numbers, node_name
+from state_backend.lmdb.store import LmdbStore
+from state_backend.log.epochs import rows_of_slots
+from state_backend.model import slots
+from state_backend.model.descriptor import Kind, StateDescriptor
+from state_backend.model.errors import KeyConflictError, WrongKindError
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slots import POSITION_BYTES
+from state_backend.store.memory_store import MemoryStore
+from state_backend.store.slot_ownership import Loading
+from state_backend.store.store import EpochChanges, Snapshot, whole
 
 Answer = TypeVar("Answer")
 
@@ -224,13 +226,13 @@ class StoresAgree(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patches = ExitStack()
-        self.patches.enter_context(patch("state_backend.records.RUN_ROWS_MAX", self.rows_of_a_run))
+        self.patches.enter_context(patch("state_backend.model.records.RUN_ROWS_MAX", self.rows_of_a_run))
         for name, value in SMALL.items():
-            for module in ("lmdb_transaction", "lmdb_snapshot"):
+            for module in ("lmdb.transaction", "lmdb.snapshot"):
                 if hasattr(import_module(f"state_backend.{module}"), name):
                     self.patches.enter_context(patch(f"state_backend.{module}.{name}", value))
         for name, value in SMALL_TREE.items():
-            self.patches.enter_context(patch(f"state_backend.lmdb_ranks.{name}", value))
+            self.patches.enter_context(patch(f"state_backend.lmdb.ranks.{name}", value))
         self.patch_positions()
         self.folder = Path(tempfile.mkdtemp())
         self.memory = MemoryStore("g")
@@ -658,7 +660,7 @@ class StoresAgreeWhenPositionsCollide(StoresAgree):
         def crc_hqx(text: bytes, start: int) -> int:
             return sum(text) % 3
 
-        for module in ("slots", "lmdb_layout", "lmdb_snapshot"):
+        for module in ("model.slots", "lmdb.layout", "lmdb.snapshot"):
             self.patches.enter_context(patch(f"state_backend.{module}.crc_hqx", crc_hqx))
             self.patches.enter_context(patch(f"state_backend.{module}.crc32", lambda text: 7))
 

@@ -16,13 +16,16 @@ from typing import Any, NamedTuple
 import pytest
 from schedules import ScheduledFilesystem, Scheduler
 
-from state_backend import log_writer
-from state_backend.applier import Applier
-from state_backend.change_log import ChangeLog, Current, JobLog
-from state_backend.compactor import compact
-from state_backend.descriptor import StateDescriptor
-from state_backend.epochs import EpochRef
-from state_backend.errors import (
+from state_backend.apply.applier import Applier
+from state_backend.apply.compactor import compact
+from state_backend.apply.replay import read_snapshot
+from state_backend.log import log_writer
+from state_backend.log.change_log import ChangeLog, Current, JobLog
+from state_backend.log.epochs import EpochRef
+from state_backend.log.log_writer import LogWriter
+from state_backend.log.terms import Term
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import (
     EpochHoleError,
     FencedWriterError,
     LogError,
@@ -30,10 +33,7 @@ from state_backend.errors import (
     RewoundCheckpointError,
     SparkisError,
 )
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op, changes_in
-from state_backend.replay import read_snapshot
-from state_backend.terms import Term
+from state_backend.model.records import Change, Op, changes_in
 
 STATE = StateDescriptor("s", key="k", value="v")
 FAR_MS = 1 << 50

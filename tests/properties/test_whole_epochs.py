@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from compat.waiting import WAIT_S_MAX
-from state_backend import packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges, Snapshot
+from state_backend.codec import packed_map
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.store import EpochChanges, Snapshot
 
 EPOCHS = 150
 KEYS = [b"key:%d" % number for number in range(300)]

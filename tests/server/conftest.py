@@ -16,12 +16,12 @@ from compat.conformance.wire import NotAReplyError, reply_at, request
 from compat.waiting import WAIT_S_MAX
 from resp_server.config import ServerConfig
 from resp_server.server import Server
-from state_backend import packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.keyspace import Job, Keyspace
-from state_backend.memory_store import MemoryStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges, Store
+from state_backend.codec import packed_map
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.keyspace import Job, Keyspace
+from state_backend.store.memory_store import MemoryStore
+from state_backend.store.store import EpochChanges, Store
 
 NOW_MS = 1_700_000_000_000
 KEYS = 20_000

@@ -26,11 +26,11 @@ from resp_server.router.dispatcher import ProxyDispatcher
 from resp_server.router.feeds import feed_clients
 from resp_server.router.upstream import Upstreams
 from resp_server.server import Server
-from state_backend.descriptor import StateDescriptor
-from state_backend.keyspace import Job, Keyspace
-from state_backend.memory_store import MemoryStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.keyspace import Job, Keyspace
+from state_backend.store.memory_store import MemoryStore
+from state_backend.store.store import EpochChanges
 
 STATES = [
     StateDescriptor("n", key="k", value="v"),

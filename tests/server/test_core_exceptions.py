@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from compat.conformance.wire import request
-from state_backend.descriptor import StateDescriptor
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.store import EpochChanges
 
 core = pytest.importorskip("resp_server.native.core", reason="the compiled core is not built")
 

@@ -9,10 +9,10 @@ import pytest
 from compat.conformance.servers import sparkis_server
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from state_backend.descriptor import StateDescriptor
-from state_backend.drop import drop
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.drop import drop
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 STATE = StateDescriptor("temp", key="k", value="v")
 

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from state_backend.descriptor import StateDescriptor
-from state_backend.keyspace import Job
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.keyspace import Job
+from state_backend.store.store import EpochChanges
 
 STATES = [StateDescriptor("temp", key="k", value="v")]
 KEYS = [b"job:temp:%d" % number for number in range(60)]

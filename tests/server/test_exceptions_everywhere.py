@@ -18,8 +18,8 @@ from faults import KEYS, LONG_LIST, InjectedError, Scene
 
 from compat.conformance.wire import NotAReplyError, reply_at, request
 from compat.waiting import WAIT_S_MAX
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.store import EpochChanges
 
 EVERYTHING = b">2\r\n$10\r\ninvalidate\r\n_\r\n"
 END = b"$3\r\nend\r\n"

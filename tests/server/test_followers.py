@@ -17,14 +17,14 @@ from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server import followers as followers_module
 from resp_server.followers import Followers, Visible
 from resp_server.shown import ShownJobs
-from state_backend.descriptor import StateDescriptor
-from state_backend.errors import SlotLoadingError
-from state_backend.key_groups import ALL, NONE, KeyGroups
-from state_backend.keyspace import Keyspace
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
-from state_backend.slots import slot_of
-from state_backend.store import Snapshot
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import SlotLoadingError
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.records import Change, Op
+from state_backend.model.slots import slot_of
+from state_backend.store.keyspace import Keyspace
+from state_backend.store.store import Snapshot
 
 LOW, HIGH, QUARTER = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383"), KeyGroups.parse("0-4095")
 STATE = StateDescriptor("s", key="k", value="v")
@@ -141,7 +141,7 @@ def applier_of(job: str) -> int:
     """Return the process id of a job's applier."""
     for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        if b"state_backend.applier" in words and job.encode() in words:
+        if b"state_backend.apply.applier" in words and job.encode() in words:
             return int(child)
     raise ProcessLookupError(job)
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from resp_server.cluster.topology import Topology
-from state_backend.descriptor import StateDescriptor
-from state_backend.lmdb_store import LmdbStore
-from state_backend.memory_store import MemoryStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges, Store
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.memory_store import MemoryStore
+from state_backend.store.store import EpochChanges, Store
 
 STATES = [StateDescriptor("temp", key="k", value="v"), StateDescriptor("map", key="k", value="v", field="f")]
 KEY = b"job:temp:a"

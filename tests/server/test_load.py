@@ -13,11 +13,11 @@ from conftest import NOW_MS, Running
 
 from benchmarks import load
 from compat.conformance.wire import request
-from state_backend import packed_list, packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.memory_store import MemoryStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.codec import packed_list, packed_map
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.memory_store import MemoryStore
+from state_backend.store.store import EpochChanges
 
 native = pytest.importorskip("benchmarks.native.load", reason="the load generator is not compiled")
 

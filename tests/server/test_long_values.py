@@ -11,10 +11,10 @@ import pytest
 
 from resp_server.connection import TURN_BYTES_MAX, Connection
 from resp_server.protocol.replies import encode
-from state_backend.descriptor import StateDescriptor
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges, whole
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.store import EpochChanges, whole
 
 NOW_MS = 1_700_000_000_000  # the clock of the servers of these tests
 STATES = [

@@ -13,9 +13,9 @@ import pytest
 from compat.waiting import eventually
 from resp_server import children
 from resp_server.client import Client
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op, runs_of
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
 
 
 def publish(log: Path, query_id: str, value: bytes) -> None:

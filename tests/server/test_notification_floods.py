@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from state_backend.descriptor import StateDescriptor
-from state_backend.key_events import KEPT_BYTES_MAX, What, pack, unpack
-from state_backend.keyspace import Job
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.key_events import KEPT_BYTES_MAX, What, pack, unpack
+from state_backend.store.keyspace import Job
+from state_backend.store.store import EpochChanges
 
 STATES = [StateDescriptor("v", key="k", value="v")]
 KEYS = 8_000

@@ -30,7 +30,7 @@ from resp_server.protocol.following import NOT_TOLD, Told
 from resp_server.router.asks import Ask, TakesReplies
 from resp_server.router.frames import pack
 from resp_server.router.upstream import Upstreams
-from state_backend.slots import slot_of
+from state_backend.model.slots import slot_of
 
 MANY = {f"many:{number:03d}".encode(): b"%d" % number for number in range(300)}
 MANY_KEY = next(iter(MANY))

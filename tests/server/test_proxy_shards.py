@@ -30,11 +30,11 @@ from compat.conformance.servers import (
 )
 from compat.conformance.wire import Connection, replies_in, requests
 from compat.waiting import WAIT_S_MAX, eventually
-from state_backend.descriptor import StateDescriptor
-from state_backend.key_groups import KeyGroups
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op, runs_of
-from state_backend.slots import SLOTS, slot_of
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.key_groups import KeyGroups
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slots import SLOTS, slot_of
 
 KEYS = 60
 LONG_BYTES = 24 << 20
@@ -77,7 +77,7 @@ def appliers_of(server: Running) -> list[int]:
     found = subprocess.run(
         ["ps", "-o", "pid=,args=", "--ppid", str(server.process.pid)], capture_output=True, text=True
     )
-    return [int(line.split()[0]) for line in found.stdout.splitlines() if "state_backend.applier" in line]
+    return [int(line.split()[0]) for line in found.stdout.splitlines() if "state_backend.apply.applier" in line]
 
 
 class Cluster(Nodes):

@@ -15,9 +15,9 @@ from nodes import HALVES, Nodes
 from compat.conformance.servers import CONTROL_TOKEN
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 STATES = [StateDescriptor("n", key="k", value="v")]
 KEYS = [b"job:n:%d" % number for number in range(40)]

@@ -22,10 +22,10 @@ from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client
 from resp_server.execution import NOTHING_RUN
 from resp_server.router.transactions import Block
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
-from state_backend.slots import slot_of
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+from state_backend.model.slots import slot_of
 from tests.properties.steps import result_of
 
 STATES = [StateDescriptor("n", key="k", value="v"), StateDescriptor("still", key="k", value="v")]

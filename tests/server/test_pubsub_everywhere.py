@@ -19,10 +19,10 @@ from compat.conformance.wire import Connection, Reply, request
 from compat.waiting import eventually
 from resp_server.protocol.subscriptions import SUBSCRIPTIONS_MAX
 from resp_server.router.feeds import LOOK_S, SILENT_TIMEOUTS_MAX
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
-from state_backend.slots import slot_of
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+from state_backend.model.slots import slot_of
 
 STATES = [StateDescriptor("v", key="k", value="v")]
 KEYS = [b"j:v:%d" % each for each in range(20)]

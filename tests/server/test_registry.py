@@ -21,7 +21,7 @@ from compat.conformance.servers import CONTROL_TOKEN, PATIENT_REGISTRY, child_en
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.registry import service
 from resp_server.registry.record import Place
-from state_backend.filesystems import open_filesystem
+from state_backend.log.filesystems import open_filesystem
 
 NAMES = [f"{number:040x}" for number in range(1, 5)]
 PROGRAM = [sys.executable, "-m", "resp_server.registry.process", "--port", "0"]

@@ -21,8 +21,8 @@ from resp_server.protocol.replies import Push, encode
 from resp_server.protocol.requests import RequestParser
 from resp_server.registry.record import Record
 from resp_server.registry.report import Report
-from state_backend.filesystems import open_filesystem
-from state_backend.key_groups import ALL, NONE, KeyGroups
+from state_backend.log.filesystems import open_filesystem
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
 
 ME, OTHER = "1" * 40, "2" * 40
 

@@ -25,12 +25,12 @@ from resp_server.followers import Followers
 from resp_server.server import Server
 from resp_server.shown import Readers, ShownJobs
 from resp_server.workers.master import Workers
-from state_backend.descriptor import StateDescriptor
-from state_backend.key_groups import ALL, KeyGroups
-from state_backend.keyspace import Keyspace
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
-from state_backend.slots import slot_of
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.model.records import Change, Op
+from state_backend.model.slots import slot_of
+from state_backend.store.keyspace import Keyspace
 
 READERS = 3
 EPOCH_EVERY_S = 0.05

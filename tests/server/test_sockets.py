@@ -16,11 +16,11 @@ import pytest
 from compat.waiting import eventually
 from resp_server import native
 from resp_server.connection import Connection
-from state_backend import packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.codec import packed_map
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.store import EpochChanges
 
 NOW_MS = 1_700_000_000_000
 KEYS = 2_000

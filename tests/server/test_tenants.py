@@ -15,10 +15,10 @@ from nodes import PATIENT
 from compat.conformance.servers import Running, free_port, sparkis_proxy, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, replies_in, request, requests
 from resp_server.commands import command_table
-from state_backend import packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.codec import packed_map
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 MINE, OTHERS = "mine", "rival"
 # What of the other job is never sent, so that nothing but the state itself can have told it.

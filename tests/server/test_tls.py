@@ -25,9 +25,9 @@ from compat.conformance.wire import Connection
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client, ClientError
 from resp_server.tls import TlsFiles, client_context
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 KEYS = 3000
 LARGE = b"x" * (8 << 20)

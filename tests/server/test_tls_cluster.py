@@ -20,9 +20,9 @@ from compat.conformance.servers import sparkis_proxy, sparkis_server
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client
 from resp_server.tls import TlsFiles, client_context
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 TOKEN = "of-the-tests"
 KEYS = [f"job:n:{number}" for number in range(200)]

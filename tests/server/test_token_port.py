@@ -28,8 +28,8 @@ from resp_server.client import Client
 from resp_server.protocol.requests import Request
 from resp_server.tls import Certificates, TlsFiles
 from resp_server.token_port import ARRIVING_MAX, TokenPort
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
 
 FLOOD = 4_000
 # Connections that asyncio takes before it looks at those that it has: as many as may wait (the default of its servers).

@@ -14,7 +14,7 @@ import pytest
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_server
 from compat.conformance.wire import Connection
 from compat.waiting import WAIT_S_MAX, eventually
-from state_backend.slots import slot_of
+from state_backend.model.slots import slot_of
 
 HERE = "sparkis.example.org:7000"
 

@@ -10,11 +10,11 @@ import pytest
 
 from compat.conformance.wire import requests
 from compat.waiting import eventually
-from state_backend.descriptor import StateDescriptor
-from state_backend.keyspace import Job
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.keyspace import Job
+from state_backend.store.store import EpochChanges
 
 pytestmark = pytest.mark.pure
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from resp_server.protocol import transaction
-from state_backend import held_epochs
-from state_backend.descriptor import StateDescriptor
-from state_backend.keyspace import Job
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store import pinned_epochs
+from state_backend.store.keyspace import Job
+from state_backend.store.store import EpochChanges
 
 pytestmark = pytest.mark.pure
 
@@ -346,13 +346,13 @@ def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(ser
     held = b"-NOTHELD job " + b",".join(b"1:%d" % epoch for epoch in range(5, 13)) + b"\r\n"
     peer.answers(reads_at(1, 4, *two), OK + OK + QUEUED * 2 + held)
     peer.answers(reads_at(2, 12, *two), OK + OK + QUEUED * 2 + held)
-    clock[0] += held_epochs.HELD_MS_MAX + 1
+    clock[0] += pinned_epochs.HELD_MS_MAX + 1
     peer.answers(reads_at(1, 11, *two), OK + OK + QUEUED * 2 + b"-NOTHELD job 1:12\r\n")
     epochs.publish()
     peer.answers(reads_at(1, 12, *two), answered(bulk(b"12"), bulk(b"12")))
     instance = server.server.instance
     assert server.call(lambda: len(instance.held.held()["job"])) == 2
-    server.call(lambda: server.server.sweep(clock[0] + held_epochs.WANTED_MS))
+    server.call(lambda: server.server.sweep(clock[0] + pinned_epochs.WANTED_MS))
     assert server.call(instance.held.held) == {}
 
 

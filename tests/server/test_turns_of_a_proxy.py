@@ -19,8 +19,8 @@ from resp_server.router.dispatcher import ProxyDispatcher
 from resp_server.router.feeds import Feeds, feed_clients
 from resp_server.router.upstream import Upstreams
 from resp_server.server import Server
-from state_backend.keyspace import Keyspace
-from state_backend.lmdb_store import LmdbStore
+from state_backend.lmdb.store import LmdbStore
+from state_backend.store.keyspace import Keyspace
 from tests.server.conftest import NOW_MS, LoopThread, Peer, Running
 from tests.server.turns_measured import (
     ATTACKS,

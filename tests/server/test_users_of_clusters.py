@@ -15,9 +15,9 @@ from nodes import HALVES, Nodes
 from compat.conformance.servers import CONTROL_TOKEN, Running
 from compat.conformance.wire import Connection
 from compat.waiting import WAIT_S_MAX, eventually
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 # `default`, who may do little and needs no password, is not who proxies and nodes are.
 USERS = """

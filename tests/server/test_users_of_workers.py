@@ -14,9 +14,9 @@ import pytest
 from compat.conformance.servers import Running, sparkis_server
 from compat.conformance.wire import Connection
 from compat.waiting import eventually
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 STATES = [StateDescriptor("n", key="k", value="v")]
 FILE = """\

@@ -22,9 +22,9 @@ from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_server
 from compat.conformance.wire import Connection, request
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.client import Client
-from state_backend.descriptor import StateDescriptor
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
 
 Found = TypeVar("Found")
 

@@ -20,11 +20,11 @@ from resp_server.glob import PATTERN_BYTES_MAX
 from resp_server.long_requests import WHOLE_WORDS_MAX
 from resp_server.protocol.requests import WORDS_MAX
 from resp_server.protocol.subscriptions import SUBSCRIPTIONS_MAX
-from state_backend.descriptor import StateDescriptor
-from state_backend.keyspace import Job, Keyspace
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.keyspace import Job, Keyspace
+from state_backend.store.store import EpochChanges
 from tests.server.conftest import NOW_MS, LoopThread, Peer
 
 # 20 ms is what a turn may take; the factor is for a machine whose processors are shared, and slower for it. What the

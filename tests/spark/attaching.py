@@ -15,7 +15,7 @@ from pyspark.sql import Row, SparkSession
 
 import sparkis
 from sparkis import Attachment
-from state_backend.change_log import ChangeLog, Current
+from state_backend.log.change_log import ChangeLog, Current
 
 Attach = Callable[..., Attachment]
 

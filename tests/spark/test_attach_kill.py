@@ -22,7 +22,7 @@ from processes import sparkis as command
 from pyspark.sql import SparkSession
 
 from compat.waiting import eventually
-from state_backend.change_log import ChangeLog
+from state_backend.log.change_log import ChangeLog
 
 pytestmark = [pytest.mark.kill, pytest.mark.slow]
 

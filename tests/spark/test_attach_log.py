@@ -19,8 +19,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import Attachment, SparkisError
-from state_backend.change_log import ChangeLog
-from state_backend.errors import DescriptorError, FencedWriterError, LogUnavailableError
+from state_backend.log.change_log import ChangeLog
+from state_backend.model.errors import DescriptorError, FencedWriterError, LogUnavailableError
 
 __all__ = ["attached"]
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from compat.waiting import WAIT_S_MAX
-from state_backend.errors import DescriptorError
+from state_backend.model.errors import DescriptorError
 
 __all__ = ["attached"]
 

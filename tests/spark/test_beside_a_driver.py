@@ -25,7 +25,7 @@ from resp_server import children
 from resp_server.registry.record import read_record
 from resp_server.registry.report import Report
 from spark_hooks.placed import PlacedEndpoint
-from state_backend.filesystems import open_filesystem
+from state_backend.log.filesystems import open_filesystem
 
 TOKEN = "of-the-tests"
 

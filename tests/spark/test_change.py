@@ -17,7 +17,7 @@ import sparkis
 from compat.waiting import WAIT_S_MAX
 from spark_hooks import cli
 from sparkis import StateDescriptor
-from state_backend.errors import DescriptorError
+from state_backend.model.errors import DescriptorError
 
 Make = Callable[[str], Batches]
 

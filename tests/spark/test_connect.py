@@ -18,8 +18,8 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import StateDescriptor
-from state_backend.change_log import ChangeLog
-from state_backend.errors import DescriptorError
+from state_backend.log.change_log import ChangeLog
+from state_backend.model.errors import DescriptorError
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import sparkis
-from state_backend.geohash import LATITUDE_MAX, LONGITUDE_MAX, score_of
+from state_backend.codec.geohash import LATITUDE_MAX, LONGITUDE_MAX, score_of
 
 RANDOM = Random(52)
 PLACES = [

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 import sparkis
 from compat.waiting import WAIT_S_MAX
-from state_backend.records import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from state_backend.model.records import KEY_BYTES_MAX, VALUE_BYTES_MAX
 
 Make = Callable[[str], Batches]
 

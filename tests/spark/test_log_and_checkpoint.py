@@ -17,7 +17,7 @@ import sparkis
 from compat.waiting import eventually
 from resp_server import status
 from resp_server.client import Client
-from state_backend.errors import DescriptorError
+from state_backend.model.errors import DescriptorError
 
 Make = Callable[[str], Batches]
 

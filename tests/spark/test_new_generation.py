@@ -22,7 +22,7 @@ import sparkis
 from compat.waiting import eventually
 from resp_server import status
 from resp_server.client import Client
-from state_backend.promotion import promote
+from state_backend.log.promotion import promote
 
 Make = Callable[[str], Batches]
 

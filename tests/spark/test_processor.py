@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from sparkis import AttachedState
-from state_backend.errors import DescriptorError
+from state_backend.model.errors import DescriptorError
 
 Make = Callable[[str], Batches]
 

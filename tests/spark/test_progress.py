@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 import sparkis
 from compat.waiting import WAIT_S_MAX
 from sparkis import StateDescriptor
-from state_backend.replay import read_snapshot
+from state_backend.apply.replay import read_snapshot
 
 Make = Callable[[str], Batches]
 

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 import sparkis
 from compat.waiting import eventually
 from spark_hooks import table
-from state_backend.applier import STALE_AFTER_S
-from state_backend.errors import DescriptorError, FencedWriterError
+from state_backend.apply.applier import STALE_AFTER_S
+from state_backend.model.errors import DescriptorError, FencedWriterError
 
 Make = Callable[[str], Batches]
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import sparkis
 from compat.waiting import eventually
 from sparkis import SparkisError, StateDescriptor
-from state_backend.errors import DescriptorError, LogUnavailableError
+from state_backend.model.errors import DescriptorError, LogUnavailableError
 
 Make = Callable[[str], Batches]
 

@@ -16,7 +16,7 @@ import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.children import UPSTREAM_PASSWORD_VARIABLE
 from spark_hooks.placed import PlacedEndpoint
-from state_backend.errors import SparkisError
+from state_backend.model.errors import SparkisError
 
 pytestmark = pytest.mark.usefixtures("no_log_left_over")
 

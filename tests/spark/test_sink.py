@@ -18,9 +18,9 @@ import sparkis
 from compat.waiting import eventually
 from spark_hooks import publisher
 from sparkis import StateDescriptor
-from state_backend.change_log import ChangeLog
-from state_backend.epochs import Epoch
-from state_backend.store import Snapshot
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.epochs import Epoch
+from state_backend.store.store import Snapshot
 
 TEMPS = "sensor string, temp double"
 Make = Callable[[str], Batches]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.chaos.judge import GROUPS, Judge, Seen, key
-from state_backend.slots import slot_of
+from state_backend.model.slots import slot_of
 
 
 def judged(*answers: list[bytes | None]) -> dict[str, int]:

@@ -7,9 +7,9 @@ import pytest
 from benchmarks import soak_model
 from benchmarks.soak_model import JOB, STATES, Held, Model, Plan
 from benchmarks.soak_readers import WrongError, _compare
-from state_backend.memory_store import MemoryStore
-from state_backend.records import runs_of
-from state_backend.store import EpochChanges
+from state_backend.model.records import runs_of
+from state_backend.store.memory_store import MemoryStore
+from state_backend.store.store import EpochChanges
 
 PLAN = Plan(seed=7, started_ms=1_000_000, period_ms=100)
 KNOWN = tuple(state.for_job(JOB) for state in STATES)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from state_backend.compact import compact_log
-from state_backend.log_writer import LogWriter
-from state_backend.records import Change, Op
+from state_backend.apply.compact import compact_log
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.records import Change, Op
 
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

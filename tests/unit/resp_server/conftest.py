@@ -13,12 +13,12 @@ from resp_server.instance import Call, Instance
 from resp_server.protocol.replies import Sliced, SlicedEncoder
 from resp_server.protocol.requests import RequestParser
 from resp_server.protocol.session import Session
-from state_backend import packed_map
-from state_backend.descriptor import StateDescriptor
-from state_backend.keyspace import Job, Keyspace
-from state_backend.memory_store import MemoryStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.codec import packed_map
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.keyspace import Job, Keyspace
+from state_backend.store.memory_store import MemoryStore
+from state_backend.store.store import EpochChanges
 
 NOW_MS = 1_700_000_000_000
 LARGE = 1500

@@ -10,8 +10,8 @@ import pytest
 from resp_server.commands.command import docs_row, info_row
 from resp_server.protocol.replies import encode
 from resp_server.tracking import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
-from state_backend.keyspace import Keyspace
-from state_backend.slots import field_position_of
+from state_backend.model.slots import field_position_of
+from state_backend.store.keyspace import Keyspace
 
 NOW_MS = 1_700_000_000_000
 SYNTAX = b"-ERR syntax error\r\n"

@@ -12,7 +12,7 @@ from resp_server.errors import (
     unknown_command,
     wrong_arity,
 )
-from state_backend.errors import StoreError, WrongKindError
+from state_backend.model.errors import StoreError, WrongKindError
 
 
 def test_two_classes_of_one_code_are_refused() -> None:

@@ -11,12 +11,12 @@ from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import command_table, geo, steps
 from resp_server.config import ServerConfig
 from resp_server.instance import Instance
-from state_backend.descriptor import StateDescriptor
-from state_backend.geohash import Circle, distance, place_of, score_of
-from state_backend.keyspace import Job, Keyspace
-from state_backend.memory_store import MemorySnapshot, MemoryStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.codec.geohash import Circle, distance, place_of, score_of
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.keyspace import Job, Keyspace
+from state_backend.store.memory_store import MemorySnapshot, MemoryStore
+from state_backend.store.store import EpochChanges
 from tests.unit.resp_server.conftest import NOW_MS
 from tests.unit.resp_server.test_set_commands import SteppingClient
 

@@ -10,15 +10,15 @@ import pytest
 
 from resp_server.cluster.standing import Standing
 from resp_server.cluster.topology import Topology
-from state_backend.descriptor import StateDescriptor
-from state_backend.errors import SlotLoadingError
-from state_backend.holding import Loading
-from state_backend.key_groups import ALL, KeyGroups
-from state_backend.keyspace import Job, Keyspace
-from state_backend.lmdb_store import LmdbStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.slots import slot_of
-from state_backend.store import EpochChanges
+from state_backend.lmdb.store import LmdbStore
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import SlotLoadingError
+from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slots import slot_of
+from state_backend.store.keyspace import Job, Keyspace
+from state_backend.store.slot_ownership import Loading
+from state_backend.store.store import EpochChanges
 
 NOW_MS = 1_700_000_000_000
 HERE, THERE = "10.0.0.1:1", "10.0.0.2:2"

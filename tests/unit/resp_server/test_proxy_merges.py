@@ -8,7 +8,7 @@ from resp_server.cluster.topology import Topology
 from resp_server.router.jobs import JobKeys
 from resp_server.router.merges import job_lines, keyspace_line, merged_jobs, merged_lags, merged_states, shares_of
 from resp_server.router.slot_map import SlotMap
-from state_backend.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
 
 NOT_HELD = {"held_epoch": None, "held_since": None}
 

@@ -20,7 +20,7 @@ from resp_server.protocol.replies import (
     WithLong,
     encode,
 )
-from state_backend import packed_map
+from state_backend.codec import packed_map
 
 pytestmark = pytest.mark.pure
 

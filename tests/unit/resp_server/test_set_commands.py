@@ -13,11 +13,11 @@ from resp_server.config import ServerConfig
 from resp_server.errors import ReplyError
 from resp_server.instance import Instance
 from resp_server.protocol.replies import Sliced
-from state_backend.descriptor import StateDescriptor
-from state_backend.keyspace import Job, Keyspace
-from state_backend.memory_store import MemoryStore
-from state_backend.records import Change, Op, runs_of
-from state_backend.store import EpochChanges
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.keyspace import Job, Keyspace
+from state_backend.store.memory_store import MemoryStore
+from state_backend.store.store import EpochChanges
 from tests.unit.resp_server.conftest import NOW_MS, Client
 
 STATES = [

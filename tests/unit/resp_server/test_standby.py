@@ -16,7 +16,7 @@ from resp_server.client import Client
 from resp_server.registry import standby
 from resp_server.registry.record import FILE, Record
 from resp_server.registry.standby import until_away
-from state_backend.filesystems import Filesystem, open_filesystem
+from state_backend.log.filesystems import Filesystem, open_filesystem
 
 LOOK_EVERY_S, AWAY_S = 0.01, 0.5
 

@@ -10,7 +10,7 @@ from resp_server.access.rules import User
 from resp_server.access.sight import Reach, hears_of, reach_of
 from resp_server.access.users import AccessError, Users
 from resp_server.commands import command_table
-from state_backend.descriptor import KeyFormat
+from state_backend.model.descriptor import KeyFormat
 
 TABLE = command_table()
 UNKNOWN = "{{}}:2: Error in applying operation '{}': Unknown command or category name in ACL. "

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from spark_hooks.processor import MARK, declared_in, queryable_processor
 from sparkis import AttachedState
-from state_backend.errors import DescriptorError
+from state_backend.model.errors import DescriptorError
 
 
 class Plain(StatefulProcessor):

@@ -14,9 +14,9 @@ import pytest
 
 from spark_hooks import encoding
 from spark_hooks.encoding import RowError, RowPlan, as_bytes, encode, pack_columns
-from state_backend import packed_list, packed_map
-from state_backend.descriptor import Kind
-from state_backend.records import (
+from state_backend.codec import packed_list, packed_map
+from state_backend.model.descriptor import Kind
+from state_backend.model.records import (
     KEY_BYTES_MAX,
     RUN_BYTES_MAX,
     RUN_ROWS_MAX,

@@ -1,0 +1,88 @@
+"""`sparkis compact`: writes a snapshot of each job of a log, from the log alone, and sweeps what it supersedes."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.sweep import RETENTION_MS
+from state_backend.model.clock import now_ms
+from state_backend.model.errors import LogError, SparkisError
+
+DESCRIPTION = "Write a snapshot of every job of a log, and remove what it supersedes. Needs no server and no Spark."
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--log", required=True, metavar="PATH", help="a log root")
+    parser.add_argument("--job", action="append", metavar="NAME", help="only this job; may be repeated")
+    add_retention_option(parser, "keep what is younger, for readers that are behind")
+
+
+def add_retention_option(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the option that says how long what a snapshot covers is kept, in minutes."""
+    parser.add_argument(
+        "--retention",
+        type=_minutes,
+        default=RETENTION_MS / 60_000,
+        metavar="MINUTES",
+        help=f"{text} (default %(default)g)",
+    )
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = -1.0
+    if not 0 <= minutes < math.inf:  # with a time in the future all that is being written would be swept
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes, 0 or more")
+    return minutes
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compact; return the exit code."""
+    try:
+        jobs = ChangeLog(options.log).jobs()
+        unknown = sorted(set(options.job or ()) - set(jobs))
+        if unknown or not jobs:
+            found = ", ".join(jobs) or "none"
+            raise LogError(f"the log {options.log} has no job {', '.join(unknown) or 'at all'}; jobs: {found}")
+        for job in options.job or jobs:
+            print(compact_log(options.log, job, int(options.retention * 60_000)))
+    except SparkisError as error:
+        print(f"sparkis compact: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def compact_log(root: str, job: str, retention_ms: int) -> str:
+    """Compact one job's log and return one line about it.
+
+    The state is built in a temporary store on this machine's disk, from the newest snapshot on.
+    """
+    # A server imports this module for an option, and would have all of an applier in its memory.
+    from state_backend.apply.applier import Applier
+    from state_backend.apply.compactor import compact
+
+    errors: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="sparkis-compact-") as folder:
+        applier = Applier(
+            ChangeLog(root),
+            job,
+            folder,
+            report=lambda event: errors.append(event["error"]) if event.get("error") else None,
+        )
+        try:
+            applier.step()
+            if errors:
+                raise LogError(errors[-1])
+            if applier.store is None or applier.store.applied.epoch < 0:
+                return f"job {job}: no epoch yet, nothing to do"
+            with applier.store.snapshot(now_ms()) as shown:
+                return compact(ChangeLog(root).job(job), shown, retention_ms, now_ms())
+        finally:
+            applier.close()

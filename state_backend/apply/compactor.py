@@ -1,0 +1,219 @@
+"""Keeps a log short while servers follow it: now and then a process of its own writes a snapshot and sweeps.
+
+    python -m state_backend.apply.compactor --log ROOT --job JOB [--store FOLDER]
+
+The process reads the applier's store like any reader, so that epochs go on being applied meanwhile.
+
+A store of all slots is written when so much was applied to it; at which epoch is all the same. Stores of some slots
+have to be written at one epoch, and their servers do not talk to each other: the log tells. An epoch is *marked* when
+the bytes of changes, counted from the beginning of the log, pass a multiple of a step, or its number does of another.
+`LEAD_EPOCHS` after it, all who own slots have them written. The steps follow from the newest snapshot. They are powers
+of two, so that what is marked for one who saw an older snapshot is marked for most of the others too; and they double
+as the changes do while there is no new snapshot, so that those who write longer than others, and are busy at each
+other's marks, meet at last. Who misses a mark (a server that was down, or is still writing)
+leaves that snapshot without a part, and the next mark makes up for it. Servers of another version that marks other
+epochs would too: what is here of marks is as binding as the log's format.
+
+In that case the process is started at the mark, and is told the store's folder on its input (JSON, one line) when the
+epoch is there. It answers with one line when it holds a snapshot of it, and the applier goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import select
+import subprocess
+import sys
+
+from state_backend.apply import snapshots
+from state_backend.lmdb.store import LmdbStore
+from state_backend.log.change_log import ChangeLog, Current, JobLog
+from state_backend.log.epochs import Epoch
+from state_backend.log.sweep import RETENTION_MS, sweep
+from state_backend.model.clock import now_ms
+from state_backend.model.errors import SparkisError
+from state_backend.model.key_groups import ALL, NONE
+from state_backend.store.store import Snapshot
+
+logger = logging.getLogger("sparkis.compactor")
+
+# A snapshot is due when the changes since the last one are twice its size, so that a log holds about three times the
+# state at most, but not for little; and after so many epochs, so that a reader has few files to open (guesses).
+CHANGES_BYTES_MIN = 16 << 20
+CHANGES_PER_STATE = 2
+EPOCHS_MAX = 1_000
+# While there is no new snapshot a step is this part of the changes, or epochs, since the last, so that what is written
+# in vain stays in proportion.
+CHANGES_PER_STEP = 2
+# The process takes half a second to start; epochs that come faster wait for it (guess).
+LEAD_EPOCHS = 8
+# An applier waits so long for a process that does not come to answer, and such a process so long for its epoch.
+HOLD_TIMEOUT_S = 5.0
+IDLE_S_MAX = 60.0
+
+
+def is_marked(epoch: Epoch, step_bytes: int, step_epochs: int) -> bool:
+    """Tell whether an epoch passes a multiple of either step."""
+    before_bytes = max(0, epoch.log_bytes - epoch.change_bytes)  # a writer of an older version does not count
+    if epoch.log_bytes // step_bytes > before_bytes // step_bytes:
+        return True
+    return epoch.epoch > 0 and epoch.epoch % step_epochs == 0
+
+
+def steps_after(base: Epoch, epoch: Epoch) -> tuple[int, int]:
+    """Return how many bytes of changes, and how many epochs, lie between two marks.
+
+    base: the newest snapshot, or the first epoch where there is none.
+    """
+    since_bytes = (epoch.log_bytes - base.log_bytes) // CHANGES_PER_STEP
+    since_epochs = (epoch.epoch - base.epoch) // CHANGES_PER_STEP
+    step_bytes = _doubled(CHANGES_BYTES_MIN, max(CHANGES_PER_STATE * base.change_bytes, since_bytes))
+    return step_bytes, _doubled(EPOCHS_MAX, since_epochs)
+
+
+def _doubled(step: int, least: int) -> int:
+    while step < least:
+        step *= 2
+    return step
+
+
+class Compactor:
+    """Follows what an applier applies, and starts the process when a snapshot is due; one at a time."""
+
+    def __init__(self, root: str, job: str, retention_ms: int = RETENTION_MS) -> None:
+        self._root = root
+        self._job = job
+        self._retention_ms = retention_ms
+        self._bytes = 0
+        self._epochs = 0
+        self._snapshot_bytes = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._part_at: int | None = None  # the epoch at which a part is to be written
+
+    def count(self, epoch: Epoch) -> None:
+        """Take an applied epoch into account."""
+        self._epochs += 1
+        self._bytes += epoch.change_bytes
+
+    def _is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def run_if_due(self, store: LmdbStore) -> None:
+        """Start a process for a store of all slots, if enough has changed and none is running."""
+        if self._is_running():
+            return
+        is_large = self._bytes >= max(CHANGES_BYTES_MIN, CHANGES_PER_STATE * self._snapshot_bytes)
+        if not is_large and self._epochs < EPOCHS_MAX:
+            return
+        self._bytes = self._epochs = 0
+        self._snapshot_bytes = store.used_bytes()[0]
+        command = [*self._command(), "--store", str(store.path)]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    def _command(self) -> list[str]:
+        command = [sys.executable, "-m", "state_backend.apply.compactor", "--log", self._root, "--job", self._job]
+        return [*command, "--retention-ms", str(self._retention_ms)]
+
+    def write_part_if_due(self, log: JobLog, current: Current, epoch: Epoch, store: LmdbStore) -> None:
+        """Have the slots of a store written, if it owns some and the epoch that was just applied is one for that.
+
+        Returns once the process holds the store as it is now. Failures are logged: there will be another mark.
+        """
+        try:
+            if self._part_at is None:
+                if self._is_mark(log, current, epoch, store):
+                    self._part_at = epoch.epoch + LEAD_EPOCHS
+                    self._prepare()
+            elif epoch.epoch >= self._part_at:
+                if epoch.epoch == self._part_at:
+                    self._hold(store)
+                self._part_at = None
+        except (SparkisError, OSError) as error:
+            self._part_at = None
+            logger.warning("job %s: no part of a snapshot at epoch %d: %s", self._job, epoch.epoch, error)
+
+    def _is_mark(self, log: JobLog, current: Current, epoch: Epoch, store: LmdbStore) -> bool:
+        if not is_marked(epoch, CHANGES_BYTES_MIN, EPOCHS_MAX):  # then it is not for larger steps either
+            return False
+        if store.holding.owned in (ALL, NONE) or self._is_running():
+            return False
+        base = snapshots.newest(log, current) or log.first(current) or epoch
+        return base.epoch < epoch.epoch and is_marked(epoch, *steps_after(base, epoch))
+
+    def _prepare(self) -> None:
+        self._process = subprocess.Popen(self._command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def _hold(self, store: LmdbStore) -> None:
+        """Have the process take its snapshot of the store."""
+        if not self._is_running():  # the epoch was long in coming
+            self._prepare()
+        process = self._process
+        assert process is not None
+        if process.stdin is None or process.stdout is None:
+            return  # it writes all slots, which the store owned meanwhile
+        with process.stdin, process.stdout:
+            told = {"store": str(store.path), "generation": store.generation}
+            process.stdin.write(json.dumps(told).encode() + b"\n")
+            process.stdin.flush()
+            ready, _, _ = select.select([process.stdout], [], [], HOLD_TIMEOUT_S)
+            if not ready or not process.stdout.read(1):
+                process.kill()
+                raise SparkisError("the process that writes it did not open the store in time")
+
+
+def compact(log: JobLog, shown: Snapshot, retention_ms: int, at_ms: int) -> str:
+    """Write what a store shows as a snapshot, or a part of one; sweep if it is whole now. Return one line about it."""
+    current = log.shown()
+    if current is None or current.generation != shown.applied.generation:
+        raise SparkisError(f"job {log.job!r}: the store is not of the generation that is written now")
+    manifest = snapshots.write(log, current, shown)
+    if manifest is None:
+        return f"job {log.job}: the snapshot of epoch {shown.applied.epoch} has not all of its parts yet"
+    removed = sweep(log, current, at_ms, retention_ms)
+    return (
+        f"job {log.job}: snapshot of epoch {manifest.epoch}, {manifest.rows} changes in {manifest.change_bytes} bytes; "
+        f"{removed} superseded files removed"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compact one job's log from a store's folder; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m state_backend.apply.compactor", description=__doc__)
+    parser.add_argument("--log", required=True, help="the log root")
+    parser.add_argument("--job", required=True, help="the job")
+    parser.add_argument("--store", help="the folder of a store of all slots; otherwise the input tells of one")
+    parser.add_argument("--retention-ms", type=int, default=RETENTION_MS)
+    given = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log = ChangeLog(given.log).job(given.job)
+    try:
+        if given.store is not None:
+            current = log.shown()
+            store = LmdbStore(given.store, current.generation if current else "", is_reader=True)
+            shown = store.snapshot(now_ms())
+        elif (told := _told()) is not None:
+            store = LmdbStore(told["store"], told["generation"], is_reader=True)
+            shown = store.snapshot(now_ms())
+            print(flush=True)
+        else:
+            return 0
+        with shown:
+            logger.info("%s", compact(log, shown, given.retention_ms, now_ms()))
+        store.close()
+    except SparkisError as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+def _told() -> dict[str, str] | None:
+    """Return which store to write, once the input says so; None if it ends, or says nothing for too long."""
+    ready, _, _ = select.select([sys.stdin], [], [], IDLE_S_MAX)
+    line = sys.stdin.readline() if ready else ""
+    return json.loads(line) if line else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,231 @@
+"""`sparkis rename`: gives a job of a log another name, with all of its state.
+
+A query's job is called as the query unless told otherwise, and keys hold the job's name. So a renamed query needs new
+keys: this writes the whole state anew, as the first epoch of the new job. The number, clock reading and digest are
+those of the old job's last epoch, so that the query goes on behind it, and a replay of that batch is known as one.
+
+At any moment, also after a crash, the log has the whole old job, or the whole new one, or both. Run again, the command
+goes on where it was. Whoever still writes the old job is fenced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from state_backend.apply.applier import Applier
+from state_backend.log.change_log import ChangeLog, Current, JobLog
+from state_backend.log.epochs import ChangeFile, Epoch
+from state_backend.log.filesystems import Filesystem
+from state_backend.log.log_writer import ChangeFileWriter
+from state_backend.log.sweep import sweep_job
+from state_backend.log.takeover import begin, claim, seal, this_process
+from state_backend.log.terms import Description, Term
+from state_backend.model.clock import now_ms
+from state_backend.model.descriptor import StateDescriptor, check_name
+from state_backend.model.errors import DescriptorError, LogError, SparkisError
+from state_backend.model.generations import folder_name
+from state_backend.model.records import Change, runs_of
+from state_backend.store.store import Snapshot
+
+DESCRIPTION = """\
+Give a job of a log another name, after its query was renamed: keys OLD:... become NEW:..., and the job OLD is no more.
+Stop the query first; start it under its new name afterwards. Needs no server and no Spark."""
+
+# A file of the new job's first epoch ends at the first key behind so many bytes of keys and values (guess).
+FILE_BYTES_MAX = 256 << 20
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--log", required=True, metavar="PATH", help="a log root")
+    parser.add_argument("old", metavar="OLD", help="the job's name until now")
+    parser.add_argument("new", metavar="NEW", help="its name from now on")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Rename; return the exit code."""
+    try:
+        print(rename(options.log, options.old, options.new))
+    except SparkisError as error:
+        print(f"sparkis rename: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def rename(root: str | Path | Filesystem, old: str, new: str) -> str:
+    """Rename a job and return one line about it; SparkisError, and the old job as it was, if that cannot be.
+
+    Looks for up to three beats whether somebody writes the old job. The state is built in a temporary store on this
+    machine's disk.
+    """
+    check_name("job", new)
+    log = ChangeLog(root)
+    before = log.job(old)
+    current = before.shown()
+    if current is None:
+        dropped = before.dropped()
+        if dropped is not None and dropped.renamed_to == new:
+            sweep_job(before, now_ms())  # what a crash in the removal left
+            return f"job {old} is called {new} already"
+        raise LogError(f"the log {log.filesystem.root} has no job {old!r}; jobs: {', '.join(log.jobs()) or 'none'}")
+    description = before.description(current.generation)
+    _check_may_rename(before, current, description, new)
+    is_there = _is_there(log, new, description, old)
+    # From here on nobody who writes the old job can commit any more.
+    claimed = claim(before.terms, this_process(description.query_id, "sparkis rename"))
+    seal(before.terms, claimed)
+    current = before.shown()
+    last = before.end(current) if current is not None else None
+    if current is None or last is None:
+        raise LogError(f"job {old!r} was dropped, or begun anew, while it was to be renamed")
+    _check_not_held_back(before, current)
+    if not is_there:
+        _copy(log, before, current, last, new)
+    elif is_there.epoch != last.epoch:
+        raise LogError(
+            f"job {old!r} was renamed to {new!r} at epoch {is_there.epoch}, and both are there: {old!r} was written "
+            f"again, up to epoch {last.epoch}. Drop the one that is not needed with sparkis drop"
+        )
+    begin(before.terms, Term(claimed.term, "drop", claimed.writer, renamed_to=new), claimed)
+    sweep_job(before, now_ms())
+    return f"job {old} is now {new}, with {last.epoch} as its first epoch; start its query under the new name"
+
+
+def _check_may_rename(before: JobLog, current: Current, description: Description, new: str) -> None:
+    if new == before.job:
+        raise DescriptorError(f"the job is called {new!r} already")
+    if description.source is not None:
+        raise DescriptorError(
+            f"job {before.job!r} is not written by a query's own sink, and needs no log to begin: attach, or publish "
+            f"its tables, with job={new!r}, and drop {before.job!r} with sparkis drop"
+        )
+    if before.newest(current) is None:
+        raise LogError(f"job {before.job!r} has no epoch yet; start its query under the new name")
+    _check_not_held_back(before, current)
+
+
+def _check_not_held_back(before: JobLog, current: Current) -> None:
+    """Refuse to choose between the state that readers see and the one that the query would go on with."""
+    if current.held_back is not None:
+        raise LogError(
+            f"job {before.job!r} began anew, and its new state is held back until its query has caught up: wait for "
+            f"that, or run sparkis promote --log {before.filesystem.root} {before.job}; then rename it"
+        )
+
+
+def _is_there(log: ChangeLog, new: str, description: Description, old: str) -> Epoch | None:
+    """Return the first epoch of the new job if an earlier run of the command wrote it; refuse another's job."""
+    job = log.job(new)
+    taken = job.current()
+    if taken is None:
+        return None
+    described = job.description(taken.generation)
+    if (described.query_id, described.renamed_from) == (description.query_id, old):
+        return job.first(taken)
+    raise DescriptorError(
+        f"the log {log.filesystem.root} has a job {new!r} already; take another name, or drop it with sparkis drop"
+    )
+
+
+def _copy(log: ChangeLog, before: JobLog, current: Current, last: Epoch, new: str) -> None:
+    """Write the new job: the whole state as its first epoch; last the term that makes it a job."""
+    files, after, description = log.filesystem, log.job(new), before.description(current.generation)
+    states = tuple(_renamed(state, before.job, new) for state in description.states)
+    names = tuple(state.name for state in states)
+    late = names if last.origin > 0 else description.late
+    claimed = claim(after.terms, this_process(description.query_id, "sparkis rename"))
+    seal(after.terms, claimed)
+    generation = folder_name(description.query_id, claimed.term)
+    for folder in ("changes", "epochs", "floor", "snapshots"):
+        files.make_folder(f"{new}/{generation}/{folder}")
+    described = Description(new, description.query_id, states, late=late, renamed_from=before.job)
+    with tempfile.TemporaryDirectory(prefix="sparkis-rename-") as folder:
+        applier = _built(log, before.job, folder)
+        try:
+            assert applier.store is not None
+            with applier.store.snapshot(last.clock_ms) as shown:
+                writer = ChangeFileWriter(files, after.changes_folder(generation), last.epoch)
+                written = tuple(_files(writer, _changes(shown, names, before.job, new), names))
+        finally:
+            applier.close()
+    newest = before.end(current)
+    if newest is None or newest.ref != last.ref:
+        raise LogError(f"job {before.job!r} was written while it was copied; stop its query, and run this again")
+    # Rows and digest tell a replay of the last batch, so they are those of what the query wrote in it.
+    first = Epoch(
+        epoch=last.epoch,
+        term=claimed.term,
+        previous=None,
+        clock_ms=last.clock_ms,
+        rows=last.rows,
+        digest=last.digest,
+        replaces=names,
+        files=written,
+        format=described.format,
+    )
+    files.create(f"{new}/{generation}/epochs/{last.epoch}.json", first.to_bytes())
+    begin(after.terms, Term(claimed.term, "rename", claimed.writer, generation, described), claimed)
+
+
+def _built(log: ChangeLog, job: str, folder: str) -> Applier:
+    """Build a job's store."""
+    errors: list[str] = []
+    applier = Applier(
+        log, job, folder, report=lambda event: errors.append(event["error"]) if event.get("error") else None
+    )
+    applier.step()
+    if errors:
+        applier.close()
+        raise LogError(errors[-1])
+    return applier
+
+
+def _changes(shown: Snapshot, names: Collection[str], old: str, new: str) -> Iterator[Change]:
+    """Iterate over all of a job's state as changes with the new keys."""
+    before, now = f"{old}:".encode(), f"{new}:".encode()
+    for change in shown.changes():
+        if change.state in names:  # else it was left out, and would be emptied by the next epoch
+            is_named = change.key.startswith(before)
+            yield change._replace(key=now + change.key.removeprefix(before)) if is_named else change
+
+
+class _Part:
+    """Changes for one file: up to the first key that begins behind `FILE_BYTES_MAX`, whose change is `rest` then."""
+
+    def __init__(self, head: Change, changes: Iterator[Change]) -> None:
+        self._head = head
+        self._changes = changes
+        self.rest: Change | None = None
+
+    def __iter__(self) -> Iterator[Change]:
+        key, size = self._head.key, _size(self._head)
+        yield self._head
+        for change in self._changes:
+            if size > FILE_BYTES_MAX and change.key != key:
+                self.rest = change
+                return
+            yield change
+            key, size = change.key, size + _size(change)
+
+
+def _size(change: Change) -> int:
+    return len(change.key) + len(change.field or b"") + len(change.value or b"")
+
+
+def _files(writer: ChangeFileWriter, changes: Iterator[Change], names: Sequence[str]) -> Iterator[ChangeFile]:
+    """Write changes to files of bounded size; all changes of a key lie in one of them."""
+    head = next(changes, None)
+    while head is not None:
+        part = _Part(head, changes)
+        yield writer.write_file(runs_of(part, names))
+        head = part.rest
+
+
+def _renamed(state: StateDescriptor, old: str, new: str) -> StateDescriptor:
+    form = state.key_format or ""
+    return replace(state, key_format=new + form.removeprefix(old)) if form.startswith(f"{old}:") else state

@@ -1,0 +1,98 @@
+"""Reads slots that a store is to gain from the log, in portions: the newest snapshot, then the epochs after it.
+
+Each portion is applied in one transaction that also notes how far it goes (`slot_ownership.Loading`), so that whoever
+is killed goes on behind the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from state_backend.log.change_log import Current, JobLog
+from state_backend.log.epochs import Epoch, EpochRef
+from state_backend.model.errors import LogCorruptError
+from state_backend.model.records import RUN_ROWS_MAX
+from state_backend.store.slot_ownership import Loading
+from state_backend.store.store import EpochChanges
+
+
+def portions(
+    log: JobLog, current: Current, loading: Loading, applied_epoch: int
+) -> Iterator[tuple[EpochChanges, Loading]]:
+    """Iterate over (what to apply, how far loading is then), without an end: stop where the store's epoch is.
+
+    LogError if the log has not, or not any more, what comes next.
+    """
+    if loading.epoch < 0 and loading.snapshot < 0 and not loading.runs:
+        snapshot = _newest(log, current, applied_epoch)
+        loading = replace(loading, snapshot=-1 if snapshot is None else snapshot.epoch)
+    if loading.snapshot >= 0:
+        manifest = next((each for each in log.snapshots(current) if each.epoch == loading.snapshot), None)
+        if manifest is None:
+            raise LogCorruptError(
+                f"job {log.job!r}: the snapshot of epoch {loading.snapshot} is not in the log any more"
+            )
+        yield from _runs(log, log.snapshot_folder(current.generation, manifest.epoch), manifest, loading)
+        loading = _behind(loading, manifest)
+        yield _changes(manifest), loading
+    while True:
+        epoch = _next(log, current, loading)
+        folder = log.changes_folder(current.generation)
+        # What replaces states has to be seen as a whole, and what is small is not worth several transactions.
+        if epoch.replaces or (epoch.rows <= RUN_ROWS_MAX and not loading.runs):
+            runs = [run for _, run in log.runs_of_slots(folder, epoch, loading.slots)]
+            loading = _behind(loading, epoch)
+            yield _changes(epoch)._replace(runs=runs), loading
+            continue
+        yield from _runs(log, folder, epoch, loading)
+        loading = _behind(loading, epoch)
+        yield _changes(epoch), loading
+
+
+def is_superseded(log: JobLog, current: Current, loading: Loading, applied_epoch: int) -> bool:
+    """Tell whether the log has a snapshot, up to the store's epoch, that is newer than what is being read."""
+    newest = _newest(log, current, applied_epoch)
+    return newest is not None and newest.epoch > max(loading.epoch, loading.snapshot)
+
+
+def snapshot_of(log: JobLog, current: Current, loading: Loading, applied_epoch: int) -> int | None:
+    """Return the epoch of the snapshot that is being read; None while it is an epoch."""
+    if loading.snapshot >= 0:
+        return loading.snapshot
+    newest = _newest(log, current, applied_epoch) if loading.epoch < 0 else None
+    return None if newest is None else newest.epoch
+
+
+def _newest(log: JobLog, current: Current, applied_epoch: int) -> Epoch | None:
+    return next((each for each in log.snapshots(current) if each.epoch <= applied_epoch), None)
+
+
+def _runs(log: JobLog, folder: str, listed: Epoch, loading: Loading) -> Iterator[tuple[EpochChanges, Loading]]:
+    for done, run in log.runs_of_slots(folder, listed, loading.slots, loading.runs):
+        yield _changes(listed)._replace(runs=[run]), replace(loading, runs=done)
+
+
+def _changes(epoch: Epoch) -> EpochChanges:
+    return EpochChanges(epoch.epoch, epoch.term, epoch.clock_ms, (), frozenset(epoch.replaces))
+
+
+def _behind(loading: Loading, epoch: Epoch) -> Loading:
+    return Loading(loading.slots, epoch.epoch, epoch.term, epoch.clock_ms)
+
+
+def _next(log: JobLog, current: Current, loading: Loading) -> Epoch:
+    """Return the epoch after the last one that the slots hold as a whole."""
+    at = EpochRef(loading.epoch, loading.term)
+    epoch = log.first(current) if loading.epoch < 0 else log.epoch(current, loading.epoch + 1)
+    if epoch is None:
+        raise LogCorruptError(
+            f"job {log.job!r}: epoch {loading.epoch + 1} is missing in the log {log.filesystem.root}, and the slots "
+            f"{loading.slots} cannot be loaded without it; restore it from a copy"
+        )
+    if epoch.previous != (None if loading.epoch < 0 else at):
+        raise LogCorruptError(
+            f"job {log.job!r}: epoch {epoch.epoch} follows {epoch.previous}, and not {at}, which the slots "
+            f"{loading.slots} are at, so that they cannot be loaded; restore the missing epochs from a copy"
+        )
+    return epoch

@@ -1,0 +1,70 @@
+"""A run of a list's elements as one value, laid out so that a server sends any part of it as it lies.
+
+    count     u32, little endian
+    ends      count x u32: where each element ends, counted from the body's first byte
+    body      count x `$<length>\\r\\n<bytes>\\r\\n`: length-prefixed text as RESP has it
+
+A short list is one of these; a long one is blocks of them (see `lmdb.lists`). A small set is one too, in byte order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from itertools import accumulate
+
+# The sizes at which a map leaves its compact form, for the same reasons (see `packed_map`).
+ELEMENTS_MAX = 128
+BYTES_MAX = 8192
+
+EMPTY = bytes(4)
+
+
+def pack(elements: Iterable[bytes]) -> bytes:
+    """Lay out elements; a body of 4 GiB or more does not fit and raises struct.error."""
+    texts = [b"$%d\r\n%b\r\n" % (len(element), element) for element in elements]
+    return struct.pack(f"<I{len(texts)}I", len(texts), *accumulate(map(len, texts))) + b"".join(texts)
+
+
+def count(packed: bytes) -> int:
+    """Return the number of elements."""
+    return int.from_bytes(packed[:4], "little")
+
+
+def part(packed: bytes, start: int, stop: int) -> bytes:
+    """Return the elements `start` to before `stop`, both within the list, as length-prefixed texts."""
+    if start >= stop:
+        return b""
+    body = 4 + 4 * count(packed)
+    return packed[body + _end(packed, start - 1) : body + _end(packed, stop - 1)]
+
+
+def _end(packed: bytes, index: int) -> int:
+    """Return where an element ends in the body; the one before the first ends at its begin."""
+    return int.from_bytes(packed[4 + 4 * index : 8 + 4 * index], "little") if index >= 0 else 0
+
+
+def elements(packed: bytes, start: int = 0, stop: int | None = None) -> list[bytes]:
+    """Return the elements, or those from `start` to before `stop`."""
+    n = count(packed)
+    body = 4 + 4 * n
+    ends = (0, *struct.unpack_from(f"<{n}I", packed, 4))
+    stop = n if stop is None else stop
+    return [
+        packed[packed.index(b"\r\n", body + ends[index]) + 2 : body + ends[index + 1] - 2]
+        for index in range(start, stop)
+    ]
+
+
+def has(packed: bytes, element: bytes) -> bool:
+    """Tell whether an element is among them."""
+    n = count(packed)
+    body = 4 + 4 * n
+    needle = b"$%d\r\n%b\r\n" % (len(element), element)
+    at = packed.find(needle, body)
+    if at < 0:
+        return False
+    starts = (0, *struct.unpack_from(f"<{n}I", packed, 4))
+    while at >= 0 and at - body not in starts:
+        at = packed.find(needle, at + 1)
+    return at >= 0

@@ -1,0 +1,189 @@
+"""Reducing states: how what a micro-batch brings is folded into what stands at a key, or at a field.
+
+A change with `Op.FOLD` holds what all rows of one epoch came to. A store that applies it folds it into what is there
+and writes the outcome as it writes a put, so that readers, snapshots and expiry know nothing of folding. Both sides are
+texts, as a client sees them (see `spark_hooks.encoding`), and the outcome is exact:
+
+    sum, count   integers of any size; decimals with the scale of their column; floats as doubles, the shortest text
+    min, max     numbers by their size, NaN above all others; texts and bytes by their bytes, which for texts is the
+                 order of their code points; false below true; dates and times by what they stand for
+    last         needs no folding: its changes are puts
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from decimal import MAX_PREC, Context, Decimal, InvalidOperation
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from state_backend.codec import packed_map
+from state_backend.model.descriptor import Kind, Reduce, StateDescriptor
+from state_backend.model.errors import ChangeError, DescriptorError, StoreError
+from state_backend.model.records import Change, Op
+
+EXACT = Context(prec=MAX_PREC, traps=[InvalidOperation])
+
+Key = Callable[[bytes], Any]
+
+
+class Reduction(NamedTuple):
+    """How a state's values are folded.
+
+    fold(old, new) -> text; ValueError or InvalidOperation for a text that is none of the state's.
+    text: what a value looks like.
+    """
+
+    fold: Callable[[bytes, bytes], bytes]
+    text: re.Pattern[bytes]
+
+
+class _Type(NamedTuple):
+    """What is folded: values of one group of column types. `add` is None for what cannot be added."""
+
+    text: bytes
+    key: Key
+    add: Callable[[bytes, bytes], bytes] | None
+
+
+def float_text(number: float) -> bytes:
+    """Return the shortest text that reads back the same, with no exponent from 1e-7 up to 1e21."""
+    text = repr(number)
+    if "e" in text:
+        if 1e-7 <= abs(number) < 1e21:
+            text = format(Decimal(text), "f")
+        else:
+            digits, _, exponent = text.partition("e")
+            text = f"{digits}e{int(exponent):+d}"
+    return text.removesuffix(".0").encode()
+
+
+def _add_integers(old: bytes, new: bytes) -> bytes:
+    return b"%d" % (int(old) + int(new))
+
+
+def _decimal(text: bytes) -> Decimal:
+    return Decimal(text.decode())
+
+
+def _add_decimals(old: bytes, new: bytes) -> bytes:
+    return format(EXACT.add(_decimal(old), _decimal(new)), "f").encode()
+
+
+def _add_floats(old: bytes, new: bytes) -> bytes:
+    return float_text(float(old) + float(new))
+
+
+def _float_key(text: bytes) -> tuple[bool, float]:
+    number = float(text)
+    return number != number, number
+
+
+def _time_key(text: bytes) -> tuple[int, bytes]:
+    """Return what orders dates and times: a year may have a sign and more digits, a fraction may be missing."""
+    year_end = text.index(b"-", 1)
+    return int(text[:year_end]), text[year_end:].removesuffix(b"Z")
+
+
+INTEGER = _Type(rb"-?[0-9]{1,4000}", int, _add_integers)
+DECIMAL = _Type(rb"-?[0-9]{1,4000}(\.[0-9]+)?", _decimal, _add_decimals)
+FLOAT = _Type(rb"-?([0-9]{1,400}(\.[0-9]+)?(e[+-][0-9]{1,3})?|inf)|nan", _float_key, _add_floats)
+TEXT = _Type(rb".*", bytes, None)
+TIME = _Type(rb"[+-]?[0-9]{4,7}-[0-9]{2}-[0-9]{2}(T[0-9:]{8}(\.[0-9]{1,6})?Z?)?", _time_key, None)
+# By the first word of a column's type, as Spark writes it.
+TYPES: Mapping[str, _Type] = {
+    **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), INTEGER),
+    "decimal": DECIMAL,
+    **dict.fromkeys(("float", "double"), FLOAT),
+    **dict.fromkeys(("string", "varchar", "char", "binary", "boolean"), TEXT),
+    **dict.fromkeys(("date", "timestamp", "timestamp_ntz"), TIME),
+}
+
+
+def reduction_of(state: StateDescriptor) -> Reduction | None:
+    """Return how a state's changes are folded; None if none of them is. DescriptorError for a type that cannot be."""
+    if state.reduce in (None, Reduce.LAST):
+        return None
+    if state.reduce is Reduce.COUNT:
+        return _reduction(Reduce.SUM, INTEGER)
+    column = state.value[0]
+    if column not in state.columns:
+        raise DescriptorError(
+            f"state {state.name!r}: reduce={state.reduce.value!r} needs the type of the column {column!r}: "
+            f"columns={{{column!r}: 'bigint'}}, say"
+        )
+    name = state.columns[column]
+    kind = TYPES.get(re.match(r"\w*", name)[0])  # type: ignore[index]  # always matches
+    if kind is None or (state.reduce is Reduce.SUM and kind.add is None):
+        raise DescriptorError(
+            f"state {state.name!r}: reduce={state.reduce.value!r} cannot take the column {column!r}, whose type is "
+            f"{name}; {_choice(state.reduce)}"
+        )
+    return _reduction(state.reduce, kind)
+
+
+def _choice(reduce: Reduce) -> str:
+    if reduce is Reduce.SUM:
+        return "a sum is of numbers: cast the column, or use reduce='count'"
+    return "what has an order is numbers, texts, bytes, booleans, dates and times: cast the column"
+
+
+@lru_cache
+def _reduction(reduce: Reduce, kind: _Type) -> Reduction:
+    text = re.compile(kind.text, re.DOTALL)
+    if reduce is Reduce.SUM:
+        assert kind.add is not None
+        return Reduction(kind.add, text)
+    key = kind.key
+
+    def least(old: bytes, new: bytes) -> bytes:
+        return new if key(new) < key(old) else old
+
+    def greatest(old: bytes, new: bytes) -> bytes:
+        return new if key(old) < key(new) else old
+
+    return Reduction(least if reduce is Reduce.MIN else greatest, text)
+
+
+def folded(reduction: Reduction | None, change: Change, old: bytes | None) -> bytes:
+    """Return what a FOLD makes of what stood at its key, or field; None for nothing."""
+    if reduction is None or change.value is None:
+        raise StoreError(
+            f"a change folds a value into the key {change.key[:100]!r} of the state {change.state!r}, which is no "
+            f"reducing state; the log was written by another version: upgrade sparkis"
+        )
+    if old is None:
+        return change.value
+    try:
+        return reduction.fold(old, change.value)
+    except (ValueError, InvalidOperation):
+        raise StoreError(
+            f"state {change.state!r}: at the key {change.key[:100]!r} stand {old[:100]!r}, and {change.value[:100]!r} "
+            f"cannot be folded into it; only values of one type belong into a reducing state"
+        ) from None
+
+
+def check_change(change: Change, state: StateDescriptor, reduction: Reduction | None) -> None:
+    """Raise ChangeError for a change that folds where nothing is folded, or puts what cannot be folded into."""
+    if change.op == Op.FOLD and (
+        reduction is None or change.value is None or (change.field is None) != (state.kind is Kind.VALUE)
+    ):
+        raise ChangeError(
+            f"state {state.name!r}: a change folds into the key {change.key[:100]!r}; that needs a state with reduce=, "
+            f"a value, and with field= a field"
+        )
+    if reduction is not None and change.op in (Op.PUT, Op.FOLD):
+        for value in _values(change, state):
+            if not reduction.text.fullmatch(value):
+                raise ChangeError(
+                    f"state {state.name!r}: the value {value[:100]!r} of the key {change.key[:100]!r} is none that "
+                    f"reduce={str(state.reduce)!r} can take; write it as sparkis does (docs/states.md)"
+                )
+
+
+def _values(change: Change, state: StateDescriptor) -> Iterator[bytes]:
+    if state.kind is Kind.MAP and change.field is None:
+        yield from (value for _, value in packed_map.pairs(change.value or packed_map.EMPTY))
+    else:
+        yield change.value or b""

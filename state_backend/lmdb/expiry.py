@@ -1,0 +1,238 @@
+"""Expiry in a write transaction of an LMDB store: expired keys and fields are first noted, then removed.
+
+Noting takes keys out of the counts and writes the events, by this server's clock. Removing deletes the records, by the
+log's clock: until then an epoch may still change them (see `store.Store.expire`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import lmdb
+
+from state_backend.codec.checksums import check, opened
+from state_backend.lmdb.layout import (
+    DROPPED_LINE,
+    ID_BYTES,
+    KEY_LINE,
+    LARGE,
+    NOTE_LINE,
+    LargeMap,
+    Tables,
+    due_name,
+    expiry_line,
+    expiry_of,
+    find,
+    id_of,
+    name_of,
+    payload_of,
+    state_number_of,
+)
+from state_backend.lmdb.transaction import LmdbTransaction
+from state_backend.model.errors import StoreDamagedError
+from state_backend.model.slots import place_of
+from state_backend.store.changed_keys import ChangedKeys
+from state_backend.store.key_events import What
+
+# A clock that is set back by less makes no difference to what was noted (guess).
+CLOCK_STEP_MS = 5_000
+# The first line of the expiry index that stands for a time, and what is behind all lines of one time.
+FIRST_TIMED, ALL_LINES = (1).to_bytes(8, "big"), b"\xff"
+
+
+class ExpiryTransaction(LmdbTransaction):
+    """A write transaction that also notes and removes expired keys and fields."""
+
+    _expired_keys = _expired_fields = 0
+
+    def note_expired(self, clock_ms: int, most: int) -> int:
+        """Take keys that have expired by a clock out of the counts, oldest first, and tell of them and of fields.
+
+        They stay where they are: by the log's clock they may still be changed. Returns how many lines of the expiry
+        index were looked at, `most` if there may be more.
+        """
+        if clock_ms < self._noted_ms - CLOCK_STEP_MS:
+            return self._take_back(clock_ms + CLOCK_STEP_MS, most)
+        with self._txn.cursor(db=self._tables.expiry) as lines:
+            for done in range(most):
+                found = lines.set_range(max(self.meta.noted + b"\0", FIRST_TIMED))
+                line = lines.key()
+                at_ms = int.from_bytes(line[:8], "big")
+                if not found or at_ms > clock_ms:
+                    if done:  # whatever comes later with such an expiry has expired when it comes
+                        self.meta.noted = expiry_line(clock_ms, ALL_LINES, b"")
+                    return done
+                if line[8:9] == KEY_LINE:
+                    self._note_keys_at(line[9:], at_ms)
+                    self.meta.noted = line
+                else:
+                    self.meta.noted = line
+                    self._note_fields(line, clock_ms)
+        return most
+
+    def _note_keys_at(self, position: bytes, at_ms: int) -> None:
+        for at, record in self._keys.at(position):
+            if expiry_of(record) == at_ms:
+                self._count(at, record, -1)
+                self._changed_keys.add(name_of(record))
+                self._tell(name_of(record), What.EXPIRED)
+                self._expired_keys += 1
+
+    def _note_fields(self, line: bytes, clock_ms: int) -> None:
+        """Tell of fields of a large map that have expired by a clock, at one of its two lines."""
+        at_ms, prefix = int.from_bytes(line[:8], "big"), line[9:]
+        at, record = self._map_of(prefix)
+        large = None if record is None else LargeMap.of(payload_of(record))
+        if line[8:9] == NOTE_LINE:
+            self._txn.delete(line, db=self._tables.expiry)
+            if large is not None and large.due_ms >= at_ms:
+                large = None  # its own line was looked at just now, or will be
+        if record is None or large is None:
+            return
+        found = self._dues.set_range(due_name(prefix, at_ms)) and self._dues.key()
+        is_due = found and found.startswith(prefix) and found < due_name(prefix, clock_ms + 1)
+        if is_due and not self._is_noted(at, record):
+            self._changed_keys.add(name_of(record))
+            is_live = large.is_live(self._dues, clock_ms)
+            self._tell(name_of(record), What.FIELDS_EXPIRED, *(() if is_live else (What.DELETED,)))
+        self._look_again(large, clock_ms)
+
+    def _map_of(self, prefix: bytes) -> tuple[bytes, bytes | None]:
+        """Return the place and the record of the key that a large map belongs to, if it still does."""
+        key = self._txn.get(prefix, db=self._tables.maps)
+        if key is None:
+            return b"", None
+        key = opened(key)
+        at, record = find(self._keys.get, place_of(key), key)
+        is_its = record is not None and record[14] == LARGE and id_of(record) == prefix
+        return at, record if is_its else None
+
+    def _take_back(self, until_ms: int, most: int) -> int:
+        """Count keys in again, latest first, that have not expired after all: the clock was set back."""
+        with self._txn.cursor(db=self._tables.expiry) as lines:
+            found = lines.prev() if lines.set_range(self.meta.noted + b"\0") else lines.last()
+            for done in range(most):
+                line = lines.key() if found else b""
+                at_ms = int.from_bytes(line[:8], "big")
+                if at_ms <= until_ms:
+                    self.meta.noted = line
+                    return done
+                found = lines.prev()
+                self.meta.noted = lines.key() if found else b""
+                if line[8:9] == KEY_LINE:
+                    for at, record in self._keys.at(line[9:]):
+                        if expiry_of(record) == at_ms:
+                            self._count(at, record, 1)
+        return most
+
+    def remove_expired(self, most: int) -> int:
+        """Remove what expired at or before this transaction's clock, oldest first, once that was noted; tell nobody.
+
+        Returns how many keys, fields, elements and pieces went, about `most` if there is more.
+        """
+        self._changed_keys = ChangedKeys()  # what was noted is told of already
+        done = 0
+        with self._txn.cursor(db=self._tables.expiry) as lines:
+            while done < most and lines.first():
+                line = lines.key()
+                tag, name = line[8:9], line[9:]
+                if tag == DROPPED_LINE:
+                    done += self._remove_dropped(line, name, most - done)
+                elif int.from_bytes(line[:8], "big") > self._now_ms or line > self.meta.noted:
+                    break
+                elif tag == KEY_LINE:
+                    done += self._remove_keys_at(name)
+                else:
+                    done += self._remove_fields(name, most - done)
+        applied = self.meta.applied
+        self.meta.applied = replace(
+            applied,
+            expired_keys=applied.expired_keys + self._expired_keys,
+            expired_fields=applied.expired_fields + self._expired_fields,
+        )
+        return done
+
+    def _remove_keys_at(self, position: bytes) -> int:
+        """Remove the expired keys at one position, and their lines with them; return how many."""
+        removed = 0
+        ordinal = 0
+        at = position
+        while (record := self._keys.get(at)) is not None:
+            check(record)
+            if expiry_of(record) <= self._now_ms and self._is_noted(at, record):
+                self._delete_key(at, record)
+                removed += 1  # another record now stands here, if there was one behind
+            else:
+                ordinal += 1
+                at = position + ordinal.to_bytes(2, "big")
+        return removed
+
+    def _remove_fields(self, prefix: bytes, most: int) -> int:
+        """Remove fields of a large map that have expired, and let its line stand where it has to; return how many."""
+        at, record = self._map_of(prefix)
+        if record is None:
+            raise StoreDamagedError("an expiring field of a map without a key stands in the store; it is made anew")
+        map_id, size, expiring, _ = LargeMap.of(payload_of(record))
+        removed = 0
+        due_ms = 0
+        while self._dues.set_range(prefix) and (name := self._dues.key()).startswith(prefix):
+            due_ms = int.from_bytes(name[ID_BYTES : 2 * ID_BYTES], "big")
+            if due_ms > self._now_ms or removed >= most:
+                break
+            removed_here = self._remove_fields_at(prefix + name[2 * ID_BYTES :], due_ms)
+            if not removed_here:
+                raise StoreDamagedError("a field that is not there is to expire in the store; it is made anew")
+            removed += removed_here
+        self._expired_fields += removed
+        large = LargeMap(map_id, size - removed, expiring - removed, due_ms if expiring > removed else 0)
+        if large.size:
+            self._put_large_map(at, record, name_of(record), expiry_of(record) or None, state_number_of(record), large)
+        else:
+            self._expired_keys += not self._is_noted(at, record)
+            self._delete_key(at, record)
+        return max(removed, 1)
+
+    def _remove_fields_at(self, position: bytes, due_ms: int) -> int:
+        removed = 0
+        ordinal = 0
+        at = position
+        while (record := self._fields.get(at)) is not None:
+            check(record)
+            if expiry_of(record) == due_ms:
+                self._delete_field(at, record)
+                removed += 1
+            else:
+                ordinal += 1
+                at = position + ordinal.to_bytes(2, "big")
+        return removed
+
+    def _remove_dropped(self, line: bytes, prefix: bytes, most: int) -> int:
+        """Remove what is left of a map, list ... that is no key's any more, and its line once nothing is."""
+        removed = 0
+        for table in (self._tables.fields, self._tables.dues, self._tables.blocks):
+            with self._txn.cursor(db=table) as cursor:
+                found = cursor.set_range(prefix)
+                while found and cursor.key().startswith(prefix):
+                    if removed >= most:
+                        return removed
+                    if table is self._tables.fields:
+                        check(record := cursor.value())
+                        self._drop(record)
+                    found = cursor.delete() and bool(cursor.key())
+                    removed += 1
+        self._txn.delete(prefix, db=self._tables.maps)
+        self._txn.delete(line, db=self._tables.expiry)
+        return max(removed, 1)
+
+
+def has_expired(
+    txn: lmdb.Transaction[bytes], tables: Tables, noted: bytes, noted_to_ms: int, removed_to_ms: int
+) -> bool:
+    """Tell whether anything is to be noted by one clock or removed by another, or was dropped."""
+    if noted_to_ms < int.from_bytes(noted[:8], "big") - CLOCK_STEP_MS:
+        return True
+    with txn.cursor(db=tables.expiry) as lines:
+        if lines.first() and int.from_bytes(lines.key()[:8], "big") <= removed_to_ms:
+            return True
+        found = lines.set_range(max(noted + b"\0", FIRST_TIMED))
+        return found and int.from_bytes(lines.key()[:8], "big") <= noted_to_ms

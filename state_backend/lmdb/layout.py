@@ -1,0 +1,368 @@
+"""How a store lies in LMDB: tables, records, and how a record is found. What is done with them is done elsewhere.
+
+Tables (LMDB databases) of an environment; all numbers in names are big endian, so that byte order is their order:
+
+    keys    position (6)                      -> record of a key
+            position (6), ordinal (2)         -> records of further keys with the same position, from ordinal 1 up
+    fields  map id (8), field position (6)    -> record of a large map's field; ordinals as above
+            set id (8), field position (6)    -> record of a large set's member; its payload is empty, or the score (8)
+    maps    map id (8)                        -> the map's key
+    dues    map id (8), expire_at_ms (8), field position (6) -> nothing; a field at that position expires then
+    blocks  list id (8), ...                  -> elements of a long list (see `lmdb.lists`)
+            text id (8), number of a piece (8) -> a piece of a long text
+            set id (8), number of a node (8)  -> the order of a large sorted set (see `lmdb.ranks`)
+    expiry  expire_at_ms (8), b"k", position (6) -> nothing; a key at that position expires then
+            due_ms (8), b"m", map id (8)      -> nothing; the line of a map with fields that expire
+            due_ms (8), b"n", map id (8)      -> nothing; the next field to expire of a map whose own line lies behind
+            what was noted (see `Meta.noted`)
+            0 (8), b"d", id (8)               -> nothing; a map, list ... that is no key's any more and is to go
+    meta    b"applied"                        -> JSON: what the store holds (see `store.Applied`), states, counters
+            b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
+            b"events"..                       -> what epochs did to keys, while somebody asks (see `lmdb.events`)
+            b"expired", removal (8)           -> the keys that one of the last removals took, or took fields of
+            b"slot", slot (2)                 -> how many keys of which state are there (see `SLOT_COUNT`); only in a
+            store that holds, or held, some slots only
+
+    record  name length u32 | expire_at_ms i64, 0 for never | state number u16 | form u8 | name | payload | checksum u32
+            name is the key or the field; little endian; the form tells what the payload is:
+    VALUE   the value's bytes
+    PACKED  a small map (see `packed_map`)
+    SHORT   a short list (see `packed_list`)
+    FEW     a small set (see `packed_list`), in byte order
+    RANKED  a small sorted set (see `packed_sorted`)
+    LARGE   map id u64 | fields u64 | how many of them expire u64 | due_ms i64, before which none does (0: none at all)
+    LONG    list id u64 | start u64 | end u64; its elements are in `blocks`
+    TEXT    text id u64 | length u64: a value of more than `PIECE_BYTES`; its pieces, all of that size but the last, are
+            in `blocks`, so that nobody who passes by or wants a part copies it, and no file needs so much room in a row
+
+    MANY    a large set: set id u64 | members u64 | 0 u64
+    TREE    a large sorted set: set id u64 | members u64 | number of its next node u64
+
+Every value of every table that is not empty ends with its checksum, the CRC-32 of what is before it (see `checksums`).
+
+A small map becomes large when it outgrows `packed_map.FIELDS_MAX` or `BYTES_MAX`, or when a field gets an expiry. What
+lies outside of a key's record is not deleted with it: that may be any amount. A line in `expiry` stands for it, and it
+goes in portions as what has expired does; its id is never given again.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from binascii import crc_hqx
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import repeat
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import lmdb
+
+from state_backend.codec.checksums import CHECK_BYTES, SOUND, checksum, damaged, opened, sealed
+from state_backend.model.descriptor import Kind
+from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slots import HASH_BITS, POSITION_BYTES
+from state_backend.store.slot_ownership import Holding
+from state_backend.store.store import Applied
+
+# Of the layout: a store of another one is made anew.
+FORMAT = 7
+
+HEADER = struct.Struct("<IqHB")
+read_header = HEADER.unpack_from
+LARGE_MAP = struct.Struct("<QQQq")
+LONG_LIST = struct.Struct("<QQQ")
+LONG_TEXT = struct.Struct("<QQ")
+LARGE_SET = struct.Struct("<QQQ")
+SCORE = struct.Struct("<d")
+# The id of a map or set and a field's position (see `slots.field_position_of`).
+FIELD_PLACE = struct.Struct(">QIH")
+# From LARGE on, parts of what stands at a key lie outside of its record, under the id that its payload begins with.
+VALUE, PACKED, SHORT, FEW, RANKED, LARGE, LONG, TEXT, MANY, TREE = range(10)
+KINDS = (
+    Kind.VALUE,
+    Kind.MAP,
+    Kind.LIST,
+    Kind.SET,
+    Kind.SORTED_SET,
+    Kind.MAP,
+    Kind.LIST,
+    Kind.VALUE,
+    Kind.SET,
+    Kind.SORTED_SET,
+)
+NEVER = bytes(8)  # expire_at_ms as it lies in a record
+NAME_AT = HEADER.size
+FIELD_POSITION_BYTES = 6
+ID_BYTES = 8
+# Sixteen of LMDB's pages, less their header and the checksum. Reading one takes some 30 us (measured).
+PIECE_BYTES = (64 << 10) - 16 - CHECK_BYTES
+
+# A state's number, or one of the two below, and how many keys.
+SLOT_COUNT = struct.Struct("<Iq")
+EXPIRING, EXPIRING_MAPS = 1 << 16, (1 << 16) + 1
+
+# What a line of the expiry index stands for; their order is that in which lines of one time are looked at.
+DROPPED_LINE, KEY_LINE, MAP_LINE, NOTE_LINE = b"d", b"k", b"m", b"n"
+
+TABLES = (b"keys", b"fields", b"maps", b"dues", b"blocks", b"expiry", b"meta")
+
+
+class Tables(NamedTuple):
+    """The open tables of an environment, in the order of `TABLES`."""
+
+    keys: Any
+    fields: Any
+    maps: Any
+    dues: Any
+    blocks: Any
+    expiry: Any
+    meta: Any
+
+
+@dataclass
+class Meta:
+    """The `applied` record: what the store holds and the numbers its records use.
+
+    noted: the last line of the expiry index that counts and notifications have taken in. A key whose line is not after
+    it is in no count, whether it was removed or not.
+    holding: None while it owns all slots and always did; then nothing is counted by slot.
+    """
+
+    applied: Applied
+    state_numbers: dict[str, int] = field(default_factory=dict)
+    next_id: int = 1
+    noted: bytes = b""
+    holding: Holding | None = None
+
+    def to_bytes(self) -> bytes:
+        content = asdict(self.applied) | {
+            "state_numbers": self.state_numbers,
+            "next_id": self.next_id,
+            "noted": self.noted.hex(),
+        }
+        if self.holding is not None:
+            content["holding"] = self.holding.to_json()
+        return sealed(json.dumps(content).encode())
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> Meta:
+        content = json.loads(stored)
+        numbers, next_id = content.pop("state_numbers"), content.pop("next_id")
+        noted, holding = bytes.fromhex(content.pop("noted")), content.pop("holding", None)
+        return cls(Applied(**content), numbers, next_id, noted, holding and Holding.from_json(holding))
+
+    def new_id(self) -> int:
+        """Return the id of a new map, list or text."""
+        self.next_id += 1
+        return self.next_id - 1
+
+    def number_of(self, state: str) -> int:
+        return self.state_numbers.setdefault(state, len(self.state_numbers))
+
+    def names(self) -> list[str]:
+        """Return the states' names by their numbers."""
+        return list(self.state_numbers)
+
+
+def read_meta(txn: lmdb.Transaction[bytes], tables: Tables, generation: str) -> Meta:
+    """Return the `applied` record that a transaction sees."""
+    stored = txn.get(b"applied", db=tables.meta)
+    return Meta(Applied(generation)) if stored is None else Meta.from_bytes(opened(stored))
+
+
+# A table of records is found by a position and a name. The first record stands at the position itself, further names
+# that share it at position + ordinal without a gap: one look-up tells that a position is free, and nearly every look-up
+# is one.
+
+
+def find(get: Callable[[bytes], bytes | None], position: bytes, name: bytes) -> tuple[bytes, bytes | None]:
+    """Return the place of a name and its record; for a missing name the next free place and None.
+
+    StoreDamagedError if a record on the way is not what was written.
+    """
+    at = position
+    ordinal = 0
+    while (record := get(at)) is not None:
+        if checksum(record) != SOUND:
+            raise damaged()
+        if record.startswith(name, NAME_AT) and read_header(record)[0] == len(name):
+            return at, record
+        ordinal += 1
+        at = position + ordinal.to_bytes(2, "big")
+    return at, None
+
+
+def ranges_of(slots: KeyGroups, position: int) -> Iterator[tuple[int, int]]:
+    """Iterate over [first, last) positions of some slots, from a position on."""
+    ends = ((first << HASH_BITS, (last + 1) << HASH_BITS) for first, last in slots.ranges)
+    return ((max(position, start), end) for start, end in ends if position < end)
+
+
+def records_of_slots(records: lmdb.Cursor[bytes], slots: KeyGroups, position: int = 0) -> Iterator[tuple[bytes, bytes]]:
+    """Iterate over (place, record) of the keys in some slots, from a position on."""
+    for start, end in ranges_of(slots, position):
+        if records.set_range(start.to_bytes(POSITION_BYTES, "big")):
+            end_at = end.to_bytes(POSITION_BYTES, "big")
+            for at, record in records.iternext():
+                if at >= end_at:
+                    break
+                if checksum(record) != SOUND:
+                    raise damaged()
+                yield at, record
+
+
+def sound_rows(records: lmdb.Cursor[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Iterate over (place, record) from where a cursor stands on; StoreDamagedError for one that is damaged."""
+    for at, record in records.iternext():
+        if checksum(record) != SOUND:
+            raise damaged()
+        yield at, record
+
+
+class Table:
+    """A table of records in a write transaction: one cursor, which finds the next row of sorted ones on its page."""
+
+    def __init__(self, txn: lmdb.Transaction[bytes], table: Any, position_bytes: int) -> None:
+        self._cursor = txn.cursor(db=table)
+        self._position_bytes = position_bytes
+        self.get: Callable[[bytes], bytes | None] = self._cursor.get
+        self.put = self._cursor.put
+        self.put_many = self._cursor.putmulti
+
+    def delete(self, at: bytes) -> None:
+        """Take a record out and close the gap with the last one of its position."""
+        position, ordinal = at[: self._position_bytes], int.from_bytes(at[self._position_bytes :], "big")
+        last_at, last = at, None
+        while (record := self.get(position + (ordinal + 1).to_bytes(2, "big"))) is not None:
+            ordinal += 1
+            last_at, last = position + ordinal.to_bytes(2, "big"), record
+        if last is not None:
+            self.put(at, last)
+        if self._cursor.set_key(last_at):
+            self._cursor.delete()
+
+    def at(self, position: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over (place, record) of what stands at a position."""
+        at, ordinal = position, 0
+        while (record := self.get(at)) is not None:
+            if checksum(record) != SOUND:
+                raise damaged()
+            yield at, record
+            ordinal += 1
+            at = position + ordinal.to_bytes(2, "big")
+
+    def expires_at(self, position: bytes, at_ms: int) -> bool:
+        """Tell whether one of the records at a position expires at a time."""
+        return any(expiry_of(record) == at_ms for _, record in self.at(position))
+
+
+def make_record(name: bytes, payload: bytes, expire_at_ms: int | None, state: int, form: int) -> bytes:
+    # 0 stands for never, so a time at or before 1970 becomes the first millisecond after.
+    at_ms = 0 if expire_at_ms is None else max(expire_at_ms, 1)
+    return sealed(HEADER.pack(len(name), at_ms, state, form) + name + payload)
+
+
+def expiry_of(record: bytes) -> int:
+    return int.from_bytes(record[4:12], "little")
+
+
+def state_number_of(record: bytes) -> int:
+    return record[12] | record[13] << 8
+
+
+def payload_of(record: bytes) -> bytes:
+    return record[NAME_AT + int.from_bytes(record[:4], "little") : -CHECK_BYTES]
+
+
+def name_of(record: bytes) -> bytes:
+    return record[NAME_AT : NAME_AT + int.from_bytes(record[:4], "little")]
+
+
+class LargeMap(NamedTuple):
+    """The payload of a large map. Its size counts fields that expired and are not yet removed."""
+
+    map_id: int
+    size: int
+    expiring: int
+    due_ms: int
+
+    @classmethod
+    def of(cls, payload: bytes) -> LargeMap:
+        return cls(*LARGE_MAP.unpack(payload))
+
+    def pack(self) -> bytes:
+        return LARGE_MAP.pack(*self)
+
+    @property
+    def prefix(self) -> bytes:
+        """What the names of its fields and dues begin with."""
+        return self.map_id.to_bytes(ID_BYTES, "big")
+
+    def may_have_expired(self, now_ms: int) -> bool:
+        """Tell whether a field may have expired by now; if not, `size` is what a reader sees."""
+        return 0 < self.due_ms <= now_ms
+
+    def is_live(self, dues: lmdb.Cursor[bytes], now_ms: int) -> bool:
+        """Tell whether a field is left: one look at `dues`, whatever has expired."""
+        if self.expiring < self.size or not self.may_have_expired(now_ms):
+            return True
+        return dues.set_range(due_name(self.prefix, now_ms + 1)) and dues.key().startswith(self.prefix)
+
+
+class LargeSet(NamedTuple):
+    """The payload of a large set, or of a large sorted one, which has a tree with nodes."""
+
+    set_id: int
+    size: int
+    next_node: int
+
+    @classmethod
+    def of(cls, payload: bytes) -> LargeSet:
+        return cls(*LARGE_SET.unpack(payload))
+
+    def pack(self) -> bytes:
+        return LARGE_SET.pack(*self)
+
+    @property
+    def prefix(self) -> bytes:
+        """What the names of its members and nodes begin with."""
+        return self.set_id.to_bytes(ID_BYTES, "big")
+
+
+def due_name(prefix: bytes, at_ms: int, position: bytes = b"") -> bytes:
+    return prefix + at_ms.to_bytes(8, "big") + position
+
+
+def expiry_line(at_ms: int, tag: bytes, name: bytes) -> bytes:
+    return at_ms.to_bytes(8, "big") + tag + name
+
+
+def id_of(record: bytes) -> bytes:
+    """Return the id of what lies outside of a record, as names begin with it; empty if nothing does."""
+    return payload_of(record)[:ID_BYTES][::-1] if record[14] >= LARGE else b""
+
+
+def piece_name(text_id: bytes, number: int) -> bytes:
+    return text_id + number.to_bytes(8, "big")
+
+
+def field_place(map_id: int, name: bytes) -> bytes:
+    return FIELD_PLACE.pack(map_id, crc32(name), crc_hqx(name, 0))
+
+
+def field_places(map_id: int, names: Sequence[bytes]) -> Iterator[bytes]:
+    """Return where several fields of a map, or members of a set, lie, in loops of C."""
+    return map(FIELD_PLACE.pack, repeat(map_id), map(crc32, names), map(crc_hqx, names, repeat(0)))
+
+
+def changed_name(epoch: int) -> bytes:
+    return b"changed" + epoch.to_bytes(8, "big")
+
+
+def expired_name(removal: int) -> bytes:
+    return b"expired" + removal.to_bytes(8, "big")
+
+
+def slot_counts_name(slot: bytes) -> bytes:
+    return b"slot" + slot

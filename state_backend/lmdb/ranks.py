@@ -1,0 +1,362 @@
+"""The order of large sorted sets in an LMDB transaction: a tree of counted blocks for each, so that ranks are found.
+
+    blocks    set id (8), number of a node (8)  ->  node; the root is number 0, further numbers are never given twice
+
+    node      packed (see `packed_sorted`) | children | level u8: 0 for a leaf | checksum
+    leaf      packed are the members; there are no children
+    inner     packed are the places from which on the members of each child stand, as (score, text): the text is cut
+              where it already tells the child before from this one; children: n x u64 their numbers, then n x u64 how
+              many members are in them and in those before
+
+To find a rank, or what is at one, takes a node of each level: three for a million members. The changes of one epoch
+are applied together, each node that they concern is written once, and split or joined with a neighbour on the way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import ceil, inf, nextafter
+from typing import Any, NamedTuple
+
+import lmdb
+
+from state_backend.codec import packed_sorted
+from state_backend.codec.checksums import opened, sealed
+from state_backend.codec.packed_sorted import Pair
+from state_backend.model.errors import StoreDamagedError
+
+# Of a node: beyond these it is split, into nodes filled to three quarters; below a quarter it is joined with another
+# one. In the tests they are smaller.
+WIDTH_MAX = 128
+BYTES_MAX = 8192
+# Separators may be as long as members; with so many children a tree grows upwards all the same.
+CHILDREN_MIN = 4
+
+# A leaf that is to change by more than one step for so many members is taken apart (about where both take the same).
+STEPS_SHARE = 6
+
+# Of a tree that is read: enough for two million members, some megabytes.
+INNER_KEPT = 256
+
+LOWEST: Pair = (-inf, b"")
+ROOT = 0
+
+# What is to be put at a place in the order (True), or taken from it.
+Step = tuple[Pair, bool]
+
+
+def place_of_score(score: float, is_after: bool) -> Pair | None:
+    """Return the place before, or behind, all members with a score; None for one behind all there may be."""
+    if not is_after:
+        return score, b""
+    return None if score == inf else (nextafter(score, inf), b"")
+
+
+def node_name(set_id: bytes, number: int) -> bytes:
+    """Return where a node of a set lies."""
+    return set_id + number.to_bytes(8, "big")
+
+
+def _numbers(node: bytes) -> Sequence[int]:
+    """Return the numbers of an inner node's children."""
+    n = packed_sorted.count(node)
+    return packed_sorted.numbers(n, "Q").unpack_from(node, len(node) - 1 - 16 * n)
+
+
+def _child_number(node: bytes, index: int) -> int:
+    at = len(node) - 1 - 16 * packed_sorted.count(node) + 8 * index
+    return int.from_bytes(node[at : at + 8], "little")
+
+
+def _ends(node: bytes) -> Sequence[int]:
+    """Return how many members are in each of an inner node's children and in those before it."""
+    n = packed_sorted.count(node)
+    return packed_sorted.numbers(n, "Q").unpack_from(node, len(node) - 1 - 8 * n)
+
+
+class Inner(NamedTuple):
+    """An inner node, taken apart: where its children begin, their numbers, and how many members are before each."""
+
+    lows: list[Pair]
+    numbers: Sequence[int]
+    starts: Sequence[int]
+
+
+class Ranks:
+    """The tree of one sorted set, to read, in the table `blocks`.
+
+    inner: where inner nodes on the way to a place are kept taken apart, up to `INNER_KEPT`, while the tree stays as it
+    is.
+    """
+
+    def __init__(
+        self, txn: lmdb.Transaction[bytes], table: Any, set_id: bytes, inner: dict[int, Inner] | None = None
+    ) -> None:
+        self._txn = txn
+        self._table = table
+        self._set_id = set_id
+        self._inner = {} if inner is None else inner
+
+    def _node(self, number: int) -> bytes:
+        node: bytes | None = self._txn.get(node_name(self._set_id, number), db=self._table)
+        if node is None:
+            raise _broken()
+        return opened(node)
+
+    def before(self, place: Pair) -> int:
+        """Return how many members are before a place in the order."""
+        start, leaf = self._leaf(place)
+        return start + packed_sorted.before(leaf, place)
+
+    def rank(self, score: float, member: bytes) -> int:
+        """Return how many members are before one, given its score."""
+        start, leaf = self._leaf((score, member))
+        try:
+            return start + packed_sorted.rank(leaf, score, member)
+        except IndexError:
+            raise _broken() from None
+
+    def _leaf(self, place: Pair) -> tuple[int, bytes]:
+        """Return the leaf that a place belongs to, and how many members are before that leaf."""
+        start, number, kept = 0, ROOT, self._inner
+        while True:
+            inner = kept.get(number)
+            if inner is None:
+                node = self._node(number)
+                if not node[-1]:
+                    return start, node
+                inner = self._taken_apart(number, node)
+            lows, numbers, starts = inner
+            child = bisect_right(lows, place, 1) - 1  # what is before all belongs to the first
+            start += starts[child]
+            number = numbers[child]
+
+    def _taken_apart(self, number: int, node: bytes) -> Inner:
+        inner = Inner(packed_sorted.pairs(node), _numbers(node), (0, *_ends(node)))
+        if len(self._inner) < INNER_KEPT:
+            self._inner[number] = inner
+        return inner
+
+    def runs(self, start: int, stop: int, is_reversed: bool, number: int = ROOT) -> Iterator[list[tuple[bytes, float]]]:
+        """Iterate over (member, score) of the ranks `start` to before `stop`, a leaf at a time, or from the end on."""
+        if start >= stop:
+            return
+        node = self._node(number)
+        while node[-1]:
+            ends = _ends(node)
+            child, last = bisect_right(ends, start), bisect_left(ends, stop)
+            if child != last:
+                for each in range(last, child - 1, -1) if is_reversed else range(child, last + 1):
+                    first = ends[each - 1] if each else 0
+                    until = min(stop, ends[each]) - first
+                    yield from self.runs(max(start - first, 0), until, is_reversed, _child_number(node, each))
+                return
+            first = ends[child - 1] if child else 0
+            start, stop = start - first, stop - first
+            node = self._node(_child_number(node, child))
+        found = packed_sorted.members(node, start, stop)
+        yield found[::-1] if is_reversed else found
+
+
+@dataclass(slots=True)
+class _Child:
+    """A node as its parent knows it. What it holds is only known of one that was just written."""
+
+    low: Pair
+    number: int
+    size: int
+    width: int | None = None
+    bytes_: int = 0
+
+    @property
+    def is_small(self) -> bool:
+        """Tell of a node that was just written whether it had better be joined with another one."""
+        return self.width is not None and self.width < WIDTH_MAX // 4 and self.bytes_ < BYTES_MAX // 4
+
+
+class RankTree(Ranks):
+    """The tree of one sorted set, to change. `next_node` is the number that the next new node gets."""
+
+    def __init__(self, txn: lmdb.Transaction[bytes], table: Any, set_id: bytes, next_node: int) -> None:
+        super().__init__(txn, table, set_id)
+        self.next_node = next_node
+
+    def change(self, steps: Sequence[Step]) -> None:
+        """Apply steps, which are in the order of their places; nothing that is put is there, all that is taken is."""
+        if not steps:
+            return
+        if not self.next_node:
+            self._put(self._new_number(), packed_sorted.EMPTY + b"\0")
+        level, children = self._changed(ROOT, LOWEST, steps)
+        while len(children) > 1:
+            # The root stays where it is: what it was split into goes elsewhere.
+            first = children[0]
+            first.number = self._new_number()
+            self._put(first.number, self._node(ROOT))
+            level += 1
+            children = self._write_inner(ROOT, level, LOWEST, children)
+        while children and level and children[0].width == 1:
+            (only,) = _numbers(self._node(ROOT))
+            node = self._node(only)
+            self._put(ROOT, node)
+            self._delete(only)
+            level = node[-1]
+            children = [_Child(LOWEST, ROOT, 0, packed_sorted.count(node))]
+
+    def _new_number(self) -> int:
+        self.next_node += 1
+        return self.next_node - 1
+
+    def _put(self, number: int, node: bytes) -> None:
+        self._txn.put(node_name(self._set_id, number), sealed(node), db=self._table)
+
+    def _delete(self, number: int) -> None:
+        self._txn.delete(node_name(self._set_id, number), db=self._table)
+
+    def _changed(self, number: int, low: Pair, steps: Sequence[Step]) -> tuple[int, list[_Child]]:
+        """Apply steps to a node whose members stand from `low` on; return its level, and what it has become."""
+        node = self._node(number)
+        level = node[-1]
+        if not level:
+            return level, self._changed_leaf(number, low, node, steps)
+        children = _children(node, low)
+        lows = [child.low for child in children]
+        made: list[_Child] = []
+        at = done = 0
+        while at < len(steps):
+            which = max(bisect_right(lows, steps[at][0]) - 1, 0)
+            until = bisect_left(steps, (lows[which + 1],), at) if which + 1 < len(lows) else len(steps)
+            made += children[done:which]
+            made += self._changed(children[which].number, lows[which], steps[at:until])[1]
+            at, done = until, which + 1
+        made += children[done:]
+        return level, self._write_inner(number, level, low, self._joined(made, level - 1))
+
+    def _changed_leaf(self, number: int, low: Pair, node: bytes, steps: Sequence[Step]) -> list[_Child]:
+        if len(steps) * STEPS_SHARE > packed_sorted.count(node):
+            return self._write_leaf(number, low, _edited(packed_sorted.pairs(node), steps))
+        try:
+            run = packed_sorted.edited(node[:-1], steps)
+        except KeyError:
+            raise _broken() from None
+        n = packed_sorted.count(run)
+        if not 0 < n <= WIDTH_MAX or len(run) > BYTES_MAX:
+            return self._write_leaf(number, low, packed_sorted.pairs(run))
+        self._put(number, run + b"\0")
+        return [_Child(low, number, n, n, len(run))]
+
+    def _write_leaf(self, number: int, low: Pair, pairs: list[Pair]) -> list[_Child]:
+        """Write the members of a leaf, into several if they are too many; into none if there are none."""
+        if not pairs:
+            self._delete(number)
+            return []
+        written = []
+        for start, stop in _cut([len(member) + 12 for _, member in pairs], 1):
+            if start:
+                number, low = self._new_number(), _separator(pairs[start - 1], pairs[start])
+            node = packed_sorted.pack(pairs[start:stop]) + b"\0"
+            self._put(number, node)
+            written.append(_Child(low, number, stop - start, stop - start, len(node)))
+        return written
+
+    def _write_inner(self, number: int, level: int, low: Pair, children: list[_Child]) -> list[_Child]:
+        """Write the children of an inner node likewise."""
+        if not children:
+            self._delete(number)
+            return []
+        children[0].low = low
+        written = []
+        for start, stop in _cut([len(child.low[1]) + 28 for child in children], CHILDREN_MIN):
+            if start:
+                number = self._new_number()
+            some = children[start:stop]
+            ends = list(accumulate(child.size for child in some))
+            n = len(some)
+            children_of = packed_sorted.numbers(2 * n, "Q").pack(*(child.number for child in some), *ends)
+            node = packed_sorted.pack([child.low for child in some]) + children_of + bytes((level,))
+            self._put(number, node)
+            written.append(_Child(some[0].low, number, ends[-1], n, len(node)))
+        return written
+
+    def _joined(self, children: list[_Child], level: int) -> list[_Child]:
+        """Join nodes of a level that have become small with a neighbour that has room."""
+        if not any(child.is_small for child in children):
+            return children
+        joined = children[:1]
+        for child in children[1:]:
+            if not ((child.is_small or joined[-1].is_small) and self._join(joined, child, level)):
+                joined.append(child)
+        return joined
+
+    def _join(self, before: list[_Child], child: _Child, level: int) -> bool:
+        """Move what a node holds into the one before it, if that has room."""
+        into = before[-1]
+        one, other = self._node(into.number), self._node(child.number)
+        width = packed_sorted.count(one) + packed_sorted.count(other)
+        if width > WIDTH_MAX * 3 // 4 or len(one) + len(other) > BYTES_MAX * 3 // 4:
+            return False
+        if level:
+            made = self._write_inner(
+                into.number, level, into.low, _children(one, into.low) + _children(other, child.low)
+            )
+        else:
+            made = self._write_leaf(into.number, into.low, packed_sorted.pairs(one) + packed_sorted.pairs(other))
+        self._delete(child.number)
+        before[-1:] = made
+        return True
+
+
+def _children(node: bytes, low: Pair) -> list[_Child]:
+    """Return the children of an inner node; the first begins where the node does."""
+    numbers, ends = _numbers(node), _ends(node)
+    children = [
+        _Child(place, number, end - start)
+        for place, number, start, end in zip(packed_sorted.pairs(node), numbers, (0, *ends), ends, strict=False)
+    ]
+    children[0].low = low
+    return children
+
+
+def _edited(pairs: list[Pair], steps: Sequence[Step]) -> list[Pair]:
+    """Return the members of a leaf after many steps."""
+    gone = {pair for pair, is_put in steps if not is_put}
+    kept = [pair for pair in pairs if pair not in gone]
+    if len(kept) + len(gone) != len(pairs):
+        raise _broken()
+    return sorted(kept + [pair for pair, is_put in steps if is_put])
+
+
+def _separator(last: Pair, first: Pair) -> Pair:
+    """Return a short place between two neighbours, or the second one."""
+    if last[0] != first[0]:
+        return first[0], b""
+    neighbours = zip(last[1], first[1], strict=False)
+    common = next((at for at, (one, other) in enumerate(neighbours) if one != other), len(last[1]))
+    return first[0], first[1][: common + 1]
+
+
+def _cut(sizes: Sequence[int], least: int) -> list[tuple[int, int]]:
+    """Return how to spread entries of some sizes over nodes, as (start, stop); at least so many into each."""
+    n, total = len(sizes), sum(sizes)
+    if n <= WIDTH_MAX and total <= BYTES_MAX:
+        return [(0, n)]
+    width = n if n <= WIDTH_MAX else ceil(n / ceil(n / (WIDTH_MAX * 3 // 4)))
+    enough = total if total <= BYTES_MAX else ceil(total / ceil(total / (BYTES_MAX * 3 // 4)))
+    cuts = []
+    start = held = 0
+    for index, size in enumerate(sizes):
+        is_full = held >= enough or held + size > BYTES_MAX
+        if index - start >= width or (is_full and index - start >= least):
+            cuts.append((start, index))
+            start, held = index, 0
+        held += size
+    return [*cuts, (start, n)]
+
+
+def _broken() -> StoreDamagedError:
+    return StoreDamagedError(
+        "the order of a sorted set does not fit its members in the store; it is made anew from the log"
+    )

@@ -1,0 +1,106 @@
+"""How many bytes a key takes in an LMDB store: what lies there, with names, and what LMDB adds to each row.
+
+Not counted: free room in pages, LMDB's inner pages, the line of a key or map that expires, and what is to be removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lmdb
+
+from state_backend.codec.checksums import CHECK_BYTES
+from state_backend.lmdb.layout import (
+    LONG,
+    LONG_LIST,
+    LONG_TEXT,
+    MANY,
+    PIECE_BYTES,
+    TEXT,
+    TREE,
+    LargeMap,
+    LargeSet,
+    Tables,
+    id_of,
+    payload_of,
+)
+
+# What LMDB has beside each name and value in a page: a header, and an entry in the page's index.
+ROW_BYTES = 10
+# Of a piece of a long text: the name, too.
+PIECE_ROW_BYTES = 16 + ROW_BYTES
+# A step ends after so many rows, or bytes of them: well below a millisecond (guess).
+STEP_ROWS = 512
+STEP_BYTES = 1 << 20
+
+# Tells how many items a row holds.
+Count = Callable[[bytes], int]
+
+
+def sizes(txn: lmdb.Transaction[bytes], tables: Tables, at: bytes, record: bytes, items_max: int) -> Iterator[int]:
+    """Iterate over numbers that add up to what a key takes, given where its record is; each takes a bounded time.
+
+    items_max: of a large map, list or set, so many items are looked at, about; the rest is taken to be like them.
+    """
+    form, payload = record[14], payload_of(record)
+    yield len(at) + len(record) + ROW_BYTES
+    if form == TEXT:
+        yield text_bytes(payload)
+        return
+    prefix = id_of(record)
+    if not prefix:
+        return
+    if form == LONG:
+        _, start, end = LONG_LIST.unpack(payload)
+        yield from _rows(txn, tables.blocks, prefix, _packed_count, end - start, items_max)
+        return
+    large = LargeSet.of(payload) if form in (MANY, TREE) else LargeMap.of(payload)
+    yield from _rows(txn, tables.fields, prefix, _one, large.size, items_max)
+    if form == TREE:
+        yield from _rows(txn, tables.blocks, prefix, _leaf_count, large.size, items_max)
+    if isinstance(large, LargeMap):
+        yield from _rows(txn, tables.maps, prefix, _one, 1, items_max)
+        yield from _rows(txn, tables.dues, prefix, _one, large.expiring, items_max)
+
+
+def text_bytes(payload: bytes) -> int:
+    """Return what the pieces of a long text take, given what a record has of it."""
+    length = int(LONG_TEXT.unpack(payload)[1])
+    return length + -(-length // PIECE_BYTES) * PIECE_ROW_BYTES
+
+
+def _one(row: bytes) -> int:
+    return 1
+
+
+def _packed_count(block: bytes) -> int:
+    return int.from_bytes(block[:4], "little")
+
+
+def _leaf_count(node: bytes) -> int:
+    return 0 if node[-1 - CHECK_BYTES] else _packed_count(node)
+
+
+def _rows(
+    txn: lmdb.Transaction[bytes], table: Any, prefix: bytes, items_of: Count, total: int, items_max: int
+) -> Iterator[int]:
+    """Iterate over what the rows take whose names begin with an id, which hold so many items."""
+    items = size = told = rows = 0
+    with txn.cursor(db=table) as cursor:
+        if cursor.set_range(prefix):
+            for name, value in cursor.iternext():
+                if not name.startswith(prefix):
+                    break
+                if items >= items_max:
+                    yield size * (total - items) // items
+                    break
+                items += items_of(value)
+                size += len(name) + len(value) + ROW_BYTES
+                if items_of is _one and len(value) > 14 and value[14] == TEXT:  # a field's record
+                    size += text_bytes(payload_of(value))
+                rows += 1
+                if rows % STEP_ROWS == 0 or size - told >= STEP_BYTES:
+                    yield size - told
+                    told = size
+    yield size - told

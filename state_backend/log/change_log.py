@@ -1,0 +1,305 @@
+"""The change log of a job: the ordered, durable record of every epoch, one writer, any number of readers.
+
+    <job>/terms/<term>.json                         which generation and writer are in charge (see `terms`)
+    <job>/alive/<term>.json                         a counter that moves while the term's writer lives; not durable
+    <job>/<generation>/changes/<epoch>-<uuid>.arrow change files; no name is ever written twice
+    <job>/<generation>/epochs/<epoch>.json          the commit point of an epoch (see `epochs`)
+    <job>/<generation>/shown.json                   readers see it, though it was held back at first (see `promotion`)
+    <job>/<generation>/floor/<epoch>                what is below the highest of these does not exist any more
+    <job>/<generation>/snapshots/<epoch>/...        the whole state as of an epoch (see `snapshots`)
+
+A generation is a folder with one chain of epochs: it is named `<query id>.<term>`, and once another one is in charge
+it never is again. A change file that no epoch lists does not exist for a reader, nor does an epoch below the floor,
+whether or not its file is there. An epoch's file is created only if there is none, so of two writers one commits it.
+
+Here is the reader's side; `log_writer` writes, `sweep` removes.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from state_backend.log.epochs import ChangeFile, Epoch, rows_of_slots, runs_in
+from state_backend.log.filesystems import Filesystem, open_filesystem
+from state_backend.log.terms import Description, Term, Terms
+from state_backend.model.errors import EpochHoleError, LogCorruptError
+from state_backend.model.key_groups import KeyGroups
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger("sparkis.log")
+
+# So many whole snapshots count: a reader may be in the middle of the older one, or the newer one may be damaged.
+KEPT_SNAPSHOTS = 2
+
+
+@dataclass(frozen=True)
+class Current:
+    """Which generation of a job counts now, and who writes it."""
+
+    generation: str
+    term: int
+    writer: str = ""
+    description: Description | None = field(default=None, compare=False)
+    held_back: str | None = field(default=None, compare=False)  # the generation that is written while readers see this
+
+
+class JobLog:
+    """One job's part of a log, to read."""
+
+    def __init__(self, filesystem: Filesystem, job: str) -> None:
+        self.filesystem = filesystem
+        self.job = job
+        self.terms = Terms(filesystem, job)
+        # Epochs of snapshots that are not what was written: whoever finds one damaged goes on from the one before.
+        self.damaged_snapshots: set[int] = set()
+
+    def current(self) -> Current | None:
+        """Return what counts now, or None if nobody ever wrote the job, or it was dropped."""
+        term = self.terms.newest()
+        return None if term is None or term.is_dropped else current_of(term)
+
+    def shown(self) -> Current | None:
+        """Return what readers are to see: what counts, or what did before it while that is held back.
+
+        A generation that is shown stays so, and with it all that are newer come after it: so this only goes forward.
+        """
+        newest = self.terms.newest()
+        if newest is None or newest.is_dropped:
+            return None
+        if self.may_be_seen(newest):
+            return current_of(newest)
+        for term in self.terms.down_from(newest.term - 1):
+            if term.is_dropped:
+                break
+            if term.generation and term.generation != newest.generation and self.may_be_seen(term):
+                return replace(current_of(term), held_back=newest.generation)
+        return current_of(newest)
+
+    def may_be_seen(self, term: Term) -> bool:
+        """Tell whether a term's generation is not held back, or not any more."""
+        return not term.is_held_back or self.filesystem.size(self.promotion_path(term.generation)) is not None
+
+    def promotion_path(self, generation: str) -> str:
+        """Return where it is said that a generation which was held back is shown, relative to the log's root."""
+        return f"{self.job}/{generation}/shown.json"
+
+    def dropped(self) -> Term | None:
+        """Return the term that says that the job is no more; None if it is, or if its folder is just not there."""
+        term = self.terms.newest()
+        return term if term is not None and term.is_dropped else None
+
+    def description(self, generation: str) -> Description:
+        """Return the states of a generation."""
+        newest = self.terms.newest()
+        for term in self.terms.down_from(newest.term if newest else 0):
+            if term.generation == generation and term.description is not None:
+                return term.description
+        raise LogCorruptError(
+            f"job {self.job!r}: no term of the log {self.filesystem.root} begins generation {generation}; "
+            f"restore the job's folder `terms` from a copy"
+        )
+
+    def alive(self) -> dict[str, Any]:
+        """Return the last sign of life of the writer in charge; empty if there is none."""
+        term = self.terms.newest()
+        sign = self.terms.sign_of_life(term.term) if term is not None else {}
+        if not sign:
+            self.terms.forget_if_gone()  # the whole folder may have been taken away
+        return sign
+
+    def epoch(self, current: Current, number: int) -> Epoch | None:
+        """Return one epoch, or None if it is not committed, or swept."""
+        path = f"{self.job}/{current.generation}/epochs/{number}.json"
+        stored = self.filesystem.read(path)
+        if stored is None:
+            return None
+        epoch = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
+        # A writer that was away while its epoch was committed by a newer one, and swept, may have made the file again.
+        # An epoch of the newest term cannot be such a one, if that is looked up after it was read.
+        newest = self.terms.newest()
+        is_of_newest = newest is not None and newest.term == epoch.term
+        return epoch if is_of_newest or number >= self.floor(current.generation) else None
+
+    def floor(self, generation: str) -> int:
+        """Return the first epoch that was not swept."""
+        names = self.filesystem.names(f"{self.job}/{generation}/floor")
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def has_file(self, generation: str, number: int) -> bool:
+        """Tell whether an epoch's file is there, whether or not it counts; nothing is read."""
+        return self.filesystem.size(f"{self.job}/{generation}/epochs/{number}.json") is not None
+
+    def numbers(self, generation: str) -> list[int]:
+        """Return the numbers of the epochs of a generation, sorted."""
+        names = self.filesystem.names(f"{self.job}/{generation}/epochs")
+        floor = self.floor(generation)  # looked up last: what was removed while it was listed is below it
+        numbers = (int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal())
+        return sorted(number for number in numbers if number >= floor)
+
+    def newest(self, current: Current) -> Epoch | None:
+        """Return the last committed epoch; EpochHoleError if one before it is missing."""
+        numbers = self.numbers(current.generation)
+        if not numbers:
+            return None
+        if numbers[-1] - numbers[0] + 1 != len(numbers):
+            missing = sorted(set(range(numbers[0], numbers[-1])) - set(numbers))
+            raise EpochHoleError(
+                f"job {self.job!r}: epochs {missing[:5]} are missing in the log {self.filesystem.root}; "
+                f"restore them from a copy, or begin a new log"
+            )
+        epoch = self.epoch(current, numbers[-1])
+        return epoch if epoch is not None else self.newest(current)  # others came, and it was swept meanwhile
+
+    def first(self, current: Current) -> Epoch | None:
+        """Return the first epoch of a generation that was not swept, or None if there is none yet."""
+        while numbers := self.numbers(current.generation):
+            if (epoch := self.epoch(current, numbers[0])) is not None:
+                return epoch
+        return None
+
+    def snapshots(self, current: Current) -> Iterator[Epoch]:
+        """Iterate over the manifests of the whole snapshots that count, the newest first (see `snapshots`).
+
+        Without those that are known to be damaged.
+        """
+        names = self.filesystem.names(f"{self.job}/{current.generation}/snapshots")
+        found = 0
+        for number in sorted((int(name) for name in names if name.isdecimal()), reverse=True):
+            path = f"{self.snapshot_folder(current.generation, number)}/manifest.json"
+            stored = self.filesystem.read(path)
+            if stored is not None and number not in self.damaged_snapshots:
+                try:
+                    manifest = Epoch.from_bytes(stored, f"{self.filesystem.root}/{path}")
+                except LogCorruptError as error:
+                    self.damaged_snapshots.add(number)
+                    logger.warning("job %s: %s; the snapshot before it is used", self.job, error)
+                    continue
+                yield manifest
+                found += 1
+            if found == KEPT_SNAPSHOTS:
+                return
+
+    def end(self, current: Current) -> Epoch | None:
+        """Return what the next epoch follows: the last epoch, or a snapshot where nothing else is left of it."""
+        return self.newest(current) or next(self.snapshots(current), None)
+
+    def snapshot_folder(self, generation: str, epoch: int) -> str:
+        """Return where a snapshot of an epoch lies, relative to the log's root."""
+        return f"{self.job}/{generation}/snapshots/{epoch}"
+
+    def changes_folder(self, generation: str) -> str:
+        """Return where the change files of a generation lie, relative to the log's root."""
+        return f"{self.job}/{generation}/changes"
+
+    def runs(self, generation: str, epoch: Epoch, slots: KeyGroups | None = None) -> Iterator[pa.RecordBatch]:
+        """Read an epoch's runs; of some slots only, if they are given. See `runs_in_folder` and `runs_of_slots`."""
+        folder = self.changes_folder(generation)
+        if slots is None:
+            return self.runs_in_folder(folder, epoch)
+        return (run for _, run in self.runs_of_slots(folder, epoch, slots))
+
+    def runs_in_folder(self, folder: str, epoch: Epoch) -> Iterator[pa.RecordBatch]:
+        """Read what an epoch or a manifest lists; LogCorruptError before the first run of a file that is not so."""
+        for file in epoch.files:
+            reader = self._open(folder, epoch, file)
+            for index in range(reader.num_record_batches):
+                yield reader.get_batch(index)
+        for stream in epoch.inline:
+            yield from runs_in(stream)
+
+    def runs_of_slots(
+        self, folder: str, epoch: Epoch, slots: KeyGroups, done: int = 0
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Read the changes of some slots that an epoch or a manifest lists, after its first `done` runs.
+
+        Returns (how many runs are done with this one, its rows of these slots); a run without any is left out. Files
+        that have none are not opened; a file is checked as a whole where it is, as `runs_in_folder` does.
+        """
+        end = 0
+        for file in epoch.files:
+            start, end = end, end + len(file.runs)
+            wanted = [
+                index
+                for index, (first, last, _) in enumerate(file.runs)
+                if start + index >= done and slots.meets(first, last)
+            ]
+            if not wanted:
+                continue
+            reader = self._open(folder, epoch, file)
+            if reader.num_record_batches != len(file.runs):
+                raise LogCorruptError(
+                    f"{self.filesystem.root}/{folder}/{file.name} has {reader.num_record_batches} runs, and epoch "
+                    f"{epoch.epoch} lists {len(file.runs)} of it; restore the log from a copy"
+                )
+            for index in wanted:
+                rows = rows_of_slots(reader.get_batch(index), slots)
+                if rows.num_rows:
+                    yield start + index + 1, rows
+        for stream in epoch.inline:
+            for run in runs_in(stream):
+                end += 1
+                rows = rows_of_slots(run, slots) if end > done else run.slice(0, 0)
+                if rows.num_rows:
+                    yield end, rows
+
+    def _open(self, folder: str, epoch: Epoch, file: ChangeFile) -> pa.RecordBatchFileReader:
+        """Open a change file; LogCorruptError if it is not the one that was listed."""
+        path = f"{folder}/{file.name}"
+        content = self.filesystem.open_input(path)
+        where = f"{self.filesystem.root}/{path}, listed by epoch {epoch.epoch}"
+        if content is None:
+            raise LogCorruptError(f"{where}, is missing")
+        if content.size != file.size:
+            raise LogCorruptError(f"{where}, has {content.size} bytes instead of {file.size}")
+        if crc32(content) != file.checksum:
+            raise LogCorruptError(f"{where}, does not match its checksum")
+        import pyarrow as pa
+
+        return pa.ipc.open_file(content)
+
+
+def current_of(term: Term) -> Current:
+    """Return what counts while a term that has begun is the newest one."""
+    return Current(term.generation, term.term, term.writer, term.description)
+
+
+class ChangeLog:
+    """A log root: the jobs below it."""
+
+    def __init__(self, root: str | Path | Filesystem) -> None:
+        self.filesystem = root if isinstance(root, Filesystem) else open_filesystem(root)
+        self._jobs: dict[str, JobLog] = {}  # each remembers its newest term
+
+    def job(self, name: str) -> JobLog:
+        """Return one job's part of the log, whether or not it is there."""
+        return self._jobs.setdefault(name, JobLog(self.filesystem, name))
+
+    def jobs(self) -> list[str]:
+        """Return the names of the jobs that were ever written and not dropped, sorted; damaged ones too."""
+        return sorted(name for name in self.filesystem.names("") if not name.startswith(".") and self._is_job(name))
+
+    def _is_job(self, name: str) -> bool:
+        try:
+            return self.job(name).current() is not None
+        except LogCorruptError:  # to be said by whoever opens the job
+            return True
+
+
+def check_writable(root: str | Path | Filesystem) -> None:
+    """Raise LogUnavailableError, before any work is done, if a log root cannot be written.
+
+    Neither can one whose storage does not keep two writers apart: that is for `create` to find out.
+    """
+    filesystem = root if isinstance(root, Filesystem) else open_filesystem(root)
+    filesystem.make_folder("")
+    probe = f".{uuid.uuid4().hex}.probe"
+    filesystem.create(probe, b"")
+    filesystem.remove(probe)

@@ -1,0 +1,60 @@
+"""`sparkis drop`: removes a job from a log for good.
+
+The job's last term says that it is dropped, and stays: so servers know a dropped job, whose keys are gone, from one
+whose folder cannot be reached, which they go on showing as stale. A query that starts under the name again begins
+with nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.filesystems import Filesystem
+from state_backend.log.sweep import sweep_job
+from state_backend.log.takeover import begin, claim, seal, this_process
+from state_backend.log.terms import Term
+from state_backend.model.clock import now_ms
+from state_backend.model.errors import LogError, SparkisError
+
+DESCRIPTION = """\
+Remove a job and all of its state from a log, for good: servers show nothing of it any more. Stop its query first.
+Needs no server and no Spark."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--log", required=True, metavar="PATH", help="a log root")
+    parser.add_argument("--force", action="store_true", help="also while a query writes the job, which then fails")
+    parser.add_argument("job", metavar="JOB", help="the job's name")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Drop; return the exit code."""
+    try:
+        print(drop(options.log, options.job, is_forced=options.force))
+    except SparkisError as error:
+        print(f"sparkis drop: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def drop(root: str | Path | Filesystem, job: str, *, is_forced: bool = False) -> str:
+    """Drop a job and return one line about it; JobInUseError if it is being written, unless `is_forced`.
+
+    Stopped anywhere, it leaves the job as it was or dropped; run again, it removes what is left of it.
+    """
+    log = ChangeLog(root)
+    dropped = log.job(job)
+    if dropped.current() is None:
+        if dropped.dropped() is None:
+            raise LogError(f"the log {log.filesystem.root} has no job {job!r}; jobs: {', '.join(log.jobs()) or 'none'}")
+        sweep_job(dropped, now_ms())
+        return f"job {job} was dropped already"
+    claimed = claim(dropped.terms, this_process("", "sparkis drop"), is_forced=is_forced)
+    seal(dropped.terms, claimed)
+    begin(dropped.terms, Term(claimed.term, "drop", claimed.writer), claimed)
+    sweep_job(dropped, now_ms())
+    return f"job {job} is dropped"

@@ -1,0 +1,201 @@
+"""An epoch's file: the commit point of one micro-batch, and all that a reader must know of it.
+
+`epochs/<epoch>.json` is one JSON object:
+
+    format      1; 2 if the job has a reducing state, 3 if it has a set, whose changes older versions cannot read
+    epoch, term         this epoch's number, and the term of the writer that committed it
+    previous            [epoch, term] of the one before, or null for the first of the log
+    clock_ms            the one clock reading of the epoch, milliseconds since 1970 UTC
+    rows, digest        how many changes, and an order-free sum over them, by which a replay is recognised
+    replaces            states whose whole content this epoch replaces (complete mode, or a state that was dropped)
+    description         version of the description that declares its states (see `terms`)
+    origin              number of the first epoch of this log: above 0, the log began later than the query
+    offsets             where the query's sources end, as its checkpoint has them; [] if that is not known
+    log_bytes           bytes of changes that the epochs list, from the first to this one; older versions did not count
+    files               list of {name, size, checksum, rows, runs}: change files, in the order to apply
+    inline              list of base64 Arrow IPC streams: changes too few for a file of their own
+    slots               only in a part of a snapshot (see `snapshots`): those that it is of
+    checksum            CRC32 of the object without this line
+
+`runs` lists [first slot, last slot, rows] for each record batch of a file, so that the reader of a slot range skips
+the others. A change is applied in the order: files, then inline; two changes of one key never lie in two of them.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+from state_backend.model.errors import LogCorruptError
+from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.model.records import positions_in
+from state_backend.model.slots import HASH_BITS, slot_at
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# The second may have changes that fold (see `records.Op`), the third those of sets; what has none is written as the
+# first, for older readers.
+FORMAT = 1
+FORMAT_WITH_FOLDS = 2
+FORMAT_WITH_SETS = 3
+
+
+class EpochRef(NamedTuple):
+    """Which epoch, by which writer."""
+
+    epoch: int
+    term: int
+
+
+@dataclass(frozen=True)
+class ChangeFile:
+    """A change file as an epoch lists it. `size` in bytes, `checksum` CRC32 of the whole file."""
+
+    name: str
+    size: int
+    checksum: int
+    rows: int
+    runs: tuple[tuple[int, int, int], ...] = ()
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> ChangeFile:
+        """Read one entry of `files`."""
+        runs = tuple((first, last, rows) for first, last, rows in stored["runs"])
+        return cls(stored["name"], stored["size"], stored["checksum"], stored["rows"], runs)
+
+
+def slots_of_run(run: pa.RecordBatch) -> tuple[int, int, int]:
+    """Return first slot, last slot and rows of a sorted run."""
+    positions = run.column("position")
+    return slot_at(positions[0].as_py()), slot_at(positions[-1].as_py()), run.num_rows
+
+
+def rows_of_slots(run: pa.RecordBatch, slots: KeyGroups) -> pa.RecordBatch:
+    """Return the rows of a run whose keys are in some slots, in their order; the run itself if all are."""
+    import numpy as np
+    import pyarrow as pa
+
+    edges = [slot << HASH_BITS for first, last in slots.ranges for slot in (first, last + 1)]
+    positions = positions_in(run)
+    # An odd number of edges at or before a position: it lies in a range.
+    is_inside = np.array(edges, np.uint64).searchsorted(positions, side="right") & 1 == 1
+    return run if is_inside.all() else run.filter(pa.array(is_inside))
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The content of an epoch's file."""
+
+    epoch: int
+    term: int
+    previous: EpochRef | None
+    clock_ms: int
+    rows: int = 0
+    digest: int = 0
+    replaces: tuple[str, ...] = ()
+    description: int = 1
+    origin: int = 0
+    files: tuple[ChangeFile, ...] = ()
+    inline: tuple[bytes, ...] = ()
+    format: int = FORMAT
+    log_bytes: int = 0
+    slots: KeyGroups = ALL
+    offsets: tuple[str, ...] = ()
+
+    @property
+    def ref(self) -> EpochRef:
+        """This epoch's number and term."""
+        return EpochRef(self.epoch, self.term)
+
+    @property
+    def change_bytes(self) -> int:
+        """The size of the changes that it lists."""
+        return sum(file.size for file in self.files) + sum(map(len, self.inline))
+
+    def to_bytes(self) -> bytes:
+        """Return the file's content."""
+        content: dict[str, Any] = {
+            "format": self.format,
+            "epoch": self.epoch,
+            "term": self.term,
+            "previous": self.previous,
+            "clock_ms": self.clock_ms,
+            "rows": self.rows,
+            "digest": self.digest,
+            "replaces": list(self.replaces),
+            "description": self.description,
+            "origin": self.origin,
+            "offsets": list(self.offsets),
+            "log_bytes": self.log_bytes,
+            "files": [vars(file) for file in self.files],
+            "inline": [b64encode(stream).decode() for stream in self.inline],
+        }
+        if self.slots != ALL:
+            content["slots"] = str(self.slots)
+        return json.dumps(content | {"checksum": _checksum(content)}).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, stored: bytes, path: str) -> Epoch:
+        """Read a file's content; LogCorruptError, naming `path`, if it is not what was written."""
+        try:
+            content = json.loads(stored)
+            checksum = content.pop("checksum")
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise LogCorruptError(f"{path} is not a whole epoch file; restore it from a copy of the log") from None
+        if checksum != _checksum(content):
+            raise LogCorruptError(f"{path} does not match its checksum; restore it from a copy of the log")
+        check_format(content["format"], path)
+        previous = content["previous"]
+        return cls(
+            epoch=content["epoch"],
+            term=content["term"],
+            previous=None if previous is None else EpochRef(*previous),
+            clock_ms=content["clock_ms"],
+            rows=content["rows"],
+            digest=content["digest"],
+            replaces=tuple(content["replaces"]),
+            description=content["description"],
+            origin=content["origin"],
+            files=tuple(map(ChangeFile.from_json, content["files"])),
+            inline=tuple(map(b64decode, content["inline"])),
+            format=content["format"],
+            log_bytes=content.get("log_bytes", 0),
+            offsets=tuple(content["offsets"]),
+            slots=KeyGroups.parse(content["slots"]) if "slots" in content else ALL,
+        )
+
+
+def check_format(number: int, path: str) -> None:
+    """Raise LogCorruptError for a file that a newer version wrote in a way that this one does not know."""
+    if number not in (FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_SETS):
+        raise LogCorruptError(
+            f"{path} has format {number}; this version reads up to {FORMAT_WITH_SETS}: upgrade sparkis"
+        )
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def runs_in(stream: bytes | pa.Buffer) -> Iterator[pa.RecordBatch]:
+    """Read the runs of an Arrow IPC stream."""
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(stream) as reader:
+        yield from reader
+
+
+def to_stream(runs: list[pa.RecordBatch]) -> bytes:
+    """Write runs as one Arrow IPC stream."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, runs[0].schema) as writer:
+        for run in runs:
+            writer.write_batch(run)
+    return bytes(sink.getvalue())

@@ -1,0 +1,145 @@
+"""What may change about a job's states from one start of its query to the next, while the checkpoint stays.
+
+    added      a state begins with what changes from then on
+    left out   its keys are removed by the next epoch
+    changed    goes on where that cannot leave a wrong key or a wrong mixture behind; what was written before stays as
+               it is until its key changes, which is said where it can be seen
+    refused    DescriptorError: another kind, other keys or fields, another way of folding; or what looks like a rename
+
+Pure: nothing here reads or writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from state_backend.codec.reductions import Reduction, reduction_of
+from state_backend.model.descriptor import PLACEHOLDER, Reduce, StateDescriptor
+from state_backend.model.errors import DescriptorError
+
+# Types whose values have one text: a key column may turn from one into another, and its keys stay what they were.
+SAME_TEXT = re.compile(r"tinyint|smallint|int|bigint|string.*|char\(.*|varchar\(.*")
+
+WHAT_TO_DO = (
+    "give the state another name (then the old keys are removed, and it begins with what changes from now on), or "
+    "start the query with a new checkpoint"
+)
+
+
+def check_evolution(
+    job: str,
+    before: Sequence[StateDescriptor],
+    known: Sequence[StateDescriptor],
+    now: Sequence[StateDescriptor],
+    *,
+    is_whole: bool = False,
+) -> list[str]:
+    """Return what a user should know of a change of a job's states; DescriptorError if they cannot go on so.
+
+    before: the states that the log has; known: those and the ones that were left out earlier; now: the states as they
+    are to be. All as they stand in a log. is_whole: each state is written anew as a whole, so that of what was there
+    nothing stays.
+    """
+    names = {state.name for state in now}
+    old = {state.name: state for state in known}
+    for state in now:
+        if state.name in old:
+            _check_same(job, old[state.name], state, is_whole=is_whole)
+    given_up = [state for state in before if state.name not in names]
+    for state in now:
+        if state.name not in old and not is_whole:
+            _check_no_rename(job, state, given_up)
+    notes = [f"the state {state.name!r} is left out, and its keys are removed" for state in given_up]
+    current = {state.name: state for state in before}
+    for state in now:
+        if state.name in current and not is_whole:
+            notes += (f"the state {state.name!r}: {note}" for note in _notes(current[state.name], state))
+    return notes
+
+
+def _check_same(job: str, before: StateDescriptor, now: StateDescriptor, *, is_whole: bool) -> None:
+    """Refuse what would leave keys or fields behind that nobody writes any more, or values that mean two things."""
+    changes = [
+        f"{what} was {_shown(old)} in this log and is now {_shown(new)}"
+        for what, old, new in (
+            ("its kind", before.kind, now.kind),
+            ("its key", before.key_format, now.key_format),
+            ("its field", before.field, now.field),
+            ("its member", before.member, now.member),
+        )
+        if old != new and not (is_whole and what in ("its field", "its member"))
+    ]
+    if not changes and _folding(before) != _folding(now):
+        changes.append(f"what folds it was {_folding_text(before)} in this log and is now {_folding_text(now)}")
+    named = () if is_whole else (*PLACEHOLDER.findall(now.key_format or ""), *filter(None, [now.field, now.member]))
+    for column in named:
+        old, new = before.columns.get(column), now.columns.get(column)
+        if old is None or new is None or old == new or (SAME_TEXT.fullmatch(old) and SAME_TEXT.fullmatch(new)):
+            continue
+        changes.append(f"the type of its column {column!r} was {old} in this log and is now {new}, with other keys")
+    if changes:
+        raise DescriptorError(f"job {job!r}: the state {now.name!r} has changed: {'; '.join(changes)}; {WHAT_TO_DO}")
+
+
+def _check_no_rename(job: str, state: StateDescriptor, given_up: Sequence[StateDescriptor]) -> None:
+    """Refuse a new state that is one which was left out, under another name: its keys would be gone unnoticed."""
+    for other in given_up:
+        if _anonymous(other, job) == _anonymous(state, job):
+            raise DescriptorError(
+                f"job {job!r}: the state {other.name!r} is now called {state.name!r}, and its keys hold its name: they "
+                f"would all be removed, and those that do not change would be missing under the new name. Keep the "
+                f"name {other.name!r}; or start the query with a new checkpoint; or, to begin {state.name!r} with what "
+                f"changes from now on, start the query once with neither state for a micro-batch"
+            )
+
+
+def _anonymous(state: StateDescriptor, job: str) -> StateDescriptor:
+    """Return what stays of a state when it is renamed."""
+    prefix = f"{job}:{state.name}:"
+    form = state.key_format or ""
+    return replace(state, name="_", key_format=form.replace(prefix, "_", 1) if form.startswith(prefix) else form)
+
+
+def _notes(before: StateDescriptor, now: StateDescriptor) -> Iterator[str]:
+    """Iterate over what was written before and does not look as it would now."""
+    if before.value != now.value:
+        yield (
+            f"its value was {_shown(before.value)} and is now {_shown(now.value)}; a key has the new one when it "
+            f"changes next"
+        )
+    if before.score != now.score:
+        yield (
+            f"its score was {_shown(before.score)} and is now {_shown(now.score)}; a member has the new one when it "
+            f"changes next"
+        )
+    if before.encoding != now.encoding:
+        yield f"a value is {now.encoding} when it changes next, and {before.encoding} until then"
+    for column in now.value:
+        old, new = before.columns.get(column), now.columns.get(column)
+        if old is not None and new is not None and old != new:
+            yield f"the column {column!r} was {old} and is now {new}; a value is written anew when it changes next"
+    if before.where != now.where:
+        yield (
+            f"where= was {before.where!r} and is now {now.where!r}; keys that only the earlier one let in stay as "
+            f"they are"
+        )
+
+
+def _folding(state: StateDescriptor) -> tuple[Reduce, Reduction] | None:
+    reduction = reduction_of(state)
+    return None if state.reduce is None or reduction is None else (state.reduce, reduction)
+
+
+def _folding_text(state: StateDescriptor) -> str:
+    if _folding(state) is None:
+        return "nothing"
+    of = f" of {state.columns.get(state.value[0])}" if state.value else ""
+    return f"reduce={str(state.reduce)!r}{of}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(repr, value))
+    return "nothing" if value is None else repr(str(value))

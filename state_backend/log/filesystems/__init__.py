@@ -1,0 +1,107 @@
+"""Where a change log lies: the few file operations it needs, atomic and durable, once per kind of filesystem.
+
+`create` never overwrites: of any number of writers of one name one wins, and nobody sees half a file. `open_new` is
+for names that nobody else writes. `replace` overwrites as a whole. All are on the disk when they return.
+
+    LocalFilesystem         a folder of this machine, or one mounted on all of them
+    ObjectStoreFilesystem   s3://, gs://, abfss:// and the like, by conditional PUTs; needs the extra `object-store`
+    ArrowFilesystem         hdfs://, through pyarrow
+
+All paths are relative to the log's root, with `/`. Storage that fails is a LogUnavailableError; a missing file is not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from state_backend.log.filesystems.filesystem import Filesystem
+from state_backend.log.filesystems.local import LocalFilesystem
+from state_backend.log.filesystems.object_store import ObjectStoreFilesystem
+from state_backend.model.errors import LogUnavailableError
+
+__all__ = ["Filesystem", "LocalFilesystem", "ObjectStoreFilesystem", "open_filesystem"]
+
+EXTRA = "pip install 'sparkis[object-store]'"
+# How a log in an object store may be written, and how obstore writes it. Hadoop's names for S3 are names for S3.
+OBJECT_STORES = {
+    "s3": "s3",
+    "s3a": "s3",
+    "s3n": "s3",
+    "gs": "gs",
+    "abfs": "abfss",
+    "abfss": "abfss",
+    "az": "az",
+}
+HDFS = ("hdfs", "viewfs")
+KNOWN = "a path, file:, s3://, gs://, abfss://, az:// or hdfs://"
+INSTEAD = {
+    "dbfs": "write /dbfs/… for the folder that Databricks mounts, or better the store's own address or a volume "
+    "(/Volumes/…)",
+    "wasb": "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH: it is the same storage account",
+    "wasbs": "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH: it is the same storage account",
+    "gcs": "write gs://BUCKET/PATH",
+}
+
+
+def open_filesystem(root: str | Path) -> Filesystem:
+    """Return the filesystem for a log root: a path, or a URI of one of the schemes above."""
+    text = str(root)
+    scheme, rest = _split(text)
+    if not scheme:
+        return LocalFilesystem(text)
+    if scheme == "file":  # file:/path, as Hadoop writes it, or file:///path
+        return LocalFilesystem(unquote(urlsplit(text).path))
+    if scheme in INSTEAD:
+        raise LogUnavailableError(f"cannot open the log {text}: {scheme}: is not known; {INSTEAD[scheme]}")
+    if scheme not in (*OBJECT_STORES, *HDFS):
+        raise LogUnavailableError(
+            f"cannot open the log {text}: {scheme}: is not known; a log is {KNOWN}. A folder that has this name is "
+            f"written ./{text}"
+        )
+    if not re.match(r"//[^/]", rest) and not (scheme in HDFS and rest.startswith("///")):
+        raise LogUnavailableError(
+            f"cannot open the log {text}: no bucket or host is named; write {scheme}://{rest.lstrip('/')}"
+        )
+    return _object_store(text, scheme, rest) if scheme in OBJECT_STORES else _hdfs(text)
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Return the scheme, in small letters, and what follows its colon; no scheme for a path.
+
+    `name:/x` is never a path, or a slash too few in an address would make a folder of that name. `name:x` is one,
+    unless the name is a scheme that is known.
+    """
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", text, re.DOTALL)
+    if match is None:
+        return "", text
+    scheme, rest = match[1].lower(), match[2]
+    is_uri = rest.startswith("/") or scheme in ("file", *OBJECT_STORES, *HDFS, *INSTEAD)
+    return (scheme, rest) if is_uri else ("", text)
+
+
+def _object_store(text: str, scheme: str, rest: str) -> Filesystem:
+    if "?" in rest or "#" in rest:
+        raise LogUnavailableError(
+            f"cannot open the log {text}: options do not belong into the address, but into the environment "
+            f"(AWS_ENDPOINT_URL and the like, see docs/object-stores.md)"
+        )
+    if importlib.util.find_spec("obstore") is None:
+        raise LogUnavailableError(f"cannot open the log {text}: a log in an object store needs {EXTRA}")
+    location = f"{OBJECT_STORES[scheme]}:{rest.rstrip('/')}"
+    return ObjectStoreFilesystem(location, location)
+
+
+def _hdfs(text: str) -> Filesystem:
+    from pyarrow import ArrowInvalid
+    from pyarrow.fs import FileSystem
+
+    from state_backend.log.filesystems.arrow import ArrowFilesystem
+
+    try:
+        filesystem, base = FileSystem.from_uri(text)
+    except (ArrowInvalid, OSError) as error:
+        raise LogUnavailableError(f"cannot open the log {text}: {error}") from error
+    return ArrowFilesystem(filesystem, base, text)

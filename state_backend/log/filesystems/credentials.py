@@ -1,0 +1,58 @@
+"""What an object store's environment says, beyond what obstore reads of it itself.
+
+obstore knows the stores' usual names: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
+AWS_ENDPOINT_URL, AWS_WEB_IDENTITY_TOKEN_FILE, the roles of containers and machines; GOOGLE_APPLICATION_CREDENTIALS;
+AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, AZURE_CLIENT_ID and the like. It does not
+know AWS's files of profiles; boto3 does.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from state_backend.model.errors import LogUnavailableError
+
+# Any of these says who is asking, so that a file of profiles is not looked at (the order of AWS's own tools).
+_SAID_OTHERWISE = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
+
+
+def client_options() -> dict[str, Any]:
+    """Return what obstore's HTTP client has to be told: an address that begins with http:// is meant so."""
+    named = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+    return {"allow_http": True} if any(os.environ.get(name, "").startswith("http://") for name in named) else {}
+
+
+def options(location: str) -> dict[str, Any]:
+    """Return what obstore has to be told of a store, beside what it finds in the environment."""
+    return {"credential_provider": _profile()} if location.startswith("s3://") and _uses_profile() else {}
+
+
+def _uses_profile() -> bool:
+    if "AWS_PROFILE" in os.environ:
+        return True
+    files = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws" / "credentials"
+    return not any(name in os.environ for name in _SAID_OTHERWISE) and Path(files).exists()
+
+
+def _profile() -> Any:
+    try:
+        import boto3
+        import botocore.exceptions
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ImportError:
+        raise LogUnavailableError(
+            "AWS_PROFILE or a file of AWS credentials is there, which boto3 reads: pip install boto3, or set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from None
+    try:
+        return Boto3CredentialProvider(boto3.Session())
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        raise LogUnavailableError(f"AWS's credentials cannot be read: {error}") from None

@@ -1,0 +1,195 @@
+"""A folder of this machine, or one mounted on all of them."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from state_backend.log.filesystems.filesystem import Filesystem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# How a filesystem says that it has no hard links.
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+NEITHER = (
+    "its filesystem has neither hard links nor a rename that does not overwrite, so that of two writers none would "
+    "notice the other. If an object store is mounted there, give its own address (s3://, gs://, abfss://) instead; "
+    "otherwise put the log on a local disk or on NFS"
+)
+# From linux/fcntl.h and linux/fs.h.
+AT_FDCWD = -100
+RENAME_NOREPLACE = 1
+
+
+class LocalFilesystem(Filesystem):
+    """A folder: temporary file, fsync, a name if it is free (see `_name`), fsync of the folder."""
+
+    def __init__(self, root: str | Path) -> None:
+        self._root = Path(root).expanduser().absolute()
+        self.root = str(self._root)
+
+    def read(self, path: str) -> bytes | None:
+        with self._explained("read", path):
+            try:
+                return (self._root / path).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def open_input(self, path: str) -> pa.Buffer | None:
+        import pyarrow as pa
+
+        with self._explained("read", path):
+            try:
+                with pa.memory_map(str(self._root / path)) as mapped:
+                    return mapped.read_buffer()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def create(self, path: str, content: bytes) -> bool:
+        with self._explained("create", path), self._temporary(path, content, is_durable=True) as temporary:
+            try:
+                _name(temporary, self._root / path)
+            except FileExistsError:
+                return False
+            self._sync_folder(path)
+        return True
+
+    @contextmanager
+    def open_new(self, path: str) -> Iterator[BinaryIO]:
+        target = self._root / path
+        temporary = _temporary_of(target)
+        with self._explained("write", path):
+            try:
+                with open(temporary, "xb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                _name(temporary, target)
+                self._sync_folder(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def replace(self, path: str, content: bytes, *, is_durable: bool = True) -> None:
+        with self._explained("replace", path), self._temporary(path, content, is_durable) as temporary:
+            os.replace(temporary, self._root / path)
+            if is_durable:
+                self._sync_folder(path)
+
+    def names(self, path: str) -> list[str]:
+        with self._explained("list", path):
+            try:
+                return os.listdir(self._root / path)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def size(self, path: str) -> int | None:
+        with self._explained("look at", path):
+            try:
+                return os.stat(self._root / path).st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def copy(self, source: str, target: str) -> bool:
+        with self._explained("copy", source):
+            try:
+                try:
+                    os.link(self._root / source, self._root / target)
+                except OSError as error:
+                    if error.errno not in NO_LINKS:
+                        raise
+                    with self._temporary(target, (self._root / source).read_bytes(), is_durable=True) as temporary:
+                        _name(temporary, self._root / target)
+            except FileExistsError:
+                pass
+            except FileNotFoundError:
+                if (self._root / source).exists():
+                    raise  # the target's folder is missing
+                return False
+            self._sync_folder(target)
+        return True
+
+    def make_folder(self, path: str) -> None:
+        with self._explained("make the folder", path):
+            target = self._root / path
+            above = [folder for folder in self._root.parents if not folder.exists()]
+            target.mkdir(parents=True, exist_ok=True)
+            inside = [target, *target.parents]
+            for folder in [*inside[: inside.index(self._root) + 1], *above]:
+                self._sync_folder(folder)
+
+    def remove(self, path: str) -> None:
+        with self._explained("remove", path):
+            target = self._root / path
+            while target.is_dir():
+                with suppress(FileNotFoundError):  # somebody else removed part of it
+                    shutil.rmtree(target)
+            target.unlink(missing_ok=True)
+
+    @contextmanager
+    def _temporary(self, path: str, content: bytes, is_durable: bool) -> Iterator[Path]:
+        temporary = _temporary_of(self._root / path)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(content)
+                if is_durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            yield temporary
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def _sync_folder(self, path: str | Path) -> None:
+        """Make a name in the folder that holds `path` durable."""
+        target = self._root / path
+        try:
+            folder = os.open(target.parent, os.O_RDONLY)
+        except PermissionError:
+            if target != self._root:
+                raise
+            return  # the root was made by somebody who may do more
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _temporary_of(target: Path) -> Path:
+    """Return a new name beside a file's, which tells whose it is to whoever finds it after a kill (see `sweep`)."""
+    return target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+
+
+def _name(temporary: Path, target: Path) -> None:
+    """Give a file its name; FileExistsError if it is taken. The temporary name may or may not be left.
+
+    A hard link is refused if the name is taken, on every POSIX filesystem. Where there are none (FAT, some CIFS and
+    FUSE mounts) a rename that is told not to replace does it. One that has neither copies a file to rename it, or
+    looks first and writes then: nothing there keeps two writers apart.
+    """
+    try:
+        os.link(temporary, target)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        _rename_new(temporary, target)
+
+
+def _rename_new(source: Path, target: Path) -> None:
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # not Linux
+        raise OSError(errno.ENOTSUP, NEITHER) from None
+    if rename(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), RENAME_NOREPLACE) == 0:
+        return
+    number = ctypes.get_errno()
+    if number in NO_LINKS or number == errno.EINVAL:
+        raise OSError(errno.ENOTSUP, NEITHER)
+    raise OSError(number, os.strerror(number))

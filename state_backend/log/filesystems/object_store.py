@@ -1,0 +1,246 @@
+"""A bucket of S3, Google Cloud Storage or Azure, or of any store that speaks the protocol of one of them.
+
+Everything goes through `obstore`, because its PUT can be conditional (`If-None-Match: *` on S3 and Azure, generation 0
+on Google's): of any number of writers of one name, the store itself lets one win. Listings and reads of all three
+stores see a write as soon as it has returned.
+
+A lost answer is the case to think about: the store took a conditional PUT, the answer never came, and the next try
+finds the name taken. So each `create` puts a name of its own beside the content, as metadata of the object, and reads
+it back where the name is taken: what `create` itself wrote it knows again, whatever the content is.
+
+There are no folders: a folder is a prefix, and needs not be made.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar, cast
+
+from state_backend.log.filesystems import credentials
+from state_backend.log.filesystems.filesystem import Filesystem
+from state_backend.model.errors import LogUnavailableError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from obstore import WritableFile
+    from obstore.store import ObjectStore
+
+# One request up to here; a larger file goes in parts of this size. S3 takes parts of 5 MiB and more, 10,000 at most.
+PART_BYTES = 16 << 20
+# Parts that are under way at a time; each takes its size of memory.
+PARTS_AT_A_TIME = 4
+# The library tries a request again for so long (server errors, lost connections), then the caller gets an error. A
+# server goes on with what it has meanwhile, and a batch fails and is run again by Spark.
+RETRY_TIMEOUT_S = 20.0
+# Pauses before a request whose answer was lost is made again (guess).
+ANSWER_PAUSES_S = (0.1, 0.5, 2.0)
+# Time for one request, its body included: a part at 300 KB/s.
+REQUEST_TIMEOUT_S = 60.0
+# The metadata that tells one `create` from another. One plain word: Azure takes no hyphen, proxies drop underscores.
+ATTEMPT = "attempt"
+
+Answer = TypeVar("Answer")
+
+
+class ObjectStoreFilesystem(Filesystem):
+    """Objects below a prefix of one bucket."""
+
+    # Requests cost money (see docs/object-stores.md): a PUT as much as twelve GETs.
+    beat_interval_s = 20.0
+    probe_interval_s_max = 15.0
+    jobs_interval_s_max = 60.0
+    _checked: ClassVar[set[str]] = set()  # roots whose store is known to heed conditions, in this process
+
+    def __init__(self, uri: str, location: str, **options: Any) -> None:
+        """Open a bucket.
+
+        uri: how the user wrote it, for messages and for other processes. location: how obstore writes it. options: of
+        obstore's store, beside those that it takes from the environment.
+        """
+        import obstore.store  # here, not above: an extra
+
+        self.root = uri
+        self._obstore = obstore
+        with self._explained("open", ""):
+            self._store: ObjectStore = obstore.store.from_url(
+                location,
+                **{
+                    "client_options": {"timeout": timedelta(seconds=REQUEST_TIMEOUT_S)} | credentials.client_options(),
+                    "retry_config": {"retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S)},
+                    **credentials.options(location),
+                    **options,
+                },
+            )
+
+    def read(self, path: str) -> bytes | None:
+        content = self._content(path)
+        return None if content is None else bytes(memoryview(content))
+
+    def open_input(self, path: str) -> pa.Buffer | None:
+        import pyarrow as pa
+
+        content = self._content(path)
+        return None if content is None else pa.py_buffer(content)
+
+    def _content(self, path: str) -> Any:
+        with self._explained("read", path):
+            try:
+                return self._obstore.get(self._store, path).buffer()
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+                    raise
+                return None
+
+    def create(self, path: str, content: bytes) -> bool:
+        if self.root not in self._checked:
+            self._check_conditions()
+        return self._create(path, content)
+
+    def _check_conditions(self) -> None:
+        """Raise LogUnavailableError if the store does not heed the condition of a PUT: old versions of some do not."""
+        probe = f".{uuid.uuid4().hex}.probe"
+        try:
+            is_heeded = self._create(probe, b"first") and not self._create(probe, b"second")
+        finally:
+            with suppress(LogUnavailableError):
+                self.remove_files([probe])
+        if not is_heeded:
+            raise LogUnavailableError(
+                f"the log {self.root} cannot be written: its store overwrites a file that is there although the "
+                f"condition of the PUT forbids it, so that of two writers none would notice the other; use another "
+                f"store, or a newer version"
+            )
+        self._checked.add(self.root)
+
+    def _create(self, path: str, content: bytes) -> bool:
+        attempt = uuid.uuid4().hex
+
+        def put() -> bool:
+            try:
+                self._put(path, content, mode="create", attributes={ATTEMPT: attempt})
+            except self._obstore.exceptions.AlreadyExistsError:
+                return self._attempt(path) == attempt
+            return True
+
+        with self._explained("create", path):
+            return self._until_answered(put)
+
+    def _attempt(self, path: str) -> str | None:
+        """Return which `create` wrote an object."""
+        try:
+            return self._obstore.get(self._store, path).attributes.get(ATTEMPT)
+        except FileNotFoundError:  # removed since
+            return None
+
+    def _until_answered(self, request: Callable[[], Answer]) -> Answer:
+        """Make a request again whose answer was lost: obstore does not, if it changes something and may be done."""
+        for pause_s in ANSWER_PAUSES_S:
+            try:
+                return request()
+            except self._obstore.exceptions.GenericError:
+                time.sleep(pause_s)
+        return request()
+
+    @contextmanager
+    def open_new(self, path: str) -> Iterator[BinaryIO]:
+        """Open a new file: one PUT when the block ends, or parts meanwhile, which are given up if it fails.
+
+        Not conditional: nobody else writes the name, which has a UUID.
+        """
+        with (
+            self._explained("write", path),
+            self._obstore.open_writer(
+                self._store, path, buffer_size=PART_BYTES, max_concurrency=PARTS_AT_A_TIME
+            ) as writer,
+        ):
+            yield cast(BinaryIO, _Bytes(writer))
+
+    def replace(self, path: str, content: bytes, *, is_durable: bool = True) -> None:
+        with self._explained("replace", path):
+            self._put(path, content)
+
+    def _put(self, path: str, content: bytes, **more: Any) -> None:
+        self._obstore.put(self._store, path, content, use_multipart=False, **more)
+
+    def names(self, path: str) -> list[str]:
+        with self._explained("list", path):
+            listed = self._obstore.list_with_delimiter(self._store, path or None)
+        paths = [*listed["common_prefixes"], *(each["path"] for each in listed["objects"])]
+        return [each.rpartition("/")[2] for each in paths]
+
+    def size(self, path: str) -> int | None:
+        with self._explained("look at", path):
+            try:
+                return int(self._obstore.head(self._store, path)["size"])
+            except FileNotFoundError:
+                return None
+
+    def copy(self, source: str, target: str) -> bool:
+        with self._explained("copy", source):
+            try:
+                self._obstore.copy(self._store, source, target)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def make_folder(self, path: str) -> None:
+        """Do nothing: a folder is there when something is in it."""
+
+    def remove(self, path: str) -> None:
+        with self._explained("remove", path):
+            self._remove_all([path])
+            for listed in self._obstore.list(self._store, path):
+                self._remove_all([each["path"] for each in listed])
+
+    def remove_files(self, paths: Sequence[str]) -> None:
+        with self._explained("remove", paths[0] if paths else ""):
+            self._remove_all(list(paths))
+
+    def _remove_all(self, paths: list[str]) -> None:
+        try:
+            if paths:
+                self._until_answered(partial(self._obstore.delete, self._store, paths))
+        except FileNotFoundError:  # Google's and Azure tell of one that is gone, and may leave the others
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    self._until_answered(partial(self._obstore.delete, self._store, path))
+
+    @contextmanager
+    def _explained(self, doing: str, path: str) -> Iterator[None]:
+        # A bad address is a ValueError, a bad bucket an OSError.
+        try:
+            yield
+        except (self._obstore.exceptions.BaseError, OSError, ValueError) as error:
+            where = f"{path} in the log {self.root}" if path else f"the log {self.root}"
+            raise LogUnavailableError(f"cannot {doing} {where}: {_reason(error)}") from None
+
+
+class _Bytes:
+    """What a file is written through: obstore takes unsigned bytes alone, and those of Arrow are not called so."""
+
+    closed = False
+
+    def __init__(self, writer: WritableFile) -> None:
+        self._writer = writer
+
+    def write(self, content: bytes | memoryview) -> int:
+        return self._writer.write(memoryview(content).cast("B"))
+
+    def flush(self) -> None:
+        """Do nothing: what is not a whole part cannot be sent."""
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error of obstore says, in one line: of its text, the store's own words where there are any."""
+    first = str(error).partition("\n\nDebug source:")[0].strip()
+    told = re.search(r"<Code>(.*?)</Code>\s*<Message>(.*?)</Message>", first, re.DOTALL)
+    status = re.search(r"status code: (\d+[^:\n]*)", first)
+    if told:
+        return f"{status[1].strip() + ': ' if status else ''}{told[1]}: {' '.join(told[2].split())}"
+    return " ".join(first.split()) or type(error).__name__

@@ -1,0 +1,614 @@
+"""Writes a job's change log (see `change_log`): change files where the rows are, epochs on the driver."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Literal, Self
+from zlib import crc32
+
+import pyarrow as pa
+
+from state_backend.codec import packed_sorted
+from state_backend.codec.reductions import check_change, reduction_of
+from state_backend.log import branch, promotion
+from state_backend.log.change_log import ChangeLog, current_of
+from state_backend.log.epochs import ChangeFile, Epoch, runs_in, slots_of_run, to_stream
+from state_backend.log.evolution import check_evolution
+from state_backend.log.filesystems import Filesystem
+from state_backend.log.takeover import begin, check_in_charge, claim, seal, succeed, this_process
+from state_backend.log.terms import Description, Term
+from state_backend.model.clock import now_ms
+from state_backend.model.descriptor import StateDescriptor, check_name, check_states
+from state_backend.model.errors import (
+    DescriptorError,
+    EpochHoleError,
+    FencedWriterError,
+    LogCorruptError,
+    LogUnavailableError,
+    RewoundCheckpointError,
+)
+from state_backend.model.generations import folder_name
+from state_backend.model.records import Change, runs_of, schema
+
+logger = logging.getLogger("sparkis.log")
+
+# Below this a task's changes travel in the epoch's own file: a small epoch is one file.
+INLINE_BYTES_MAX = 64 << 10
+# Above this the writer itself makes a change file of what the tasks sent, so that an epoch's file stays small (guess).
+EPOCH_INLINE_BYTES_MAX = 1 << 20
+
+OnRewind = Literal["refuse", "truncate"]
+
+
+class _Summed:
+    """A file that keeps the size and the checksum of what passes through it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = 0
+        self.checksum = 0
+        self.closed = False
+
+    def write(self, content: bytes | memoryview) -> int:
+        self.checksum = crc32(content, self.checksum)
+        self.size += len(content)
+        self._file.write(content)
+        return len(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+class ChangeFileWriter:
+    """Writes one task's runs: small ones stay in memory, to travel inside the epoch; others become a change file.
+
+    Runs where the rows are, on an executor. A file of a task that is thrown away is never listed by an epoch.
+    """
+
+    def __init__(self, filesystem: Filesystem, folder: str, epoch: int) -> None:
+        self._filesystem = filesystem
+        self._folder = folder
+        self._epoch = epoch
+
+    def write(self, runs: Iterable[pa.RecordBatch]) -> tuple[ChangeFile | None, bytes | None]:
+        """Write all runs; return the file, or the Arrow stream that goes inline, or neither if there is no row."""
+        held: list[pa.RecordBatch] = []
+        size = 0
+        source = (run for run in runs if run.num_rows)
+        for run in source:
+            held.append(run)
+            size += run.nbytes
+            if size > INLINE_BYTES_MAX:
+                return self.write_file(chain(held, source)), None
+        return None, to_stream(held) if held else None
+
+    def write_file(self, runs: Iterable[pa.RecordBatch]) -> ChangeFile:
+        """Write runs as a file, however few they are."""
+        name = f"{self._epoch}-{uuid.uuid4().hex}.arrow"
+        slots: list[tuple[int, int, int]] = []
+        with self._filesystem.open_new(f"{self._folder}/{name}") as file:
+            summed = _Summed(file)
+            with pa.ipc.new_file(pa.PythonFile(summed, mode="w"), schema()) as writer:
+                for run in runs:
+                    writer.write_batch(run)
+                    slots.append(slots_of_run(run))
+        rows = sum(run_rows for _, _, run_rows in slots)
+        return ChangeFile(name, summed.size, summed.checksum, rows, tuple(slots))
+
+
+class LogWriter:
+    """The one writer of a job's change log. Any Python program can publish with it; no Spark is needed.
+
+    Opening a writer fences the one before. It is a context manager whose end is `close`. One thread uses it, but for
+    `beat`, `show` and `is_shown_by_others`, which any thread may call.
+
+    Args:
+        root: The root of the change log.
+        job: The job's name, which begins the default keys.
+        states: All states of the job.
+        query_id: Whose state this is. Default: that of the query whose state the log has, else a new one. Another
+            query's writer that is alive is taken over only with `takeover`.
+        on_rewind: `truncate` lets `publish` begin again at an earlier epoch, `refuse` raises RewoundCheckpointError
+            there.
+        source: Where the states come from, as plain JSON that the log keeps; `STATE DESCRIBE` shows it.
+        siblings: The writers of other jobs that the same run of the query publishes.
+        is_whole: An epoch brings all of each state that it changes; nothing of what was there before stays.
+        is_anew: Begin with nothing of what the query has in the log.
+        checkpoint: The query's checkpoint, by which its next writer is known to be of the same query.
+        is_beating: `beat` is called once a second, which tells other writers that this one is alive.
+        takeover: Take the job from another query's writer that is alive.
+        holds_back: Where readers see another query's state, they go on to see it until `show` is called.
+
+    Raises:
+        DescriptorError: The states do not fit those that the log has.
+        JobInUseError: Another query writes the job and is alive.
+        LogUnavailableError: The log cannot be written.
+
+    Examples:
+        >>> states = [sparkis.StateDescriptor("price", key="ticker", value="price")]
+        >>> with sparkis.LogWriter(path, "market", states) as writer:
+        ...     writer.publish([sparkis.Change("price", sparkis.Op.PUT, b"market:price:ACME", value=b"12.5")])
+        ...     writer.publish([sparkis.Change("price", sparkis.Op.DELETE, b"market:price:ACME")])
+        0
+        1
+    """
+
+    def __init__(
+        self,
+        root: str | Path | Filesystem,
+        job: str,
+        states: Sequence[StateDescriptor],
+        query_id: str | None = None,
+        on_rewind: OnRewind = "refuse",
+        source: Mapping[str, object] | None = None,
+        siblings: Collection[str] = (),
+        *,
+        is_whole: bool = False,
+        is_anew: bool = False,
+        checkpoint: str = "",
+        is_beating: bool = False,
+        takeover: bool = False,
+        holds_back: bool = False,
+    ) -> None:
+        check_name("job", job)
+        check_states(job, states)
+        self.log = ChangeLog(root).job(job)
+        self._filesystem = self.log.filesystem
+        self._on_rewind = on_rewind
+        self._source = source
+        self._is_whole = is_whole
+        self._holds_back = holds_back
+        self.states = tuple(state.for_job(job) for state in states)
+        self._reductions = {state.name: (state, reduction_of(state)) for state in self.states}
+        self.query_id = check_name("generation", query_id or self._query_in_charge() or uuid.uuid4().hex)
+        before = None if is_anew else self.log.terms.last_of(self.query_id)
+        if query_id is not None and source is None:
+            self._check_not_renamed(before, siblings)
+        if before is not None:
+            self._check_evolution(before)  # before anybody is fenced
+        self._beats = 0
+        self._shown: tuple[bool, bool] | None = None  # by the last sign of life
+        self._beat_due_s = 0.0
+        every_s = self._filesystem.beat_interval_s if is_beating else 0.0
+        who = this_process(self.query_id, checkpoint, every_s)
+        self._claim = claim(self.log.terms, who, is_forced=takeover)
+        self._begin(seal(self.log.terms, self._claim), is_anew=is_anew)
+        if self.last is not None and self.last.origin > 0:
+            self._warn_of_missing_keys(self.last.origin)
+
+    def _query_in_charge(self) -> str | None:
+        current = self.log.current()
+        return current.description.query_id if current is not None and current.description is not None else None
+
+    def _begin(self, last: Term | None, *, is_anew: bool) -> None:
+        """Begin the term that was claimed: go on with the query's generation, or begin another one."""
+        term = self._claim.term
+        base = None if is_anew else self.log.terms.last_of(self.query_id)
+        self._go_on_resting(last)
+        is_held_back = self._is_to_be_held_back(base)
+        if base is not None and last is not None and base.generation == last.generation:
+            generation, why, description = base.generation, "restart", self._describe(base)
+        else:
+            generation, why = self._new_folder(term), "start"
+            if base is not None and branch.copy(self.log, current_of(base), generation, None):
+                why = "return"
+            elif base is not None:  # swept meanwhile; part of it may be copied
+                self._filesystem.remove(f"{self.job}/{generation}")
+                self._new_folder(term)
+                base = None
+            description = self._describe(base)
+        self._put_in_charge(Term(term, why, self._claim.writer, generation, description, is_held_back=is_held_back))
+
+    def _is_to_be_held_back(self, base: Term | None) -> bool:
+        """Tell whether readers go on to see another generation: a query that goes on is held back if it was."""
+        if base is not None:
+            return not self.log.may_be_seen(base)
+        shown = self.log.shown()
+        return self._holds_back and shown is not None and self.log.end(shown) is not None
+
+    def _go_on_resting(self, last: Term | None) -> None:
+        """Keep a job at rest that was (see `rest`): it is not stale while it is taken over."""
+        if last is not None and self.log.terms.sign_of_life(last.term).get("is_at_rest"):
+            self.rest()
+
+    def _new_folder(self, term: int) -> str:
+        generation = folder_name(self.query_id, term)
+        for folder in ("changes", "epochs", "floor", "snapshots"):
+            self._filesystem.make_folder(f"{self.job}/{generation}/{folder}")
+        return generation
+
+    def _put_in_charge(self, term: Term) -> None:
+        begin(self.log.terms, term, self._claim)
+        self._shown = None  # the next sign of life is of another term
+        assert term.description is not None
+        self._description = term.description
+        self.current = current_of(term)
+        self.last = self.log.end(self.current)
+        self.held = promotion.held(self.log)
+
+    def show(self, why: str) -> bool:
+        """Have readers see what is written, if it is held back; False if somebody else did. From any thread."""
+        is_new = promotion.show(self.log, self.current, why)
+        self.held = None
+        return is_new
+
+    def is_shown_by_others(self) -> bool:
+        """Look whether somebody else had shown what is held back; from any thread."""
+        if self.held is not None and promotion.held(self.log) is None:
+            self.held = None
+            return True
+        return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Mark the job as at its end: readers are told that no more epochs come from this writer."""
+        self.beat(is_running=False)
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self.log.job
+
+    @property
+    def generation(self) -> str:
+        """The name of the folder that holds the job's epochs now; a rewind makes it another one."""
+        return self.current.generation
+
+    @property
+    def folder(self) -> str:
+        """Where the change files of the next epoch belong, relative to the log root (see `start`)."""
+        return self.log.changes_folder(self.generation)
+
+    def change_files(self, epoch: int) -> ChangeFileWriter:
+        """Return a writer of change files for an epoch, to be used on any machine that reaches the log."""
+        return ChangeFileWriter(self._filesystem, self.folder, epoch)
+
+    def publish(
+        self,
+        changes: Iterable[Change],
+        epoch: int | None = None,
+        *,
+        replaces: Iterable[str] = (),
+        clock_ms: int | None = None,
+    ) -> int:
+        """Write changes, commit them as one epoch, and return its number.
+
+        Changes are written as they come: there may be any number of them. If an error is raised there is no epoch.
+
+        Args:
+            changes: The changes; those of one key take effect in this order.
+            epoch: The epoch's number. Default: one more than the last.
+            replaces: The names of states whose whole content these changes are.
+            clock_ms: The epoch's time in milliseconds since 1970 UTC, by which keys expire. Default: now.
+
+        Raises:
+            DescriptorError: A change names a state that the job does not have.
+            ChangeError: A key, field or value is too long, or does not fit the kind of its state.
+            FencedWriterError: Another writer has taken the job over.
+        """
+        number = epoch if epoch is not None else self.last.epoch + 1 if self.last else 0
+        known = [state.name for state in self.states]
+        replaces = tuple(replaces)
+        if unknown := set(replaces) - set(known):
+            raise DescriptorError(f"job {self.job!r} has no state {sorted(unknown)}; it has {known}")
+        rows = digest = 0
+
+        def runs() -> Iterator[pa.RecordBatch]:
+            nonlocal rows, digest
+            for run in runs_of(map(self._checked, changes), known):
+                rows += run.num_rows
+                digest += _digest(run)
+                yield run
+
+        self.start(number)
+        try:
+            file, inline = self.change_files(number).write(runs())
+        except KeyError as error:
+            raise DescriptorError(f"job {self.job!r} has no state {error}; it has {known}") from None
+        self.commit(
+            number,
+            clock_ms=self.clock_ms() if clock_ms is None else clock_ms,
+            files=[file] if file else [],
+            inline=[inline] if inline else [],
+            rows=rows,
+            digest=digest & 0xFFFF_FFFF_FFFF_FFFF,
+            replaces=replaces,
+        )
+        return number
+
+    def _checked(self, change: Change) -> Change:
+        state, reduction = self._reductions[change.state]
+        if state.member is not None:
+            packed_sorted.check_change(change, state.kind)
+        else:
+            check_change(change, state, reduction)
+        return change
+
+    def clock_ms(self) -> int:
+        """Read the clock for the next epoch: never below that of the last one, so that what has expired stays so."""
+        return max(now_ms(), self.last.clock_ms if self.last else 0)
+
+    def start(self, number: int) -> None:
+        """Make ready for an epoch, before its change files are written: after it, `folder` is where they belong.
+
+        An epoch below the last one means that the query's checkpoint was set back. If that may be, a generation begins
+        with what was before the epoch; RewoundCheckpointError otherwise.
+        """
+        if self.last is not None and number < self.last.epoch:
+            self.check_in_charge()
+            self._rewind(number)
+
+    def commit(
+        self,
+        number: int,
+        *,
+        clock_ms: int,
+        files: Sequence[ChangeFile] = (),
+        inline: Sequence[bytes] = (),
+        rows: int = 0,
+        digest: int = 0,
+        replaces: tuple[str, ...] = (),
+        offsets: tuple[str, ...] = (),
+    ) -> bool:
+        """Make an epoch visible; False if it was committed before.
+
+        Runs on the driver once per micro-batch, after every task succeeded. Spark calls it again for the same batch
+        after a restart, so the last committed epoch is left as it is; a warning tells if the replay differed. Raises
+        FencedWriterError if a newer writer has the job: then the epoch may be there or not, as that writer finds it.
+        """
+        self.check_in_charge()
+        self.start(number)
+        if self.last is not None and number == self.last.epoch:
+            self._compare_replay(self.last, rows, digest)
+            return False
+        previous = self.last.ref if self.last else None
+        if previous is not None and number != previous.epoch + 1:
+            raise EpochHoleError(
+                f"job {self.job!r}: epoch {number} does not follow {previous.epoch}, the last one in the log "
+                f"{self._filesystem.root}; every micro-batch must be published. To begin anew, remove the job's "
+                f"folder from the log or give the query another log"
+            )
+        epoch = Epoch(
+            epoch=number,
+            term=self.current.term,
+            previous=previous,
+            clock_ms=max(clock_ms, self.last.clock_ms) if self.last else clock_ms,
+            rows=rows,
+            digest=digest,
+            replaces=(*replaces, *self._to_empty()),
+            description=self._description.version,
+            origin=self._origin(number, replaces),
+            files=tuple(files),
+            inline=tuple(inline),
+            format=self._description.format,
+            offsets=offsets,
+        )
+        self._check_files(epoch)
+        epoch = self._fold(epoch)
+        before_bytes = self.last.log_bytes if self.last else 0
+        epoch = replace(epoch, log_bytes=before_bytes + epoch.change_bytes)
+        self._create(epoch)
+        if self.last is None and epoch.origin > 0:
+            self._warn_of_missing_keys(epoch.origin)
+        self.last = replace(epoch, inline=())
+        return True
+
+    def beat(self, *, is_running: bool = True, is_at_rest: bool = False) -> bool:
+        """Show a sign of life; False, and none is shown, once a newer writer has claimed the job. From any thread.
+
+        To be called once a second while the query runs. Readers watch the counter move. Where each request costs money
+        it moves less often, and most calls do nothing.
+        """
+        shown, now_s = (is_running, is_at_rest), time.monotonic()
+        if shown == self._shown and now_s < self._beat_due_s:
+            return True
+        try:
+            check_in_charge(self.log.terms, self._claim)
+        except FencedWriterError:
+            return False
+        every_s = self._filesystem.beat_interval_s
+        self._beats += 1
+        sign = {"writer": self._claim.writer, "beat": self._beats, "every_s": every_s, "is_running": is_running}
+        sign |= {"is_at_rest": True} if is_at_rest else {}
+        path = self.log.terms.alive_path(self._claim.term)
+        self._filesystem.replace(path, json.dumps(sign).encode(), is_durable=False)
+        self._shown, self._beat_due_s = shown, now_s + every_s - 1.0
+        return True
+
+    def rest(self) -> None:
+        """Say that what is there is whole, and not stale for want of more: nothing runs that would bring it."""
+        self.beat(is_running=False, is_at_rest=True)
+
+    def _describe(self, base: Term | None) -> Description:
+        """Return what this term says of the states: the same as the query's last one, or a new version."""
+        mine = Description(self.job, self.query_id, self.states, source=self._source)
+        if base is None or base.description is None:
+            return mine
+        theirs = base.description
+        if (theirs.states, theirs.source) == (mine.states, mine.source) and not (self._is_whole and theirs.late):
+            return theirs
+        for note in self._check_evolution(base):
+            logger.warning("job %s: %s", self.job, note)
+        names = {state.name for state in mine.states}
+        return replace(
+            mine,
+            version=theirs.version + 1,
+            dropped=tuple(state for state in theirs.known if state.name not in names),
+            late=() if self._is_whole else self._late(base.generation, theirs),
+            renamed_from=theirs.renamed_from,
+        )
+
+    def _check_evolution(self, base: Term) -> list[str]:
+        assert base.description is not None
+        before, known = base.description.states, base.description.known
+        return check_evolution(self.job, before, known, self.states, is_whole=self._is_whole)
+
+    def _late(self, generation: str, before: Description) -> tuple[str, ...]:
+        """Return the states that lack what did not change since they began; warn of new ones, but sparkis' own."""
+        if not self.log.numbers(generation):
+            return ()
+        there = {state.name for state in before.states}
+        new = [state.name for state in self.states if state.name not in there and not state.name.startswith("_")]
+        for name in new:
+            logger.warning(
+                "job %s: the state %r begins in the middle of the query: keys that do not change from now on are "
+                "missing in it; start the query with a new checkpoint to have them all",
+                self.job,
+                name,
+            )
+        return tuple(state.name for state in self.states if state.name in new or state.name in before.late)
+
+    def _check_not_renamed(self, before: Term | None, siblings: Collection[str]) -> None:
+        """Refuse to begin in the middle of a query whose state the log has under another job's name.
+
+        Costs a look at every other job, and only where this one has no epoch of the query.
+        """
+        if before is not None and self.log.numbers(before.generation):
+            return
+        log = ChangeLog(self._filesystem)
+        for name in log.jobs():
+            other = log.job(name)
+            try:
+                current = other.current()
+            except LogCorruptError:
+                continue  # not this job's to complain about
+            described = current.description if current is not None else None
+            if name == self.job or described is None or described.query_id != self.query_id:
+                continue
+            assert current is not None
+            if current.writer not in siblings and other.numbers(current.generation):
+                raise DescriptorError(
+                    f"job {self.job!r} would begin in the middle of its query: the log {self._filesystem.root} has the "
+                    f"query's state as job {name!r}. If the query was renamed, run: sparkis rename --log "
+                    f"{self._filesystem.root} {name} {self.job}. If it is to be another job, start it with a "
+                    f"checkpoint or a log of its own"
+                )
+
+    def _origin(self, number: int, replaces: tuple[str, ...]) -> int:
+        """Return where what this generation knows begins: 0 if its first epoch brings the whole of every state."""
+        of_the_query = {state.name for state in self.states if not state.name.startswith("_")}
+        if of_the_query <= set(replaces):
+            return 0
+        return number if self.last is None else self.last.origin
+
+    def _warn_of_missing_keys(self, origin: int) -> None:
+        logger.warning(
+            "job %s: the log %s begins at epoch %d of its query, so keys that have not changed since are missing in "
+            "it: the query's checkpoint is older than the log. Give the query the log that it had, or start it with a "
+            "new checkpoint to have all keys",
+            self.job,
+            self._filesystem.root,
+            origin,
+        )
+
+    def _to_empty(self) -> tuple[str, ...]:
+        """Return the dropped states, for the first epoch without them: then other states may make their keys."""
+        if self.last is None or self.last.description < self._description.version:
+            return tuple(state.name for state in self._description.dropped)
+        return ()
+
+    def check_in_charge(self) -> None:
+        """Raise FencedWriterError if another writer has taken the job over, LogUnavailableError if it is gone."""
+        check_in_charge(self.log.terms, self._claim)
+        mine = self.log.terms.claim(self._claim.term)
+        if mine is None or mine.writer != self._claim.writer:
+            raise LogUnavailableError(
+                f"job {self.job!r} is gone from the log {self._filesystem.root}: was it moved, or its storage taken "
+                f"away? Put it back and start the query again; to begin anew, start with a new checkpoint"
+            )
+
+    def _compare_replay(self, first: Epoch, rows: int, digest: int) -> None:
+        if (first.rows, first.digest) != (rows, digest):
+            logger.warning(
+                "job %s: the replay of epoch %d gave other changes (%d rows instead of %d); the first ones stand. "
+                "The query is not deterministic: look for current_timestamp, rand, or unordered duplicates",
+                self.job,
+                first.epoch,
+                rows,
+                first.rows,
+            )
+
+    def _rewind(self, number: int) -> None:
+        """End the chain before `number`, if that was asked for."""
+        last = self.last.epoch if self.last else -1
+        if self._on_rewind != "truncate":
+            raise RewoundCheckpointError(
+                f"job {self.job!r}: epoch {number} was published again, but the log {self._filesystem.root} already "
+                f"ends at epoch {last}: the query's checkpoint was set back. Restore the newer checkpoint, or pass "
+                f"on_rewind='truncate' to drop the epochs from {number} on and go on from there"
+            )
+        first = self.log.first(self.current)
+        is_anew = first is not None and first.previous is None and number <= first.epoch
+        origin = self.last.origin if self.last else 0
+        has_before = number > origin and not is_anew
+        if has_before and not branch.reaches(self.log, self.current, number):
+            raise self._not_reached(number)
+        logger.warning("job %s: the checkpoint was set back; epochs %d to %d are dropped", self.job, number, last)
+        self._claim = succeed(self.log.terms, self._claim)
+        generation = self._new_folder(self._claim.term)
+        if has_before and not branch.copy(self.log, self.current, generation, number):
+            self.check_in_charge()
+            raise self._not_reached(number)
+        seal(self.log.terms, self._claim)
+        term = Term(self._claim.term, "rewind", self._claim.writer, generation, self._description)
+        self._put_in_charge(replace(term, is_held_back=self.held is not None))
+
+    def _not_reached(self, number: int) -> RewoundCheckpointError:
+        return RewoundCheckpointError(
+            f"job {self.job!r}: the checkpoint was set back to epoch {number}, and the log {self._filesystem.root} "
+            f"keeps nothing of the epoch before it any more; restore a newer checkpoint, or start the query with a "
+            f"new one"
+        )
+
+    def _check_files(self, epoch: Epoch) -> None:
+        """Refuse an epoch that lists what is not there; it could never be read."""
+        for file in epoch.files:
+            path = f"{self.folder}/{file.name}"
+            size = self._filesystem.size(path)
+            if size != file.size:
+                raise LogUnavailableError(
+                    f"job {self.job!r}: epoch {epoch.epoch} is not committed, because its change file {path} in the "
+                    f"log {self._filesystem.root} {'is missing' if size is None else f'has {size} bytes'}, and "
+                    f"{file.size} were written; start the query again"
+                )
+
+    def _fold(self, epoch: Epoch) -> Epoch:
+        """Move what many small tasks sent into one change file, if together it is too much for the epoch's own."""
+        if sum(map(len, epoch.inline)) <= EPOCH_INLINE_BYTES_MAX:
+            return epoch
+        runs = pa.Table.from_batches((run for stream in epoch.inline for run in runs_in(stream)), schema())
+        # A file has one dictionary of states, and each task's stream its own.
+        file, inline = self.change_files(epoch.epoch).write(runs.unify_dictionaries().to_batches())
+        return replace(epoch, files=(*epoch.files, file) if file else epoch.files, inline=(inline,) if inline else ())
+
+    def _create(self, epoch: Epoch) -> None:
+        path = f"{self.job}/{self.generation}/epochs/{epoch.epoch}.json"
+        is_new = self._filesystem.create(path, epoch.to_bytes())
+        # Looked up after the epoch is there: a newer writer that is not there yet will find the epoch.
+        self.check_in_charge()
+        if not is_new:
+            raise LogUnavailableError(
+                f"job {self.job!r}: epoch {epoch.epoch} appeared in the log {self._filesystem.root} while it was being "
+                f"committed; start the query again"
+            )
+
+
+def _digest(run: pa.RecordBatch) -> int:
+    """Return a sum over a run's rows that does not depend on their order. Expiry is left out: it follows the clock."""
+    columns = [run.column(name).to_pylist() for name in ("state", "op", "key", "field", "value")]
+    return sum(crc32(repr(row).encode()) for row in zip(*columns, strict=True))

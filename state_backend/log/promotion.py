@@ -1,0 +1,86 @@
+"""When a generation that was held back comes to be shown: `<job>/<generation>/shown.json`, created once.
+
+A query with a new checkpoint reads all of its input again. Until that has caught up, its state is half a replay, so its
+terms say that it is held back, and readers go on to see the generation before (`JobLog.shown`). Who writes it says when
+it is to be seen, or a person does, by `sparkis promote`; every server finds the same file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from state_backend.log.change_log import ChangeLog, Current, JobLog
+from state_backend.log.epochs import FORMAT, Epoch
+from state_backend.log.filesystems import Filesystem
+from state_backend.model.clock import now_ms
+from state_backend.model.errors import LogError, SparkisError
+from state_backend.model.generations import first_term
+
+DESCRIPTION = """\
+Show the newest state of a job that is held back, because its query began anew and has not caught up. Needs no server
+and no Spark; servers of the log show it as soon as they have applied it."""
+
+
+class Held(NamedTuple):
+    """A generation that is held back: the last epoch that readers see instead, and since when."""
+
+    shown: Epoch
+    since_ms: int
+
+
+def held(log: JobLog) -> Held | None:
+    """Return what readers see instead of what is written now; None if they see that."""
+    shown = log.shown()
+    if shown is None or shown.held_back is None:
+        return None
+    last = log.end(shown)
+    return None if last is None else Held(last, since_ms(log, shown.held_back))
+
+
+def since_ms(log: JobLog, generation: str) -> int:
+    """Return since when a generation is there, by the clock of the driver that began it."""
+    began = first_term(generation)
+    claim = None if began is None else log.terms.claim(began)
+    return 0 if claim is None else claim.since_ms
+
+
+def show(log: JobLog, current: Current, why: str) -> bool:
+    """Have readers see a generation from now on; False if that was said before."""
+    content = {"format": FORMAT, "why": why, "clock_ms": now_ms()}
+    return log.filesystem.create(log.promotion_path(current.generation), json.dumps(content).encode() + b"\n")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--log", required=True, metavar="PATH", help="a log root")
+    parser.add_argument("job", metavar="JOB", help="the job's name")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Promote; return the exit code."""
+    try:
+        print(promote(options.log, options.job))
+    except SparkisError as error:
+        print(f"sparkis promote: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def promote(root: str | Path | Filesystem, job: str) -> str:
+    """Show the newest state of a job now and return one line about it; LogError if none is held back."""
+    log = ChangeLog(root)
+    promoted = log.job(job)
+    current = promoted.current()
+    if current is None:
+        raise LogError(f"the log {log.filesystem.root} has no job {job!r}; jobs: {', '.join(log.jobs()) or 'none'}")
+    last = promoted.newest(current)
+    if held(promoted) is None:
+        raise LogError(f"job {job!r}: nothing is held back; readers see generation {current.generation}")
+    if last is None:
+        raise LogError(f"job {job!r}: generation {current.generation} has no epoch yet that could be shown")
+    show(promoted, current, "sparkis promote")
+    return f"job {job}: readers see generation {current.generation} from now on, at epoch {last.epoch}"

@@ -1,0 +1,143 @@
+"""Removes from a job's log what no reader needs any more.
+
+Whoever sweeps may be stopped anywhere, for an hour or for ever, and several may sweep at the same time. So a file is
+removed only for a reason that nothing can undo (`docs/design/0004-sweeping.md` has the argument):
+
+    an epoch                 it is below the floor, which only rises
+    a change file            its epoch is below the floor; or is committed, is not the last one, and does not list it
+    a snapshot               it is older than the second newest whole one
+    a generation             an older term began it than the one that readers see, or a term that is void
+    a temporary file         of what is there already, or is one of these
+"""
+
+from __future__ import annotations
+
+from state_backend.log.change_log import KEPT_SNAPSHOTS, Current, JobLog
+from state_backend.log.epochs import Epoch
+from state_backend.model.generations import first_term
+
+# How long a change file stays after a snapshot covers it, for readers that are behind (guess).
+RETENTION_MS = 3_600_000
+
+
+def sweep(log: JobLog, current: Current, at_ms: int, retention_ms: int = RETENTION_MS) -> int:
+    """Remove what readers do not need any more; return the number of files and folders.
+
+    Of the generation: epochs that a snapshot covers and that are older than the retention time, but never the last
+    one; and what `sweep` is to find. Of the job: generations that were replaced, once the one that counts has an epoch
+    older than the retention time.
+    """
+    removed = 0
+    last = log.newest(current)
+    if last is not None:
+        manifests = list(log.snapshots(current))
+        floor = _raised_floor(log, current, manifests, last, at_ms - retention_ms)
+        removed += _sweep_changes(log, current, floor, last)
+        removed += _sweep_epochs(log, current, floor, last)
+        if len(manifests) == KEPT_SNAPSHOTS:
+            removed += _sweep_snapshots(log, current, manifests[-1].epoch)
+    return removed + sweep_job(log, at_ms - retention_ms)
+
+
+def _raised_floor(log: JobLog, current: Current, manifests: list[Epoch], last: Epoch, until_ms: int) -> int:
+    """Say which epochs are not needed any more, and return the first one that is.
+
+    On the disk before any of them is removed, so whoever misses one can know why.
+    """
+    floor = before = log.floor(current.generation)
+    for number in log.numbers(current.generation):
+        epoch = log.epoch(current, number)
+        if epoch is None:
+            continue  # another sweep was faster
+        is_covered = bool(manifests) and number <= manifests[0].epoch and number < last.epoch
+        if not is_covered or epoch.clock_ms > until_ms:
+            break
+        floor = number + 1
+    folder = f"{log.job}/{current.generation}/floor"
+    if floor > before:
+        log.filesystem.create(f"{folder}/{floor}", b"")
+    _remove(log, folder, [name for name in log.filesystem.names(folder) if _number(name) < floor])
+    return floor
+
+
+def _sweep_changes(log: JobLog, current: Current, floor: int, last: Epoch) -> int:
+    folder = log.changes_folder(current.generation)
+    names = log.filesystem.names(folder)
+    listed: dict[int, set[str]] = {}
+    for number in log.numbers(current.generation):
+        epoch = log.epoch(current, number) if number < last.epoch else None
+        if epoch is not None:
+            listed[number] = {file.name for file in epoch.files}
+
+    def is_of_no_use(name: str) -> bool:
+        number = _number(name)
+        return 0 <= number < floor or (number in listed and name not in listed[number])
+
+    return _remove(log, folder, list(filter(is_of_no_use, names)))
+
+
+def _sweep_epochs(log: JobLog, current: Current, floor: int, last: Epoch) -> int:
+    folder = f"{log.job}/{current.generation}/epochs"
+
+    def is_of_no_use(name: str) -> bool:
+        number = _number(name)
+        return 0 <= number < floor or (name.startswith(".") and 0 <= number <= last.epoch)
+
+    return _remove(log, folder, list(filter(is_of_no_use, log.filesystem.names(folder))))
+
+
+def _sweep_snapshots(log: JobLog, current: Current, oldest: int) -> int:
+    folder = f"{log.job}/{current.generation}/snapshots"
+    # Also those that were never whole. One between the two that are kept may still be written.
+    old = [name for name in log.filesystem.names(folder) if name.isdecimal() and int(name) < oldest]
+    for name in old:
+        log.filesystem.remove(f"{folder}/{name}")
+    return len(old)
+
+
+def sweep_job(log: JobLog, until_ms: int) -> int:
+    """Remove generations that do not count any more, and signs of life of older writers; return how many."""
+    term = log.terms.newest()
+    if term is None:
+        return 0
+    removed = 0
+    current = log.shown()
+    is_old = current is None or _has_epoch_until(log, current, until_ms)
+    in_charge = term.term if current is None else first_term(current.generation)
+    assert in_charge is not None
+    for name in log.filesystem.names(log.job):
+        began = first_term(name)
+        if began is not None and began != in_charge and (_is_void(log, began) or (is_old and began < in_charge)):
+            log.filesystem.create(log.terms.swept_path(name), b"")  # before anything of it is missing
+            log.filesystem.remove(f"{log.job}/{name}")
+            removed += 1
+    for folder in ("alive", "terms"):
+        for name in log.filesystem.names(f"{log.job}/{folder}"):
+            is_of_no_use = folder == "alive" or name.startswith(".")
+            if is_of_no_use and 0 <= _number(name) < term.term:
+                log.filesystem.remove(f"{log.job}/{folder}/{name}")
+                removed += 1
+    return removed
+
+
+def _is_void(log: JobLog, number: int) -> bool:
+    term = log.terms.read(number)
+    return term is not None and term.is_void
+
+
+def _has_epoch_until(log: JobLog, current: Current, until_ms: int) -> bool:
+    """Tell whether a generation began so long ago."""
+    oldest = [log.first(current), *log.snapshots(current)]
+    return any(epoch is not None and epoch.clock_ms <= until_ms for epoch in oldest)
+
+
+def _remove(log: JobLog, folder: str, names: list[str]) -> int:
+    """Remove files of a folder; return how many."""
+    log.filesystem.remove_files([f"{folder}/{name}" for name in names])
+    return len(names)
+
+
+def _number(name: str) -> int:
+    """Return the number that a file's name begins with, a temporary one's too; -1 if there is none."""
+    head = name.removeprefix(".").partition(".")[0].partition("-")[0]
+    return int(head) if head.isdecimal() else -1

@@ -1,0 +1,301 @@
+"""Terms: who may write a job, and which of its folders counts, in files that are created once and never changed.
+
+    <job>/terms/<term>.claim   somebody is to be the one writer from now on: who, where and since when
+    <job>/terms/<term>.json    what the claim came to: the term has begun, with a generation and its states;
+                               or it is void and never begins; or the job is dropped
+    <job>/terms/<term>.swept   the generation that the term began was replaced, and is being removed
+    <job>/alive/<term>.json    the sign of life of the term's writer; the one file that is replaced, and not durable
+
+The newest term that has begun is in charge for readers. A writer looks at claims: whoever has a newer one fences it.
+Terms are claimed one after another, and before a term begins all below it have begun or are void; so a reader that
+knows the newest one finds the next by reading one file. `docs/design/0004-sweeping.md` has the argument.
+
+Here is the reader's side; `takeover` claims, voids and begins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from state_backend.log.epochs import FORMAT, FORMAT_WITH_FOLDS, FORMAT_WITH_SETS, check_format
+from state_backend.log.filesystems import Filesystem
+from state_backend.model.descriptor import Reduce, StateDescriptor
+from state_backend.model.errors import LogCorruptError
+from state_backend.model.generations import first_term
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a term says of a generation. `version` goes up when the states change.
+
+    dropped: states that earlier epochs name and the query keeps no more; the next epoch empties them.
+    source: what an attachment reads the states from (see `spark_hooks.attach`); None if the query itself publishes.
+    late: states that began in the middle of the query, and lack what did not change since.
+    renamed_from: the job that this one was until it was renamed (see `rename`).
+    """
+
+    job: str
+    query_id: str
+    states: tuple[StateDescriptor, ...]
+    version: int = 1
+    dropped: tuple[StateDescriptor, ...] = ()
+    source: Mapping[str, Any] | None = None
+    late: tuple[str, ...] = ()
+    renamed_from: str | None = None
+
+    @property
+    def known(self) -> tuple[StateDescriptor, ...]:
+        """All states that an epoch of this generation may name."""
+        return self.states + self.dropped
+
+    @property
+    def format(self) -> int:
+        """Which version of the log's files a reader must know."""
+        if any(state.member is not None for state in self.known):
+            return FORMAT_WITH_SETS
+        return FORMAT if all(state.reduce in (None, Reduce.LAST) for state in self.known) else FORMAT_WITH_FOLDS
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what stands in the term's file."""
+        content: dict[str, Any] = {
+            "job": self.job,
+            "query_id": self.query_id,
+            "version": self.version,
+            "states": [state.to_json() for state in self.states],
+            "dropped": [state.to_json() for state in self.dropped],
+        }
+        if self.source is not None:
+            content["source"] = dict(self.source)
+        if self.late:
+            content["late"] = list(self.late)
+        if self.renamed_from is not None:
+            content["renamed_from"] = self.renamed_from
+        return content
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Description:
+        """Read what `to_json` made."""
+        return cls(
+            stored["job"],
+            stored["query_id"],
+            tuple(map(StateDescriptor.from_json, stored["states"])),
+            stored["version"],
+            tuple(map(StateDescriptor.from_json, stored["dropped"])),
+            stored.get("source"),
+            tuple(stored.get("late", ())),
+            stored.get("renamed_from"),
+        )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who is to write a job from a term on.
+
+    checkpoint: where the query's checkpoint lies, as far as the writer knows. beats_every_s: how often the writer
+    shows a sign of life; 0 if it shows none.
+    """
+
+    term: int
+    writer: str
+    query_id: str
+    checkpoint: str
+    host: str
+    pid: int
+    since_ms: int
+    beats_every_s: float = 0.0
+
+    def to_bytes(self) -> bytes:
+        """Return the file's content."""
+        return json.dumps({"format": FORMAT} | asdict(self)).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class Term:
+    """What a claim came to.
+
+    why: start, restart, return, rewind, rename, drop, or void. generation: the folder that counts; none if the term
+    is void or the job dropped. renamed_to: the job that a dropped one goes on as. is_held_back: readers go on to see
+    what they saw before, until the generation is shown (see `promotion`).
+    """
+
+    term: int
+    why: str
+    writer: str
+    generation: str = ""
+    description: Description | None = None
+    renamed_to: str | None = None
+    is_held_back: bool = False
+
+    @property
+    def is_void(self) -> bool:
+        """Tell whether the term never begins."""
+        return self.why == "void"
+
+    @property
+    def is_dropped(self) -> bool:
+        """Tell whether the job is no more."""
+        return self.why == "drop"
+
+    def to_bytes(self) -> bytes:
+        """Return the file's content."""
+        content: dict[str, Any] = {"format": FORMAT, "term": self.term, "why": self.why, "writer": self.writer}
+        if self.description is not None:
+            content |= {"format": self.description.format, "generation": self.generation}
+            content |= self.description.to_json()
+        if self.is_held_back:
+            content["is_held_back"] = True
+        if self.renamed_to is not None:
+            content["renamed_to"] = self.renamed_to
+        return json.dumps(content, indent=1).encode() + b"\n"
+
+
+class Terms:
+    """The terms of one job, to read. Remembers the newest one; threads may share it."""
+
+    def __init__(self, filesystem: Filesystem, job: str) -> None:
+        self.filesystem = filesystem
+        self.job = job
+        self._known: tuple[int, Term | None] = (0, None)  # the last one looked at, and the newest that has begun
+
+    def claim_path(self, term: int) -> str:
+        """Return where a claim lies, relative to the log's root."""
+        return f"{self.job}/terms/{term}.claim"
+
+    def path(self, term: int) -> str:
+        """Return where what came of a claim lies, relative to the log's root."""
+        return f"{self.job}/terms/{term}.json"
+
+    def alive_path(self, term: int) -> str:
+        """Return where the sign of life of a term's writer lies, relative to the log's root."""
+        return f"{self.job}/alive/{term}.json"
+
+    def newest(self) -> Term | None:
+        """Return the newest term that has begun, a dropped job's included; None if none ever did.
+
+        Reads one file if it is the one that was newest at the last call.
+        """
+        last, begun = self._known
+        if not last:
+            last, begun = self._found()
+        while (term := self.read(last + 1)) is not None:
+            last, begun = term.term, begun if term.is_void else term
+        self._known = last, begun
+        return begun
+
+    def _found(self) -> tuple[int, Term | None]:
+        if self.filesystem.read(self.path(1)) is None:  # so a name that is no job costs no listing
+            return 0, None
+        last = max(self.numbers(".json"), default=0)
+        return last, self.last_before(last + 1)
+
+    def last_before(self, end: int) -> Term | None:
+        """Return the newest term below `end` that has begun, or None."""
+        return next((term for term in self.down_from(end - 1) if not term.is_void), None)
+
+    def down_from(self, number: int) -> Iterator[Term]:
+        """Iterate over terms that have begun or are void, the newest first."""
+        for each in range(number, 0, -1):
+            if (term := self.read(each)) is not None:
+                yield term
+
+    def last_of(self, query_id: str) -> Term | None:
+        """Return the newest term that has begun with a query; None if there is none since the job was dropped."""
+        newest = self.newest()
+        if newest is None or newest.is_dropped:
+            return None
+        if newest.description is not None and newest.description.query_id == query_id:
+            return newest
+        folders = [name for name in self.filesystem.names(self.job) if name.startswith(f"{query_id}.")]
+        if not any(first_term(name) for name in folders):  # so a new query reads no old terms
+            return None
+        for term in self.down_from(newest.term):
+            if term.is_dropped:
+                return None
+            if term.description is not None and term.description.query_id == query_id:
+                return term
+        return None
+
+    def forget_if_gone(self) -> None:
+        """Look whether the newest term is still there; if not, `newest` looks for all of them again."""
+        begun = self._known[1]
+        if begun is not None and self.read(begun.term) != begun:
+            self._known = (0, None)
+
+    def numbers(self, suffix: str) -> list[int]:
+        """Return the terms that have a file with `.claim` or `.json`, unordered."""
+        names = self.filesystem.names(f"{self.job}/terms")
+        heads = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+        return [int(head) for head in heads if head.isdecimal()]
+
+    def read(self, number: int) -> Term | None:
+        """Return what a claim came to, or None if that is not known yet."""
+        path = self.path(number)
+        stored = read_json(self.filesystem, path)
+        if stored is None:
+            return None
+        check_format(stored.get("format", FORMAT), f"{self.filesystem.root}/{path}")
+        with whole(self.filesystem, path):
+            has_states = "generation" in stored
+            return Term(
+                stored["term"],
+                stored["why"],
+                stored["writer"],
+                stored["generation"] if has_states else "",
+                Description.from_json(stored) if has_states else None,
+                stored.get("renamed_to"),
+                stored.get("is_held_back", False),
+            )
+
+    def claim(self, number: int) -> Claim | None:
+        """Return a claim, or None if there is none."""
+        path = self.claim_path(number)
+        stored = read_json(self.filesystem, path)
+        if stored is None:
+            return None
+        with whole(self.filesystem, path):
+            del stored["format"]
+            return Claim(**(stored | {"term": number}))
+
+    def last_claim(self) -> Claim | None:
+        """Return the newest claim; None if there never was one. Lists all of them."""
+        number = max(self.numbers(".claim"), default=0)
+        return self.claim(number) if number else None
+
+    def swept_path(self, generation: str) -> str:
+        """Return where it is noted that a generation is being removed, relative to the log's root."""
+        return f"{self.job}/terms/{first_term(generation)}.swept"
+
+    def is_swept(self, generation: str) -> bool:
+        """Tell whether a generation's removal has begun."""
+        return self.filesystem.size(self.swept_path(generation)) is not None
+
+    def sign_of_life(self, number: int) -> dict[str, Any]:
+        """Return the last sign of life of a term's writer (see `log_writer.LogWriter.beat`); empty if there is none."""
+        try:
+            return read_json(self.filesystem, self.alive_path(number)) or {}
+        except LogCorruptError:  # not durable: a crash of the machine may leave half of it
+            return {}
+
+
+def read_json(filesystem: Filesystem, path: str) -> dict[str, Any] | None:
+    """Return a file's JSON object, or None if there is no such file."""
+    stored = filesystem.read(path)
+    if stored is None:
+        return None
+    with whole(filesystem, path):
+        return dict(json.loads(stored))
+
+
+@contextmanager
+def whole(filesystem: Filesystem, path: str) -> Iterator[None]:
+    """Raise LogCorruptError, naming a file, for what a file that is not whole makes fail."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError):
+        raise LogCorruptError(
+            f"{filesystem.root}/{path} is not what a writer wrote; restore it from a copy of the log"
+        ) from None

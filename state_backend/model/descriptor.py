@@ -1,0 +1,485 @@
+"""What a state is called, how its keys are made, and which columns feed it.
+
+A `StateDescriptor` is what a user writes down for one state. The Spark hooks read its columns; the log keeps it in
+its terms; servers show it in `STATE DESCRIBE`. Nothing here imports Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import StrEnum
+from functools import partial
+from typing import Any, TypedDict, TypeVar
+
+from state_backend.model.errors import DescriptorError
+
+NAME_PATTERN = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff:{}/\\<>]+")
+NAME_BYTES_MAX = 200
+PLACEHOLDER = re.compile(r"<([^<>]+)>")
+
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class Kind(StrEnum):
+    """What a state holds at each key: its name in Redis is string, hash, list, set or sorted set."""
+
+    VALUE = "value"
+    MAP = "map"
+    LIST = "list"
+    SET = "set"
+    SORTED_SET = "sorted-set"
+
+
+class Encoding(StrEnum):
+    """How a value becomes bytes: as text, as JSON, or as the bytes of a binary column."""
+
+    TEXT = "text"
+    JSON = "json"
+    BINARY = "binary"
+
+
+class Reduce(StrEnum):
+    """How a reducing state folds the rows of a micro-batch into what it holds."""
+
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+    COUNT = "count"
+    LAST = "last"
+
+
+def check_name(what: str, name: object) -> str:
+    """Return a job or state name that may stand in a key and be a folder; DescriptorError otherwise."""
+    if not isinstance(name, str) or not name:
+        raise DescriptorError(f"the {what} name must be a non-empty text, not {name!r}")
+    size = len(name.encode("utf-8", "replace"))
+    if size > NAME_BYTES_MAX:
+        raise DescriptorError(f"the {what} name {name[:20]!r}... has {size} bytes in UTF-8; at most {NAME_BYTES_MAX}")
+    if not NAME_PATTERN.fullmatch(name) or name.startswith("."):
+        raise DescriptorError(
+            f"the {what} name {name!r} may not hold white space or any of : {{ }} / \\ < >, nor start with a dot, "
+            f"because it stands in Redis keys and folder names; choose another name"
+        )
+    return name
+
+
+def check_user_name(name: object) -> str:
+    """Return the name of a state that a user may declare; those with `_` in front are sparkis' own."""
+    if isinstance(name, str) and name.startswith("_"):
+        raise DescriptorError(f"the state name {name!r} begins with _, as sparkis' own states do; choose another name")
+    return check_name("state", name)
+
+
+@dataclass(frozen=True)
+class KeyFormat:
+    """A Redis key as literal texts around column placeholders: `literals[0] <columns[0]> literals[1] ...`.
+
+    One more literal than columns; a literal may be empty at either end only, or two keys could be one. Without a column
+    it is one key: that of a state which has only one.
+    """
+
+    literals: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> KeyFormat:
+        """Read `plane/<tailnum>`; DescriptorError if there is nothing between two placeholders."""
+        parts = PLACEHOLDER.split(text)
+        parsed = cls(tuple(parts[::2]), tuple(parts[1::2]))
+        parsed._check(text)
+        return parsed
+
+    @classmethod
+    def default(cls, job: str, state: str, columns: Sequence[str], separator: str) -> KeyFormat:
+        """Return `job:state:<a><separator><b>...`."""
+        literals = (f"{job}:{state}:", *([separator] * (len(columns) - 1)), "")
+        made = cls(literals, tuple(columns))
+        made._check(made.text)
+        if cls.parse(made.text) != made:
+            raise DescriptorError(
+                f"the key {made.text!r} cannot be told apart into columns; a column or separator with < or > in it "
+                f"cannot make keys: rename the column, or take another separator"
+            )
+        return made
+
+    def _check(self, text: str) -> None:
+        if any(not literal for literal in self.literals[1:-1]):
+            raise DescriptorError(
+                f"the key format {text!r} has nothing between two columns, so that two rows could make one key; "
+                f"put a separator between them"
+            )
+
+    @property
+    def text(self) -> str:
+        """The format as it is written."""
+        columns = [f"<{column}>" for column in self.columns] + [""]
+        return "".join(literal + column for literal, column in zip(self.literals, columns, strict=True))
+
+    def overlaps(self, other: KeyFormat) -> bool:
+        """Tell whether some key could be made by both formats (their ends agree; the middle can always be met)."""
+        mine, theirs = self.literals, other.literals
+        if not self.columns:
+            return bool(re.match(other.pattern(), mine[0].encode(), re.DOTALL))
+        if not other.columns:
+            return other.overlaps(self)
+        heads = mine[0].startswith(theirs[0]) or theirs[0].startswith(mine[0])
+        tails = mine[-1].endswith(theirs[-1]) or theirs[-1].endswith(mine[-1])
+        return heads and tails
+
+    def pattern(self) -> bytes:
+        """Return a regular expression (bytes, DOTALL, from the key's start) that every key of this format matches."""
+        head, tail = self.literals[0].encode(), self.literals[-1].encode()
+        if not self.columns:
+            return re.escape(head) + rb"\Z"
+        return re.escape(head) + (b".*" + re.escape(tail) + rb"\Z" if tail else b"")
+
+
+class StateArguments(TypedDict, total=False):
+    """What `StateDescriptor` takes beside the name, for functions that pass it on."""
+
+    key: str | Sequence[str]
+    value: str | Sequence[str]
+    key_format: str | None
+    separator: str
+    field: str | None
+    member: str | None
+    score: str | None
+    kind: Kind | str | None
+    ttl: timedelta | float | None
+    expire_at: str | None
+    encoding: Encoding | str
+    deletion: str | None
+    resets: str | None
+    order_by: str | Sequence[str]
+    duplicates: str
+    where: str | None
+    length_max: int | None
+    reduce: Reduce | str | None
+
+
+def _is_count(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and given >= 1
+
+
+@dataclass(frozen=True, init=False)
+class StateDescriptor:
+    """One state: its name, how its keys are made, and which columns of a DataFrame feed it.
+
+    Each row of the DataFrame is one change of one key. The kind of the state follows from the columns.
+
+    Args:
+        name: The state's name. With the job's it begins the default key, `job:name:<key>`.
+        key: The column, or columns, that make the key.
+        value: The column, or columns, of the value. Several columns make a hash whose fields have their names.
+        key_format: In place of `key`: any text with `<column>` placeholders, such as `plane/<tailnum>`.
+        separator: The text between several columns of the key.
+        field: For a hash with one field per row: the column that names the field.
+        member: In place of `value`, for a set with one member per row: the column of the member.
+        score: With `member`, for a sorted set: the column of the score, a number. Null removes the member.
+        kind: `value`, `map`, `list`, `set` or `sorted-set`. It follows from the columns, except for a list, which has
+            to be named: its rows are appended in their order, and an array column replaces the list.
+        ttl: How long a key lives after its last change (with `field`: a field), as a timedelta or in seconds.
+        expire_at: In place of `ttl`: the column with the time at which the row's key or field expires, a timestamp or
+            milliseconds since 1970 UTC. Null: never. A set expires as a whole: the last row in order decides.
+        encoding: `text`, `json`, or `binary`, which takes the bytes of a binary column as they are.
+        deletion: The boolean column that is true in rows that delete. A null value deletes as well.
+        resets: For a list: the boolean column that is true where the list is emptied before the row's element is
+            appended.
+        order_by: The column, or columns, that order the rows of one key within a micro-batch; the last row wins.
+        duplicates: `error`, or `any`: it does not matter which of two unordered rows of one key wins.
+        where: An SQL condition: only rows that meet it feed this state.
+        length_max: For a list: how many of its last elements to keep.
+        reduce: `sum`, `min`, `max`, `count` or `last`: the rows of a key are folded into what the state holds, once
+            per micro-batch.
+        columns: The types of the columns; sparkis fills them in.
+
+    Raises:
+        DescriptorError: The arguments contradict each other, or a name cannot stand in a key.
+
+    Examples:
+        A string, and with several columns a hash:
+
+        >>> sparkis.StateDescriptor("temperature", key="sensor", value="temp").kind
+        <Kind.VALUE: 'value'>
+        >>> sparkis.StateDescriptor("carriers", key="carrier", value=["flights", "cancelled"]).kind
+        <Kind.MAP: 'map'>
+
+        A hash with one field per row, and a time to live for each field:
+
+        >>> sparkis.StateDescriptor("byDay", key=["origin", "dest"], field="date", value="delay", ttl=86_400).kind
+        <Kind.MAP: 'map'>
+
+        A list of the last ten:
+
+        >>> sparkis.StateDescriptor("recent", key="sensor", value="temp", kind="list", length_max=10).kind
+        <Kind.LIST: 'list'>
+
+        A set, and a leaderboard:
+
+        >>> sparkis.StateDescriptor("online", key="game", member="player").kind
+        <Kind.SET: 'set'>
+        >>> sparkis.StateDescriptor("top", key="day", member="player", score="points").kind
+        <Kind.SORTED_SET: 'sorted-set'>
+
+        A key of one's own, and a sum that needs no state in the query:
+
+        >>> sparkis.StateDescriptor("miles", key_format="plane/<tailnum>", value="distance", reduce="sum").reduce
+        <Reduce.SUM: 'sum'>
+    """
+
+    name: str
+    key: tuple[str, ...]
+    value: tuple[str, ...]
+    key_format: str | None
+    separator: str
+    field: str | None
+    member: str | None
+    score: str | None
+    kind: Kind
+    ttl: timedelta | None
+    expire_at: str | None
+    encoding: Encoding
+    deletion: str | None
+    resets: str | None
+    order_by: tuple[str, ...]
+    duplicates: str
+    where: str | None
+    length_max: int | None
+    reduce: Reduce | None
+    columns: Mapping[str, str]
+
+    def __init__(
+        self,
+        name: str,
+        key: str | Sequence[str] = (),
+        value: str | Sequence[str] = (),
+        *,
+        key_format: str | None = None,
+        separator: str = ":",
+        field: str | None = None,
+        member: str | None = None,
+        score: str | None = None,
+        kind: Kind | str | None = None,
+        ttl: timedelta | float | None = None,
+        expire_at: str | None = None,
+        encoding: Encoding | str = Encoding.TEXT,
+        deletion: str | None = None,
+        resets: str | None = None,
+        order_by: str | Sequence[str] = (),
+        duplicates: str = "error",
+        where: str | None = None,
+        length_max: int | None = None,
+        reduce: Reduce | str | None = None,
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
+        put = partial(object.__setattr__, self)  # the class is frozen; only here its fields are filled in
+        put("name", check_name("state", name))
+        put("key", self._texts("key", key))
+        put("value", self._texts("value", value))
+        put("key_format", key_format)
+        put("separator", separator)
+        put("field", field)
+        put("member", member)
+        put("score", score)
+        put("kind", self._implied_kind() if kind is None else self._choice("kind", kind, Kind))
+        put("ttl", self._lifetime(ttl))
+        put("expire_at", expire_at)
+        put("encoding", self._choice("encoding", encoding, Encoding))
+        put("deletion", deletion)
+        put("resets", resets)
+        put("order_by", self._texts("order_by", order_by))
+        put("duplicates", duplicates)
+        put("where", where)
+        put("length_max", length_max)
+        put("reduce", None if reduce is None else self._choice("reduce", reduce, Reduce))
+        put("columns", dict(columns or {}))
+        self._check()
+
+    def _implied_kind(self) -> Kind:
+        if self.member is not None:
+            return Kind.SET if self.score is None else Kind.SORTED_SET
+        return Kind.MAP if self.field is not None or len(self.value) > 1 else Kind.VALUE
+
+    def _check(self) -> None:
+        if bool(self.key) == (self.key_format is not None):
+            raise DescriptorError(f"state {self.name!r}: give either key= or key_format=, and not both")
+        if not isinstance(self.separator, str):
+            raise DescriptorError(f"state {self.name!r}: separator= must be a text, not {self.separator!r}")
+        for what in ("key_format", "field", "member", "score", "deletion", "expire_at", "resets", "where"):
+            given = getattr(self, what)
+            if given is not None and not (isinstance(given, str) and given):
+                raise DescriptorError(f"state {self.name!r}: {what}= must be a non-empty text, not {given!r}")
+        form = self.format_for("job")
+        if not form.columns and self.field is None and self.member is None and self.reduce is None:
+            raise DescriptorError(
+                f"the key format {form.text!r} names no column, so that all rows would make one key; "
+                f"write one as <column>, or give field= or member="
+            )
+        if self.member is not None or self.score is not None or self.kind in (Kind.SET, Kind.SORTED_SET):
+            self._check_set()
+        elif not self.value and self.reduce is not Reduce.COUNT:
+            raise DescriptorError(f"state {self.name!r}: value= must name at least one column")
+        if len(set(self.value)) < len(self.value):
+            raise DescriptorError(f"state {self.name!r}: value= names a column twice")
+        if self.field is not None and len(self.value) > 1 and self.encoding is not Encoding.JSON:
+            raise DescriptorError(
+                f"state {self.name!r}: field= takes one value column; for several, use encoding='json', "
+                f"which makes them one JSON object"
+            )
+        if self.field is not None and self.kind is not Kind.MAP:
+            raise DescriptorError(f"state {self.name!r}: field= makes a map; leave out kind={self.kind.value!r}")
+        if self.kind is not Kind.MAP and len(self.value) > 1 and self.encoding is not Encoding.JSON:
+            raise DescriptorError(
+                f"state {self.name!r}: several value columns are one {self.kind.value} only as encoding='json'; "
+                f"leave out kind={self.kind.value!r} for a map"
+            )
+        if self.length_max is not None and (self.kind is not Kind.LIST or not _is_count(self.length_max)):
+            raise DescriptorError(
+                f"state {self.name!r}: length_max= is a number of elements, at least 1, of a state with kind='list'"
+            )
+        if self.ttl is not None and self.expire_at is not None:
+            raise DescriptorError(f"state {self.name!r}: give either ttl= or expire_at=, and not both")
+        if self.resets is not None and self.kind is not Kind.LIST:
+            raise DescriptorError(f"state {self.name!r}: resets= is for a state with kind='list'")
+        if self.duplicates not in ("error", "any"):
+            raise DescriptorError(f"state {self.name!r}: duplicates= is 'error' or 'any', not {self.duplicates!r}")
+        if self.reduce is not None:
+            self._check_reduce(self.reduce)
+
+    def _check_set(self) -> None:
+        at = f"state {self.name!r}"
+        if self.member is None:
+            given = "score=" if self.score is not None else f"kind={self.kind.value!r}"
+            raise DescriptorError(f"{at}: {given} needs member= with the column that is the member")
+        for what in ("value", "field", "reduce"):
+            if getattr(self, what):
+                raise DescriptorError(f"{at}: member= makes a set, which has no {what}; leave out {what}=, or member=")
+        if self.kind is not self._implied_kind():
+            given = "member= and score=" if self.score is not None else "member= without score="
+            made = self._implied_kind().value
+            raise DescriptorError(f"{at}: {given} makes a state of kind {made!r}; leave out kind={self.kind.value!r}")
+        if self.score == self.member:
+            raise DescriptorError(f"{at}: member= and score= name the same column {self.member!r}")
+        if self.encoding is not Encoding.TEXT:
+            raise DescriptorError(f"{at}: members are written as texts, binary ones as they are; leave out encoding=")
+
+    def _check_reduce(self, reduce: Reduce) -> None:
+        at = f"state {self.name!r}: reduce={reduce.value!r}"
+        if self.kind is Kind.LIST:
+            raise DescriptorError(f"{at} is not for a list, whose rows are appended; leave out one of them")
+        if len(self.value) > 1:
+            raise DescriptorError(
+                f"{at} takes one value column; for several, give several StateDescriptors in one call, each with its "
+                f"own reduce="
+            )
+        if self.kind is Kind.MAP and self.field is None:
+            raise DescriptorError(f"{at} makes a map only with field=; leave out kind='map'")
+        for what in ("deletion", "expire_at"):
+            if getattr(self, what) is not None:
+                raise DescriptorError(f"{at} and {what}= do not go together: rows are folded, whatever their order")
+        if reduce is Reduce.LAST:
+            if not self.order_by and self.duplicates == "error":
+                raise DescriptorError(
+                    f"{at} needs order_by= with the column that tells which row is the last, or duplicates='any'"
+                )
+            return
+        if self.order_by or self.duplicates != "error":
+            raise DescriptorError(f"{at} folds all rows of a key, in any order; leave out order_by= and duplicates=")
+        if self.encoding is not Encoding.TEXT:
+            raise DescriptorError(f"{at} takes encoding='text', not {self.encoding.value!r}")
+
+    def _texts(self, what: str, given: str | Sequence[str]) -> tuple[str, ...]:
+        try:
+            texts = (given,) if isinstance(given, str) else tuple(given)
+        except TypeError:
+            texts = ("",)
+        if not all(isinstance(text, str) and text for text in texts):
+            raise DescriptorError(f"state {self.name!r}: {what}= takes column names, not {given!r}")
+        return texts
+
+    def _choice(self, what: str, given: object, choices: type[Choice]) -> Choice:
+        try:
+            return choices(given)  # type: ignore[arg-type]  # any wrong value is the ValueError below
+        except ValueError:
+            names = ", ".join(repr(choice.value) for choice in choices)
+            raise DescriptorError(f"state {self.name!r}: {what}= is one of {names}, not {given!r}") from None
+
+    def _lifetime(self, given: object) -> timedelta | None:
+        if given is None:
+            return None
+        if isinstance(given, (int, float)) and not isinstance(given, bool):
+            with suppress(ValueError, OverflowError):  # nan, inf
+                given = timedelta(seconds=given)
+        if not isinstance(given, timedelta) or given < timedelta(milliseconds=1):
+            raise DescriptorError(
+                f"state {self.name!r}: ttl= is a timedelta or seconds, at least a millisecond, not {given!r}"
+            )
+        return given
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """The time to live in milliseconds, if there is one."""
+        return None if self.ttl is None else self.ttl // timedelta(milliseconds=1)
+
+    def format_for(self, job: str) -> KeyFormat:
+        """Return how this state's keys are made in a job."""
+        if self.key_format is not None:
+            return KeyFormat.parse(self.key_format)
+        return KeyFormat.default(job, self.name, self.key, self.separator)
+
+    def for_job(self, job: str) -> StateDescriptor:
+        """Return the descriptor with its key format written out, as it stands in the log."""
+        return replace(self, key=(), key_format=self.format_for(job).text)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON; `from_json` reads it back."""
+        return {
+            "name": self.name,
+            "kind": str(self.kind),
+            "key": list(self.key),
+            "key_format": self.key_format,
+            "separator": self.separator,
+            "value": list(self.value),
+            "field": self.field,
+            "member": self.member,
+            "score": self.score,
+            "ttl_ms": self.ttl_ms,
+            "expire_at": self.expire_at,
+            "encoding": str(self.encoding),
+            "deletion": self.deletion,
+            "resets": self.resets,
+            "order_by": list(self.order_by),
+            "duplicates": self.duplicates,
+            "where": self.where,
+            "length_max": self.length_max,
+            "reduce": None if self.reduce is None else str(self.reduce),
+            "columns": dict(self.columns),
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> StateDescriptor:
+        """Read what `to_json` wrote; unknown names are left out, so that older servers read newer logs."""
+        known = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
+        ttl_ms = stored.get("ttl_ms")
+        return cls(**known, ttl=None if ttl_ms is None else timedelta(milliseconds=ttl_ms))
+
+
+def check_states(job: str, states: Sequence[StateDescriptor]) -> None:
+    """Refuse two states of one job with one name, or whose formats could make the same key."""
+    if not states:
+        raise DescriptorError(f"job {job!r} declares no state")
+    for index, state in enumerate(states):
+        for other in states[:index]:
+            if state.name == other.name:
+                raise DescriptorError(f"job {job!r} declares the state {state.name!r} twice")
+            mine, theirs = state.format_for(job), other.format_for(job)
+            if mine.overlaps(theirs):
+                raise DescriptorError(
+                    f"states {other.name!r} and {state.name!r} of job {job!r} could make the same key "
+                    f"({theirs.text!r}, {mine.text!r}); give them key formats that start or end differently"
+                )

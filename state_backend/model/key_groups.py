@@ -1,0 +1,114 @@
+"""Sets of slots, as a state server owns them: sorted ranges that neither touch nor overlap.
+
+Written as in Redis' own configuration: `0-5460,9000,9100-9110`, both ends included; nothing at all for no slot.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from random import randrange
+from typing import Self
+
+from state_backend.model.errors import KeyGroupsError
+from state_backend.model.slots import HASH_BITS, SLOTS
+
+
+@dataclass(frozen=True)
+class KeyGroups:
+    """A set of slots. `ranges` are (first, last), in order: make a set by `of` or `parse`, or take `ALL` or `NONE`."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
+        """Make a set of ranges in any order, which may overlap; KeyGroupsError for one that cannot be."""
+        merged: list[tuple[int, int]] = []
+        for first, last in sorted(ranges):
+            if not 0 <= first <= last < SLOTS:
+                raise KeyGroupsError(
+                    f"the slots {first}-{last} cannot be: a range begins at 0 or above, ends where it begins or "
+                    f"later, and at {SLOTS - 1} at most"
+                )
+            if merged and first <= merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+            else:
+                merged.append((first, last))
+        return cls(tuple(merged))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` writes; KeyGroupsError, naming the part that is wrong."""
+        return cls.of(_range(part.strip(), text) for part in text.split(",") if text.strip())
+
+    def __str__(self) -> str:
+        return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in self.ranges)
+
+    def __contains__(self, slot: int) -> bool:
+        index = bisect_right(self.ranges, (slot, SLOTS)) - 1
+        return index >= 0 and slot <= self.ranges[index][1]
+
+    def __iter__(self) -> Iterator[int]:
+        for first, last in self.ranges:
+            yield from range(first, last + 1)
+
+    def __len__(self) -> int:
+        """Return the number of slots."""
+        return sum(last - first + 1 for first, last in self.ranges)
+
+    def random_position(self) -> int:
+        """Return a position (see `slots`) within these, of which there is one, each as likely as any other."""
+        nth = randrange(len(self))
+        for first, last in self.ranges:
+            if nth <= last - first:
+                break
+            nth -= last - first + 1
+        return (first + nth) << HASH_BITS | randrange(1 << HASH_BITS)
+
+    def __or__(self, other: KeyGroups) -> KeyGroups:
+        return KeyGroups.of((*self.ranges, *other.ranges))
+
+    def __and__(self, other: KeyGroups) -> KeyGroups:
+        return self - (ALL - other)
+
+    def __sub__(self, other: KeyGroups) -> KeyGroups:
+        left: list[tuple[int, int]] = []
+        gone, at = other.ranges, 0
+        for first, last in self.ranges:
+            while at < len(gone) and gone[at][0] <= last:
+                gone_first, gone_last = gone[at]
+                if first < gone_first:
+                    left.append((first, gone_first - 1))
+                first = max(first, gone_last + 1)
+                if gone_last > last:
+                    break  # it may take of the next range as well
+                at += 1
+            if first <= last:
+                left.append((first, last))
+        return KeyGroups(tuple(left))
+
+    def meets(self, first: int, last: int) -> bool:
+        """Tell whether a slot from `first` to `last` is among these."""
+        index = bisect_right(self.ranges, (last, SLOTS)) - 1
+        return index >= 0 and first <= self.ranges[index][1]
+
+    def covers(self, first: int, last: int) -> bool:
+        """Tell whether all slots from `first` to `last` are among these."""
+        index = bisect_right(self.ranges, (first, SLOTS)) - 1
+        return index >= 0 and last <= self.ranges[index][1]
+
+
+def _range(part: str, text: str) -> tuple[int, int]:
+    first, dash, last = part.partition("-")
+    numbers = (first, last) if dash else (first, first)
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        raise KeyGroupsError(
+            f"{part!r} in {text!r} is no range of slots; write first-last, or one number, and commas between: "
+            f"0-5460,9000-9010"
+        )
+    return int(numbers[0]), int(numbers[1])
+
+
+ALL = KeyGroups(((0, SLOTS - 1),))
+NONE = KeyGroups()

@@ -1,0 +1,377 @@
+"""All the jobs that a server shows, as one keyspace.
+
+A key belongs to the job whose key formats can make it. Formats of different jobs must not overlap; a job whose formats
+overlap those of a job already here is refused, both named. Default formats are told apart by the text before the
+first `:`, others by one regular expression over all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from random import choices
+from typing import Self
+
+from state_backend.model.descriptor import KeyFormat, Kind, StateDescriptor
+from state_backend.model.errors import DescriptorError, JobLoadingError, SlotLoadingError, StoreError
+from state_backend.model.generations import query_of
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.slots import position_of, slot_of
+from state_backend.store.memory_store import MemoryStore
+from state_backend.store.store import Applied, Snapshot, Store
+
+# Told which keys may read differently from now on; None: any.
+OnChange = Callable[[Sequence[bytes] | None], None]
+# Told of a snapshot, and of how many removals of what has expired it had seen when it was told of before.
+OnRemoval = Callable[[Snapshot, int], None]
+
+
+@dataclass
+class Job:
+    """One job as a server knows it: its open store, and what its applier last told of the log.
+
+    is_stale is True while no writer shows signs of life: the job is stopped, restarting, or out of reach. error is the
+    reason why epochs are not applied, or empty. is_incomplete: the log began after the query did, in update mode.
+    held_epoch, held_since_ms: the last epoch of a newer generation that is not shown yet, and since when that is so.
+    renamed_from: the job that this one was; that one is shown until this one is.
+    """
+
+    name: str
+    generation: str
+    states: Sequence[StateDescriptor]
+    store: Store
+    committed_epoch: int = -1
+    committed_clock_ms: int = 0
+    is_stale: bool = True
+    is_incomplete: bool = False
+    held_epoch: int | None = None
+    held_since_ms: int | None = None
+    error: str = ""
+    renamed_from: str | None = None
+
+    def lag_epochs(self, applied: Applied) -> int:
+        """Return how many committed epochs the epoch that is shown is behind."""
+        return max(0, self.committed_epoch - applied.epoch)
+
+    def follows(self, other: Job) -> bool:
+        """Tell whether this is another job under a new name.
+
+        Another query may have taken the old name since. The two generations may have begun with different terms.
+        """
+        return self.renamed_from == other.name and query_of(self.generation) == query_of(other.generation)
+
+
+@dataclass
+class Keyspace:
+    """The jobs by name. Changed only between requests, on the server's own thread.
+
+    `unreadable` holds the jobs that a log has and nobody can read here, with the reason, or None while they are being
+    opened: to say that their keys do not exist would be a wrong answer.
+    """
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+    unreadable: dict[str, str | None] = field(default_factory=dict)
+    version: int = 0
+    # Called when a job may have a newer epoch.
+    on_epoch: Callable[[], None] = lambda: None
+
+    def put(self, job: Job) -> None:
+        """Add a job, or replace it by its new generation; DescriptorError if its keys could be another job's."""
+        self.check(job)
+        for other in [other for other in self.jobs.values() if job.follows(other)]:
+            del self.jobs[other.name]
+        self.jobs[job.name] = job
+        self.unreadable.pop(job.name, None)
+        self.version += 1
+
+    def check(self, job: Job) -> None:
+        """Raise DescriptorError if a job's keys could be another job's."""
+        for other in self.jobs.values():
+            if other.name != job.name and not job.follows(other):
+                self._check_apart(job, other)
+
+    def refuse(self, name: str, reason: str | None) -> None:
+        """Have reads of a job's own name space, `name:...`, answered with an error; a job that is shown stays."""
+        if name not in self.jobs and self.unreadable.get(name, "") != reason:
+            self.unreadable[name] = reason
+            self.version += 1
+
+    def suspect_stores(self) -> None:
+        """Have all stores verified: a reader met something in one of them that is not what was written."""
+        for job in self.jobs.values():
+            job.store.suspect()
+
+    def remove(self, name: str) -> None:
+        """Take a job out; its store is the caller's to close."""
+        if self.jobs.pop(name, None) is not None or self.unreadable.pop(name, None) is not None:
+            self.version += 1
+
+    @staticmethod
+    def _check_apart(job: Job, other: Job) -> None:
+        for mine in _formats(job):
+            for theirs in _formats(other):
+                if mine.overlaps(theirs):
+                    raise DescriptorError(
+                        f"job {job.name!r} is not served: its keys {mine.text!r} could be keys {theirs.text!r} of job "
+                        f"{other.name!r}; change the key format of one of them"
+                    )
+
+    def view(self, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
+        """Open a view of all jobs at their newest epochs."""
+        return KeyspaceView(self, now_ms, on_change)
+
+
+def _formats(job: Job) -> list[KeyFormat]:
+    """Return the job's own name space, `job:...`, and every key format outside of it."""
+    name_space = KeyFormat((f"{job.name}:", ""), ("key",))
+    formats = [state.format_for(job.name) for state in job.states]
+    return [
+        name_space,
+        *(each for each in formats if not each.literals[0].startswith(name_space.literals[0])),
+    ]
+
+
+class KeyspaceView:
+    """Snapshots of all jobs. The same jobs, one epoch per job and one clock reading from one `renew` to the next.
+
+    Snapshots are opened and moved only when a key of their job is asked for. Whoever holds answers learns by
+    `on_change` which of them are void, before anything is answered from the newer epoch. What has expired reads as
+    missing whether it was removed or not, so that it is enough to be told of that by `on_removal`.
+
+    A job's store may own some slots only, and another set of them in each version of a snapshot. To say of a key in one
+    that it does not own that the key does not exist would be a wrong answer: it is SlotLoadingError.
+    """
+
+    # Those that are shown.
+    _slots: KeyGroups = ALL
+    # The jobs that are listed, counted and scanned; None: all.
+    _listed: Collection[str] | None = None
+
+    def __init__(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> None:
+        self._keyspace = keyspace
+        self._on_change = on_change
+        self._versions: dict[str, int] = {}  # of each snapshot, and the epoch, that were told of
+        self._epochs: dict[str, int] = {}
+        self._removals: dict[str, int] = {}
+        self.on_removal: OnRemoval = lambda snapshot, removals: None
+        self._missing: dict[str, KeyGroups] = {}  # of jobs whose snapshot does not own all that is shown
+        self._jobs: dict[str, Job] = {}
+        self._unreadable: dict[str, str | None] = {}
+        self._nothing = MemoryStore("").snapshot(now_ms)
+        self._snapshots: dict[str, Snapshot] = {}
+        self._stores: dict[str, Store] = {}
+        self._fresh: set[str] = set()
+        self._version = -1
+        self._only: str | None = None
+        self._only_fresh: Snapshot | None = None
+        self._formats: re.Pattern[bytes] | None = None
+        self._format_jobs: list[str] = []
+        self.now_ms = now_ms
+        self.renewals = 0
+        self.renew(now_ms)
+
+    def renew(self, now_ms: int) -> None:
+        """Move to the newest epochs and a new clock reading."""
+        self.now_ms = now_ms
+        self.renewals += 1
+        self._fresh.clear()
+        self._only_fresh = None
+        if self._version != self._keyspace.version:
+            self._route()
+
+    def stay_at(self, snapshots: Mapping[str, Snapshot]) -> None:
+        """Answer from these snapshots of jobs until it is closed, and they with it. Not to be renewed any more."""
+        for name, snapshot in snapshots.items():
+            self._snapshots[name] = snapshot
+            self._stores[name] = self._jobs[name].store
+            self._find_missing(name, snapshot)
+            self._fresh.add(name)
+
+    def close(self) -> None:
+        """Close every snapshot."""
+        for snapshot in self._snapshots.values():
+            snapshot.close()
+        self._snapshots.clear()
+        self._stores.clear()
+
+    def _route(self) -> None:
+        """Learn the jobs anew: drop the snapshots of jobs and generations that went, compile the key formats."""
+        jobs = self._jobs = dict(self._keyspace.jobs)
+        for name in [name for name, store in self._stores.items() if name not in jobs or jobs[name].store is not store]:
+            self._snapshots.pop(name).close()
+            self._versions.pop(name, None)
+            self._missing.pop(name, None)
+            del self._stores[name]
+        self._version = self._keyspace.version
+        self._unreadable = dict(self._keyspace.unreadable)
+        self._only = next(iter(jobs)) if len(jobs) == 1 and not self._unreadable else None
+        own = [(b"(" + each.pattern() + b")", job.name) for job in jobs.values() for each in _formats(job)[1:]]
+        self._formats = re.compile(b"|".join(pattern for pattern, _ in own), re.DOTALL) if own else None
+        self._format_jobs = [name for _, name in own]
+        if self._on_change is not None:
+            self._on_change(None)
+
+    # -- what the compiled core asks for -------------------------------------------------------------------------------
+
+    @property
+    def routes_version(self) -> int:
+        """Another number whenever keys may be of other jobs than before."""
+        return self._version
+
+    @property
+    def slots_here(self) -> bytes | None:
+        """Which slots are shown, a byte for each; None: all."""
+        return None
+
+    @property
+    def has_only_one(self) -> bool:
+        """Tell whether any key is the only job's, whatever it looks like."""
+        return self._only is not None
+
+    def job_names(self) -> list[str]:
+        """Return the names of the jobs."""
+        return list(self._jobs)
+
+    def slots_missing(self, name: str) -> KeyGroups | None:
+        """Return the slots that a job's store lacks as it was last looked at; None: none."""
+        return self._missing.get(name)
+
+    def job_of(self, key: bytes) -> str | None:
+        """Return which job a key is of, or None; StoreError where that job cannot be read."""
+        return self._job_of(key)
+
+    def _job_of(self, key: bytes) -> str | None:
+        if self._only is not None:
+            return self._only
+        head = key[: key.find(b":")] if b":" in key else b""
+        name = head.decode("utf-8", "replace")
+        if name in self._jobs:
+            return name
+        if name in self._unreadable:
+            reason = self._unreadable[name]
+            if reason is None:
+                raise JobLoadingError(f"job '{name}' is being opened, ask again in a moment")
+            raise StoreError(f"job '{name}' cannot be read: {reason}")
+        match = self._formats.match(key) if self._formats is not None else None
+        return self._format_jobs[match.lastindex - 1] if match and match.lastindex else None
+
+    def of_job(self, name: str) -> Snapshot:
+        """Return the snapshot of a job that is there (KeyError otherwise)."""
+        if name in self._fresh:
+            return self._snapshots[name]
+        snapshot = self._snapshots.get(name)
+        if snapshot is None:
+            store = self._jobs[name].store
+            snapshot = self._snapshots[name] = store.snapshot(self.now_ms)
+            self._stores[name] = store
+        else:
+            snapshot.renew(self.now_ms)
+        if snapshot.version != self._versions.get(name):
+            self._find_missing(name, snapshot)
+            if self._on_change is not None:
+                self._tell(self._on_change, name, snapshot)
+            self._versions[name] = snapshot.version
+        self._fresh.add(name)
+        self._only_fresh = snapshot if name == self._only and name not in self._missing else None
+        return snapshot
+
+    def _find_missing(self, name: str, snapshot: Snapshot) -> None:
+        """Note which slots that are shown a snapshot does not own: once a version, so that a key costs nothing."""
+        owned = snapshot.key_groups
+        missing = NONE if owned in (ALL, self._slots) else self._slots - owned
+        if missing:
+            self._missing[name] = missing
+        else:
+            self._missing.pop(name, None)
+
+    def check_whole(self) -> None:
+        """Raise SlotLoadingError if some store lacks slots that are shown: then nothing can be counted or listed."""
+        for _ in self.snapshots():
+            pass  # they learn what they lack when they are asked for
+        for name, slots in self._missing.items():
+            if self._listed is not None and name not in self._listed:
+                continue
+            raise SlotLoadingError(f"{len(slots)} slots of job '{name}' are not loaded here yet, ask again in a moment")
+
+    def _tell(self, on_change: OnChange, name: str, snapshot: Snapshot) -> None:
+        """Have answers dropped that do not hold in the epoch that a snapshot moved to: none if it was just opened."""
+        on_change(snapshot.changed_since(self._epochs[name]) if name in self._versions else ())
+        if name in self._versions and snapshot.applied.removals != self._removals[name]:
+            self.on_removal(snapshot, self._removals[name])
+        self._epochs[name], self._removals[name] = snapshot.applied.epoch, snapshot.applied.removals
+        self._versions[name] = snapshot.version
+
+    def at(self, key: bytes) -> Snapshot:
+        """Return the snapshot to ask for a key: its job's, or an empty one."""
+        if self._only_fresh is not None:  # the hot path of GET with a single job
+            return self._only_fresh
+        name = self._job_of(key)
+        if name is None:
+            return self._nothing
+        snapshot = self.of_job(name)
+        if self._missing and (slot := slot_of(key)) in self._missing.get(name, NONE):
+            raise SlotLoadingError(f"slot {slot} of job '{name}' is not loaded here yet, ask again in a moment")
+        return snapshot
+
+    def store_at(self, key: bytes) -> Store | None:
+        """Return the store of a key's job; None for a key of no job."""
+        name = self._job_of(key)
+        return None if name is None else self._jobs[name].store
+
+    def snapshots(self) -> Iterator[tuple[Job, Snapshot]]:
+        """Iterate over all jobs, with what is known of them now, and their snapshots."""
+        for name, job in self._jobs.items():
+            if self._listed is None or name in self._listed:
+                yield self._keyspace.jobs.get(name, job), self.of_job(name)
+
+    def jobs(self) -> Iterable[Job]:
+        """Return the jobs, as they were at the last `renew`."""
+        return self._jobs.values()
+
+    def of_jobs(self, names: Collection[str]) -> Self:
+        """Return this view as it is now, for as long as it is not renewed, with some jobs alone listed and counted."""
+        view = copy(self)
+        view._listed = names
+        return view
+
+    def reached(self) -> dict[str, tuple[int, int] | None]:
+        """Return the term and epoch that each job was last answered from; None for one that was not asked for yet."""
+        found: dict[str, tuple[int, int] | None] = dict.fromkeys(self._jobs)
+        for name, snapshot in self._snapshots.items():
+            found[name] = (snapshot.applied.term, snapshot.applied.epoch)
+        return found
+
+    def key_count(self) -> int:
+        """Return the number of keys in all jobs, expired ones that are not yet removed included (as DBSIZE does)."""
+        self.check_whole()
+        return sum(snapshot.applied.key_count for _, snapshot in self.snapshots())
+
+    def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
+        """Scan all jobs at once in slot order; see `Snapshot.scan`.
+
+        Every job is asked from the same position on. The step ends at the first position where one of them has
+        more, so that none is ahead of the cursor.
+        """
+        self.check_whole()
+        steps = [snapshot.scan(cursor, count, kinds) for _, snapshot in self.snapshots()]
+        if len(steps) == 1:
+            return steps[0]
+        end = min((next_cursor for next_cursor, _ in steps if next_cursor), default=0)
+        found = [key for _, keys in steps for key in keys]
+        if end:
+            found = [key for key in found if position_of(key) < end]
+        return end, found
+
+    def random_keys(self) -> Iterator[bytes | None]:
+        """Iterate over short steps towards some key of some job: the first that is not None.
+
+        Jobs are tried in turn from a random one, weighted by their keys.
+        """
+        self.check_whole()
+        jobs = [(job, snapshot) for job, snapshot in self.snapshots() if snapshot.applied.key_count]
+        while jobs:
+            weights = [snapshot.applied.key_count for _, snapshot in jobs]
+            chosen = choices(range(len(jobs)), weights)[0]
+            yield from jobs.pop(chosen)[1].random_keys()

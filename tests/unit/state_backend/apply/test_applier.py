@@ -1,0 +1,628 @@
+"""An applier brings its store to the newest whole epoch, and keeps the one it has where it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from state_backend.apply import applier as applier_module
+from state_backend.apply.applier import Applier, Pulse, follow_until_end
+from state_backend.codec import packed_map
+from state_backend.lmdb.store import LmdbStore
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.epochs import Epoch, EpochRef
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.records import Change, Op
+
+TEMP = StateDescriptor("temp", key="k", value="v")
+MODE = StateDescriptor("mode", key="k", value="v")
+NOW_MS = 1_700_000_000_000
+
+
+def put(key: bytes, value: bytes = b"v", expire_at_ms: int | None = None, state: str = "temp") -> Change:
+    return Change(state, Op.PUT, key, None, value, expire_at_ms)
+
+
+class Followed:
+    """A log, its applier, and all that the applier reported."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "log"
+        self.store = folder / "store"
+        self.events: list[dict[str, Any]] = []
+        self.applier = self.start()
+
+    def start(self, **more: Any) -> Applier:
+        log = ChangeLog(self.log)
+        self.applier = Applier(log, "job", self.store, self.events.append, clock=lambda: NOW_MS, **more)
+        return self.applier
+
+    def restart(self, **more: Any) -> None:
+        """End the applier and start another one on the same folder."""
+        self.applier.close()
+        self.events.clear()
+        self.start(**more)
+
+    def writer(self, *states: StateDescriptor, query_id: str = "q1", **more: Any) -> LogWriter:
+        return LogWriter(self.log, "job", states or (TEMP,), query_id, **more)
+
+    def step(self) -> dict[str, Any]:
+        """Step once; return what is known after it, as a reader of all events knows it."""
+        self.applier.step()
+        return self.known
+
+    @property
+    def known(self) -> dict[str, Any]:
+        return {name: value for event in self.events for name, value in event.items()}
+
+    def values(self) -> dict[bytes, bytes | None]:
+        """Return what readers of the announced store see."""
+        path = self.known["path"]
+        mine = self.applier._store  # LMDB forbids to open one folder twice in a process
+        is_mine = mine is not None and str(mine.path) == path
+        store = mine if mine is not None and is_mine else LmdbStore(path, "", is_reader=True)
+        try:
+            with store.snapshot(NOW_MS) as snapshot:
+                return {key: snapshot.value(key) for key in snapshot.scan(0, 1 << 20)[1]}
+        finally:
+            if not is_mine:
+                store.close()
+
+    def epoch_file(self, number: int, generation: str = "q1.1") -> Path:
+        return self.log / "job" / generation / "epochs" / f"{number}.json"
+
+    def change_file(self, number: int, generation: str = "q1.1") -> Path:
+        (file,) = Epoch.from_bytes(self.epoch_file(number, generation).read_bytes(), "").files
+        return self.log / "job" / generation / "changes" / file.name
+
+    def folders(self) -> list[str]:
+        return sorted(path.name for path in (self.store / "job").iterdir() if path.is_dir())
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Iterator[Followed]:
+    followed = Followed(tmp_path)
+    yield followed
+    followed.applier.close()
+
+
+# Following ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_log_there_is_nothing_to_tell(followed: Followed) -> None:
+    followed.step()
+    assert followed.events == []
+
+
+def test_epochs_are_applied_and_told_as_they_come(followed: Followed) -> None:
+    writer = followed.writer()
+    followed.step()
+    for number in range(3):
+        writer.publish([put(b"k", b"%d" % number)], clock_ms=number + 1)
+        told = followed.step()
+        assert (told["applied"], told["committed"], told["committed_clock_ms"]) == (number, number, number + 1)
+        assert followed.values() == {b"k": b"%d" % number}
+    assert [event["event"] for event in followed.events] == ["open"] + ["told"] * 4
+
+
+def test_many_epochs_are_applied_in_one_step(followed: Followed) -> None:
+    writer = followed.writer()
+    for number in range(20):
+        writer.publish([put(b"%d" % number)])
+    assert followed.step()["applied"] == 19
+    assert len(followed.values()) == 20
+
+
+def test_every_event_has_all_its_names_and_is_plain_json(followed: Followed) -> None:
+    followed.writer().publish([put(b"k")])
+    followed.epoch_file(0).write_text("damaged")
+    followed.step()
+    followed.epoch_file(0).unlink()
+    followed.writer().publish([put(b"k")])
+    followed.step()
+    told = [event for event in followed.events if event["event"] == "told"]
+    seen = {"term", "applied", "is_incomplete", "held_epoch", "held_since_ms", "slots", "loading", "wants"}
+    names = {"event", "version", "committed", "committed_clock_ms", "is_stale", "error", "is_full"} | seen
+    assert [set(event) for event in told] == [names, names]
+    assert all(seen <= set(event) for event in followed.events)
+    assert json.loads(json.dumps(followed.events)) == followed.events
+
+
+def test_what_did_not_change_is_not_told_again(followed: Followed) -> None:
+    followed.writer().publish([put(b"k")])
+    followed.step()
+    count = len(followed.events)
+    for _ in range(5):
+        followed.step()
+    assert len(followed.events) == count
+
+
+def test_a_restarted_applier_goes_on_where_the_store_stands(followed: Followed) -> None:
+    writer = followed.writer()
+    writer.publish([put(b"a")])
+    followed.step()
+    followed.restart()
+    writer.publish([put(b"b")])
+    assert followed.step()["applied"] == 1
+    assert followed.values() == {b"a": b"v", b"b": b"v"}
+    assert followed.folders() == ["q1.1.0"]
+
+
+def test_a_store_that_is_there_is_shown_before_the_log_is_followed(followed: Followed) -> None:
+    writer = followed.writer()
+    writer.publish([put(b"a")])
+    followed.step()
+    followed.restart()
+    writer.publish([put(b"b", b"x" * 100_000)])
+    followed.change_file(1).unlink()
+    known = followed.step()
+    assert known["event"] == "told"
+    assert "is missing" in known["error"]
+    assert (known["applied"], known["committed"]) == (0, 1)
+    assert followed.values() == {b"a": b"v"}
+
+
+def test_a_new_writer_between_two_epochs_does_not_make_the_store_begin_anew(followed: Followed) -> None:
+    followed.writer().publish([put(b"a")])
+    followed.step()
+    followed.writer().publish([put(b"b")])
+    followed.writer().publish([put(b"c")])
+    assert followed.step()["applied"] == 2
+    assert followed.folders() == ["q1.1.0"]
+
+
+def test_a_writer_that_comes_while_epochs_are_applied_does_not_either(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epoch of a newer writer may be read a moment after the older writer's term."""
+    first = followed.writer()
+    first.publish([put(b"a")])
+    log = followed.applier._log
+    current = log.current()
+    followed.writer().publish([put(b"b")])
+    answers = [current, current]
+    really = log.current
+    monkeypatch.setattr(log, "current", lambda: answers.pop() if answers else really())
+    assert followed.step()["applied"] == 1
+    assert followed.folders() == ["q1.1.0"]
+
+
+def test_a_log_that_begins_after_the_query_is_told_to_be_incomplete(followed: Followed) -> None:
+    followed.writer().publish([put(b"k")], epoch=7)
+    known = followed.step()
+    assert (known["applied"], known["is_incomplete"]) == (7, True)
+
+
+def test_a_log_that_was_followed_before_its_first_epoch_is_told_to_be_incomplete_as_well(followed: Followed) -> None:
+    """A server runs, the query starts with an old checkpoint and a new log: nobody may take its nils for answers."""
+    writer = followed.writer()
+    assert followed.step()["is_incomplete"] is False
+    writer.publish([put(b"k")], epoch=7)
+    assert (followed.step()["applied"], followed.known["is_incomplete"]) == (7, True)
+    followed.restart()
+    assert followed.step()["is_incomplete"] is True
+    writer.publish([put(b"all")], replaces=["temp"])
+    assert followed.step()["is_incomplete"] is False, "an epoch that brings everything ends it"
+
+
+def test_states_that_come_later_are_told(followed: Followed) -> None:
+    followed.writer().publish([put(b"a")])
+    followed.step()
+    followed.writer(TEMP, MODE).publish([put(b"b", state="mode")])
+    assert [state["name"] for state in followed.step()["states"]] == ["temp", "mode"]
+    assert followed.values() == {b"a": b"v", b"b": b"v"}
+
+
+def test_a_dropped_states_keys_go_and_another_state_may_make_them(followed: Followed) -> None:
+    followed.writer(TEMP).publish([put(b"a"), put(b"b")])
+    followed.step()
+    renamed = StateDescriptor("renamed", key_format="job:temp:<k>", value="v")
+    writer = followed.writer(renamed)
+    writer.publish([put(b"a", b"new", state="renamed")])
+    assert [state["name"] for state in followed.step()["states"]] == ["renamed"]
+    assert followed.values() == {b"a": b"new"}
+    shutil.rmtree(followed.store)
+    followed.restart()
+    followed.step()
+    assert (followed.known["error"], followed.values()) == ("", {b"a": b"new"})
+
+
+# A log that is another one ------------------------------------------------------------------------------------------
+
+
+def test_a_new_generation_replaces_the_old_one_once_its_first_epoch_is_there(followed: Followed) -> None:
+    followed.writer().publish([put(b"old")])
+    followed.step()
+    writer = followed.writer(query_id="q2")
+    followed.step()
+    assert (followed.known["generation"], followed.known["applied"]) == ("q1.1", 0)
+    assert "q1.1.0" in followed.folders()
+    writer.publish([put(b"new")])
+    followed.step()
+    assert (followed.known["generation"], followed.known["applied"]) == ("q2.2", 0)
+    assert followed.values() == {b"new": b"v"}
+    assert followed.folders() == ["q2.2.0"]
+
+
+def test_a_rewound_log_is_built_anew_while_the_old_store_stays(followed: Followed) -> None:
+    writer = followed.writer(on_rewind="truncate")
+    for number in range(4):
+        writer.publish([put(b"%d" % number)])
+    followed.step()
+    old = followed.known["path"]
+    writer.publish([put(b"again", b"x" * 100_000)], epoch=2)
+    file = followed.change_file(2, "q1.2")
+    aside = file.rename(file.with_name("aside"))
+    followed.step()
+    assert "is missing" in followed.known["error"]
+    assert (followed.known["path"], followed.known["applied"]) == (old, 3)
+    assert set(followed.values()) == {b"0", b"1", b"2", b"3"}
+    aside.rename(file)
+    assert followed.step()["applied"] == 2
+    assert followed.known["path"] != old
+    assert set(followed.values()) == {b"0", b"1", b"again"}
+    assert not Path(old).exists()
+
+
+@pytest.mark.parametrize("new_epochs", [0, 1, 2, 3, 4, 9])
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_log_that_was_removed_and_begun_anew_under_its_name_is_followed_from_its_start(
+    followed: Followed, new_epochs: int, is_running: bool
+) -> None:
+    writer = followed.writer()
+    for number in range(3):
+        writer.publish([put(b"old%d" % number)], clock_ms=1000 + number)
+    followed.step()
+    shutil.rmtree(followed.log)
+    followed.step()
+    assert len(followed.values()) == 3
+    if not is_running:
+        followed.restart()
+    writer = followed.writer()
+    for number in range(new_epochs):
+        writer.publish([put(b"new%d" % number)], clock_ms=2000 + number)
+    followed.step()
+    if new_epochs:
+        assert set(followed.values()) == {b"new%d" % number for number in range(new_epochs)}
+        assert followed.known["applied"] == new_epochs - 1
+    else:
+        assert followed.known["applied"] == 2
+
+
+def test_a_chain_that_does_not_fit_together_is_an_error_and_not_a_rebuild_for_ever(followed: Followed) -> None:
+    writer = followed.writer()
+    for number in range(3):
+        writer.publish([put(b"%d" % number)])
+    foreign = Epoch(1, 5, EpochRef(0, 5), 1)
+    followed.epoch_file(1).write_bytes(foreign.to_bytes())
+    known = followed.step()
+    assert "epoch 1 follows" in known["error"]
+    followed.step()
+    assert followed.folders() == ["q1.1.0"]
+
+
+def test_a_lost_store_is_built_from_the_log(followed: Followed) -> None:
+    followed.writer().publish([put(b"a")])
+    followed.step()
+    followed.applier.close()
+    shutil.rmtree(followed.store)
+    followed.restart()
+    followed.step()
+    assert followed.values() == {b"a": b"v"}
+
+
+def test_a_store_from_before_the_last_boot_is_built_anew(followed: Followed) -> None:
+    followed.writer().publish([put(b"a")])
+    followed.step()
+    followed.applier.close()
+    (followed.store / "job" / "q1.1.0" / "boot").write_text("1 another boot")
+    followed.restart()
+    assert followed.step()["applied"] == 0
+    assert followed.values() == {b"a": b"v"}
+
+
+def test_a_store_that_is_no_store_any_more_is_built_anew(followed: Followed) -> None:
+    followed.writer().publish([put(b"a")])
+    followed.step()
+    followed.applier.close()
+    (followed.store / "job" / "q1.1.0" / "data.mdb").write_bytes(b"garbage" * 10_000)
+    followed.restart()
+    assert followed.step()["applied"] == 0
+    assert followed.values() == {b"a": b"v"}
+
+
+# Errors -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "changed"])
+def test_a_damaged_change_file_stops_before_its_epoch_until_it_is_restored(followed: Followed, damage: str) -> None:
+    writer = followed.writer()
+    writer.publish([put(b"a")])
+    followed.step()
+    writer.publish([put(b"b", b"x" * 100_000)])
+    writer.publish([put(b"c")])
+    file = followed.change_file(1)
+    content = file.read_bytes()
+    file.unlink()
+    if damage == "truncated":
+        file.write_bytes(content[:-1])
+    elif damage == "changed":
+        file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    known = followed.step()
+    assert file.name in known["error"]
+    assert (known["applied"], known["committed"]) == (0, 2)
+    assert followed.values() == {b"a": b"v"}
+    file.write_bytes(content)
+    known = followed.step()
+    assert (known["applied"], known["error"]) == (2, "")
+    assert set(followed.values()) == {b"a", b"b", b"c"}
+
+
+def test_a_damaged_epoch_file_stops_before_it_until_it_is_restored(followed: Followed) -> None:
+    writer = followed.writer()
+    writer.publish([put(b"a")])
+    followed.step()
+    writer.publish([put(b"b")])
+    content = followed.epoch_file(1).read_bytes()
+    followed.epoch_file(1).write_bytes(content[:50])
+    assert "1.json" in followed.step()["error"]
+    assert followed.values() == {b"a": b"v"}
+    followed.epoch_file(1).write_bytes(content)
+    assert followed.step()["error"] == ""
+    assert set(followed.values()) == {b"a", b"b"}
+
+
+@pytest.mark.parametrize("missing", [[1], [1, 2]])
+def test_missing_epochs_are_an_error(followed: Followed, missing: list[int]) -> None:
+    writer = followed.writer()
+    for number in range(4):
+        writer.publish([put(b"%d" % number)])
+        if number == 0:
+            followed.step()
+            followed.restart()
+    for number in missing:
+        followed.epoch_file(number).rename(followed.log / f"{number}.aside")
+    assert str(missing) in followed.step()["error"]
+    assert followed.values() == {b"0": b"v"}
+    for number in missing:
+        (followed.log / f"{number}.aside").rename(followed.epoch_file(number))
+    assert followed.step()["applied"] == 3
+
+
+def test_a_log_without_its_beginning_is_an_error(followed: Followed) -> None:
+    writer = followed.writer()
+    for _ in range(3):
+        writer.publish([])
+    followed.epoch_file(0).unlink()
+    assert "holds nothing of what came before" in followed.step()["error"]
+
+
+def test_an_unreachable_log_leaves_the_store_readable(followed: Followed) -> None:
+    followed.writer().publish([put(b"a")])
+    followed.step()
+    aside = followed.log.rename(followed.log.with_name("aside"))
+    followed.log.write_bytes(b"not a folder")
+    followed.step()
+    assert followed.values() == {b"a": b"v"}
+    followed.log.unlink()
+    aside.rename(followed.log)
+    assert followed.step()["error"] == ""
+
+
+def test_a_damaged_term_is_an_error_that_passes(followed: Followed) -> None:
+    followed.writer().publish([put(b"a")])
+    followed.step()
+    followed.writer().publish([put(b"b")])
+    path = followed.log / "job" / "terms" / "2.json"
+    content = path.read_bytes()
+    path.write_bytes(b"{}")
+    assert "terms/2.json" in followed.step()["error"]
+    assert followed.values() == {b"a": b"v"}
+    path.write_bytes(content)
+    assert followed.step()["error"] == ""
+    assert followed.values() == {b"a": b"v", b"b": b"v"}
+
+
+def test_an_error_that_passed_before_anything_was_shown_is_taken_back(followed: Followed) -> None:
+    folder = followed.log / "job" / "terms"
+    folder.mkdir(parents=True)
+    (folder / "1.json").write_bytes(b"{")
+    assert "terms/1.json" in followed.step()["error"]
+    (folder / "1.json").unlink()
+    assert followed.step()["error"] == ""
+
+
+def test_two_states_with_one_key_stop_the_applier_before_that_epoch(followed: Followed) -> None:
+    writer = followed.writer(TEMP, MODE)
+    writer.publish([put(b"a")])
+    followed.step()
+    writer.publish([put(b"b"), put(b"a", state="mode")])
+    known = followed.step()
+    assert "'temp' and 'mode' both made the key b'a'" in known["error"]
+    assert known["applied"] == 0
+    followed.applier.close()
+    followed.restart()
+    assert followed.step()["applied"] == 0
+    assert followed.values() == {b"a": b"v"}
+
+
+def test_a_full_store_stops_at_a_whole_epoch_and_goes_on_with_more_room(followed: Followed) -> None:
+    followed.restart(map_bytes_max=1 << 20)
+    writer = followed.writer()
+    writer.publish([put(b"a")])
+    followed.step()
+    writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(2000)])
+    for _ in range(3):
+        known = followed.step()
+        assert "make room" in known["error"]
+        assert known["is_full"] is True
+        assert (known["applied"], known["committed"]) == (0, 1)
+    followed.restart(map_bytes_max=1 << 26)
+    known = followed.step()
+    assert (known["applied"], known["error"], known["is_full"]) == (1, "", False)
+    assert len(followed.values()) == 2001
+
+
+# Expiry, free pages, staleness ---------------------------------------------------------------------------------------
+
+
+def test_expired_keys_go_in_bounded_portions(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(applier_module, "EXPIRED_KEYS_MAX", 10)
+    writer = followed.writer()
+    writer.publish([put(b"%d" % number, b"v", NOW_MS - 1) for number in range(25)] + [put(b"stays")], clock_ms=1)
+    assert followed.applier.step() is True
+    store = followed.applier._store
+    assert store is not None
+    assert store.applied.key_count == 16
+    assert followed.values() == {b"stays": b"v"}
+    assert [followed.applier.step(), followed.applier.step()] == [True, False]
+    assert (store.applied.key_count, store.applied.expired_keys) == (1, 25)
+    assert store.begin().stat(store.tables.keys)["entries"] == 26  # an epoch may still change them
+    writer.publish([], clock_ms=NOW_MS)
+    assert [followed.applier.step() for _ in range(3)] == [True, True, False]
+    assert store.begin().stat(store.tables.keys)["entries"] == 1
+
+
+def test_free_pages_that_outweigh_the_others_are_given_back(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier_module, "COMPACT_ABOVE_BYTES", 1 << 20)
+    followed.restart()
+    writer = followed.writer()
+    writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(5000)])
+    followed.step()
+    assert followed.folders() == ["q1.1.0"]
+    writer.publish([Change("temp", Op.DELETE, b"%d" % number) for number in range(4990)])
+    followed.step()
+    assert followed.folders() == ["q1.1.1"]
+    assert (followed.known["path"], followed.known["applied"]) == (str(followed.store / "job" / "q1.1.1"), 1)
+    assert len(followed.values()) == 10
+    assert (followed.store / "job" / "q1.1.1" / "data.mdb").stat().st_size < 1 << 20
+    writer.publish([put(b"more")])
+    assert followed.step()["applied"] == 2
+    assert len(followed.values()) == 11
+    followed.restart()
+    assert followed.step()["applied"] == 2
+    assert followed.folders() == ["q1.1.1"]
+
+
+def test_a_job_at_rest_keeps_few_free_pages_and_no_memory_of_its_epochs(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier_module, "COMPACT_AT_REST_ABOVE_BYTES", 1 << 16)
+    writer = followed.writer()
+    writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(2000)])
+    followed.step()
+    writer.publish([Change("temp", Op.DELETE, b"%d" % number) for number in range(600)])
+    followed.step()
+    followed.step()
+    assert followed.folders() == ["q1.1.0"]
+    assert followed.applier._changed
+    followed.applier._rests_from_s = 0.0  # time has passed
+    followed.step()
+    assert followed.folders() == ["q1.1.1"]
+    assert not followed.applier._changed
+    store = followed.applier.store
+    assert store is not None and store.used_bytes()[1] < 1 << 16
+    assert len(followed.values()) == 1400
+    followed.step()
+    assert (followed.folders(), followed.applier.store) == (["q1.1.1"], store)
+
+
+def test_a_store_is_not_copied_again_and_again_while_readers_hold_old_epochs(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier_module, "COMPACT_ABOVE_BYTES", 1 << 20)
+    followed.restart()
+    writer = followed.writer()
+
+    def fill_and_empty() -> None:
+        writer.publish([put(b"%d" % number, b"x" * 1000) for number in range(5000)])
+        followed.step()
+        writer.publish([Change("temp", Op.DELETE, b"%d" % number) for number in range(4990)])
+        followed.step()
+
+    fill_and_empty()
+    fill_and_empty()
+    assert followed.folders() == ["q1.1.2"]
+    store = followed.applier.store
+    assert store is not None and store.readers_behind() == 0
+    with store.snapshot(0):
+        for number in range(3):
+            writer.publish([put(b"more", b"%d" % number)])
+            followed.step()
+        assert store.readers_behind() == 3
+        fill_and_empty()
+        assert followed.folders() == ["q1.1.2"]
+        followed.applier._compact_after_s = 0.0  # time has passed
+        followed.step()
+        assert followed.folders() == ["q1.1.3"]
+
+
+def test_complete_mode_keeps_only_what_the_last_epoch_brought(followed: Followed) -> None:
+    writer = followed.writer(TEMP, MODE)
+    writer.publish([put(b"a"), put(b"b"), put(b"other", state="mode")], replaces=["temp"])
+    writer.publish([put(b"b"), put(b"c")], replaces=["temp"])
+    followed.step()
+    assert set(followed.values()) == {b"b", b"c", b"other"}
+    writer.publish([], replaces=["temp"])
+    followed.step()
+    assert set(followed.values()) == {b"other"}
+
+
+def test_a_map_in_complete_mode_loses_the_fields_that_are_not_named(followed: Followed) -> None:
+    city = StateDescriptor("city", key="k", field="f", value="v")
+    writer = followed.writer(city)
+    for names in ((b"a", b"b"), (b"b", b"c"), tuple(b"%d" % n for n in range(packed_map.FIELDS_MAX + 5)), (b"7",)):
+        writer.publish([Change("city", Op.PUT, b"k", name, b"v") for name in names], replaces=["city"])
+        followed.step()
+        store = followed.applier._store
+        assert store is not None
+        with store.snapshot(NOW_MS) as snapshot:
+            assert dict(snapshot.map_pairs(b"k")) == dict.fromkeys(names, b"v")
+
+
+def test_a_writer_is_alive_while_its_counter_moves() -> None:
+    now_s = 100.0
+    pulse = Pulse(lambda: now_s)
+    sign = {"writer": "w", "beat": 5, "is_running": True}
+    assert pulse.is_stale({})
+    assert pulse.is_stale(sign)  # it may be as old as the log
+    assert not pulse.is_stale(sign | {"beat": 6})
+    now_s += applier_module.STALE_AFTER_S
+    assert not pulse.is_stale(sign | {"beat": 6})
+    now_s += 0.1
+    assert pulse.is_stale(sign | {"beat": 6})
+    assert not pulse.is_stale(sign | {"beat": 7})
+    assert pulse.is_stale(sign | {"beat": 8, "is_running": False})
+    assert not pulse.is_stale({"writer": "next", "beat": 1, "is_running": True})
+    assert pulse.is_stale({})
+
+
+def test_staleness_is_told_when_it_changes(followed: Followed) -> None:
+    writer = followed.writer()
+    writer.publish([put(b"a")])
+    told = []
+    for _ in range(3):
+        writer.beat()
+        told.append(followed.step()["is_stale"])
+    writer.close()
+    told.append(followed.step()["is_stale"])
+    assert told == [True, False, False, True]
+
+
+def test_an_applier_ends_with_its_input_after_the_step_in_hand(followed: Followed) -> None:
+    followed.writer().publish([put(b"a")])
+    reading, writing = os.pipe()
+    os.write(writing, b"look\n")
+    os.close(writing)
+    follow_until_end(followed.applier, reading, 60.0)
+    os.close(reading)
+    assert followed.known["applied"] == 0

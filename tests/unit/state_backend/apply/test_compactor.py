@@ -1,0 +1,390 @@
+"""At which epochs the owners of slots write their parts, without talking to each other."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow.fs
+import pytest
+
+from state_backend.apply import compactor as compactor_module
+from state_backend.apply import snapshots
+from state_backend.apply.applier import Applier
+from state_backend.apply.compact import compact_log
+from state_backend.apply.compactor import (
+    CHANGES_BYTES_MIN,
+    EPOCHS_MAX,
+    Compactor,
+    compact,
+    is_marked,
+    main,
+    steps_after,
+)
+from state_backend.apply.replay import read_snapshot
+from state_backend.lmdb.store import LmdbStore
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.epochs import ChangeFile, Epoch, _checksum
+from state_backend.log.filesystems import Filesystem
+from state_backend.log.filesystems.arrow import ArrowFilesystem
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
+from state_backend.model.records import Change, Op
+
+STATE = StateDescriptor("v", key="k", value="v").for_job("job")
+LOW, HIGH = KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")
+KEYS = [b"key:%d" % number for number in range(100)]
+
+
+def epochs_of(sizes: list[int]) -> list[Epoch]:
+    """Return epochs that list changes of these sizes, from the first of a log on."""
+    listed = [(ChangeFile("", size, 0, 1),) for size in sizes]
+    totals = [sum(sizes[: number + 1]) for number in range(len(sizes))]
+    return [
+        Epoch(number + 1, 1, None, 0, files=files, log_bytes=total)
+        for number, (files, total) in enumerate(zip(listed, totals, strict=True))
+    ]
+
+
+def snapshot_of(size: int, log_bytes: int = 0) -> Epoch:
+    return Epoch(0, 1, None, 0, files=(ChangeFile("", size, 0, 1),), log_bytes=log_bytes)
+
+
+# Marks --------------------------------------------------------------------------------------------------------------
+
+
+def test_between_two_marks_lies_no_more_than_a_step_and_an_epoch() -> None:
+    random = Random(1)
+    since = 0
+    for epoch in epochs_of([random.randrange(CHANGES_BYTES_MIN // 2) for _ in range(900)]):
+        since += epoch.change_bytes
+        if is_marked(epoch, CHANGES_BYTES_MIN, EPOCHS_MAX):
+            assert since >= 1
+            since = 0
+        assert since < CHANGES_BYTES_MIN
+
+
+def test_what_is_marked_for_a_larger_step_is_marked_for_a_smaller_one() -> None:
+    random = Random(2)
+    for epoch in epochs_of([random.randrange(CHANGES_BYTES_MIN) for _ in range(900)]):
+        steps = [CHANGES_BYTES_MIN << power for power in range(8)]
+        marked = [is_marked(epoch, step, EPOCHS_MAX) for step in steps]
+        assert marked == sorted(marked, reverse=True)
+
+
+def test_epochs_without_changes_are_marked_by_their_number() -> None:
+    epochs = epochs_of([0] * 2_500)
+    assert [epoch.epoch for epoch in epochs if is_marked(epoch, CHANGES_BYTES_MIN, EPOCHS_MAX)] == [1_000, 2_000]
+
+
+@pytest.mark.parametrize(("state", "steps"), [(0, 1), (8 << 20, 1), (9 << 20, 2), (100 << 20, 16), (1 << 30, 128)])
+def test_the_step_is_twice_the_state_rounded_up_to_a_power_of_two(state: int, steps: int) -> None:
+    (epoch,) = epochs_of([1])
+    assert steps_after(snapshot_of(state), epoch) == (steps * CHANGES_BYTES_MIN, EPOCHS_MAX)
+
+
+def test_without_a_new_snapshot_what_is_written_in_vain_stays_in_proportion() -> None:
+    """Parts are written for nothing all the time, each as large as all changes so far."""
+    written = 0
+    epochs = epochs_of([1 << 20] * 20_000)
+    for epoch in epochs:
+        if is_marked(epoch, *steps_after(epochs[0], epoch)):
+            written += epoch.log_bytes
+    assert 0 < written < 4 * epochs[-1].log_bytes
+
+
+def test_marks_of_owners_who_are_busy_at_each_others_move_apart_until_they_meet() -> None:
+    """Each is busy for 2,500 epochs with a part that the other did not begin."""
+    free_at, written = [0, 1_500], [0, 0]
+    for epoch in epochs_of([0] * 50_000):
+        if is_marked(epoch, *steps_after(snapshot_of(0), epoch)):
+            for which in (0, 1):
+                if epoch.epoch >= free_at[which]:
+                    free_at[which], written[which] = epoch.epoch + 2_500, epoch.epoch
+            if written[0] == written[1]:
+                break
+    assert 2_500 < written[0] == written[1] < 10_000
+
+
+def test_the_writer_counts_the_bytes_of_its_log_from_its_beginning(tmp_path: Path) -> None:
+    log = ChangeLog(tmp_path).job("job")
+    for _ in range(3):  # a writer goes on where another ended
+        with LogWriter(tmp_path, "job", [STATE], "q", on_rewind="truncate") as writer:
+            for size in (10, 100_000):
+                writer.publish([Change("v", Op.PUT, b"k", None, b"x" * size)])
+    writer.publish([], 4)
+    current = log.current()
+    assert current is not None
+    epochs = [log.epoch(current, number) for number in log.numbers(current.generation)]
+    total = 0
+    for epoch in epochs:
+        assert epoch is not None
+        total += epoch.change_bytes
+        assert epoch.log_bytes == total
+    assert len(epochs) == 5
+
+
+def test_an_epoch_of_an_older_version_is_read_and_marked_by_its_number_alone() -> None:
+    for number in (999, 1_000):
+        stored = json.loads(Epoch(number, 1, None, 0, files=(ChangeFile("", 1 << 30, 0, 1),)).to_bytes())
+        del stored["log_bytes"], stored["checksum"]
+        epoch = Epoch.from_bytes(json.dumps(stored | {"checksum": _checksum(stored)}).encode(), "here")
+        assert (epoch.log_bytes, epoch.change_bytes) == (0, 1 << 30)
+        assert is_marked(epoch, *steps_after(epoch, epoch)) is (number == 1_000)
+
+
+# Owners -------------------------------------------------------------------------------------------------------------
+
+
+class InThisProcess(Compactor):
+    """Writes at once, and in this process, what another process would."""
+
+    def __init__(self, filesystem: Filesystem | str, retention_ms: int) -> None:
+        super().__init__("", "job", retention_ms)
+        self._log = ChangeLog(filesystem).job("job")
+        self.now_ms = 0
+
+    def _prepare(self) -> None:
+        pass
+
+    def _hold(self, store: LmdbStore) -> None:
+        with store.snapshot(store.applied.clock_ms) as shown:
+            compact(self._log, shown, self._retention_ms, self.now_ms)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compactor_module, "CHANGES_BYTES_MIN", 1 << 16)
+    monkeypatch.setattr(compactor_module, "EPOCHS_MAX", 300)
+
+
+def publish(writer: LogWriter, number: int) -> None:
+    writer.publish([Change("v", Op.PUT, KEYS[number % len(KEYS)], None, b"%d" % number)], clock_ms=1_000 + number)
+
+
+def settle(owner: Applier) -> None:
+    """Have slots that are gained loaded to their end, however slow this machine is."""
+    while owner.step():
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("often")
+def test_disk_stays_bounded_over_ten_thousand_epochs_of_two_owners(tmp_path: Path) -> None:
+    """The owners fall behind, move slots, and are away for some time; nothing is asserted of time."""
+    unsynced = ArrowFilesystem(pyarrow.fs.LocalFileSystem(), str(tmp_path / "log"), "unsynced")
+    log = ChangeLog(unsynced).job("job")
+    random = Random(3)
+    events: list[dict[str, Any]] = []
+    most, found = 0, set()
+    with LogWriter(unsynced, "job", [STATE], "q") as writer:
+        compactors = [InThisProcess(unsynced, 100) for _ in range(2)]
+        owners = [
+            Applier(ChangeLog(unsynced), "job", tmp_path / str(slots), events.append, compactor=compactor, slots=slots)
+            for slots, compactor in zip((LOW, HIGH), compactors, strict=True)
+        ]
+        away_until = 0
+        for number in range(10_000):
+            publish(writer, number)
+            for compactor in compactors:
+                compactor.now_ms = 1_000 + number
+            if random.random() < 0.05:
+                settle(owners[0])
+            if random.random() < 0.05 and number >= away_until:
+                settle(owners[1])
+            if number % 2_000 == 1_500:
+                away_until = number + 400
+            if number % 1_000 == 250:
+                edge = random.randrange(1, 16_383)
+                for owner, slots in zip(owners, (f"0-{edge - 1}", f"{edge}-16383"), strict=True):
+                    owner.want(KeyGroups.parse(slots))
+            if number % 20 == 0:
+                most = max(most, sum(1 for _ in (tmp_path / "log").rglob("*")))
+                current = log.current()
+                assert current is not None
+                newest = snapshots.newest(log, current)
+                found |= {newest.epoch} if newest else set()
+        for owner in owners:
+            settle(owner)
+            owner.close()
+    assert not any(event.get("error") for event in events)
+    assert len(found) > 20
+    assert most < 1_500
+    with read_snapshot(tmp_path / "log", "job") as snapshot:
+        assert {key: snapshot.value(key) for key in KEYS} == {key: b"99%02d" % each for each, key in enumerate(KEYS)}
+
+
+@pytest.mark.usefixtures("often")
+def test_owners_go_on_beside_sparkis_compact(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    writer = LogWriter(root, "job", [STATE], "q")
+    owners = [
+        Applier(
+            ChangeLog(root),
+            "job",
+            tmp_path / str(slots),
+            lambda event: None,
+            compactor=InThisProcess(str(root), 0),
+            slots=slots,
+        )
+        for slots in (LOW, HIGH)
+    ]
+    log = ChangeLog(root).job("job")
+    current = log.current()
+    assert current is not None
+    newest = []
+    for number in range(310):
+        publish(writer, number)
+        for owner in owners:
+            owner.step()
+        if number in (100, 200):
+            compact_log(str(root), "job", retention_ms=0)
+        found = snapshots.newest(log, current)
+        newest.append(found.epoch if found else -1)
+    by_owners = set(newest) - {-1, 100, 200}
+    assert {100, 200} < set(newest)
+    assert by_owners
+    assert newest == sorted(newest)
+    with read_snapshot(root, "job") as snapshot:
+        assert snapshot.value(KEYS[9]) == b"309"
+        assert snapshot.value(KEYS[10]) == b"210"
+    for owner in owners:
+        owner.close()
+
+
+# Processes ----------------------------------------------------------------------------------------------------------
+
+
+class Owner:
+    """An applier in this process, of some slots, with a real compactor."""
+
+    def __init__(self, root: Path, folder: Path, slots: KeyGroups) -> None:
+        self.compactor = Compactor(str(root), "job", 0)
+        self.applier = Applier(
+            ChangeLog(root), "job", folder, lambda event: None, compactor=self.compactor, slots=slots
+        )
+
+    @property
+    def process(self) -> subprocess.Popen[bytes] | None:
+        return self.compactor._process
+
+
+@pytest.fixture
+def marked_at_five(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compactor_module, "EPOCHS_MAX", 5)
+    monkeypatch.setattr(compactor_module, "LEAD_EPOCHS", 2)
+
+
+@pytest.mark.usefixtures("marked_at_five")
+def test_a_process_writes_the_epoch_that_it_was_told_of_while_others_are_applied(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    owners = [Owner(root, tmp_path / str(slots), slots) for slots in (LOW, HIGH)]
+    with LogWriter(root, "job", [STATE], "q") as writer:
+        for number in range(10):
+            publish(writer, number)
+    for owner in owners:
+        owner.applier.step()
+        assert owner.process is not None
+    assert {owner.process.wait() for owner in owners if owner.process is not None} == {0}
+    log = ChangeLog(root).job("job")
+    current = log.current()
+    assert current is not None
+    newest = snapshots.newest(log, current)
+    assert newest is not None
+    assert (newest.epoch, newest.rows) == (7, 8)
+    with read_snapshot(root, "job") as snapshot:
+        assert snapshot.value(KEYS[9]) == b"9"
+    for owner in owners:
+        owner.applier.close()
+
+
+@pytest.mark.usefixtures("marked_at_five")
+def test_a_mark_is_nothing_to_owners_of_all_slots_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "log"
+    monkeypatch.setattr(Compactor, "_prepare", lambda self: pytest.fail("a part is to be written"))
+    monkeypatch.setattr(Compactor, "run_if_due", lambda self, store: None)
+    with LogWriter(root, "job", [STATE], "q") as writer:
+        for number in range(10):
+            publish(writer, number)
+    for slots in (ALL, NONE):
+        owner = Owner(root, tmp_path / f"store{len(slots)}", slots)
+        owner.applier.step()
+        assert owner.applier.store is not None
+        assert owner.applier.store.applied.epoch == 9
+        owner.applier.close()
+
+
+@pytest.mark.usefixtures("marked_at_five")
+def test_a_process_that_does_not_answer_is_ended_and_the_applier_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compactor_module, "HOLD_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(Compactor, "_command", lambda self: [sys.executable, "-c", "import time; time.sleep(600)"])
+    with LogWriter(tmp_path / "log", "job", [STATE], "q") as writer:
+        for number in range(10):
+            publish(writer, number)
+    owner = Owner(tmp_path / "log", tmp_path / "store", LOW)
+    owner.applier.step()
+    assert owner.applier.store is not None
+    assert owner.applier.store.applied.epoch == 9
+    assert owner.process is not None
+    assert owner.process.wait() < 0
+    assert "no part of a snapshot at epoch 7" in caplog.text
+    owner.applier.close()
+
+
+@pytest.mark.usefixtures("marked_at_five")
+def test_a_process_that_ended_while_it_waited_is_started_again_when_the_epoch_comes(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    owner = Owner(root, tmp_path / "store", LOW)
+    with LogWriter(root, "job", [STATE], "q") as writer:
+        for number in range(6):
+            publish(writer, number)
+        owner.applier.step()
+        first = owner.process
+        assert first is not None
+        first.kill()
+        first.wait()
+        publish(writer, 6)
+        publish(writer, 7)
+        owner.applier.step()
+    assert owner.process is not None
+    assert owner.process is not first
+    assert owner.process.wait() == 0
+    assert [path.suffix for path in sorted((root / "job/q.1/snapshots/7").glob("part-*"))] == [".claim", ".json"]
+    owner.applier.close()
+
+
+def test_a_process_whose_applier_ended_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "state_backend.apply.compactor", "--log", str(tmp_path), "--job", "job"]
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout == b""
+
+
+def test_a_process_waits_for_its_epoch_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compactor_module, "IDLE_S_MAX", 0.0)
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as silent:
+        monkeypatch.setattr(sys, "stdin", silent)
+        assert main(["--log", str(tmp_path), "--job", "job"]) == 0
+    os.close(writing)
+
+
+def test_a_store_of_another_generation_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    owner = Owner(tmp_path / "log", tmp_path / "store", LOW)
+    with LogWriter(tmp_path / "log", "job", [STATE], "q") as writer:
+        publish(writer, 0)
+    owner.applier.step()
+    LogWriter(tmp_path / "log", "job", [STATE], "q2").close()
+    assert owner.applier.store is not None
+    path = str(owner.applier.store.path)
+    owner.applier.close()
+    with caplog.at_level(logging.ERROR):
+        assert main(["--log", str(tmp_path / "log"), "--job", "job", "--store", path]) == 1
+    assert "not of the generation" in caplog.text

@@ -1,0 +1,280 @@
+"""A store whose file is not what was written answers with an error, never with something else, and is made anew."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import random
+import shutil
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from state_backend.apply.applier import Applier
+from state_backend.codec import packed_map
+from state_backend.lmdb import store as lmdb_store
+from state_backend.lmdb.damage import of_damage
+from state_backend.lmdb.store import DATA, LmdbStore
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.log_writer import LogWriter
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import StoreDamagedError, StoreError
+from state_backend.model.records import Change, Op
+from state_backend.store.store import Snapshot
+
+STATES = (
+    StateDescriptor("temp", key="k", value="v"),
+    StateDescriptor("trip", key="k", field="f", value="v"),
+    StateDescriptor("best", key="k", member="m", score="s"),
+    StateDescriptor("news", key="k", value="v", kind="list"),
+)
+VALUES = {b"job:temp:%d" % number: b"value %d" % number for number in range(800)} | {b"job:temp:long": bytes(200_000)}
+FIELDS = {b"f%d" % number: b"%d" % number for number in range(packed_map.FIELDS_MAX + 40)}
+MEMBERS = {b"m%03d" % number: float(number) for number in range(400)}
+ELEMENTS = [b"element %d" % number for number in range(300)]
+PAGE = 4096
+SOUND, WRONG, REFUSED = 0, 1, 2
+
+
+def changes() -> Iterator[Change]:
+    for key, value in VALUES.items():
+        yield Change("temp", Op.PUT, key, None, value)
+    for name, value in FIELDS.items():
+        yield Change("trip", Op.PUT, b"job:trip:a", name, value)
+    for member, score in MEMBERS.items():
+        yield Change("best", Op.PUT, b"job:best:a", member, b"%d" % score)
+    for element in ELEMENTS:
+        yield Change("news", Op.APPEND, b"job:news:a", None, element)
+
+
+def is_right(shown: Snapshot) -> bool:
+    """Ask for everything, by its name and by going through it."""
+    size = shown.list_size(b"job:news:a")
+    return (
+        {key: shown.value(key) for key in VALUES} == VALUES
+        and dict(zip(FIELDS, shown.fields(b"job:trip:a", list(FIELDS)), strict=True)) == FIELDS
+        and dict(shown.map_pairs(b"job:trip:a")) == FIELDS
+        and dict(zip(MEMBERS, shown.scores(b"job:best:a", list(MEMBERS)), strict=True)) == MEMBERS
+        and list(shown.sorted_members(b"job:best:a", 0, shown.sorted_size(b"job:best:a"))) == list(MEMBERS.items())
+        and list(shown.list_elements(b"job:news:a", 0, size)) == ELEMENTS
+        and len(shown.scan(0, 100_000)[1]) == len(VALUES) + 3
+    )
+
+
+class Followed:
+    """A log, its applier, and what this told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log, self.folder = folder / "log", folder / "store"
+        self.writer = LogWriter(self.log, "job", STATES, "q")
+        self.writer.publish(changes())
+        self.events: list[dict[str, Any]] = []
+        self.applier = self.start()
+
+    def start(self) -> Applier:
+        self.applier = Applier(ChangeLog(self.log), "job", self.folder, self.events.append)
+        return self.applier
+
+    def settle(self) -> None:
+        while self.applier.step():
+            pass
+
+    @property
+    def store(self) -> LmdbStore:
+        assert self.applier.store is not None
+        return self.applier.store
+
+    @property
+    def data(self) -> Path:
+        (folder,) = (path for path in (self.folder / "job").iterdir() if path.is_dir())
+        return folder / DATA
+
+    def is_right(self) -> bool:
+        with self.store.snapshot(1) as shown:
+            return is_right(shown)
+
+    def names(self) -> list[str]:
+        return [event["event"] for event in self.events]
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Iterator[Followed]:
+    followed = Followed(tmp_path)
+    followed.settle()
+    yield followed
+    followed.applier.close()
+
+
+def flip(data: Path, at: int, bit: int) -> None:
+    with open(data, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+def spoil_records(data: Path, needle: bytes) -> None:
+    """Flip a bit in every copy of a text, wherever it lies in the file."""
+    stored = data.read_bytes()
+    at = stored.find(needle)
+    assert at >= 0
+    while at >= 0:
+        flip(data, at, 0)
+        at = stored.find(needle, at + 1)
+
+
+def in_a_child(work: Callable[[], int]) -> int:
+    """Return what a child made of it: its code, or minus the signal that ended it."""
+    pid = os.fork()
+    if not pid:
+        faulthandler.disable()
+        try:
+            os._exit(work())
+        except Exception as error:
+            is_told = isinstance(error, StoreError) or of_damage(error) is not None
+            if not is_told:
+                traceback.print_exc()
+            os._exit(REFUSED if is_told else WRONG)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("flips", [100, pytest.param(2_000, marks=pytest.mark.slow)])
+def test_a_store_that_verifies_answers_rightly_wherever_a_bit_was_flipped(
+    followed: Followed, tmp_path: Path, flips: int
+) -> None:
+    """Of a file with a flipped bit either it is told, or every answer is right; a crash is told by the system."""
+    followed.applier.close()
+    source, other = followed.data.parent, tmp_path / "other"
+    chosen = random.Random(7)
+    size = followed.data.stat().st_size
+    places = [chosen.randrange(size) for _ in range(flips * 6 // 10)]
+    # Headers of pages and what lies first in them: there LMDB keeps how it finds the rest.
+    places += [chosen.randrange(size // PAGE) * PAGE + chosen.randrange(40) for _ in range(flips * 4 // 10)]
+
+    def verified_answers() -> int:
+        store = LmdbStore(other, "q", is_reader=True)
+        store.verify()
+        with store.snapshot(1) as shown:
+            return SOUND if is_right(shown) else WRONG
+
+    def any_answers() -> int:
+        store = LmdbStore(other, "q", is_reader=True)
+        with store.snapshot(1) as shown:
+            return WRONG if any(shown.value(key) not in (value, None) for key, value in VALUES.items()) else SOUND
+
+    told = 0
+    for place in places:
+        shutil.rmtree(other, ignore_errors=True)
+        shutil.copytree(source, other)
+        flip(other / DATA, place, chosen.randrange(8))
+        code = in_a_child(verified_answers)
+        assert code != WRONG, place
+        assert in_a_child(any_answers) != WRONG, place
+        told += code != SOUND
+    assert told > flips // 12
+
+
+def test_a_store_that_was_damaged_while_nobody_ran_is_built_anew(followed: Followed) -> None:
+    followed.applier.close()
+    before = followed.data
+    spoil_records(before, b"value 77")
+    followed.events.clear()
+    followed.start()
+    followed.settle()
+    assert followed.names()[:2] == ["damaged", "open"]
+    assert followed.events[1]["path"] != str(before.parent)
+    assert not before.exists()
+    assert followed.is_right()
+
+
+@pytest.mark.parametrize("left", [0, 100, PAGE, 5 * PAGE, 5 * PAGE + 7])
+def test_a_file_that_was_cut_short_is_noticed_before_it_is_touched(followed: Followed, left: int) -> None:
+    if left == 0:
+        followed.applier.close()
+    os.truncate(followed.data, left)
+    if left == 0:
+        followed.start()
+    followed.events.clear()
+    followed.settle()
+    assert "damaged" in followed.names() or left == 0
+    assert followed.is_right()
+
+
+def test_what_a_reader_met_has_the_store_verified_and_built_anew(followed: Followed) -> None:
+    reader = LmdbStore.__new__(LmdbStore)  # as in another process: LMDB forbids to open a folder twice in one
+    reader.path = followed.store.path
+    spoil_records(followed.data, b"value 77")
+    with followed.store.snapshot(1) as shown:
+        assert shown.value(b"job:temp:76") == b"value 76"
+        with pytest.raises(StoreDamagedError, match="checksum"):
+            shown.value(b"job:temp:77")
+    followed.events.clear()
+    reader.suspect()
+    followed.settle()
+    assert followed.names()[:2] == ["damaged", "open"]
+    assert followed.is_right()
+
+
+def test_a_suspicion_that_is_not_confirmed_changes_nothing_once(followed: Followed) -> None:
+    followed.events.clear()
+    followed.store.suspect()
+    followed.settle()
+    assert (followed.names(), followed.store.is_suspect) == ([], False)
+    followed.store.suspect()
+    followed.settle()
+    assert followed.names()[:2] == ["damaged", "open"]
+    assert followed.is_right()
+
+
+def test_an_epoch_does_not_build_on_a_damaged_record(followed: Followed) -> None:
+    before = followed.data
+    spoil_records(before, b"element 299")
+    followed.writer.publish([Change("news", Op.APPEND, b"job:news:a", None, b"element 300")])
+    followed.settle()
+    with followed.store.snapshot(1) as shown:
+        assert list(shown.list_elements(b"job:news:a", 299, 301)) == [b"element 299", b"element 300"]
+    assert "damaged" in followed.names()
+
+
+def test_after_a_crash_no_store_is_trusted(followed: Followed) -> None:
+    before = followed.data
+    followed.applier.close()
+    followed.start()
+    followed.applier.throw_all_away()
+    followed.settle()
+    assert not before.exists()
+    assert followed.is_right()
+
+
+def test_without_a_boot_id_a_store_of_another_process_is_not_trusted(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed.applier.close()
+    monkeypatch.setattr(lmdb_store, "_boot_id", lambda: "")
+    opened = LmdbStore(followed.data.parent, "q")
+    assert opened.applied.epoch == -1  # the one before is of a process that could tell its boot
+    opened.close()
+    followed.start()
+    followed.settle()
+    followed.applier.close()
+    again = LmdbStore(followed.data.parent, "q")
+    assert again.applied.epoch == 0  # it was written by this very process
+    again.close()
+    monkeypatch.setattr(lmdb_store, "THIS_PROCESS", "process of another id")
+    later = LmdbStore(followed.data.parent, "q")
+    assert later.applied.epoch == -1
+    later.close()
+
+
+def test_a_file_is_as_long_as_its_pages_say_after_each_epoch(followed: Followed) -> None:
+    """LMDB leaves out pages at the end that a transaction used and freed again."""
+    for number in range(30):
+        many = [Change("temp", Op.PUT, b"job:temp:x%d" % each, None, bytes(3000)) for each in range(number * 7)]
+        gone = [Change("temp", Op.DELETE, each.key) for each in many]
+        followed.writer.publish([*many, *gone])
+        followed.settle()
+        followed.store.check_length()
+    assert "damaged" not in followed.names()

@@ -1,0 +1,484 @@
+"""What only the LMDB store can do wrong: folders, readers in other processes, sizes, room, and its expiry index."""
+
+from __future__ import annotations
+
+import random
+import resource
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from itertools import product
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from compat.waiting import WAIT_S_MAX
+from state_backend.codec import packed_map
+from state_backend.lmdb.layout import PIECE_BYTES, Tables, name_of
+from state_backend.lmdb.snapshot import LmdbSnapshot
+from state_backend.lmdb.store import LOCK_BYTES, LmdbStore
+from state_backend.model.descriptor import Kind, StateDescriptor
+from state_backend.model.errors import KeyConflictError, StoreError, StoreFullError
+from state_backend.model.key_groups import ALL, KeyGroups
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.store.store import EpochChanges, LongText
+
+STATES = (
+    StateDescriptor("temp", key="k", value="v").for_job("job"),
+    StateDescriptor("city", key="k", field="f", value="v").for_job("job"),
+)
+NAMES = [state.name for state in STATES]
+
+
+def epoch_of(number: int, changes: Iterable[Change], clock_ms: int = 1) -> EpochChanges:
+    return EpochChanges(number, 1, clock_ms, list(runs_of(changes, NAMES)))
+
+
+def pass_time(store: LmdbStore, clock_ms: int) -> None:
+    """Apply an epoch without changes: the log's clock moves on."""
+    store.apply(epoch_of(store.applied.epoch + 1, [], clock_ms), STATES)
+
+
+def put(key: bytes, value: bytes = b"v", expire_at_ms: int | None = None) -> Change:
+    return Change("temp", Op.PUT, key, None, value, expire_at_ms)
+
+
+def put_field(name: bytes, expire_at_ms: int | None = None, key: bytes = b"map") -> Change:
+    return Change("city", Op.PUT, key, name, b"v", expire_at_ms)
+
+
+def lines_of_expiry(store: LmdbStore) -> int:
+    return entries(store, "expiry")
+
+
+def entries(store: LmdbStore, table: str) -> int:
+    with store.begin() as txn:
+        return int(txn.stat(getattr(store.tables, table))["entries"])
+
+
+def rows_of_dues(store: LmdbStore) -> int:
+    return entries(store, "dues")
+
+
+def in_another_process(code: str, *arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S_MAX,
+    )
+    return done.stdout.strip()
+
+
+# Sizes --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [b"", b"\x00", b"\xff\xfe", b"k" * 65_536])
+def test_any_key_can_be_stored(tmp_path: Path, key: bytes) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(key, b"value")]), STATES)
+    with store.snapshot(1) as snapshot:
+        assert snapshot.value(key) == b"value"
+        assert snapshot.scan(0, 10)[1] == [key]
+    store.apply(epoch_of(1, [Change("temp", Op.DELETE, key)]), STATES)
+    assert store.applied.key_count == 0
+    store.close()
+
+
+def test_a_value_of_64_mib_and_a_field_of_any_name_can_be_stored(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    value = b"\x01" * (64 << 20)
+    store.apply(epoch_of(0, [put(b"k", value), put_field(b""), put_field(b"f" * 65_536)]), STATES)
+    with store.snapshot(1) as snapshot:
+        assert snapshot.value(b"k") == value
+        assert snapshot.fields(b"map", [b"", b"f" * 65_536, b"f"]) == [b"v", b"v", None]
+    store.close()
+
+
+# Folders and readers --------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_of_a_folder_that_is_not_there_yet_gets_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="nothing"):
+        LmdbStore(tmp_path / "nothing", "g", is_reader=True)
+
+
+def test_a_reader_of_a_folder_without_tables_gets_an_error_of_ours_and_may_try_again(tmp_path: Path) -> None:
+    lmdb.open(str(tmp_path)).close()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="cannot be used"):
+            LmdbStore(tmp_path, "g", is_reader=True)
+    LmdbStore(tmp_path, "g").close()
+    LmdbStore(tmp_path, "g", is_reader=True).close()
+
+
+def test_a_reader_in_another_process_sees_each_new_epoch(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    code = """
+import sys
+from state_backend.lmdb.store import LmdbStore
+with LmdbStore(sys.argv[1], "g", is_reader=True).snapshot(1) as snapshot:
+    print(snapshot.applied.epoch, snapshot.value(b"k").decode())
+"""
+    for number in range(2):
+        store.apply(epoch_of(number, [put(b"k", b"v%d" % number)]), STATES)
+        assert in_another_process(code, tmp_path) == f"{number} v{number}"
+    store.close()
+
+
+def test_a_reader_keeps_its_store_when_the_folder_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    LmdbStore(folder, "g").close()
+    store = LmdbStore(folder, "g")
+    store.apply(epoch_of(0, [put(b"k", b"old")]), STATES)
+    store.close()
+    reader = LmdbStore(folder, "g", is_reader=True)
+    (folder / "boot").write_text("another boot")
+    in_another_process(
+        "import sys; from state_backend.lmdb.store import LmdbStore; LmdbStore(sys.argv[1], 'g')", folder
+    )
+    with reader.snapshot(1) as snapshot:
+        assert snapshot.value(b"k") == b"old"
+    reader.close()
+    with LmdbStore(folder, "g", is_reader=True).snapshot(1) as snapshot:
+        assert snapshot.value(b"k") is None
+
+
+@pytest.mark.parametrize("mark", ["", "1 another boot", None])
+def test_a_store_from_before_the_last_boot_is_thrown_away(tmp_path: Path, mark: str | None) -> None:
+    store = LmdbStore(tmp_path / "store", "g")
+    store.apply(epoch_of(0, [put(b"k")]), STATES)
+    store.close()
+    boot = tmp_path / "store" / "boot"
+    boot.unlink() if mark is None else boot.write_text(mark)
+    store = LmdbStore(tmp_path / "store", "g")
+    assert store.applied.epoch == -1
+    store.close()
+
+
+def test_a_lock_file_that_was_left_over_does_not_matter(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from state_backend.lmdb.store import LmdbStore
+store = LmdbStore(sys.argv[1], "g")
+held = store._env.begin(write=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=WAIT_S_MAX)
+    assert killed.returncode == -signal.SIGKILL
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"k")]), STATES)
+    assert store.applied.epoch == 0
+    store.close()
+
+
+def test_a_copy_holds_what_the_store_held_without_its_free_pages(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path / "one", "g")
+    store.apply(epoch_of(0, [put(b"%d" % number, b"x" * 1000) for number in range(2000)]), STATES)
+    store.apply(epoch_of(1, [Change("temp", Op.DELETE, b"%d" % number) for number in range(1990)]), STATES)
+    used, free = store.used_bytes()
+    assert free > 10 * used
+    store.copy_to(tmp_path / "two")
+    copy = LmdbStore(tmp_path / "two", "g")
+    assert copy.applied == store.applied
+    assert copy.used_bytes()[1] < used
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    copy.close()
+    store.close()
+
+
+# Room -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_map_is_an_error_and_the_last_whole_epoch_stays(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g", map_bytes_max=1 << 20)
+    store.apply(epoch_of(0, [put(b"k", b"old")]), STATES)
+    big = [put(b"%d" % number, b"x" * 1000) for number in range(2000)]
+    for _ in range(3):
+        with pytest.raises(StoreFullError, match="make room"):
+            store.apply(epoch_of(1, [put(b"k", b"new"), *big]), STATES)
+        with store.snapshot(1) as snapshot:
+            assert (snapshot.applied.epoch, snapshot.value(b"k"), snapshot.applied.key_count) == (0, b"old", 1)
+    store.apply(epoch_of(1, [put(b"k", b"new")]), STATES)
+    store.close()
+    store = LmdbStore(tmp_path, "g", map_bytes_max=1 << 26)
+    store.apply(epoch_of(2, big), STATES)
+    assert store.applied.key_count == 2001
+    store.close()
+
+
+def test_a_full_disk_is_an_error_and_the_store_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk: LMDB's write fails in the same place."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"k", b"old")]), STATES)
+    big = epoch_of(1, [put(b"k", b"new"), *(put(b"%d" % number, b"x" * 1000) for number in range(2000))])
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, most))
+    try:
+        with pytest.raises(StoreFullError, match="make room"):
+            store.apply(big, STATES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    store.close()
+    store = LmdbStore(tmp_path, "g")
+    with store.snapshot(1) as snapshot:
+        assert (snapshot.applied.epoch, snapshot.value(b"k")) == (0, b"old")
+    store.apply(big, STATES)
+    assert store.applied.key_count == 2001
+    store.close()
+
+
+def test_opening_a_store_again_writes_nothing_that_a_full_disk_could_break(tmp_path: Path) -> None:
+    LmdbStore(tmp_path, "g").close()
+    before = (tmp_path / "boot").stat().st_mtime_ns
+    LmdbStore(tmp_path, "g").close()
+    assert (tmp_path / "boot").stat().st_mtime_ns == before
+
+
+def test_the_lock_file_has_its_room_before_it_is_mapped(tmp_path: Path) -> None:
+    LmdbStore(tmp_path / "one", "g").close()
+    store = LmdbStore(tmp_path / "one", "g")
+    store.copy_to(tmp_path / "two")
+    LmdbStore(tmp_path / "two", "g").close()
+    store.close()
+    for name in ("one", "two"):
+        assert (tmp_path / name / "lock.mdb").stat().st_size == LOCK_BYTES
+
+
+# Conflicts and undeclared states --------------------------------------------------------------------------------------
+
+
+def test_a_conflict_changes_nothing(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"a")]), STATES)
+    with pytest.raises(KeyConflictError, match="'temp' and 'city' both made the key b'a'"):
+        store.apply(epoch_of(1, [put(b"b"), put_field(b"f", key=b"a")]), STATES)
+    assert (store.applied.epoch, store.applied.keys) == (0, {"temp": 1})
+    store.close()
+
+
+def test_a_change_of_an_undeclared_state_is_refused_by_name(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    with pytest.raises(StoreError, match="'temp'"):
+        store.apply(epoch_of(0, [put(b"a")]), STATES[1:])
+    store.close()
+
+
+# The expiry index -----------------------------------------------------------------------------------------------------
+
+
+def test_the_expiry_index_is_empty_again_when_everything_expired_or_was_deleted(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    many = [put_field(b"%d" % number, 100 + number % 3) for number in range(packed_map.FIELDS_MAX + 10)]
+    store.apply(epoch_of(0, [put(b"a", expire_at_ms=100), put(b"b", expire_at_ms=200), *many]), STATES)
+    store.apply(epoch_of(1, [put(b"a", expire_at_ms=300), Change("temp", Op.DELETE, b"b"), put(b"c")]), STATES)
+    assert (lines_of_expiry(store), rows_of_dues(store)) == (2, len(many))
+    assert (store.applied.expiring, store.applied.expiring_maps) == (1, 1)
+    pass_time(store, 150)
+    assert store.expire(150, 1 << 20) >= len(many)
+    assert (lines_of_expiry(store), rows_of_dues(store), store.applied.expired_keys) == (1, 0, 1)
+    assert (store.applied.expiring_maps, store.applied.expired_fields) == (0, len(many))
+    assert store.expire(300, 1 << 20) == 1  # it is noted, and stays for the log's clock
+    assert (lines_of_expiry(store), store.applied.keys, store.applied.expiring) == (1, {"temp": 1}, 0)
+    pass_time(store, 300)
+    assert store.expire(0, 1 << 20) == 1
+    assert (lines_of_expiry(store), store.applied.keys, store.applied.expiring) == (0, {"temp": 1}, 0)
+    store.close()
+
+
+def test_what_a_deleted_key_had_goes_in_bounded_portions(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    long = put(b"long", b"x" * (3 * PIECE_BYTES + 1))
+    store.apply(epoch_of(0, [*(put_field(b"%d" % number, 100) for number in range(50)), long]), STATES)
+    assert (entries(store, "fields"), rows_of_dues(store), entries(store, "blocks")) == (50, 50, 4)
+    store.apply(epoch_of(1, [Change("city", Op.CLEAR, b"map"), Change("temp", Op.DELETE, b"long")]), STATES)
+    portions = []
+    while not portions or portions[-1] >= 20:
+        portions.append(store.expire(1, 20))
+    assert (portions[:5], sum(portions)) == ([20, 20, 20, 20, 20], 104)
+    assert [entries(store, table) for table in Tables._fields if table != "meta"] == [0] * 6
+    assert (store.applied.key_count, store.applied.expired_keys) == (0, 0)
+    store.close()
+
+
+def test_a_large_map_whose_fields_expire_goes_in_bounded_portions_and_reads_as_if_it_had_gone(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    fields = [put_field(b"%d" % number, 100 + number) for number in range(500)]
+    store.apply(epoch_of(0, [*fields, put_field(b"last")]), STATES)
+    pass_time(store, 499)
+    sizes = []
+    for _ in range(4):
+        with store.snapshot(499) as snapshot:
+            sizes.append((snapshot.map_size(b"map"), len(list(snapshot.map_pairs(b"map")))))
+        store.expire(499, 150)
+    assert sizes == [(101, 101)] * 4
+    assert (entries(store, "fields"), rows_of_dues(store), lines_of_expiry(store)) == (101, 100, 2)
+    assert (store.applied.expiring_maps, store.applied.expired_fields) == (1, 400)
+    store.close()
+
+
+def test_a_field_that_no_longer_expires_leaves_nothing_in_the_indices(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put_field(b"%d" % number, 100) for number in range(5)]), STATES)
+    store.apply(epoch_of(1, [put_field(b"%d" % number) for number in range(5)]), STATES)
+    assert (rows_of_dues(store), lines_of_expiry(store)) == (0, 0)
+    with store.snapshot(1000) as snapshot:
+        assert list(snapshot.map_sizes(b"map")) == [5]
+    store.close()
+
+
+# Long values ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES, 3 * PIECE_BYTES - 1])
+def test_any_part_of_a_long_value_can_be_read(tmp_path: Path, length: int) -> None:
+    store = LmdbStore(tmp_path, "g")
+    value = bytes(number % 251 for number in range(length))
+    store.apply(epoch_of(0, [put(b"k", value), put_field(b"f", 100)._replace(value=value)]), STATES)
+    with store.snapshot(1) as snapshot:
+        assert (snapshot.value(b"k"), snapshot.field(b"map", b"f")) == (value, value)
+        text = snapshot.text(b"k")
+        if length > PIECE_BYTES:
+            assert isinstance(text, LongText)
+            for start in (0, 1, PIECE_BYTES - 1, PIECE_BYTES, length - 1):
+                for stop in (start, start + 1, min(length, start + PIECE_BYTES), length):
+                    parts = list(text.parts(start, stop))
+                    assert b"".join(parts) == value[start:stop]
+                    assert all(0 < len(part) <= PIECE_BYTES for part in parts)
+    store.close()
+
+
+def test_a_long_value_that_is_put_again_is_not_written_again(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    value = b"x" * (3 * PIECE_BYTES)
+    assert store.apply(epoch_of(0, [put(b"k", value)]), STATES) == 1
+    assert store.apply(epoch_of(1, [put(b"k", value)]), STATES) == 0
+    assert store.apply(epoch_of(2, [put(b"k", value, 100)]), STATES) == 1
+    assert (entries(store, "blocks"), lines_of_expiry(store)) == (3, 1)
+    assert store.apply(epoch_of(3, [put(b"k", value[:-1] + b"y")]), STATES) == 1
+    assert (entries(store, "blocks"), lines_of_expiry(store)) == (6, 1)
+    assert store.expire(1, 100) == 3
+    assert (entries(store, "blocks"), lines_of_expiry(store)) == (3, 0)
+    store.close()
+
+
+def test_a_scan_ends_a_step_early_where_much_has_expired(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    keys = [put(b"%d" % number, expire_at_ms=100 + number % 2) for number in range(5000)]
+    fields = [put_field(b"%d" % number, 100 + number % 2) for number in range(5000)]
+    store.apply(epoch_of(0, [*keys, *fields, put_field(b"live")]), STATES)
+    with store.snapshot(200) as snapshot:
+        for scan in (snapshot.scan, lambda cursor, count: snapshot.scan_map(b"map", cursor, count)):
+            steps = [scan(0, 10)]
+            while steps[-1][0]:
+                steps.append(scan(steps[-1][0], 10))
+            assert sorted(len(found) for _, found in steps) == [0, 0, 0, 0, 1]
+        assert [len(list(snapshot.map_sizes(b"map"))), snapshot.map_size(b"map")] == [6, 1]
+        assert set(snapshot.random_keys()) == {None, b"map"}
+    store.close()
+
+
+def test_a_scan_ends_a_step_early_where_records_are_long(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"%d" % number, bytes(PIECE_BYTES)) for number in range(100)]), STATES)
+    with store.snapshot(1) as snapshot:
+        cursor, found = snapshot.scan(0, 4096)
+        assert cursor
+        assert len(found) < 40
+    store.close()
+
+
+def test_a_compiled_step_of_a_scan_is_python_s(tmp_path: Path) -> None:
+    pytest.importorskip("state_backend.native.lookup", reason="the compiled core is not built")
+    dice = random.Random(1)
+    store = LmdbStore(tmp_path, "g")
+    values = [put(b"key:%d" % number, dice.randbytes(30), dice.choice((None, None, 50, 150))) for number in range(6000)]
+    values += [put(b"long:%d" % number, dice.randbytes(dice.choice((5_000, 200_000)))) for number in range(60)]
+    fields = [put_field(b"f%d" % each, 90 + each, b"map:%d" % number) for number in range(40) for each in range(3)]
+    fields += [put_field(b"f", None, b"small:%d" % number) for number in range(500)]
+    store.apply(epoch_of(0, [*values, *fields]), STATES)
+    scanned = Counter[str]()
+    for owned in (ALL, KeyGroups.parse("0-5,100-8000,9000,16383")):
+        store.hold(owned)
+        # At the second time some keys and fields have expired, at the third the maps as wholes.
+        for now_ms, count, kinds, only_expiring in product(
+            (1, 91, 1000), (1, 100, 1000), (None, [Kind.MAP], []), (False, True)
+        ):
+            python = LmdbSnapshot(store.begin, store.tables, "g", now_ms, store._env, None)
+            with store.snapshot(now_ms) as compiled, python:
+                assert compiled.pages is not None and python.pages is None
+                cursor = dice.choice((0, 1 << 40))
+                for _ in range(60):
+                    step = compiled.scan(cursor, count, kinds, only_expiring=only_expiring)
+                    assert step == python.scan(cursor, count, kinds, only_expiring=only_expiring)
+                    scanned[now_ms, str(kinds)] += len(step[1])
+                    cursor = step[0]
+                    if not cursor:
+                        break
+    assert all(number > 1000 for (_, kinds), number in scanned.items() if kinds != "[]"), scanned
+
+
+def test_the_oldest_go_first(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"%d" % number, expire_at_ms=100 + number) for number in range(10)]), STATES)
+    pass_time(store, 1000)
+    assert [store.expire(1000, 4) for _ in range(4)] == [4] * 4  # ten are noted, and six of them removed
+    with store.begin() as txn, txn.cursor(db=store.tables.keys) as cursor:
+        assert sorted(map(name_of, cursor.iternext(keys=False))) == [b"%d" % number for number in range(6, 10)]
+    store.close()
+
+
+def test_a_time_before_1970_has_come(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    store.apply(epoch_of(0, [put(b"a", expire_at_ms=0), put(b"b", expire_at_ms=-5)]), STATES)
+    with store.snapshot(10) as snapshot:
+        assert (snapshot.value(b"a"), snapshot.value(b"b")) == (None, None)
+    assert store.expire(10, 10) == 4  # noted and removed: the log's clock is behind them, too
+    store.close()
+
+
+def test_a_closed_snapshot_lets_pages_be_used_again(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, "g")
+    for number in range(60):
+        with store.snapshot(1):
+            store.apply(epoch_of(number, [put(b"%d" % key, b"x" * 1000) for key in range(100)]), STATES)
+    used, free = store.used_bytes()
+    assert free < 5 * used
+    store.close()
+
+
+def test_a_reader_that_nobody_reads_from_any_more_lets_go_of_its_file(tmp_path: Path) -> None:
+    code = """
+import os, shutil, sys, time
+from pathlib import Path
+from state_backend.lmdb.store import LmdbStore
+
+def is_open():
+    return any("data.mdb" in behind(each) for each in range(100))
+
+def behind(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # it is not open, or no more: it may be closed at any moment
+        return ""
+
+store = LmdbStore(sys.argv[1], "g", is_reader=True)
+snapshot = store.snapshot(1)
+del store
+shutil.rmtree(sys.argv[1])
+print(is_open(), snapshot.value(b"k").decode())
+del snapshot
+ends = time.monotonic() + 300
+while is_open() and time.monotonic() < ends:
+    time.sleep(0.001)
+print(is_open())
+"""
+    store = LmdbStore(tmp_path / "store", "g")
+    store.apply(epoch_of(0, [put(b"k", b"v")]), STATES)
+    store.close()
+    assert in_another_process(code, tmp_path / "store").split() == ["True", "v", "False"]

@@ -1,0 +1,73 @@
+"""An epoch's file says what was committed, or that it cannot be read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from state_backend.log.epochs import ChangeFile, Epoch, EpochRef, runs_in, slots_of_run, to_stream
+from state_backend.model.errors import LogCorruptError
+from state_backend.model.records import Change, Op, runs_of
+from state_backend.model.slots import slot_of
+
+EPOCH = Epoch(
+    epoch=7,
+    term=3,
+    previous=EpochRef(6, 2),
+    clock_ms=1_700_000_000_000,
+    rows=5,
+    digest=2**64 - 1,
+    replaces=("temp",),
+    description=2,
+    files=(ChangeFile("7-ab.arrow", 1000, 12345, 4, ((0, 10, 3), (10, 16383, 1))),),
+    inline=(b"\x00\xff", b""),
+)
+
+
+@pytest.mark.parametrize("epoch", [EPOCH, replace(EPOCH, previous=None, files=(), inline=(), replaces=())])
+def test_an_epoch_comes_back_as_it_was_written(epoch: Epoch) -> None:
+    assert Epoch.from_bytes(epoch.to_bytes(), "7.json") == epoch
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, -2])
+def test_a_truncated_file_is_reported_by_its_name(kept: int) -> None:
+    with pytest.raises(LogCorruptError, match=r"log/7\.json"):
+        Epoch.from_bytes(EPOCH.to_bytes()[:kept], "log/7.json")
+
+
+def test_every_changed_value_breaks_the_checksum() -> None:
+    content = json.loads(EPOCH.to_bytes())
+    for name in content:
+        changed = json.dumps(content | {name: "other"}).encode()
+        with pytest.raises(LogCorruptError):
+            Epoch.from_bytes(changed, "7.json")
+
+
+@pytest.mark.parametrize("content", [b"[]", b"null", b"7", b"{}", b'{"checksum": 1}', b"\xff\xfe", b""])
+def test_any_other_content_is_corrupt_and_nothing_else(content: bytes) -> None:
+    with pytest.raises(LogCorruptError):
+        Epoch.from_bytes(content, "7.json")
+
+
+def test_an_epoch_of_a_newer_format_says_to_upgrade() -> None:
+    newer = json.loads(EPOCH.to_bytes())
+    newer["format"] = 4
+    del newer["checksum"]
+    from state_backend.log.epochs import _checksum
+
+    with pytest.raises(LogCorruptError, match="upgrade sparkis"):
+        Epoch.from_bytes(json.dumps(newer | {"checksum": _checksum(newer)}).encode(), "7.json")
+
+
+def test_runs_come_back_from_a_stream() -> None:
+    runs = list(runs_of([Change("temp", Op.PUT, b"%d" % number, None, b"v") for number in range(10)], ["temp"]))
+    assert list(runs_in(to_stream(runs * 2))) == runs * 2
+
+
+def test_a_run_tells_its_first_and_last_slot() -> None:
+    keys = [b"%d" % number for number in range(10)]
+    (run,) = runs_of([Change("temp", Op.PUT, key, None, b"v") for key in keys], ["temp"])
+    slots = sorted(map(slot_of, keys))
+    assert slots_of_run(run) == (slots[0], slots[-1], 10)

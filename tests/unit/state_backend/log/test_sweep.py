@@ -1,0 +1,216 @@
+"""What a sweep removes, and what it leaves alone, whoever else is at work and wherever it is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from state_backend.apply import snapshots
+from state_backend.apply.applier import Applier
+from state_backend.apply.compact import compact_log
+from state_backend.apply.replay import read_snapshot
+from state_backend.log.change_log import ChangeLog, Current, JobLog
+from state_backend.log.filesystems import LocalFilesystem
+from state_backend.log.filesystems.local import _temporary_of
+from state_backend.log.log_writer import LogWriter
+from state_backend.log.sweep import sweep
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import FencedWriterError
+from state_backend.model.records import Change, Op, runs_of
+
+STATE = StateDescriptor("s", key="k", value="v")
+FAR_MS = 1 << 50
+
+
+def put(number: int) -> Change:
+    """Return a change that is too large to stand in an epoch's file."""
+    return Change("s", Op.PUT, b"%d" % number, None, b"%d" % number + b"x" * 70_000)
+
+
+def publish(root: Path | LocalFilesystem, epochs: range, query_id: str = "q", **more: Any) -> LogWriter:
+    writer = LogWriter(root, "job", [STATE], query_id, **more)
+    for number in epochs:
+        writer.publish([put(number)], number, clock_ms=1_000 + number)
+    return writer
+
+
+def keys(root: Path) -> list[int]:
+    with read_snapshot(root, "job") as shown:
+        return sorted(map(int, shown.scan(0, 1 << 20)[1]))
+
+
+def job_of(root: Path) -> tuple[JobLog, Current]:
+    log = ChangeLog(root).job("job")
+    current = log.current()
+    assert current is not None
+    return log, current
+
+
+def test_a_compactor_that_was_stopped_for_long_leaves_the_generation_that_came_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """The process is stopped (SIGSTOP) behind its snapshot; its checkpoint is deleted, and the query begins anew."""
+    log = tmp_path / "log"
+    publish(log, range(5)).close()
+    applier = Applier(ChangeLog(log), "job", tmp_path / "store", lambda event: None)
+    applier.step()
+    assert applier.store is not None
+    store = applier.store.path
+    applier.close()
+    stopping = """
+        import os, signal, sys
+        from state_backend.apply import compactor
+        sweep = compactor.sweep
+        def stopped(*arguments):
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return sweep(*arguments)
+        compactor.sweep = stopped
+        sys.exit(compactor.main(sys.argv[1:]))
+    """
+    command = [sys.executable, "-c", dedent(stopping), "--log", str(log), "--job", "job", "--store", str(store)]
+    process = subprocess.Popen([*command, "--retention-ms", "0"])
+    try:
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        publish(log, range(5), "another")
+        process.send_signal(signal.SIGCONT)
+        assert process.wait() == 0
+    finally:
+        process.kill()
+    assert keys(log) == [0, 1, 2, 3, 4]
+    assert LogWriter(log, "job", [STATE], "another").publish([put(5)]) == 5
+    assert keys(log) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_sweep_by_what_was_true_before_a_rewind_leaves_what_every_new_server_needs(tmp_path: Path) -> None:
+    writer = publish(tmp_path, range(7), on_rewind="truncate")
+    log, before = job_of(tmp_path)
+    with read_snapshot(tmp_path, "job", at_ms=0) as shown:
+        snapshots.write(log, before, shown)
+    for number in (5, 6):
+        writer.publish([put(10 + number)], number, clock_ms=2_000)
+    sweep(log, before, FAR_MS, retention_ms=0)
+    assert keys(tmp_path) == [0, 1, 2, 3, 4, 15, 16]
+    assert LogWriter(tmp_path, "job", [STATE], "q").publish([put(17)]) == 7
+
+
+def test_a_sweep_leaves_the_change_files_of_a_batch_that_is_about_to_rewind(tmp_path: Path) -> None:
+    writer = publish(tmp_path, range(7), on_rewind="truncate")
+    writer.start(2)
+    file, _ = writer.change_files(2).write(runs_of([put(12)], ["s"]))
+    assert file is not None
+    log, current = job_of(tmp_path)
+    for generation in ("q.1", current.generation):
+        sweep(log, Current(generation, 1), FAR_MS, retention_ms=0)
+    assert writer.commit(2, clock_ms=2_000, files=[file], rows=1)
+    assert keys(tmp_path) == [0, 1, 12]
+
+
+def test_an_epoch_that_a_writer_makes_again_after_it_was_swept_does_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older writer has looked whether it is in charge, and is stopped there for longer than the retention."""
+    zombie = publish(tmp_path, range(3))
+    look = zombie.check_in_charge
+
+    def looked_long_ago() -> None:
+        monkeypatch.setattr(zombie, "check_in_charge", look)
+        publish(tmp_path, range(3, 8))
+        compact_log(str(tmp_path), "job", retention_ms=0)
+
+    monkeypatch.setattr(zombie, "check_in_charge", looked_long_ago)
+    with pytest.raises(FencedWriterError):
+        zombie.publish([Change("s", Op.PUT, b"3", None, b"of the zombie")], 3)
+    epochs = tmp_path / "job" / "q.1" / "epochs"
+    assert sorted(file.name for file in epochs.iterdir()) == ["3.json", "7.json"]
+    assert keys(tmp_path) == [0, 1, 2, 3, 4, 5, 6, 7]
+    with read_snapshot(tmp_path, "job") as shown:
+        assert shown.value(b"3") == put(3).value
+    log, current = job_of(tmp_path)
+    assert (log.numbers("q.1"), log.epoch(current, 3)) == ([7], None)
+    applier = Applier(ChangeLog(tmp_path), "job", tmp_path.with_name("store"), lambda event: None)
+    applier.step()
+    assert applier.store is not None
+    assert applier.store.applied.epoch == 7
+    applier.close()
+    publish(tmp_path, range(8, 10))
+    compact_log(str(tmp_path), "job", retention_ms=0)
+    assert [file.name for file in epochs.iterdir()] == ["9.json"]
+    assert list((tmp_path / "job" / "q.1" / "changes").glob("3-*")) == []
+
+
+def test_a_generation_that_is_just_being_begun_is_not_swept(tmp_path: Path) -> None:
+    """A sweep runs before each change that the new writer makes to the disk."""
+    publish(tmp_path, range(3))
+
+    class Swept(LocalFilesystem):
+        def create(self, path: str, content: bytes) -> bool:
+            compact_log(str(tmp_path), "job", retention_ms=0)
+            return super().create(path, content)
+
+        def copy(self, source: str, target: str) -> bool:
+            compact_log(str(tmp_path), "job", retention_ms=0)
+            return super().copy(source, target)
+
+    publish(Swept(tmp_path), range(2), "another")
+    assert keys(tmp_path) == [0, 1]
+
+
+def test_files_of_killed_tasks_are_swept_once_a_later_epoch_is_committed(tmp_path: Path) -> None:
+    publish(tmp_path, range(3))
+    folder = tmp_path / "job" / "q.1"
+    for path in (*(f"changes/{number}-0123.arrow" for number in range(5)), "epochs/1.json", "epochs/3.json"):
+        _temporary_of(folder / path).write_bytes(b"half of it")
+    compact_log(str(tmp_path), "job", retention_ms=FAR_MS)
+    left_behind = sorted(each.name[1:].partition("-")[0][:6] for each in folder.glob("*/.*"))
+    assert left_behind == ["2", "3", "3.json", "4"], "of the last epoch, which may be replayed, and of later ones"
+
+
+def test_signs_of_life_of_older_terms_are_removed(tmp_path: Path) -> None:
+    for _ in range(3):
+        writer = publish(tmp_path, range(0))
+        writer.beat()
+    writer.publish([put(0)])
+    compact_log(str(tmp_path), "job", retention_ms=FAR_MS)
+    assert [file.name for file in (tmp_path / "job" / "alive").iterdir()] == ["3.json"]
+
+
+def test_a_generation_that_never_began_is_removed(tmp_path: Path) -> None:
+    publish(tmp_path, range(2))
+    (tmp_path / "job" / "q.2" / "epochs").mkdir(parents=True)
+    (tmp_path / "job" / "terms" / "2.claim").write_bytes((tmp_path / "job" / "terms" / "1.claim").read_bytes())
+    publish(tmp_path, range(2, 3))
+    compact_log(str(tmp_path), "job", retention_ms=FAR_MS)
+    assert not (tmp_path / "job" / "q.2").exists()
+    assert keys(tmp_path) == [0, 1, 2]
+
+
+def test_a_query_that_comes_back_begins_anew_if_the_removal_of_what_it_had_has_begun(tmp_path: Path) -> None:
+    publish(tmp_path, range(4))
+    publish(tmp_path, range(2), "another")
+
+    class Stopped(Exception):
+        pass
+
+    class Stopping(LocalFilesystem):
+        def remove(self, path: str) -> None:
+            if path == "job/q.1":
+                super().remove("job/q.1/epochs/3.json")
+                raise Stopped
+            super().remove(path)
+
+    log = ChangeLog(Stopping(tmp_path)).job("job")
+    current = log.current()
+    assert current is not None
+    with pytest.raises(Stopped):
+        sweep(log, current, FAR_MS, retention_ms=0)
+    back = LogWriter(tmp_path, "job", [STATE], "q")
+    assert back.last is None, "the last epoch is gone, so that nothing could follow"
+    assert back.publish([put(4)], 4) == 4

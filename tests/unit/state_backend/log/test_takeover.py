@@ -1,0 +1,217 @@
+"""A job has one writer at a time: who may take it over, when, and what becomes of the writer before."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from state_backend.apply.replay import read_snapshot
+from state_backend.log import takeover
+from state_backend.log.change_log import ChangeLog
+from state_backend.log.filesystems import LocalFilesystem
+from state_backend.log.log_writer import LogWriter
+from state_backend.log.takeover import begin, claim, seal, this_process
+from state_backend.log.terms import Term, Terms
+from state_backend.model.descriptor import StateDescriptor
+from state_backend.model.errors import DescriptorError, FencedWriterError, JobInUseError
+from state_backend.model.records import Change, Op
+
+STATE = StateDescriptor("s", key="k", value="v")
+
+
+class Beating(LocalFilesystem):
+    """A log whose writers show signs of life often; while somebody looks at one, it may move."""
+
+    beat_interval_s = 0.05
+    writer: LogWriter | None = None
+
+    def read(self, path: str) -> bytes | None:
+        if path.startswith("job/alive/") and self.writer is not None:
+            self.writer._beat_due_s = 0.0
+            self.writer.beat()
+        return super().read(path)
+
+
+def writer_of(root: Path | LocalFilesystem, query_id: str | None = "q", **more: Any) -> LogWriter:
+    options: dict[str, Any] = {"is_beating": True, "checkpoint": "/c"} | more
+    return LogWriter(root, "job", [STATE], query_id, **options)
+
+
+def put(value: bytes) -> Change:
+    return Change("s", Op.PUT, b"k", None, value)
+
+
+class Clock:
+    """Stands for `time` in what takes a job over: nobody sleeps, and sleeping is all that takes time."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(takeover, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def nobody_waits(clock: Clock) -> Iterator[None]:
+    yield
+    assert clock.now_s == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"query_id": "other"}, {"checkpoint": "/copy/of/c"}, {"query_id": None, "is_beating": False, "checkpoint": ""}],
+)
+def test_another_query_does_not_take_a_living_writers_job(tmp_path: Path, other: dict[str, Any]) -> None:
+    log = Beating(tmp_path)
+    living = log.writer = writer_of(log)
+    living.publish([put(b"1")])
+    with pytest.raises(JobInUseError) as refused:
+        writer_of(log, **({"query_id": "q"} | other))
+    message = str(refused.value)
+    for part in ("'job'", "query q ", socket.gethostname(), f"pid {os.getpid()}", "since 20", "/c", "takeover=True"):
+        assert part in message
+    assert living.publish([put(b"2")]) == 1
+
+
+@pytest.mark.usefixtures("nobody_waits")
+def test_the_same_query_takes_over_at_once(tmp_path: Path) -> None:
+    log = Beating(tmp_path)
+    before = log.writer = writer_of(log)
+    before.publish([put(b"1")])
+    assert writer_of(log).publish([put(b"2")]) == 1
+    with pytest.raises(FencedWriterError, match="now written by query q, term 2"):
+        before.publish([put(b"3")])
+
+
+@pytest.mark.usefixtures("nobody_waits")
+def test_whoever_is_told_to_takes_a_living_writers_job(tmp_path: Path) -> None:
+    log = Beating(tmp_path)
+    before = log.writer = writer_of(log)
+    before.publish([put(b"1")])
+    writer_of(log, "other", takeover=True).publish([put(b"2")])
+    with pytest.raises(FencedWriterError, match="now written by query other"):
+        before.publish([put(b"3")])
+
+
+@pytest.mark.usefixtures("nobody_waits")
+def test_a_job_whose_query_ended_is_free_at_once(tmp_path: Path) -> None:
+    writer = writer_of(Beating(tmp_path))
+    writer.beat()
+    writer.close()
+    writer_of(tmp_path, "other").publish([put(b"2")])
+
+
+@pytest.mark.parametrize("has_beaten", [True, False])
+def test_a_job_whose_writer_is_silent_is_free_after_three_beats(tmp_path: Path, clock: Clock, has_beaten: bool) -> None:
+    silent = writer_of(Beating(tmp_path))
+    if has_beaten:
+        silent.beat()
+    writer_of(Beating(tmp_path), "other").publish([put(b"2")])
+    assert 0.15 <= clock.now_s < 0.4
+    with pytest.raises(FencedWriterError):
+        silent.publish([put(b"3")])
+
+
+@pytest.mark.usefixtures("nobody_waits")
+def test_a_writer_that_shows_no_signs_of_life_is_followed_at_once(tmp_path: Path) -> None:
+    LogWriter(tmp_path, "job", [STATE], "one").publish([put(b"1")])
+    writer_of(tmp_path, "other").publish([put(b"2")])
+
+
+def test_a_fenced_writers_sign_of_life_is_nobodys(tmp_path: Path) -> None:
+    before = writer_of(tmp_path)
+    before.beat()
+    after = writer_of(tmp_path)
+    log = ChangeLog(tmp_path).job("job")
+    assert log.alive() == {}
+    before.close()
+    before.beat()
+    assert log.alive() == {}
+    after.beat()
+    assert log.alive()["writer"] == after.current.writer
+    assert (before.beat(), after.beat()) == (False, True)
+
+
+def test_what_rests_goes_on_resting_while_it_is_taken_over(tmp_path: Path) -> None:
+    before = writer_of(tmp_path, is_beating=False)
+    before.rest()
+    writer_of(tmp_path, is_beating=False)
+    assert ChangeLog(tmp_path).job("job").alive()["is_at_rest"] is True
+
+
+def test_a_refused_start_fences_nobody(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path)
+    writer.publish([put(b"1")])
+    with pytest.raises(DescriptorError, match="'s'"):
+        LogWriter(tmp_path, "job", [StateDescriptor("s", key="k", value="v", field="f")], "q", checkpoint="/c")
+    assert writer.publish([put(b"2")]) == 1
+
+
+def test_a_claim_whose_writer_died_is_void_and_its_term_never_begins(tmp_path: Path) -> None:
+    writer_of(tmp_path).publish([put(b"1")])
+    terms = Terms(LocalFilesystem(tmp_path), "job")
+    died = claim(terms, this_process("other"))
+    assert read_snapshot(tmp_path, "job").applied.generation == "q.1", "readers know nothing of it"
+    assert writer_of(tmp_path).publish([put(b"2")]) == 1
+    with pytest.raises(FencedWriterError, match="now written by query q, term 3"):
+        begin(terms, Term(died.term, "start", died.writer, "other.2"), died)
+    assert [terms.read(number).why for number in (1, 2, 3)] == ["start", "void", "restart"]  # type: ignore[union-attr]
+
+
+def test_of_those_that_claim_at_once_each_has_a_term_of_its_own(tmp_path: Path) -> None:
+    terms = Terms(LocalFilesystem(tmp_path), "job")
+    claims = [claim(terms, this_process(f"q{number}")) for number in range(5)]
+    assert [each.term for each in claims] == [1, 2, 3, 4, 5]
+    assert seal(terms, claims[-1]) is None
+    assert [terms.read(number).is_void for number in range(1, 5)] == [True] * 4  # type: ignore[union-attr]
+
+
+def test_a_term_that_was_made_void_ends_its_writer_before_anything_counts(tmp_path: Path) -> None:
+    """The newer writer comes between the older one's claim and its beginning."""
+
+    class Late(LocalFilesystem):
+        def create(self, path: str, content: bytes) -> bool:
+            if path == "job/terms/2.json":
+                LogWriter(tmp_path, "job", [STATE], "q").publish([put(b"newer")])
+            return super().create(path, content)
+
+    LogWriter(tmp_path, "job", [STATE], "q").publish([put(b"1")])
+    with pytest.raises(FencedWriterError):
+        LogWriter(Late(tmp_path), "job", [STATE], "other")
+    with read_snapshot(tmp_path, "job") as shown:
+        assert shown.value(b"k") == b"newer"
+
+
+def test_a_reader_finds_the_next_term_with_one_look_at_one_file(tmp_path: Path) -> None:
+    looked: list[str] = []
+
+    class Watched(LocalFilesystem):
+        def read(self, path: str) -> bytes | None:
+            looked.append(path)
+            return super().read(path)
+
+        def names(self, path: str) -> list[str]:
+            looked.append(path)
+            return super().names(path)
+
+    writer_of(tmp_path)
+    log = ChangeLog(Watched(tmp_path)).job("job")
+    assert log.current() is not None
+    looked.clear()
+    assert log.current() is not None
+    assert looked == ["job/terms/2.json"]
