@@ -225,7 +225,7 @@ cdef class Poller:
                     try:
                         callback()
                     except Exception as error:
-                        self.loop.call_exception_handler({"message": "a callback failed", "exception": error})
+                        self.instance.report(error)
         finally:
             self.is_in_round = is_in_round
         return 0
@@ -497,9 +497,7 @@ cdef class Transport:
         return 0
 
     cdef int fail(self, error) except -1:
-        self.poller.loop.call_exception_handler(
-            {"message": "a connection failed", "exception": error, "transport": self, "protocol": self.protocol}
-        )
+        self.poller.instance.report(error)
         self.abort()
         return 0
 
