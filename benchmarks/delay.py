@@ -26,7 +26,7 @@ from benchmarks.options import Options
 from benchmarks.results import Row, alone
 from benchmarks.servers import VoidError, temporary_folder, until
 from resp_server import children
-from spark_hooks import endpoints
+from spark_hooks.serving import endpoints
 
 JOB, STATE = "delay", "last"
 ROWS = 1_000

@@ -35,7 +35,7 @@ from compat.conformance.servers import free_port
 from resp_server import children
 from resp_server.client import Client
 from resp_server.control import TOKEN_VARIABLE
-from spark_hooks.encoding import positions_of
+from spark_hooks.publish.encoding import positions_of
 from state_backend.codec import packed_list, packed_map
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms

@@ -35,7 +35,7 @@ from benchmarks import spark as local_spark
 from benchmarks.options import Options
 from benchmarks.results import Row, alone, compared
 from benchmarks.servers import VoidError, start_redis, temporary_folder, until
-from spark_hooks.serve import DriverEndpoint
+from spark_hooks.serving.serve import DriverEndpoint
 
 JOB, STATE = "updates", "last"
 FIELDS = ("a", "b", "c", "d")

@@ -25,10 +25,10 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks.endpoints import ServedEndpoint
-from spark_hooks.serve import serve
+from spark_hooks.publish.sink import queryable
+from spark_hooks.serving.endpoints import ServedEndpoint
+from spark_hooks.serving.serve import serve
 from spark_hooks.signals import EndSignal
-from spark_hooks.sink import queryable
 from state_backend.model.clock import now_ms
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SparkisError

@@ -12,14 +12,16 @@ from sparkis.packages import check_packages
 check_packages()
 
 if TYPE_CHECKING:
-    from spark_hooks.attach import AttachedState, Attachment, attach
-    from spark_hooks.encoding import RowError
-    from spark_hooks.endpoints import ServedEndpoint
-    from spark_hooks.geo import geo_score
-    from spark_hooks.processor import QueryableProcessor, queryable_processor
-    from spark_hooks.serve import serve
-    from spark_hooks.sink import publish, queryable
-    from spark_hooks.table import publish_table
+    from spark_hooks.attach.attachment import Attachment
+    from spark_hooks.attach.processor import QueryableProcessor, queryable_processor
+    from spark_hooks.attach.rows import AttachedState
+    from spark_hooks.attach.start import attach
+    from spark_hooks.publish.encoding import RowError
+    from spark_hooks.publish.geo import geo_score
+    from spark_hooks.publish.sink import publish, queryable
+    from spark_hooks.publish.table import publish_table
+    from spark_hooks.serving.endpoints import ServedEndpoint
+    from spark_hooks.serving.serve import serve
     from state_backend.apply.replay import read_snapshot
     from state_backend.log.log_writer import LogWriter
     from state_backend.model.descriptor import Encoding, Kind, Reduce, StateDescriptor
@@ -68,14 +70,16 @@ __all__ = [
 ]
 
 _MODULES = {
-    "spark_hooks.attach": ("AttachedState", "Attachment", "attach"),
-    "spark_hooks.encoding": ("RowError",),
-    "spark_hooks.endpoints": ("ServedEndpoint",),
-    "spark_hooks.geo": ("geo_score",),
-    "spark_hooks.processor": ("QueryableProcessor", "queryable_processor"),
-    "spark_hooks.serve": ("serve",),
-    "spark_hooks.sink": ("publish", "queryable"),
-    "spark_hooks.table": ("publish_table",),
+    "spark_hooks.attach.attachment": ("Attachment",),
+    "spark_hooks.attach.rows": ("AttachedState",),
+    "spark_hooks.attach.start": ("attach",),
+    "spark_hooks.publish.encoding": ("RowError",),
+    "spark_hooks.serving.endpoints": ("ServedEndpoint",),
+    "spark_hooks.publish.geo": ("geo_score",),
+    "spark_hooks.attach.processor": ("QueryableProcessor", "queryable_processor"),
+    "spark_hooks.serving.serve": ("serve",),
+    "spark_hooks.publish.sink": ("publish", "queryable"),
+    "spark_hooks.publish.table": ("publish_table",),
     "state_backend.model.descriptor": ("Encoding", "Kind", "Reduce", "StateDescriptor"),
     "state_backend.model.errors": (
         "ChangeError",
@@ -107,8 +111,14 @@ if not TYPE_CHECKING:
                 raise
             missing = missing.replace("py4j", "pyspark")  # which brings it
             raise ImportError(f"sparkis.{name} needs {missing}: pip install 'sparkis[spark]'") from None
+        if name in ("QueryableProcessor", "queryable_processor"):
+            import_module("spark_hooks.attach.processor").on_declared(_watch_declared)
         globals()[name] = found
         return found
+
+    def _watch_declared():
+        # Imported when a processor is pickled, on a driver: Python workers import processors, and need none of it.
+        import_module("spark_hooks.attach.automatic").watch_declared()
 
     def __dir__():
         return [*__all__, "__version__"]

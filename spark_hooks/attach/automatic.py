@@ -27,11 +27,12 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_hooks.attach import declared
-from spark_hooks.attach.attachment import LASTING, Attachment, FeedMissingError, attach_anew
-from spark_hooks.attach.checkpoint import CheckpointError
-from spark_hooks.processor import REFUSAL_PROPERTY
+from spark_hooks.attach.attachment import LASTING, Attachment, FeedMissingError
+from spark_hooks.attach.processor import REFUSAL_PROPERTY
+from spark_hooks.attach.start import attach_anew
+from spark_hooks.checkpoint import CheckpointError
+from spark_hooks.serving.endpoints import LOG_SETTING
 from spark_hooks.sessions import is_connect, session_at_hand
-from spark_hooks.sink import LOG_SETTING
 from state_backend.model.descriptor import check_name
 from state_backend.model.errors import DescriptorError
 

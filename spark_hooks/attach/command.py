@@ -12,10 +12,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_hooks import serve
-from spark_hooks.attach.attachment import attach, bind, reading_session
-from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError
 from spark_hooks.attach.rows import AttachedState, BoundState
+from spark_hooks.attach.start import attach, bind, reading_session
+from spark_hooks.checkpoint import Checkpoint, CheckpointError
+from spark_hooks.serving import serve
 from spark_hooks.signals import EndSignal
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import DescriptorError, SparkisError

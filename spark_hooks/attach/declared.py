@@ -1,4 +1,4 @@
-"""Which states the processors of a query declare (`spark_hooks.processor`), as the query's plan tells on the driver.
+"""Which states the processors of a query declare (see `processor`), as the query's plan tells on the driver.
 
 Also the runs of such queries that `automatic` follows, for `attach`, which then has nothing left to do.
 """
@@ -9,18 +9,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks.attach.checkpoint import Checkpoint, CheckpointError
+from spark_hooks.attach.attachment import Attachment
+from spark_hooks.attach.processor import declared_in
 from spark_hooks.attach.rows import AttachedState
-from spark_hooks.processor import declared_in
+from spark_hooks.checkpoint import Checkpoint, CheckpointError
 from state_backend.model.errors import DescriptorError
-
-if TYPE_CHECKING:
-    from spark_hooks.attach.attachment import Attachment
 
 # Spark's name of the operator, in a query's plan as in a micro-batch's.
 OPERATOR = "TransformWithStateInPySpark"

@@ -23,10 +23,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_hooks.attach.checkpoint import Checkpoint
 from spark_hooks.attach.operators import Collection, Form
-from spark_hooks.columns import CAST_TYPES, NESTED_TYPES, TEXT_TYPES, check_columns
-from spark_hooks.layout import Layout, check_layout
+from spark_hooks.checkpoint import Checkpoint
+from spark_hooks.publish.columns import CAST_TYPES, NESTED_TYPES, TEXT_TYPES, check_columns
+from spark_hooks.publish.layout import Layout, check_layout
 from state_backend.model.descriptor import Encoding, Kind, StateDescriptor
 from state_backend.model.errors import DescriptorError
 

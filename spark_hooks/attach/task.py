@@ -10,10 +10,10 @@ from operator import itemgetter
 import numpy as np
 import pyarrow as pa
 
-from spark_hooks import task
 from spark_hooks.attach.rows import BATCH
-from spark_hooks.encoding import RowPlan
-from spark_hooks.executors import Plan, ensure_state_server
+from spark_hooks.publish import task
+from spark_hooks.publish.encoding import RowPlan
+from spark_hooks.serving.placement import Plan, ensure_state_server
 
 # The columns of the rows that a task gives back, one for each batch it had changes of, as Spark's DDL.
 RESULT = f"{task.RESULT}, batch long"

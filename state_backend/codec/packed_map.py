@@ -5,7 +5,8 @@
     body      count x (field, value), each `$<length>\\r\\n<bytes>\\r\\n`: length-prefixed text as RESP has it
 
 Reading one field is a search in the body; the offsets tell a field from a value that looks like one. Sending the
-whole map is one slice. Made by the Spark sink a column at a time (`spark_hooks.encoding`) and here one at a time.
+whole map is one slice. Made by the Spark sink a column at a time (`spark_hooks.publish.encoding`) and here one at a
+time.
 """
 
 from __future__ import annotations

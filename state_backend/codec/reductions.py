@@ -2,7 +2,7 @@
 
 A change with `Op.FOLD` holds what all rows of one epoch came to. A store that applies it folds it into what is there
 and writes the outcome as it writes a put, so that readers, snapshots and expiry know nothing of folding. Both sides are
-texts, as a client sees them (see `spark_hooks.encoding`), and the outcome is exact:
+texts, as a client sees them (see `spark_hooks.publish.encoding`), and the outcome is exact:
 
     sum, count   integers of any size; decimals with the scale of their column; floats as doubles, the shortest text
     min, max     numbers by their size, NaN above all others; texts and bytes by their bytes, which for texts is the

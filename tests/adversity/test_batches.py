@@ -24,7 +24,7 @@ from scene import MARKERS, Scene
 
 import sparkis
 from compat.waiting import eventually
-from spark_hooks import task as sink_task
+from spark_hooks.publish import task as sink_task
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.log_writer import LogWriter
 

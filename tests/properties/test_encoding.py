@@ -15,7 +15,7 @@ import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spark_hooks.encoding import (
+from spark_hooks.publish.encoding import (
     COLUMN_HASH_BYTES_MAX,
     RowPlan,
     as_bytes,

@@ -18,10 +18,10 @@ import pytest
 
 from compat.waiting import eventually
 from resp_server.keeper import start_of
-from spark_hooks import executors
 from spark_hooks.attach.task import BatchesTask
-from spark_hooks.executors import Plan, ensure_state_server
-from spark_hooks.task import Task as SinkTask
+from spark_hooks.publish.task import Task as SinkTask
+from spark_hooks.serving import placement
+from spark_hooks.serving.placement import Plan, ensure_state_server
 
 PLAN = Plan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", token="the token", password="the password")
 
@@ -46,9 +46,9 @@ class Executor:
         self.local = folder / "blockmgr"
         self.local.mkdir()
         monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{self.local},/another")
-        monkeypatch.setattr(executors, "_jvm", lambda: (self.jvm.pid, start_of(self.jvm.pid)))
-        monkeypatch.setattr(executors, "_server", lambda plan, folder: [sys.executable, "-c", SERVER, str(self.folder)])
-        monkeypatch.setattr(executors, "_told", set())
+        monkeypatch.setattr(placement, "_jvm", lambda: (self.jvm.pid, start_of(self.jvm.pid)))
+        monkeypatch.setattr(placement, "_server", lambda plan, folder: [sys.executable, "-c", SERVER, str(self.folder)])
+        monkeypatch.setattr(placement, "_told", set())
 
     @property
     def servers(self) -> list[int]:
@@ -90,7 +90,7 @@ def test_every_task_makes_sure_of_a_server_also_one_without_rows(executor: Execu
     task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]] = {
         "sink": SinkTask(str(tmp_path / "log"), "job/1", 0, (), PLAN),
         "attachment": BatchesTask(str(tmp_path / "log"), "job/1", (), PLAN),
-        "placing": executors.PlacingTask(PLAN),
+        "placing": placement.PlacingTask(PLAN),
     }[kind]
     results = [row for batch in task(iter(())) for row in batch.to_pylist()]
     eventually(lambda: len(executor.servers) == 1)
@@ -140,7 +140,7 @@ def test_a_keeper_that_cannot_be_started_is_told_once_and_not_tried_with_every_t
     assert [ensure_state_server(PLAN) for _ in range(3)] == [None] * 3
     assert len(caplog.records) == 1
     assert executor.servers == []
-    monkeypatch.setattr(executors, "START_AGAIN_S", 0.0)
+    monkeypatch.setattr(placement, "START_AGAIN_S", 0.0)
     assert ensure_state_server(PLAN) is None
     eventually(lambda: bool(executor.servers))
 
@@ -170,7 +170,7 @@ def test_what_is_no_worker_of_sparks_is_told_so_once(executor: Executor, monkeyp
 
 def test_a_process_without_a_jvm_above_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr(executors, "_is_jvm", lambda pid: False)
+    monkeypatch.setattr(placement, "_is_jvm", lambda pid: False)
     told = ensure_state_server(PLAN)
     assert told is not None and "the executor's JVM was not found above process" in told
 
@@ -182,7 +182,7 @@ def test_a_plan_goes_into_a_closure_and_does_not_show_its_secrets():
 
 def test_a_server_listens_where_its_machine_reaches_the_driver_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch):
     def options(**given: str) -> dict[str, str]:
-        words = executors._server(Plan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", **given), "/folder")
+        words = placement._server(Plan("1f", ("127.0.0.1", 7399), "/log", "7400-7500", **given), "/folder")
         words.remove("--compact")
         return dict(zip(words[4::2], words[5::2], strict=True))
 
@@ -200,5 +200,5 @@ def test_a_server_listens_where_its_machine_reaches_the_driver_unless_told_other
     assert (wide["--bind"], wide["--advertise"]) == ("0.0.0.0", "127.0.0.1")
     monkeypatch.setenv("NODE_IP", "10.0.0.7")
     assert options(advertise="$NODE_IP")["--advertise"] == "10.0.0.7"
-    with pytest.raises(executors.PlacementError, match=r"\$NO_SUCH_NAME, names a variable that is not set"):
+    with pytest.raises(placement.PlacementError, match=r"\$NO_SUCH_NAME, names a variable that is not set"):
         options(advertise="$NO_SUCH_NAME")

@@ -13,9 +13,9 @@ import pytest
 from compat.waiting import eventually
 from resp_server import children
 from resp_server.children import TOKEN_VARIABLE
-from spark_hooks import kept
-from spark_hooks.kept import KeptProcess
-from spark_hooks.serve import DriverEndpoint
+from spark_hooks.serving import supervised_process
+from spark_hooks.serving.serve import DriverEndpoint
+from spark_hooks.serving.supervised_process import KeptProcess
 
 # A server that cannot be started while there is a file of this name, and counts how often that was tried.
 SERVER = """
@@ -32,8 +32,8 @@ sys.stdin.read()
 
 @pytest.fixture
 def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverEndpoint]:
-    monkeypatch.setattr(kept, "RESTART_PAUSE_S", 0.001)
-    monkeypatch.setattr(kept, "RESTART_PAUSE_S_MAX", 0.01)
+    monkeypatch.setattr(supervised_process, "RESTART_PAUSE_S", 0.001)
+    monkeypatch.setattr(supervised_process, "RESTART_PAUSE_S_MAX", 0.01)
     made = DriverEndpoint(
         [sys.executable, "-c", SERVER, str(tmp_path)],
         children.environment() | {TOKEN_VARIABLE: "x"},

@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 
 import sparkis
 from compat.waiting import WAIT_S_MAX
-from spark_hooks import executors, kept, publisher, sink, table
+from spark_hooks.publish import publisher, sink, table
+from spark_hooks.serving import placement, supervised_process
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -24,8 +25,8 @@ HERE = Path(__file__).parent
 # What a user waits for no longer than this a test waits for to the end: on a machine that runs thirty other things the
 # first micro-batch alone takes minutes. (Which tests are about these limits give their own.)
 PATIENCE = (
-    (executors, "START_TIMEOUT_S"),
-    (kept, "START_TIMEOUT_S"),
+    (placement, "START_TIMEOUT_S"),
+    (supervised_process, "START_TIMEOUT_S"),
     (publisher, "FIRST_VISIBILITY_TIMEOUT_S"),
     (sink, "VISIBILITY_TIMEOUT_S"),
     (table, "VISIBILITY_TIMEOUT_S"),

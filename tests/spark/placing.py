@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 import sparkis
 from compat.waiting import WAIT_S_MAX
 from resp_server.keeper import start_of
-from spark_hooks.placed import PlacedEndpoint
+from spark_hooks.serving.executor_endpoint import PlacedEndpoint
 
 READERS = {"string": ("GET",), "hash": ("HGETALL",), "list": ("LRANGE", "0", "-1")}
 HOPS_MAX = 5

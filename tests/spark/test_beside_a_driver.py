@@ -24,7 +24,7 @@ from compat.waiting import WAIT_S_MAX, eventually
 from resp_server import children
 from resp_server.registry.record import read_record
 from resp_server.registry.report import Report
-from spark_hooks.placed import PlacedEndpoint
+from spark_hooks.serving.executor_endpoint import PlacedEndpoint
 from state_backend.log.filesystems import open_filesystem
 
 TOKEN = "of-the-tests"

@@ -23,7 +23,7 @@ import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server import children
 from spark_hooks import demo
-from spark_hooks.placed import PlacedEndpoint
+from spark_hooks.serving.executor_endpoint import PlacedEndpoint
 
 pytestmark = pytest.mark.cluster
 

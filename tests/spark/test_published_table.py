@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 import sparkis
 from compat.waiting import eventually
-from spark_hooks import table
+from spark_hooks.publish import table
 from state_backend.apply.applier import STALE_AFTER_S
 from state_backend.model.errors import DescriptorError, FencedWriterError
 

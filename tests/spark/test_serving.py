@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 import sparkis as public
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.native import CORE
-from spark_hooks import endpoints
-from spark_hooks.placed import PlacedEndpoint
+from spark_hooks.serving import endpoints
+from spark_hooks.serving.executor_endpoint import PlacedEndpoint
 
 pytestmark = pytest.mark.usefixtures("no_log_left_over")
 

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import sparkis
 from compat.waiting import eventually
-from spark_hooks import publisher
+from spark_hooks.publish import publisher
 from sparkis import StateDescriptor
 from state_backend.log.change_log import ChangeLog
 from state_backend.log.epochs import Epoch

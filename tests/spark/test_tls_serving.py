@@ -16,7 +16,7 @@ import sparkis
 from compat.conformance.certificates import Authority
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.tls import TlsError
-from spark_hooks.placed import PlacedEndpoint
+from spark_hooks.serving.executor_endpoint import PlacedEndpoint
 
 pytestmark = pytest.mark.usefixtures("no_log_left_over")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from resp_server.process import add_options
 from resp_server.router.process import add_options as add_proxy_options
-from spark_hooks.serve import serve
+from spark_hooks.serving.serve import serve
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "serving.md").read_text()

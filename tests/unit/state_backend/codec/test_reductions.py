@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_hooks.encoding import as_bytes
+from spark_hooks.publish.encoding import as_bytes
 from state_backend.apply.replay import read_snapshot
 from state_backend.codec.reductions import float_text, reduction_of
 from state_backend.log.change_log import ChangeLog

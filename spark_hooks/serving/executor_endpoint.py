@@ -2,7 +2,7 @@
 
     driver ─┬─ registry   knows the state servers and who owns which slots (`resp_server/registry`)
             └─ proxy      what `url` points to: plain clients are answered from all servers
-    executor ── task ─► keeper ── state server      (spark_hooks/executors.py)
+    executor ── task ─► keeper ── state server      (spark_hooks/serving/placement.py)
 
 Both are child processes, started again when they die, which end with the driver. Servers are placed by the tasks of
 sinks and attachments; and by a small Spark job here, so that a log can be read before any query has data.
@@ -32,9 +32,9 @@ from resp_server.registry.process import FENCED_CODE
 from resp_server.registry.record import read_record
 from resp_server.registry.report import DRAIN_S_MAX
 from resp_server.tls import TlsFiles
-from spark_hooks import endpoints, executors
-from spark_hooks.executors import ForClients, Plan
-from spark_hooks.kept import KeptProcess
+from spark_hooks.serving import endpoints, placement
+from spark_hooks.serving.placement import ForClients, Plan
+from spark_hooks.serving.supervised_process import KeptProcess
 from spark_hooks.sessions import is_stopped, parallelism_of
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import SparkisError
@@ -131,7 +131,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
             for_clients=cluster.for_clients,
         )
         threading.Thread(target=self._keep_telling, name="sparkis-teller", daemon=True).start()
-        executors.know(self.plan)
+        placement.know(self.plan)
         endpoints.add(log, self)
         atexit.register(self.stop)
         threading.Thread(target=self._keep_placing, name="sparkis-placer", daemon=True).start()
@@ -161,7 +161,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         self._stopping.set()
         self._is_news.set()
         atexit.unregister(self.stop)
-        executors.forget(self.plan)
+        placement.forget(self.plan)
         endpoints.remove(self.log, self)
         with suppress(Exception):  # Spark itself may have stopped, and says so in many ways
             self._spark.sparkContext.cancelJobGroup(self._job_group)
@@ -224,7 +224,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         """Run a small Spark job, each of whose tasks makes sure that there is a server."""
         tasks = TASKS_PER_CORE * parallelism_of(self._spark)
         self._spark.sparkContext.setJobGroup(self._job_group, "sparkis: place state servers")
-        placed = self._spark.range(0, tasks, 1, tasks).mapInArrow(executors.PlacingTask(self.plan), executors.RESULT)
+        placed = self._spark.range(0, tasks, 1, tasks).mapInArrow(placement.PlacingTask(self.plan), placement.RESULT)
         for failure in sorted({row.failure for row in placed.collect() if row.failure is not None}):
             logger.error("%s", failure)
 
@@ -245,20 +245,20 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
 
     def _environment(self, password: str | None = None, upstream_password: str | None = None) -> dict[str, str]:
         environment = children.environment() | {TOKEN_VARIABLE: self._token}
-        return executors.with_passwords(environment, password, upstream_password)
+        return placement.with_passwords(environment, password, upstream_password)
 
 
 def _registry(cluster: Cluster, log: str) -> list[str]:
     command = [sys.executable, "-m", "resp_server.registry.process", "--child", "--log", log]
     command += ["--bind", cluster.bind, "--advertise", cluster.host, "--port", str(cluster.registry_port)]
     command += ["--replicas", str(cluster.replicas), "--loglevel", "warning"]
-    return [*command, *executors.tls_arguments(cluster.tls)]
+    return [*command, *placement.tls_arguments(cluster.tls)]
 
 
 def _proxy(cluster: Cluster, registry: str, port: int, bind: list[str]) -> list[str]:
     command = [sys.executable, "-m", "resp_server.router.process", "--child", "--registry", registry]
     command += ["--port", str(port), "--bind", *bind, "--loglevel", "warning"]
-    return [*command, *executors.tls_arguments(cluster.tls), *cluster.for_clients.arguments()]
+    return [*command, *placement.tls_arguments(cluster.tls), *cluster.for_clients.arguments()]
 
 
 def _own_address(bound: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_hooks.offsets import OffsetLog, have_passed
+from spark_hooks.publish.offsets import OffsetLog, have_passed
 
 
 def passed(now: Any, before: Any) -> bool:

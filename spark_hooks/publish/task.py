@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_hooks.encoding import RowError, RowPlan, encode
-from spark_hooks.executors import Plan, ensure_state_server
+from spark_hooks.publish.encoding import RowError, RowPlan, encode
+from spark_hooks.serving.placement import Plan, ensure_state_server
 from state_backend.log.epochs import ChangeFile
 from state_backend.log.filesystems import open_filesystem
 from state_backend.log.log_writer import ChangeFileWriter, LogWriter

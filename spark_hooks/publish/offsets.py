@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import SparkSession
 
+from spark_hooks.checkpoint import Checkpoint
 from state_backend.model.errors import SparkisError
 
 VERSION = "v1"
@@ -53,7 +54,6 @@ class OffsetLog:
                 return None
         if self._session is None:
             return None
-        from spark_hooks.attach.checkpoint import Checkpoint  # an attachment imports what is here
 
         try:
             return Checkpoint(self._session, self._location).text(name)

@@ -1,4 +1,4 @@
-"""Serving from a driver: a server process beside it that ends with it, or servers beside executors (`placed`).
+"""Serving from a driver: a server process beside it that ends with it, or servers at executors (`executor_endpoint`).
 
     endpoint = sparkis.serve(spark)      endpoint.url, endpoint.stop()
 
@@ -32,13 +32,12 @@ from resp_server.config import ServerConfig
 from resp_server.notifications import ClassesError, classes_of, letters_of
 from resp_server.process import WORKERS_MAX
 from resp_server.tls import TlsFiles, server_context
-from spark_hooks import endpoints
-from spark_hooks.endpoints import ServedEndpoint
-from spark_hooks.executors import ForClients, tls_arguments, with_passwords
-from spark_hooks.kept import KeptProcess
-from spark_hooks.placed import Cluster, PlacedEndpoint
+from spark_hooks.serving import endpoints
+from spark_hooks.serving.endpoints import LOG_SETTING, ServedEndpoint
+from spark_hooks.serving.executor_endpoint import Cluster, PlacedEndpoint
+from spark_hooks.serving.placement import ForClients, tls_arguments, with_passwords
+from spark_hooks.serving.supervised_process import KeptProcess
 from spark_hooks.sessions import is_connect
-from spark_hooks.sink import LOG_SETTING
 from state_backend.log.change_log import check_writable
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import DescriptorError

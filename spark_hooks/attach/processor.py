@@ -35,6 +35,19 @@ REFUSAL_PROPERTY = "sparkis.refusal"
 CHANGELOG_SETTING = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
 
+# Called when a declared processor is pickled, which is when Spark makes an operator of it.
+_watches: list[Callable[[], None]] = []
+
+
+def on_declared(watch: Callable[[], None]) -> None:
+    """Have a function called whenever a declared processor is pickled.
+
+    `sparkis` gives it the one that notices starts of queries. Workers neither pickle nor know it.
+    """
+    if watch not in _watches:
+        _watches.append(watch)
+
+
 def queryable_processor(
     processor: StatefulProcessor, *, states: Mapping[str, str | AttachedState]
 ) -> QueryableProcessor:
@@ -147,9 +160,8 @@ class QueryableProcessor(StatefulProcessor):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the declaration in the bytes as a text of its own, and have starts of queries noticed from now on."""
-        from spark_hooks.attach import watch_declared  # not for the workers, which do not pickle
-
-        watch_declared()
+        for watch in _watches:
+            watch()
         return (_unpickled, (self._processor, MARK + self._described))
 
     def init(self, handle: StatefulProcessorHandle) -> None:

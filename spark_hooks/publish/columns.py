@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_hooks.encoding import RowPlan
+from spark_hooks.publish.encoding import RowPlan
 from state_backend.codec.reductions import reduction_of
 from state_backend.model.descriptor import Encoding, Kind, Reduce, StateDescriptor
 from state_backend.model.errors import DescriptorError

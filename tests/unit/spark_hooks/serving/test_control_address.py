@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from resp_server.tls import TlsFiles
-from spark_hooks.endpoints import ControlAddress, url_of
+from spark_hooks.serving.endpoints import ControlAddress, url_of
 
 
 @pytest.mark.parametrize("tls", [None, TlsFiles("a.crt", "a.key", "ca.crt", "no")])

@@ -25,6 +25,7 @@ from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.serve")
 
+LOG_SETTING = "spark.sparkis.log"
 ADDRESS_SETTING = "spark.sparkis.server"
 CONTROL_TIMEOUT_S = 5.0
 WAIT_AGAIN_S = 0.1

@@ -18,10 +18,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks import endpoints, executors, progress, task
-from spark_hooks.catching_up import CATCH_UP_TIMEOUT_S, CatchingUp
-from spark_hooks.layout import Layout
-from spark_hooks.offsets import OffsetLog
+from spark_hooks.publish import progress, task
+from spark_hooks.publish.catching_up import CATCH_UP_TIMEOUT_S, CatchingUp
+from spark_hooks.publish.layout import Layout
+from spark_hooks.publish.offsets import OffsetLog
+from spark_hooks.serving import endpoints, placement
 from spark_hooks.sessions import execution_of, input_partitions_of, parallelism_of, session_at_hand
 from state_backend.log.log_writer import LogWriter, OnRewind
 from state_backend.model.descriptor import StateDescriptor
@@ -228,7 +229,7 @@ class Publisher:
         which shows whether the keys are.
         """
         layout = self._layout_of(batch)
-        plan = executors.plan_of(self._told.log)
+        plan = placement.plan_of(self._told.log)
         of_batch = task.Task(self._told.log, writer.folder, batch_id, layout.plans(clock_ms), plan)
         partitions = partitions_of(batch.sparkSession)
         tasks = input_partitions_of(batch) if layout.unshuffled and self._rows_before <= UNSHUFFLED_ROWS_MAX else 0

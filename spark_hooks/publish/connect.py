@@ -19,9 +19,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.connect.streaming.readwriter import DataStreamWriter as ConnectDataStreamWriter
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks import endpoints
-from spark_hooks.publisher import Publication, Publisher, Run
-from spark_hooks.sink import CHECKPOINT_OPTION, SinkChecks, logged
+from spark_hooks.publish.publisher import Publication, Publisher, Run
+from spark_hooks.publish.sink_checks import CHECKPOINT_OPTION, SinkChecks, logged
+from spark_hooks.serving import endpoints
 from state_backend.model.errors import DescriptorError
 
 # Spark sets it in its Python workers; a client has another value, or none.

@@ -18,7 +18,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_hooks.offsets import OffsetLog, have_passed
+from spark_hooks.publish.offsets import OffsetLog, have_passed
 from spark_hooks.sessions import execution_of
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import Clock, iso_text, now_ms

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from spark_hooks.processor import MARK, declared_in, queryable_processor
+from spark_hooks.attach.processor import MARK, declared_in, queryable_processor
 from sparkis import AttachedState
 from state_backend.model.errors import DescriptorError
 
@@ -93,3 +95,10 @@ def test_the_processor_itself_does_all_the_work():
 def test_what_declares_no_state_is_refused_at_once(processor: Any, states: Any, message: str):
     with pytest.raises(DescriptorError, match=message):
         queryable_processor(processor, states=states)
+
+
+def test_a_worker_that_unpickles_a_processor_loads_nothing_else_of_the_hooks():
+    code = "import sys, spark_hooks.attach.processor; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    hooks = {name for name in loaded if name.startswith("spark_hooks")}
+    assert hooks == {"spark_hooks", "spark_hooks.attach", "spark_hooks.attach.processor"}
