@@ -34,7 +34,7 @@ from benchmarks.delay import EVENT_LOG, percentile_row, task_ends
 from benchmarks.options import Options
 from benchmarks.results import Row, compared
 from benchmarks.servers import VoidError, temporary_folder, until
-from resp_server import children
+from resp_server.net import children
 from sparkis import Attachment
 
 STATE = "last"

@@ -25,7 +25,7 @@ from benchmarks import spark as local_spark
 from benchmarks.options import Options
 from benchmarks.results import Row, alone
 from benchmarks.servers import VoidError, temporary_folder, until
-from resp_server import children
+from resp_server.net import children
 from spark_hooks.serving import endpoints
 
 JOB, STATE = "delay", "last"

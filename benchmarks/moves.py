@@ -22,9 +22,9 @@ from benchmarks.options import Options
 from benchmarks.processes import below, cpu_s
 from benchmarks.results import Row, alone
 from benchmarks.servers import VoidError, key, load_log, publish, runs_of_values, temporary_folder, until, value
-from resp_server import children
-from resp_server.client import Client, ClientError
-from resp_server.control import TOKEN_VARIABLE
+from resp_server.net import children
+from resp_server.net.client import Client, ClientError
+from resp_server.serving.control_api import TOKEN_VARIABLE
 from state_backend.apply.compact import compact_log
 from state_backend.log.log_writer import LogWriter
 

@@ -22,7 +22,7 @@ from benchmarks.options import Options
 from benchmarks.results import Row, compared
 from benchmarks.servers import VoidError, load_log, publish, runs_of_values, temporary_folder
 from compat.object_store import s3_server
-from resp_server import children
+from resp_server.net import children
 
 EPOCHS = 40
 CASES = (("small epoch", 100), ("epoch with a file", 5_000))

@@ -43,9 +43,9 @@ from benchmarks.servers import (
     value,
 )
 from compat.conformance.servers import free_port
-from resp_server import children
-from resp_server.client import Client, ClientError
-from resp_server.control import TOKEN_VARIABLE
+from resp_server.net import children
+from resp_server.net.client import Client, ClientError
+from resp_server.serving.control_api import TOKEN_VARIABLE
 from state_backend.model.slots import SLOTS, slot_of
 
 # By depth of the pipeline.
@@ -106,15 +106,21 @@ class SparkisProxied(Proxied):
         log = folder / "log"
         self.writer = load_log(log, keys, has_maps_and_lists=False)
         options = ("--log", str(log))
-        _, self._registry_port = _start(stack, "resp_server.registry.process", *options, "--port", "0")
+        _, self._registry_port = _start(stack, "resp_server.programs.registry", *options, "--port", "0")
         self._registry = stack.enter_context(Client("127.0.0.1", self._registry_port, password=TOKEN, timeout_s=30))
         self.server_ports = [
-            _start(stack, "resp_server.state_server", *options, "--port", "0", "--store", str(folder / f"store{each}"))[
-                1
-            ]
+            _start(
+                stack,
+                "resp_server.programs.state_server",
+                *options,
+                "--port",
+                "0",
+                "--store",
+                str(folder / f"store{each}"),
+            )[1]
             for each in range(2)
         ]
-        self.process, self.port = _start(stack, "resp_server.router.process", *options, "--port", "0")
+        self.process, self.port = _start(stack, "resp_server.programs.proxy", *options, "--port", "0")
         until(lambda: self._row()[1] == keys, LOAD_TIMEOUT_S, "loading the servers' data")
 
     def _row(self) -> tuple[int, int]:

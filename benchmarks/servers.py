@@ -32,9 +32,9 @@ import pyarrow.compute as pc
 
 from benchmarks import processes
 from compat.conformance.servers import free_port
-from resp_server import children
-from resp_server.client import Client
-from resp_server.control import TOKEN_VARIABLE
+from resp_server.net import children
+from resp_server.net.client import Client
+from resp_server.serving.control_api import TOKEN_VARIABLE
 from spark_hooks.publish.encoding import positions_of
 from state_backend.codec import packed_list, packed_map
 from state_backend.log.log_writer import LogWriter
@@ -300,7 +300,7 @@ def start_sparkis(
 
     is_pure: without the compiled core.
     """
-    command = [sys.executable, "-m", "resp_server.process", "--child", "--log", str(log), "--port", "0"]
+    command = [sys.executable, "-m", "resp_server.programs.serve", "--child", "--log", str(log), "--port", "0"]
     command += ["--store", str(store), "--loglevel", "error", *options]
     command += ["--workers", str(workers)] if workers > 1 else []
     environment = children.environment() | {TOKEN_VARIABLE: TOKEN}
@@ -317,7 +317,7 @@ def start_sparkis(
 
 def takes_workers() -> bool:
     """Tell whether the server has an option for several serving processes."""
-    command = [sys.executable, "-m", "resp_server.process", "--help"]
+    command = [sys.executable, "-m", "resp_server.programs.serve", "--help"]
     return "--workers" in subprocess.run(command, capture_output=True, text=True, env=children.environment()).stdout
 
 

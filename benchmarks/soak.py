@@ -29,8 +29,8 @@ from benchmarks.options import end_in_order
 from benchmarks.servers import TOKEN, VoidError, start_sparkis, takes_workers, temporary_folder, until
 from benchmarks.soak_model import JOB, LISTS, MAPS, MARKER, STATES, Model, Plan
 from benchmarks.soak_readers import newest_store
-from resp_server import children
-from resp_server.client import Client
+from resp_server.net import children
+from resp_server.net.client import Client
 from state_backend.apply.applier import COMPACT_ABOVE_BYTES
 from state_backend.lmdb.layout import TABLES
 from state_backend.log.log_writer import LogWriter

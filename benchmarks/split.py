@@ -24,12 +24,12 @@ import numpy as np
 from benchmarks.options import Options
 from benchmarks.results import Row, alone
 from benchmarks.servers import JOB, VoidError, key, load_log, states, temporary_folder, value
-from resp_server.config import ServerConfig
-from resp_server.connection import Connection
-from resp_server.outbox import Outbox, Sender
-from resp_server.protocol.requests import Request
-from resp_server.server import Server
-from resp_server.turns import Turns
+from resp_server.client.connection import Connection
+from resp_server.client.turn_scheduler import Turns
+from resp_server.client.write_queue import Outbox, Sender
+from resp_server.execution.config import ServerConfig
+from resp_server.protocol.request_parser import Request
+from resp_server.serving.server import Server
 from state_backend.apply.applier import Applier
 from state_backend.lmdb.store import LmdbStore
 from state_backend.log.change_log import ChangeLog

@@ -25,7 +25,7 @@ from benchmarks.servers import (
     until,
     value,
 )
-from resp_server.client import Client, ClientError
+from resp_server.net.client import Client, ClientError
 from state_backend.apply.compact import compact_log
 
 KEYS = 1_000_000

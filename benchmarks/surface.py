@@ -31,7 +31,7 @@ from benchmarks.servers import (
 )
 from compat.conformance.certificates import Authority
 from compat.conformance.servers import free_port
-from resp_server.client import Client, ClientError
+from resp_server.net.client import Client, ClientError
 
 MEMBERS = 1_000_000
 SCANNED_KEYS = 1_000_000

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.servers import until
-from resp_server.client import Client
+from resp_server.net.client import Client
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.clock import now_ms
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from resp_server import process, state_server, status
-from resp_server.programs import Program, tcp_port
-from resp_server.registry import process as registry
-from resp_server.router import process as proxy
+from resp_server.programs import proxy, registry, state_server, status
+from resp_server.programs import serve as process
+from resp_server.programs.command_line import Program, tcp_port
 from sparkis import __version__
 from state_backend.apply import compact, rename
 from state_backend.log import drop, promotion

@@ -18,9 +18,9 @@ from typing import IO, Any
 from benchmarks import processes
 from benchmarks.chaos.judge import JOB
 from compat.conformance.servers import free_port
-from resp_server import children
-from resp_server.client import Client, ClientError
-from resp_server.control import TOKEN_VARIABLE
+from resp_server.net import children
+from resp_server.net.client import Client, ClientError
+from resp_server.serving.control_api import TOKEN_VARIABLE
 from state_backend.log.change_log import ChangeLog
 
 TOKEN = "chaos"

@@ -35,7 +35,8 @@ PATIENT_REGISTRY = (
     "-c",
     f"""
 import sys
-from resp_server.registry import process, service
+from resp_server.registry import service
+from resp_server.programs import registry as process
 service.SILENT_S = service.DRAIN_S_MAX = {WAIT_S_MAX}
 sys.exit(process.main())
 """,
@@ -149,7 +150,7 @@ def sparkis_server(
     password: str | None = None,
     upstream_password: str | None = None,
     port: int = 0,
-    program: Sequence[str] = ("-m", "resp_server.process"),
+    program: Sequence[str] = ("-m", "resp_server.programs.serve"),
     is_loaded: bool = True,
     is_pure: bool = False,
 ) -> Iterator[Running]:
@@ -181,7 +182,7 @@ def sparkis_proxy(
 ) -> Iterator[Running]:
     """Run a proxy in front of the servers of a topology."""
     given = ("--port", str(port), "--bind", "127.0.0.1", "--cluster", str(topology), *options)
-    program = ("-m", "resp_server.router.process")
+    program = ("-m", "resp_server.programs.proxy")
     with sparkis_program(program, *given, password=password, upstream_password=upstream_password) as proxy:
         yield proxy
 

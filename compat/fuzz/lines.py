@@ -10,40 +10,37 @@ from types import CodeType, FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-ROUTER = """
-answers applications asks connection dispatcher feeds frames gathering guard jobs lane merges portions remembering
-routes shards slot_map survey transactions upstream
+PROXY = """
+answers applications asks connection dispatcher feeds gathering guard jobs lane merges portions remembering
+reply_splitter routes shards slot_map survey transactions upstream
 """
 # What is between a client's bytes and the store, and between those of a proxy's servers and its clients.
 FUZZED = (
-    *("resp_server/protocol", "resp_server/commands", "resp_server/access"),
+    *("resp_server/protocol", "resp_server/commands", "resp_server/acl", "resp_server/session"),
     # The way of a request.
-    "resp_server/connection.py",
-    "resp_server/turns.py",
-    "resp_server/dispatcher.py",
-    "resp_server/execution.py",
-    "resp_server/errors.py",
-    "resp_server/long_requests.py",
-    "resp_server/deliveries.py",
+    "resp_server/client/connection.py",
+    "resp_server/client/turn_scheduler.py",
+    "resp_server/execution/dispatcher.py",
+    "resp_server/execution/exec_runner.py",
+    "resp_server/execution/long_requests.py",
+    "resp_server/push/deliveries.py",
     # What is kept of clients' words: who tracks, listens, watches, was slow.
-    "resp_server/tracking.py",
-    "resp_server/telling.py",
-    "resp_server/pubsub.py",
-    "resp_server/publishing.py",
-    "resp_server/notifications.py",
-    "resp_server/watching.py",
-    "resp_server/monitors.py",
-    "resp_server/slow_log.py",
-    "resp_server/latency.py",
+    "resp_server/push/tracking_table.py",
+    "resp_server/push/invalidation_sender.py",
+    "resp_server/push/pubsub.py",
+    "resp_server/push/message_bus.py",
+    "resp_server/push/keyspace_notifications.py",
+    "resp_server/execution/watch.py",
+    "resp_server/push/monitor.py",
+    "resp_server/metrics/slow_log.py",
+    "resp_server/metrics/latency.py",
     # What commands make of them.
-    "resp_server/glob.py",
-    "resp_server/numbers.py",
-    "resp_server/rdb.py",
+    "resp_server/metrics/process_stats.py",
     # A proxy, but for what reads files and options.
-    *(f"resp_server/router/{name}.py" for name in ROUTER.split()),
-    "resp_server/cluster/standing.py",
+    *(f"resp_server/proxy/{name}.py" for name in PROXY.split()),
+    "resp_server/cluster/node_view.py",
     "state_backend/store/slot_view.py",
-    "resp_server/cluster/texts.py",
+    "resp_server/cluster/replies.py",
 )
 
 Line = tuple[str, int]

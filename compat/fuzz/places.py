@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from compat.fuzz.loop import Loop
-from resp_server.access.rates import Limit
+from resp_server.acl.rate_limits import Limit
+from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.config import ServerConfig
-from resp_server.connection import Connection
-from resp_server.router.applications import Applications
-from resp_server.router.connection import ProxyConnection
-from resp_server.router.dispatcher import ProxyDispatcher
-from resp_server.router.feeds import feed_clients
-from resp_server.router.upstream import Upstreams
-from resp_server.server import Server
+from resp_server.execution.config import ServerConfig
+from resp_server.proxy.applications import Applications
+from resp_server.proxy.connection import ProxyConnection
+from resp_server.proxy.dispatcher import ProxyDispatcher
+from resp_server.proxy.feeds import feed_clients
+from resp_server.proxy.upstream import Upstreams
+from resp_server.serving.server import Server
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
@@ -94,7 +94,7 @@ class Place:
         return keyspace
 
     def _made(self, keyspace: Keyspace, *, is_loading: bool = False, **parts: Any) -> Server:
-        with patch("resp_server.server.command_table", _table):
+        with patch("resp_server.serving.server.command_table", _table):
             server = Server(keyspace, self._config, self._now_ms, **parts)
         server.instance.is_loading = is_loading
         return server

@@ -26,7 +26,7 @@ from unittest.mock import patch
 from compat.conformance.wire import NotAReplyError, Reply, replies_in, requests
 from compat.fuzz.loop import Loop, RestlessError
 from compat.fuzz.places import NODE, OF_PLACES, PASSWORD, PROXY, SAID, TWO, Place, ProxyPlace, Said
-from resp_server.connection import Connection, Rest
+from resp_server.client.connection import Connection, Rest
 
 # A new server takes longer than most inputs; what inputs do to it (users, settings) lasts until then.
 INPUTS_PER_SERVER = 8
@@ -192,7 +192,7 @@ class Subject:
         place = ProxyPlace(options & (PASSWORD | NODE), self._loop, said)
         try:
             await asyncio.sleep(STEP_S)
-            with patch("resp_server.router.upstream.LONG_TIMEOUT_S", 2.0):  # a minute of tries takes seconds
+            with patch("resp_server.proxy.upstream.LONG_TIMEOUT_S", 2.0):  # a minute of tries takes seconds
                 (wire,) = await self._ask(place, [_packed(asked, options)], 1)
         finally:
             place.close()

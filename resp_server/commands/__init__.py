@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from resp_server.command_table.declaration import declared_in, questions_in
+from resp_server.command_table.facts import redis_facts
+from resp_server.command_table.table import CommandTable
 from resp_server.commands import (
     acl,
     bitmap,
@@ -34,10 +37,7 @@ from resp_server.commands import (
     tracking,
     transactions,
 )
-from resp_server.commands.facts import redis_facts
 from resp_server.commands.refusals import REFUSALS
-from resp_server.commands.spec import declared_in, questions_in
-from resp_server.commands.table import CommandTable
 
 GROUPS = (
     connection,

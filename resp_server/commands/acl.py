@@ -8,13 +8,13 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from resp_server.access.denials import Entry, joined
-from resp_server.access.rules import CATEGORIES, Denial, Selector, User, denial_text
-from resp_server.access.users import Change, Outcome
-from resp_server.commands.spec import OneOrMore, command, integer, question
-from resp_server.commands.table import Command
-from resp_server.errors import PlainError, ReplyError, typed
-from resp_server.instance import Call, Instance
+from resp_server.acl.log import Entry, joined
+from resp_server.acl.rules import CATEGORIES, Denial, Selector, User, denial_text
+from resp_server.acl.users import Change, Outcome
+from resp_server.command_table.declaration import OneOrMore, command, integer, question
+from resp_server.command_table.table import Command
+from resp_server.execution.context import Call, Instance
+from resp_server.protocol.errors import PlainError, ReplyError, typed
 from resp_server.protocol.replies import OK, Reply, ReplySet
 
 GENPASS_BITS = 256

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, NamedTuple
 
+from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, size_of, sliced
-from resp_server.commands.spec import command, integer
-from resp_server.errors import PlainError, ReplyError, syntax_error
-from resp_server.instance import Call
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import Text

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Annotated, Any
 
+from resp_server.command_table.declaration import INTEGER_MAX, OneOrMore, command, integer, question
 from resp_server.commands.connection import client_name, library_text
-from resp_server.commands.spec import INTEGER_MAX, OneOrMore, command, integer, question
-from resp_server.errors import PlainError, ReplyError, syntax_error, typed
-from resp_server.instance import Call, Instance
+from resp_server.execution.context import Call, Instance
+from resp_server.protocol.errors import PlainError, ReplyError, syntax_error, typed
 from resp_server.protocol.replies import OK, Reply, Verbatim
-from resp_server.protocol.session import ReplyMode, Session
-from resp_server.protocol.subscriptions import Subscriptions, Way
-from resp_server.protocol.tracked import Tracked
+from resp_server.session.session import ReplyMode, Session
+from resp_server.session.subscriptions import Subscriptions, Way
+from resp_server.session.tracking import Tracked
 
 NOT_TRACKED = Tracked()
 

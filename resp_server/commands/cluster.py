@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from resp_server.cluster import texts
+from resp_server.cluster import replies as texts
+from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import SLICE_ENTRIES, sliced
-from resp_server.commands.spec import command, integer
-from resp_server.errors import PlainError, cluster_disabled, typed
-from resp_server.instance import Call
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import PlainError, cluster_disabled, typed
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
 
 if TYPE_CHECKING:
-    from resp_server.access.sight import Sight
-    from resp_server.cluster.standing import Standing
+    from resp_server.acl.visibility import Sight
+    from resp_server.cluster.node_view import Standing
     from resp_server.cluster.topology import Node
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from resp_server.commands.facts import Facts
-from resp_server.commands.keys import keys_of
-from resp_server.commands.spec import command
-from resp_server.commands.table import Command
-from resp_server.errors import PlainError, ReplyError, syntax_error
-from resp_server.glob import matcher
-from resp_server.instance import Call
+from resp_server.command_table.declaration import command
+from resp_server.command_table.facts import Facts
+from resp_server.command_table.key_specs import keys_of
+from resp_server.command_table.table import Command
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
+from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import Frames, Reply, ReplySet, Sliced, encode
 
 # RESP2 clients read some of these maps by position, so the order counts: Redis' own.

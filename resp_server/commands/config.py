@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from resp_server.commands.spec import OneOrMore, command, integer, question
-from resp_server.errors import PlainError, ReplyError, syntax_error, typed
-from resp_server.glob import matcher
-from resp_server.instance import Call, Instance
-from resp_server.listening import ACCEPTED_MAX
-from resp_server.notifications import ClassesError, classes_of, letters_of, shown_letters
+from resp_server.command_table.declaration import OneOrMore, command, integer, question
+from resp_server.execution.context import Call, Instance
+from resp_server.net.listeners import ACCEPTED_MAX
+from resp_server.net.tls import ACCEPTS_AT_ONCE
+from resp_server.protocol.errors import PlainError, ReplyError, syntax_error, typed
+from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Reply, Sliced
-from resp_server.tls import ACCEPTS_AT_ONCE
+from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of, shown_letters
 
 GLOB_MARKS = frozenset(b"*?[")
 INT32_MAX = 2**31 - 1

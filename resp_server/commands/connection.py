@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from resp_server.access.rules import DEFAULT_USER, Reason
-from resp_server.commands.spec import command, integer
-from resp_server.config import REDIS_VERSION
-from resp_server.errors import (
+from resp_server.acl.rules import DEFAULT_USER, Reason
+from resp_server.command_table.declaration import command, integer
+from resp_server.execution.config import REDIS_VERSION
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import (
     NoAuthError,
     NoProtoError,
     PlainError,
@@ -14,9 +15,8 @@ from resp_server.errors import (
     syntax_error,
     typed,
 )
-from resp_server.instance import Call
 from resp_server.protocol.replies import OK, Reply
-from resp_server.protocol.session import RESP2
+from resp_server.session.session import RESP2
 
 # Redis reads a database's number as a C int.
 INT32_MAX = 2**31 - 1

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 
-from resp_server import rdb
+from resp_server.command_table.declaration import command
 from resp_server.commands.generic import in_slices, sliced
-from resp_server.commands.spec import command
-from resp_server.instance import Call
+from resp_server.execution.context import Call
+from resp_server.protocol import rdb_encoder as rdb
 from resp_server.protocol.replies import FirstOf, LongBulk, Reply, WithLong
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView

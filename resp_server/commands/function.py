@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from resp_server.commands.spec import command
-from resp_server.errors import PlainError, typed
-from resp_server.instance import Call
+from resp_server.command_table.declaration import command
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import PlainError, typed
 from resp_server.protocol.replies import Reply
 
 

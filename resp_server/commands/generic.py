@@ -9,11 +9,11 @@ from functools import partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
-from resp_server.access.sight import Sight
-from resp_server.commands.spec import OneOrMore, command, integer, is_integer
-from resp_server.errors import PlainError, syntax_error
-from resp_server.glob import Matches, matcher
-from resp_server.instance import Call
+from resp_server.acl.visibility import Sight
+from resp_server.command_table.declaration import OneOrMore, command, integer, is_integer
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import PlainError, syntax_error
+from resp_server.protocol.glob import Matches, matcher
 from resp_server.protocol.replies import FirstOf, LongBulk, Reply, Sliced, WithLong
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView

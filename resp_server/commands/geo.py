@@ -13,12 +13,12 @@ from operator import itemgetter
 from sys import maxsize
 from typing import NamedTuple
 
+from resp_server.command_table.declaration import NameAsTyped, OneOrMore, command, integer
 from resp_server.commands.generic import in_slices
-from resp_server.commands.spec import NameAsTyped, OneOrMore, command, integer
 from resp_server.commands.steps import Held, answered, in_order
-from resp_server.errors import PlainError, syntax_error, typed
-from resp_server.instance import Call
+from resp_server.execution.context import Call
 from resp_server.protocol.doubles import exact_double
+from resp_server.protocol.errors import PlainError, syntax_error, typed
 from resp_server.protocol.replies import NO_ARRAY, DoubleText, Reply
 from state_backend.codec.geohash import (
     Box,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import itemgetter
 
+from resp_server.command_table.declaration import OneOrMore, command, is_integer
 from resp_server.commands.generic import (
     BYTES_AT_ONCE_MAX,
     SLICE_ENTRIES,
@@ -21,10 +22,9 @@ from resp_server.commands.generic import (
     text_reply,
 )
 from resp_server.commands.random_items import Source, count_and_option, one_of, random_item, random_items
-from resp_server.commands.spec import OneOrMore, command, is_integer
 from resp_server.commands.steps import answered
-from resp_server.errors import PlainError, WrongTypeError
-from resp_server.instance import Call
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import PlainError, WrongTypeError
 from resp_server.protocol.replies import PackedPairs, Pairs, Reply, WithLong
 from state_backend.codec import packed_map
 from state_backend.model.descriptor import Kind

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from resp_server.access.sight import Seen
+from resp_server.acl.visibility import Seen
+from resp_server.command_table.declaration import command, question
 from resp_server.commands.server import last_save_s
-from resp_server.commands.spec import command, question
 from resp_server.commands.state import age_ms, committed_at, lag_ms
-from resp_server.config import REDIS_VERSION
-from resp_server.instance import Call, Instance
+from resp_server.execution.config import REDIS_VERSION
+from resp_server.execution.context import Call, Instance
+from resp_server.metrics.process_stats import Numbers
 from resp_server.native import CORE
-from resp_server.numbers import Numbers
 from resp_server.protocol.replies import Reply, Verbatim
-from resp_server.protocol.subscriptions import Way
+from resp_server.session.subscriptions import Way
 from state_backend.store.store import Applied, Snapshot
 
 Section = Mapping[str, object]

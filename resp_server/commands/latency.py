@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from resp_server.commands.spec import command, question
-from resp_server.errors import PlainError, typed
-from resp_server.instance import Call, Instance
-from resp_server.latency import Event, LatencyEvents, Sample
+from resp_server.command_table.declaration import command, question
+from resp_server.execution.context import Call, Instance
+from resp_server.metrics.latency import Event, LatencyEvents, Sample
+from resp_server.metrics.stats import Stats, Tally
+from resp_server.protocol.errors import PlainError, typed
 from resp_server.protocol.replies import Reply, Verbatim
-from resp_server.stats import Stats, Tally
 
 # As Redis draws it: so many samples a line, so many rows, from `_` to `#` in each.
 GRAPH_COLUMNS = 80

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import size_of
-from resp_server.commands.spec import command, integer
-from resp_server.errors import PlainError, syntax_error
-from resp_server.instance import Call
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply, Sliced, WithLong
 from state_backend.model.errors import WrongKindError
 from state_backend.store.store import Text, whole

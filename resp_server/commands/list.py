@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, in_steps, sliced
-from resp_server.commands.spec import command, integer
-from resp_server.errors import PlainError, ReplyError, syntax_error
-from resp_server.instance import Call
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
 from resp_server.protocol.replies import FirstOf, PackedItems, Reply
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import Snapshot

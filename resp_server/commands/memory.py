@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from resp_server.command_table.declaration import command, question
 from resp_server.commands.info import numbers
-from resp_server.commands.spec import command, question
-from resp_server.instance import Call, Instance
-from resp_server.numbers import Numbers
+from resp_server.execution.context import Call, Instance
+from resp_server.metrics.process_stats import Numbers
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.process_memory import give_back
 

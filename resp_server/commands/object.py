@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 
+from resp_server.command_table.declaration import INTEGER_MAX, command, integer
 from resp_server.commands.generic import size_of, sliced
-from resp_server.commands.spec import INTEGER_MAX, command, integer
-from resp_server.errors import PlainError, syntax_error
-from resp_server.instance import Call
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import Reply
 from state_backend.model.descriptor import Kind
 from state_backend.store.store import Snapshot

@@ -5,9 +5,9 @@ Only those are here whose answer for a missing key follows from the command alon
 
 from __future__ import annotations
 
-from resp_server.commands.spec import command
-from resp_server.errors import WrongTypeError
-from resp_server.instance import Call
+from resp_server.command_table.declaration import command
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import WrongTypeError
 
 
 @command("xlen")

@@ -6,16 +6,16 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from resp_server.commands.facts import Facts
+from resp_server.command_table.declaration import OneOrMore, command, question
+from resp_server.command_table.facts import Facts
 from resp_server.commands.generic import in_slices, in_steps, sliced
-from resp_server.commands.spec import OneOrMore, command, question
-from resp_server.errors import PlainError
-from resp_server.glob import matcher
-from resp_server.instance import Call, Instance
-from resp_server.notifications import ClassesError, classes_of
+from resp_server.execution.context import Call, Instance
+from resp_server.protocol.errors import PlainError
+from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Frames, Pending, Reply, Sliced
-from resp_server.protocol.subscriptions import Way
-from resp_server.publishing import POST, post_of
+from resp_server.push.keyspace_notifications import ClassesError, classes_of
+from resp_server.push.message_bus import POST, post_of
+from resp_server.session.subscriptions import Way
 
 # Names that are answered at once (guess: well below a millisecond); more come in steps.
 NAMES_AT_ONCE = 1_024

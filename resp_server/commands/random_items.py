@@ -7,11 +7,11 @@ from itertools import islice
 from random import choice, choices, random, randrange, sample
 from typing import Any
 
+from resp_server.command_table.declaration import INTEGER_MAX, integer
 from resp_server.commands.generic import SLICE_ENTRIES, in_slices, sliced
-from resp_server.commands.spec import INTEGER_MAX, integer
 from resp_server.commands.steps import answered
-from resp_server.errors import PlainError, syntax_error
-from resp_server.instance import Call
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import FIELD_POSITIONS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resp_server.commands.table import Refusal
-from resp_server.errors import NoScriptError, PlainError, cluster_disabled
+from resp_server.command_table.table import Refusal
+from resp_server.protocol.errors import NoScriptError, PlainError, cluster_disabled
 
 
 def _wait() -> PlainError:

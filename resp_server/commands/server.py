@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from resp_server.access.sight import Sight
+from resp_server.acl.visibility import Sight
+from resp_server.command_table.declaration import OneOrMore, command, question
 from resp_server.commands.generic import sliced
-from resp_server.commands.spec import OneOrMore, command, question
-from resp_server.config import REDIS_VERSION
-from resp_server.errors import PlainError
-from resp_server.execution import QueuedCall
-from resp_server.instance import GATHER_S_MAX, Call, Instance
-from resp_server.monitors import ANNOUNCE, CUT, SHOW, Shown
+from resp_server.execution.config import REDIS_VERSION
+from resp_server.execution.context import GATHER_S_MAX, Call, Instance
+from resp_server.execution.exec_runner import QueuedCall
+from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import OK, Pending, Reply, Verbatim
+from resp_server.push.monitor import ANNOUNCE, CUT, SHOW, Shown
 
 ART = """\
    .  *   .      .   *

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
+from resp_server.command_table.declaration import OneOrMore, command, integer
 from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, in_slices, items_reply, scan_reply
 from resp_server.commands.random_items import Source, count_of, one_of, random_item, random_items
-from resp_server.commands.spec import OneOrMore, command, integer
 from resp_server.commands.steps import PARTS, Held, answered
-from resp_server.errors import PlainError, ReplyError, WrongTypeError, syntax_error
-from resp_server.instance import Call
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import PlainError, ReplyError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import PackedItems, Reply, ReplySet
 from state_backend.codec import packed_list
 from state_backend.model.descriptor import Kind

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from resp_server.commands.spec import command, integer, question
-from resp_server.errors import PlainError, ReplyError
-from resp_server.instance import Call, Instance
+from resp_server.command_table.declaration import command, integer, question
+from resp_server.execution.context import Call, Instance
+from resp_server.metrics.slow_log import SlowRequest
+from resp_server.protocol.errors import PlainError, ReplyError
 from resp_server.protocol.replies import OK, Reply
-from resp_server.slow_log import SlowRequest
 
 COUNT = 10
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import SLICE_ENTRIES, in_slices
-from resp_server.commands.spec import command, integer
 from resp_server.commands.steps import Held, answered, in_order
-from resp_server.errors import PlainError, WrongTypeError, syntax_error
-from resp_server.instance import Call
+from resp_server.execution.context import Call
 from resp_server.protocol.doubles import read_double
+from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import Reply
-from resp_server.protocol.session import Account
+from resp_server.session.session import Account
 from state_backend.model.descriptor import Kind
 from state_backend.model.errors import WrongKindError
 from state_backend.model.slots import slot_of

@@ -8,6 +8,7 @@ from operator import itemgetter
 from random import randrange
 from typing import Protocol
 
+from resp_server.command_table.declaration import OneOrMore, command, integer
 from resp_server.commands.generic import (
     BYTES_AT_ONCE_MAX,
     SLICE_ENTRIES,
@@ -18,11 +19,10 @@ from resp_server.commands.generic import (
     sliced,
 )
 from resp_server.commands.random_items import Source, count_and_option, random_item, random_items
-from resp_server.commands.spec import OneOrMore, command, integer
 from resp_server.commands.steps import answered
-from resp_server.errors import PlainError, WrongTypeError, syntax_error, wrong_arity
-from resp_server.instance import Call
+from resp_server.execution.context import Call
 from resp_server.protocol.doubles import double_text, read_double
+from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error, wrong_arity
 from resp_server.protocol.replies import NO_ARRAY, Pairs, Reply
 from state_backend.codec.packed_sorted import MEMBERS_MAX
 from state_backend.model.descriptor import Kind

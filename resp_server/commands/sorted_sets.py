@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import NamedTuple
 
+from resp_server.command_table.declaration import OneOrMore, command, integer
 from resp_server.commands.generic import SLICE_ENTRIES, in_slices
 from resp_server.commands.set import STEP_LOOKUPS, limit_of
-from resp_server.commands.spec import OneOrMore, command, integer
 from resp_server.commands.steps import PARTS, Held, answered, in_order
-from resp_server.errors import PlainError, WrongTypeError, syntax_error
-from resp_server.instance import Call
+from resp_server.execution.context import Call
 from resp_server.protocol.doubles import exact_double
+from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import Pairs, Reply
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from resp_server.access.rules import RuleError, User
-from resp_server.access.sight import Seen
-from resp_server.commands.facts import ANY_SLOTS, Facts
-from resp_server.commands.spec import OneOrMore, command
+from resp_server.acl.rules import RuleError, User
+from resp_server.acl.visibility import Seen
+from resp_server.command_table.declaration import OneOrMore, command
+from resp_server.command_table.facts import ANY_SLOTS, Facts
 from resp_server.commands.string import values_reply
-from resp_server.errors import NoPermError, PlainError, cluster_disabled, syntax_error, typed
-from resp_server.instance import Call
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import NoPermError, PlainError, cluster_disabled, syntax_error, typed
 from resp_server.protocol.replies import OK, Frames, Reply, encode
-from resp_server.protocol.session import Account
+from resp_server.session.session import Account
 from state_backend.model.clock import iso_text
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.slots import slot_of

@@ -12,8 +12,8 @@ from operator import itemgetter
 from typing import Any
 
 from resp_server.commands.generic import BYTES_AT_ONCE_MAX, in_slices, in_steps, sent, size_of, sliced
-from resp_server.errors import PlainError
-from resp_server.instance import Call
+from resp_server.execution.context import Call
+from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import FirstOf, LongPair, Pairs, Reply, WithLong
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongText, whole

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from resp_server.command_table.declaration import OneOrMore, command
 from resp_server.commands.generic import items_reply, size_of, text_reply
-from resp_server.commands.spec import OneOrMore, command
-from resp_server.instance import Call
+from resp_server.execution.context import Call
 from resp_server.protocol.replies import Reply, Sliced
 from state_backend.model.errors import WrongKindError
 from state_backend.store.keyspace import KeyspaceView

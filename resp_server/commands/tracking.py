@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from resp_server.commands.spec import Question, command, integer, question
-from resp_server.errors import PlainError, syntax_error, typed
-from resp_server.instance import Call, Instance
+from resp_server.command_table.declaration import Question, command, integer, question
+from resp_server.execution.context import Call, Instance
+from resp_server.protocol.errors import PlainError, syntax_error, typed
 from resp_server.protocol.replies import OK, Reply, ReplySet
-from resp_server.protocol.tracked import Tracked
-from resp_server.telling import PASS_ON, pass_on
-from resp_server.tracking import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
+from resp_server.push.invalidation_sender import PASS_ON, pass_on
+from resp_server.push.tracking_table import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
+from resp_server.session.tracking import Tracked
 
 OTHERWISE = "before disabling tracking for this client, and then re-enabling it with a different mode."
 

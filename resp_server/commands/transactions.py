@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from resp_server.commands.facts import Facts
+from resp_server.command_table.declaration import OneOrMore, command, integer
+from resp_server.command_table.facts import Facts
 from resp_server.commands.generic import in_slices, sliced
-from resp_server.commands.spec import OneOrMore, command, integer
 from resp_server.commands.state import THE_KEY, check_sees_all
-from resp_server.errors import ExecAbortError, NotHeldError, PlainError, syntax_error
-from resp_server.execution import ToRun
-from resp_server.instance import Call
+from resp_server.execution.context import Call
+from resp_server.execution.exec_runner import ToRun
+from resp_server.execution.watch import mark_of
+from resp_server.protocol.errors import ExecAbortError, NotHeldError, PlainError, syntax_error
 from resp_server.protocol.replies import OK, FirstOf, Reply
-from resp_server.protocol.transaction import Mark, ReadsAt
-from resp_server.watching import mark_of
+from resp_server.session.transaction import Mark, ReadsAt
 from state_backend.store.keyspace import KeyspaceView
 
 # Keys that are looked at in one go: about a millisecond (guess: some 10 us each).

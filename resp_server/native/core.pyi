@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from resp_server.instance import Instance
-from resp_server.protocol.requests import Request
-from resp_server.protocol.session import Session
+from resp_server.execution.context import Instance
+from resp_server.protocol.request_parser import Request
+from resp_server.session.session import Session
 
 NAMES: Sequence[tuple[bytes, int, int]]
 

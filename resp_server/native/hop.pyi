@@ -4,15 +4,15 @@ from asyncio import Handle, Transport
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from resp_server.instance import Instance
+from resp_server.execution.context import Instance
+from resp_server.metrics.stats import Tally
 from resp_server.native.core import Hearer
-from resp_server.protocol.following import Epochs, Told
 from resp_server.protocol.replies import Pending
-from resp_server.router.answers import Answer, Sent
-from resp_server.router.asks import Ask
-from resp_server.router.connection import ProxyConnection
-from resp_server.router.upstream import Upstreams
-from resp_server.stats import Tally
+from resp_server.proxy.answers import Answer, Sent
+from resp_server.proxy.asks import Ask
+from resp_server.proxy.connection import ProxyConnection
+from resp_server.proxy.upstream import Upstreams
+from resp_server.session.epoch_feed import Epochs, Told
 
 class Taker(Protocol):
     """Whoever asked: a client's connection. Taking an answer does not raise: others' come behind."""

@@ -18,12 +18,12 @@ from resp_server.native.core cimport Hearer
 from resp_server.native.wire cimport Output, Spec, Word, command_of, cut, number_line, put, put_line, reserve, set_spec
 from state_backend.native.lookup cimport slot_of
 
-from resp_server.protocol.following import NOT_TOLD
-from resp_server.protocol.requests import RequestParser
-from resp_server.router.asks import ASKS_MAX, PING, SENDS_MAX, Ask, ask_by_slots, not_understood
-from resp_server.router.answers import WHOLE_BYTES_MAX, Pieces, Sent
-from resp_server.router.frames import FrameError
-from resp_server.router.guard import behind, has_reached, together
+from resp_server.session.epoch_feed import NOT_TOLD
+from resp_server.protocol.request_parser import RequestParser
+from resp_server.proxy.asks import ASKS_MAX, PING, SENDS_MAX, Ask, ask_by_slots, not_understood
+from resp_server.proxy.answers import WHOLE_BYTES_MAX, Pieces, Sent
+from resp_server.proxy.reply_splitter import FrameError
+from resp_server.proxy.guard import behind, has_reached, together
 
 cdef enum:
     WORDS_MAX = 1024  # of a request; a longer one is answered in portions

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from resp_server.instance import Instance
+from resp_server.execution.context import Instance
 from resp_server.native.core import Hearer, Reads
 
 class Transport(asyncio.Transport):

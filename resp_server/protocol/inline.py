@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resp_server.errors import ProtocolError
+from resp_server.protocol.errors import ProtocolError
 
 # Before a word and after a closing quote; only the first four end a word without quotes.
 SPACES = b" \t\n\r\v\f"

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol, cast
 
-from resp_server.errors import ReplyError
 from resp_server.protocol.doubles import double_text
+from resp_server.protocol.errors import ReplyError
 
 # What a body may return; nested to any depth.
 Reply = Any

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resp_server.cluster.topology import NODE_ID, Topology, TopologyError
-from resp_server.followers import Visible
+from resp_server.serving.appliers import Visible
 from state_backend.model.errors import KeyGroupsError, SparkisError
 from state_backend.model.key_groups import NONE, KeyGroups
 

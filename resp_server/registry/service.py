@@ -29,17 +29,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
-from resp_server.awake import AwakeClock
 from resp_server.cluster.topology import NODES_MAX, Topology
-from resp_server.errors import PlainError
+from resp_server.net.awake import AwakeClock
+from resp_server.net.tls import Certificates
+from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import OK, Push, Reply, encode
-from resp_server.protocol.requests import Request
+from resp_server.protocol.request_parser import Request
 from resp_server.registry.assignment import Assignment
 from resp_server.registry.record import FencedError, Place
 from resp_server.registry.report import DRAIN_S_MAX, Report, ReportError
 from resp_server.registry.sharding import Member
-from resp_server.tls import Certificates
-from resp_server.token_port import TokenPort
+from resp_server.serving.token_port import TokenPort
 from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.registry")

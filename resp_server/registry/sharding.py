@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, product
 
-from resp_server.followers import Visible
+from resp_server.serving.appliers import Visible
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.model.slots import SLOTS
 

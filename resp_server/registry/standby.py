@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from resp_server.addresses import host_and_port
-from resp_server.awake import AwakeClock
-from resp_server.client import Client, ClientError
+from resp_server.net.addresses import host_and_port
+from resp_server.net.awake import AwakeClock
+from resp_server.net.client import Client, ClientError
 from resp_server.registry.record import read_record
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.errors import SparkisError

@@ -39,19 +39,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from resp_server import children
-from resp_server.access.users import AccessError, Outcome, Users
-from resp_server.children import CRASHES
+from resp_server.acl.users import AccessError, Outcome, Users
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.config import ServerConfig
-from resp_server.errors import PlainError
-from resp_server.instance import GATHER_S_MAX
-from resp_server.listening import listen_at_ports
-from resp_server.notifications import classes_of, says_anything
-from resp_server.numbers import Numbers
-from resp_server.shown import Event, Readers
-from resp_server.stats import Stats
+from resp_server.execution.config import ServerConfig
+from resp_server.execution.context import GATHER_S_MAX
+from resp_server.metrics.process_stats import Numbers
+from resp_server.metrics.stats import Stats
+from resp_server.net import children
+from resp_server.net.children import CRASHES
+from resp_server.net.listeners import listen_at_ports
+from resp_server.protocol.errors import PlainError
+from resp_server.push.keyspace_notifications import classes_of, says_anything
+from resp_server.serving.job_catalog import Event, Readers
 from resp_server.workers.channel import Channel, Line
 from state_backend.lmdb.store import SUSPECT
 from state_backend.model.clock import now_ms

@@ -19,16 +19,16 @@ from typing import Any
 
 import uvloop
 
-from resp_server.access.rates import Limit
-from resp_server.access.users import Change
+from resp_server.acl.rate_limits import Limit
+from resp_server.acl.users import Change
+from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
-from resp_server.config import ServerConfig
-from resp_server.connection import Connection
-from resp_server.listening import make_room_for
+from resp_server.execution.config import ServerConfig
+from resp_server.net.listeners import make_room_for
+from resp_server.net.tls import Certificates, TlsError, TlsFiles, take_in
 from resp_server.protocol.replies import Pending
-from resp_server.server import Server
-from resp_server.shown import ShownJobs
-from resp_server.tls import Certificates, TlsError, TlsFiles, take_in
+from resp_server.serving.job_catalog import ShownJobs
+from resp_server.serving.server import Server
 from resp_server.workers.channel import Channel
 from state_backend.model.errors import SparkisError, StoreError
 from state_backend.store.keyspace import Job, Keyspace

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 from urllib.parse import quote
 
-from resp_server.addresses import address_of
-from resp_server.client import Client
-from resp_server.tls import TlsFiles, client_context
+from resp_server.net.addresses import address_of
+from resp_server.net.client import Client
+from resp_server.net.tls import TlsFiles, client_context
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import SparkisError
 

@@ -23,15 +23,15 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from resp_server import children
-from resp_server.addresses import address_of, host_and_port
-from resp_server.children import TOKEN_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
-from resp_server.client import Client
-from resp_server.listening import is_wildcard
-from resp_server.registry.process import FENCED_CODE
+from resp_server.net import children
+from resp_server.net.addresses import address_of, host_and_port
+from resp_server.net.children import TOKEN_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
+from resp_server.net.client import Client
+from resp_server.net.listeners import is_wildcard
+from resp_server.net.tls import TlsFiles
+from resp_server.programs.registry import FENCED_CODE
 from resp_server.registry.record import read_record
 from resp_server.registry.report import DRAIN_S_MAX
-from resp_server.tls import TlsFiles
 from spark_hooks.serving import endpoints, placement
 from spark_hooks.serving.placement import ForClients, Plan
 from spark_hooks.serving.supervised_process import KeptProcess
@@ -249,14 +249,14 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
 
 
 def _registry(cluster: Cluster, log: str) -> list[str]:
-    command = [sys.executable, "-m", "resp_server.registry.process", "--child", "--log", log]
+    command = [sys.executable, "-m", "resp_server.programs.registry", "--child", "--log", log]
     command += ["--bind", cluster.bind, "--advertise", cluster.host, "--port", str(cluster.registry_port)]
     command += ["--replicas", str(cluster.replicas), "--loglevel", "warning"]
     return [*command, *placement.tls_arguments(cluster.tls)]
 
 
 def _proxy(cluster: Cluster, registry: str, port: int, bind: list[str]) -> list[str]:
-    command = [sys.executable, "-m", "resp_server.router.process", "--child", "--registry", registry]
+    command = [sys.executable, "-m", "resp_server.programs.proxy", "--child", "--registry", registry]
     command += ["--port", str(port), "--bind", *bind, "--loglevel", "warning"]
     return [*command, *placement.tls_arguments(cluster.tls), *cluster.for_clients.arguments()]
 

@@ -2,7 +2,8 @@
 
     driver       `Plan`, made by `serve`, known by its log (`know`, `plan_of`)
     executor     `ensure_state_server`, called at the start of every task that writes into the log, in Spark's Python
-                 workers: a lock file per executor, and whoever gets the lock starts a keeper (resp_server/keeper.py)
+                 workers: a lock file per executor, and whoever gets the lock starts a keeper
+                 (resp_server/programs/executor_supervisor.py)
 
 A Python worker cannot say which executor it belongs to, but Spark gives it the folders of its block manager, and those
 are of one executor alone. The JVM is found above it among its ancestors: the parent, or with Spark's Python daemon the
@@ -26,12 +27,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from resp_server import children
-from resp_server.addresses import address_of
-from resp_server.children import PASSWORD_VARIABLE, TOKEN_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
-from resp_server.keeper import ENDED, FAILED, STORE, start_of
-from resp_server.listening import address_towards, is_wildcard
-from resp_server.tls import TlsFiles
+from resp_server.net import children
+from resp_server.net.addresses import address_of
+from resp_server.net.children import PASSWORD_VARIABLE, TOKEN_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
+from resp_server.net.listeners import address_towards, is_wildcard
+from resp_server.net.tls import TlsFiles
+from resp_server.programs.executor_supervisor import ENDED, FAILED, STORE, start_of
 from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.executors")
@@ -216,7 +217,7 @@ def _start_keeper(plan: Plan, folder: str, lock: int) -> None:
     """Start the keeper, which starts the server; returns when the keeper has the lock and goes on by itself."""
     _check_memory()
     jvm, start = _jvm()
-    command = [sys.executable, "-m", "resp_server.keeper"]
+    command = [sys.executable, "-m", "resp_server.programs.executor_supervisor"]
     command += ["--lock", str(lock), "--watch", f"{jvm}:{start}", "--folder", folder, "--", *_server(plan, folder)]
     started = subprocess.run(
         command,
@@ -230,8 +231,8 @@ def _start_keeper(plan: Plan, folder: str, lock: int) -> None:
     )
     if started.returncode != 0:
         raise PlacementError(
-            f"{sys.executable} -m resp_server.keeper ended with code {started.returncode}; the executor's stderr has "
-            f"its last words (are sparkis and what it needs installed there?)"
+            f"{sys.executable} -m resp_server.programs.executor_supervisor ended with code {started.returncode}; "
+            f"the executor's stderr has its last words (are sparkis and what it needs installed there?)"
         )
 
 
@@ -253,7 +254,7 @@ def _server(plan: Plan, folder: str) -> list[str]:
         host = address_towards(plan.registry)
     if "$" in host:
         raise PlacementError(f"the address to advertise, {plan.advertise}, names a variable that is not set here")
-    command = [sys.executable, "-m", "resp_server.state_server", "--child"]
+    command = [sys.executable, "-m", "resp_server.programs.state_server", "--child"]
     command += ["--registry", address_of(*plan.registry), "--log", plan.log, "--store", f"{folder}/{STORE}"]
     command += ["--ports", plan.ports, "--bind", near, "--advertise", host]
     command += ["--driver", plan.id, "--zone", f"executors of {plan.id}"]  # which all go with their application

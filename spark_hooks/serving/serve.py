@@ -22,16 +22,16 @@ from typing import Any, Literal, cast, get_args
 
 from pyspark.sql import SparkSession
 
-from resp_server import children
-from resp_server.access.rates import Limit
-from resp_server.access.users import Users
-from resp_server.children import TOKEN_VARIABLE
+from resp_server.acl.rate_limits import Limit
+from resp_server.acl.users import Users
 from resp_server.cluster.topology import PORT_MAX
 from resp_server.commands import command_table
-from resp_server.config import ServerConfig
-from resp_server.notifications import ClassesError, classes_of, letters_of
-from resp_server.process import WORKERS_MAX
-from resp_server.tls import TlsFiles, server_context
+from resp_server.execution.config import ServerConfig
+from resp_server.net import children
+from resp_server.net.children import TOKEN_VARIABLE
+from resp_server.net.tls import TlsFiles, server_context
+from resp_server.programs.serve import WORKERS_MAX
+from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
 from spark_hooks.serving import endpoints
 from spark_hooks.serving.endpoints import LOG_SETTING, ServedEndpoint
 from spark_hooks.serving.executor_endpoint import Cluster, PlacedEndpoint
@@ -347,7 +347,17 @@ def _beside_the_driver(
     workers: int,
 ) -> DriverEndpoint:
     temporary = _temporary_folder("store") if store is None else None
-    command = [sys.executable, "-m", "resp_server.process", "--child", "--compact", "--log", root, "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "resp_server.programs.serve",
+        "--child",
+        "--compact",
+        "--log",
+        root,
+        "--port",
+        str(port),
+    ]
     command += ["--bind", *hosts, "--role", role, "--loglevel", "warning", "--store", str(temporary or store)]
     command += ["--workers", str(workers), *tls_arguments(tls), *for_clients.arguments()]
     environment = with_passwords(children.environment() | {TOKEN_VARIABLE: secrets.token_hex(16)}, password, None)

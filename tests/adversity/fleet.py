@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from compat.conformance.servers import PATIENT_REGISTRY, child_environment, free_port
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.client import Client, ClientError
+from resp_server.net.client import Client, ClientError
 from resp_server.registry.record import Record
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
@@ -142,7 +142,7 @@ class Fleet:
         """Start a state server; one of the same number is the same server."""
         options = ["--log", str(self.log), "--compact", "--store", str(self.folder / f"store{number}")]
         options += ["--port", str(self._ports[number]), *more]
-        self.servers.append(self._started(("-m", "resp_server.state_server"), options, f"server{number}"))
+        self.servers.append(self._started(("-m", "resp_server.programs.state_server"), options, f"server{number}"))
         return self.servers[-1]
 
     def halves(self) -> tuple[Process, Process]:

@@ -227,7 +227,7 @@ class Scene:
 
     def start_server(self, store: str = "store", workers: int = 1) -> Process:
         """Start a server of the log, without Spark; it is ready when it has found the log."""
-        command = [sys.executable, "-m", "resp_server.process", "--child", "--loglevel", "error"]
+        command = [sys.executable, "-m", "resp_server.programs.serve", "--child", "--loglevel", "error"]
         command += ["--log", str(self.log), "--store", str(self.folder / store), "--port", str(self.port)]
         command += ["--workers", str(workers)]
         server = self._started(command)

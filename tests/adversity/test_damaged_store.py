@@ -31,7 +31,7 @@ SPOILED = 77
 @contextmanager
 def plain_serve(folder: Path, log: Path, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run the program as a person does."""
-    command = [sys.executable, "-m", "resp_server.process", "--log", str(log), "--store", str(folder)]
+    command = [sys.executable, "-m", "resp_server.programs.serve", "--log", str(log), "--store", str(folder)]
     process = subprocess.Popen([*command, "--port", str(port), "--bind", "127.0.0.1", "--loglevel", "error", *options])
     try:
         yield process

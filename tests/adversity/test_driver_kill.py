@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.kill, pytest.mark.spark]
 ROUNDS = int(os.environ.get("SPARKIS_KILL_ROUNDS") or 2)
 # Every so many rounds the driver itself is killed, which takes a new JVM; in between its children are.
 ROUNDS_PER_DRIVER = 2
-VICTIMS = ("pyspark.daemon", "resp_server.process", "state_backend.apply.applier")
+VICTIMS = ("pyspark.daemon", "resp_server.programs.serve", "state_backend.apply.applier")
 
 
 def kill_a_child(scene: Scene, driver: Process) -> str:

@@ -13,7 +13,7 @@ from redis import Redis
 from scene import children_of
 
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.registry.process import FENCED_CODE
+from resp_server.programs.registry import FENCED_CODE
 
 # Less than any store needs for its next epoch.
 FULL_BYTES = 16 << 10
@@ -131,7 +131,7 @@ def test_others_take_over_what_a_server_has_whose_disk_is_full(fleet: Fleet) -> 
 
 @pytest.mark.slow
 def test_a_server_that_hangs_is_done_without_and_taken_in_again(fleet: Fleet) -> None:
-    fleet.registry(program=("-m", "resp_server.registry.process"))
+    fleet.registry(program=("-m", "resp_server.programs.registry"))
     _, second = fleet.halves()
     second.popen.send_signal(signal.SIGSTOP)
     try:

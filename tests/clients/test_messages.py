@@ -20,7 +20,7 @@ from compat.conformance.servers import (
     wait_for_keys,
 )
 from compat.waiting import WAIT_S_MAX
-from resp_server.client import Client
+from resp_server.net.client import Client
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.records import Change, Op

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from compat.conformance.servers import Running
-from resp_server.glob import PATTERN_BYTES_MAX, LongPattern, matcher
+from resp_server.protocol.glob import PATTERN_BYTES_MAX, LongPattern, matcher
 
 # What patterns and texts are made of: few letters, so that much matches.
 LETTERS = b"ab[]^-\\*?\xf0\xf1"

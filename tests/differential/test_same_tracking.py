@@ -12,7 +12,7 @@ from compat.conformance.pair import Pair
 from compat.conformance.servers import CONTROL_TOKEN, Running, redis_server, sparkis_server, wait_for_keys
 from compat.conformance.wire import Connection, Reply
 from compat.waiting import WAIT_S_MAX
-from resp_server.client import Client
+from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op

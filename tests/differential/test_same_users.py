@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from compat.conformance.pair import Pair
 from compat.conformance.wire import Connection, Reply
-from resp_server.access.rules import CATEGORIES, DEFAULT_USER, RuleError, User
+from resp_server.acl.rules import CATEGORIES, DEFAULT_USER, RuleError, User
 from resp_server.commands import command_table
 
 TABLE = command_table()

@@ -11,10 +11,10 @@ from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any
 
-from resp_server import process
-from resp_server.connection import Connection
-from resp_server.server import Server
-from resp_server.telling import Telling
+from resp_server.client.connection import Connection
+from resp_server.programs import serve as process
+from resp_server.push.invalidation_sender import Telling
+from resp_server.serving.server import Server
 
 longest = {"held_ms": 0.0, "held_cpu_ms": 0.0}
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import WAIT_S_MAX, memory_mb, publish_values, reading
 
-from resp_server.tracking import HOLDER_BYTES, KEY_OVERHEAD_BYTES, TOLD_BYTES_AT_ONCE_MAX
+from resp_server.push.tracking_table import HOLDER_BYTES, KEY_OVERHEAD_BYTES, TOLD_BYTES_AT_ONCE_MAX
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op

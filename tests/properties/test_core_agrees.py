@@ -17,12 +17,12 @@ from hypothesis import example, given, settings
 from compat.conformance.wire import replies_in, requests
 from compat.fuzz.places import HERE, NOW_MS, STATES
 from compat.fuzz.subject import Wire
+from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
-from resp_server.config import ServerConfig
-from resp_server.connection import Connection
-from resp_server.dispatcher import Dispatcher
+from resp_server.execution.config import ServerConfig
+from resp_server.execution.dispatcher import Dispatcher
 from resp_server.native import CORE
-from resp_server.server import Server
+from resp_server.serving.server import Server
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.records import Change, Op, runs_of
@@ -269,7 +269,7 @@ def apply(store: LmdbStore, turn: int) -> None:
     store.apply(epoch, STATES)
 
 
-@patch("resp_server.server.TELL_SECONDS", 3600)  # nobody is told by the clock
+@patch("resp_server.serving.server.TELL_SECONDS", 3600)  # nobody is told by the clock
 @pytest.mark.parametrize("settings_of", [{}, {"password": "secret"}])
 @settings(max_examples=150, deadline=None)
 @given(

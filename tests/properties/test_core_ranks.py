@@ -17,11 +17,11 @@ from hypothesis import given, settings
 
 from compat.conformance.wire import requests
 from compat.fuzz.subject import Wire
-from resp_server.config import ServerConfig
-from resp_server.connection import Connection
+from resp_server.client.connection import Connection
+from resp_server.execution.config import ServerConfig
 from resp_server.native import CORE
 from resp_server.protocol.doubles import double_text
-from resp_server.server import Server
+from resp_server.serving.server import Server
 from state_backend.codec import packed_sorted
 from state_backend.codec.packed_sorted import score_text
 from state_backend.lmdb import ranks as lmdb_ranks

@@ -12,7 +12,7 @@ from steps import result_of
 
 from compat.conformance.wire import replies_in
 from resp_server import native
-from resp_server.router.frames import Frames, items_of
+from resp_server.proxy.reply_splitter import Frames, items_of
 
 MANY_BYTES = 1 << 20
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from resp_server.protocol.following import GONE, NOTHING, Epochs, Reached, Seen, latest
-from resp_server.router.guard import Floors, behind, has_reached, together
-from resp_server.router.shards import BEHIND_S_MAX, Shard
+from resp_server.proxy.guard import Floors, behind, has_reached, together
+from resp_server.proxy.shards import BEHIND_S_MAX, Shard
+from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Reached, Seen, latest
 
 SERVERS = ("a", "b", "c")
 JOBS = ("j", "k")

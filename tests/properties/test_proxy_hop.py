@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from steps import result_of
 
-from resp_server.protocol.following import NOT_TOLD, NOTHING, Epochs, Told
-from resp_server.protocol.requests import RequestParser
-from resp_server.router.asks import Ask
-from resp_server.router.compiled import hop
-from resp_server.router.frames import Frames, items_of, pack
-from resp_server.stats import Tally
+from resp_server.metrics.stats import Tally
+from resp_server.protocol.request_parser import RequestParser
+from resp_server.proxy.asks import Ask
+from resp_server.proxy.compiled import hop
+from resp_server.proxy.reply_splitter import Frames, items_of, pack
+from resp_server.session.epoch_feed import NOT_TOLD, NOTHING, Epochs, Told
 from state_backend.model.slots import SLOTS, slot_of
 
 pytestmark = pytest.mark.skipif(hop is None, reason="the compiled core is not built")

@@ -12,10 +12,10 @@ from steps import result_of
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.protocol.replies import ReplySet, encode
-from resp_server.router.frames import Frames, items_of
-from resp_server.router.guard import Floors
-from resp_server.router.routes import scan_reply, split
-from resp_server.router.slot_map import SlotMap, runs_of
+from resp_server.proxy.guard import Floors
+from resp_server.proxy.reply_splitter import Frames, items_of
+from resp_server.proxy.routes import scan_reply, split
+from resp_server.proxy.slot_map import SlotMap, runs_of
 from state_backend.model.slots import SLOTS, position_of, slot_of
 
 TABLE = command_table()

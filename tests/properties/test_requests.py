@@ -8,8 +8,8 @@ from unittest.mock import patch
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
-from resp_server.errors import ProtocolError
-from resp_server.protocol.requests import Request, RequestLimits, RequestParser, split_requests
+from resp_server.protocol.errors import ProtocolError
+from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser, split_requests
 
 # Texts that look like the protocol itself are the interesting ones.
 texts = st.one_of(
@@ -59,7 +59,7 @@ SMALL_PORTIONS = {"PORTION_BYTES": 300, "PORTION_STEPS": 2}
 def parsed(
     chunks: list[bytes], is_restricted: bool, in_portions: bool = False
 ) -> tuple[list[Request], ProtocolError | None]:
-    with patch.multiple("resp_server.protocol.requests", **SMALL_PORTIONS):
+    with patch.multiple("resp_server.protocol.request_parser", **SMALL_PORTIONS):
         return _parsed(chunks, is_restricted, in_portions)
 
 

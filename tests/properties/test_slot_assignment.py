@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resp_server.cluster.topology import Health, Topology
-from resp_server.followers import Visible
 from resp_server.registry.assignment import Assignment
 from resp_server.registry.sharding import GRACE_S, RETURN_S, Member, Shard, plan, spread
+from resp_server.serving.appliers import Visible
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.model.slots import SLOTS
 

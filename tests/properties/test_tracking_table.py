@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from resp_server.protocol.tracked import PUSH, Tracked
-from resp_server.tracking import Tracking
+from resp_server.push.tracking_table import Tracking
+from resp_server.session.tracking import PUSH, Tracked
 
 KEYS = [b"a:0", b"a:1", b"a:2", b"b:0", b"b:1", b"", b"a"]
 CLIENTS = 4
@@ -60,10 +60,10 @@ class Tables(RuleBasedStateMachine):
     )
     def begin(self, keys_max: int, bytes_max: int, owed: int, told: int, holders: int) -> None:
         self.patches = [
-            patch("resp_server.protocol.tracked.OWED_BYTES_MAX", owed),
-            patch("resp_server.tracking.TOLD_AT_ONCE_MAX", told),
-            patch("resp_server.tracking.HOLDERS_MAX", holders),
-            patch("resp_server.tracking.FREED_AT_ONCE", 2),
+            patch("resp_server.session.tracking.OWED_BYTES_MAX", owed),
+            patch("resp_server.push.tracking_table.TOLD_AT_ONCE_MAX", told),
+            patch("resp_server.push.tracking_table.HOLDERS_MAX", holders),
+            patch("resp_server.push.tracking_table.FREED_AT_ONCE", 2),
         ]
         for each in self.patches:
             each.start()

@@ -19,13 +19,13 @@ from conftest import NOW_MS, Peer
 
 from compat.waiting import WAIT_S_MAX
 from resp_server.cluster.topology import Topology
-from resp_server.config import ServerConfig
-from resp_server.router.applications import Applications
-from resp_server.router.connection import ProxyConnection
-from resp_server.router.dispatcher import ProxyDispatcher
-from resp_server.router.feeds import feed_clients
-from resp_server.router.upstream import Upstreams
-from resp_server.server import Server
+from resp_server.execution.config import ServerConfig
+from resp_server.proxy.applications import Applications
+from resp_server.proxy.connection import ProxyConnection
+from resp_server.proxy.dispatcher import ProxyDispatcher
+from resp_server.proxy.feeds import feed_clients
+from resp_server.proxy.upstream import Upstreams
+from resp_server.serving.server import Server
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace

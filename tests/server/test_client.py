@@ -13,8 +13,8 @@ import pytest
 
 from compat.conformance.certificates import Authority
 from compat.conformance.servers import free_port
-from resp_server.client import Client, ClientError
-from resp_server.tls import TlsFiles, client_context, server_context
+from resp_server.net.client import Client, ClientError
+from resp_server.net.tls import TlsFiles, client_context, server_context
 
 
 def test_a_url_leads_to_replies(serve: Callable[..., Any]) -> None:

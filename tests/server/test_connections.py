@@ -38,7 +38,7 @@ ANSWERED = b"".join(bulk(b"%d" % number) for number in range(200))
 @pytest.fixture
 def hurried(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """A server whose event loop's rounds are long as soon as somebody asks for much, and four clients."""
-    monkeypatch.setattr("resp_server.turns.ROUND_NS_MAX", 0)
+    monkeypatch.setattr("resp_server.client.turn_scheduler.ROUND_NS_MAX", 0)
     server = serve()
     for _ in range(4):
         server.connect().answers(PING, PONG)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from compat.waiting import eventually
-from resp_server.keeper import start_of
+from resp_server.programs.executor_supervisor import start_of
 from spark_hooks.attach.task import BatchesTask
 from spark_hooks.publish.task import Task as SinkTask
 from spark_hooks.serving import placement

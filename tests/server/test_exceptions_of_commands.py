@@ -16,10 +16,10 @@ from conftest import Peer
 from faults import ERROR, KEYS, InjectedError, Scene
 
 from compat.conformance.wire import replies_in, request
-from resp_server.commands.table import Command
-from resp_server.router.dispatcher import OF_SERVERS_ALONE
-from resp_server.router.routes import lone_key_at
-from resp_server.server import Server
+from resp_server.command_table.table import Command
+from resp_server.proxy.dispatcher import OF_SERVERS_ALONE
+from resp_server.proxy.routes import lone_key_at
+from resp_server.serving.server import Server
 
 AFTER, BEFORE = b"$5\r\nafter\r\n", b"$6\r\nbefore\r\n"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from compat.waiting import WAIT_S_MAX, eventually, eventually_async
-from resp_server import followers as followers_module
-from resp_server.followers import Followers, Visible
-from resp_server.shown import ShownJobs
+from resp_server.serving import appliers as followers_module
+from resp_server.serving.appliers import Followers, Visible
+from resp_server.serving.job_catalog import ShownJobs
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SlotLoadingError

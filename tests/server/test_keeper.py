@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server import children, keeper
-from resp_server.keeper import ENDED, FAILED, STORE, Watched, start_of
+from resp_server.net import children
+from resp_server.programs import executor_supervisor as keeper
+from resp_server.programs.executor_supervisor import ENDED, FAILED, STORE, Watched, start_of
 from resp_server.registry import report
 
 # A server that writes its id down, says where it listens, and does what it is told to by files in its folder.
@@ -169,7 +170,15 @@ def test_an_executor_that_is_gone_before_it_can_be_watched_gets_no_lasting_serve
     scene.executor.kill()
     scene.executor.wait()
     lock = os.open(scene.folder / "lock", os.O_RDWR | os.O_CREAT)
-    command = [sys.executable, "-m", "resp_server.keeper", "--lock", str(lock), "--folder", str(scene.folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "resp_server.programs.executor_supervisor",
+        "--lock",
+        str(lock),
+        "--folder",
+        str(scene.folder),
+    ]
     command += ["--watch", f"{watched[0]}:{watched[1]}", "--", sys.executable, "-c", SERVER, str(scene.server)]
     ended = subprocess.run(command, pass_fds=(lock,), env=children.environment(), stderr=subprocess.PIPE, check=False)
     os.close(lock)

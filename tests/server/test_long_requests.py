@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from compat.conformance.wire import request
-from resp_server.long_requests import WHOLE_WORDS_MAX
-from resp_server.protocol.requests import PORTION_WORDS
+from resp_server.execution.long_requests import WHOLE_WORDS_MAX
+from resp_server.protocol.request_parser import PORTION_WORDS
 
 pytestmark = pytest.mark.pure
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from resp_server.connection import TURN_BYTES_MAX, Connection
+from resp_server.client.connection import TURN_BYTES_MAX, Connection
 from resp_server.protocol.replies import encode
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor

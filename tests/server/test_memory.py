@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from compat.waiting import eventually
-from resp_server import children
-from resp_server.client import Client
+from resp_server.net import children
+from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -28,7 +28,16 @@ class Running:
     """A server process of a log with one key."""
 
     def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "resp_server.process", "--child", "--port", "0", "--log", str(folder / "log")]
+        command = [
+            sys.executable,
+            "-m",
+            "resp_server.programs.serve",
+            "--child",
+            "--port",
+            "0",
+            "--log",
+            str(folder / "log"),
+        ]
         command += ["--store", str(folder / "store")]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=children.environment()

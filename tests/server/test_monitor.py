@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resp_server import monitors
+from resp_server.push import monitor as monitors
 
 pytestmark = pytest.mark.pure
 

@@ -26,10 +26,10 @@ from compat.conformance.wire import Connection, replies_in, requests
 from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.protocol.following import NOT_TOLD, Told
-from resp_server.router.asks import Ask, TakesReplies
-from resp_server.router.frames import pack
-from resp_server.router.upstream import Upstreams
+from resp_server.proxy.asks import Ask, TakesReplies
+from resp_server.proxy.reply_splitter import pack
+from resp_server.proxy.upstream import Upstreams
+from resp_server.session.epoch_feed import NOT_TOLD, Told
 from state_backend.model.slots import slot_of
 
 MANY = {f"many:{number:03d}".encode(): b"%d" % number for number in range(300)}
@@ -362,7 +362,7 @@ def test_a_topology_that_is_wrong_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     file.write_text('{"version": 1}')
     done = subprocess.run(
-        [sys.executable, "-m", "resp_server.router.process", "--cluster", str(file)],
+        [sys.executable, "-m", "resp_server.programs.proxy", "--cluster", str(file)],
         capture_output=True,
         timeout=WAIT_S_MAX,
         check=False,

@@ -332,7 +332,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         stream.close()
 
 
-PROXY = ("resp_server.router.process", "--port", "0", "--bind", "127.0.0.1")
+PROXY = ("resp_server.programs.proxy", "--port", "0", "--bind", "127.0.0.1")
 
 
 def test_a_proxy_finds_the_servers_of_a_log_and_needs_no_registry_afterwards(tmp_path: Path) -> None:
@@ -345,11 +345,11 @@ def test_a_proxy_finds_the_servers_of_a_log_and_needs_no_registry_afterwards(tmp
             for request in (("GET", job.keys[0]), ("DBSIZE",), ("STATE", "LIST", "j")):
                 assert connection.call(*request).raw.startswith(b"-CLUSTERDOWN")
             assert connection.call("STATE", "JOBS").plain == []
-        registry = _started(stack, "resp_server.registry.process", "--log", str(log), "--port", "0")
+        registry = _started(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0")
         by_registry = _started(stack, *PROXY, "--registry", f"127.0.0.1:{registry.port}")
         for each in range(2):
             options = ("--log", str(log), "--port", "0", "--store", str(tmp_path / f"store{each}"))
-            _started(stack, "resp_server.state_server", *options)
+            _started(stack, "resp_server.programs.state_server", *options)
         for proxy in (by_log, by_registry):
             wait_for(proxy, KEYS)
         eventually(lambda: _is_settled(log), what="the slots are where they are to be")
@@ -375,9 +375,9 @@ def test_a_registry_of_ipv6_is_found_by_a_server_through_the_log_and_by_a_proxy_
     log.mkdir()
     Job(log, "j")
     with ExitStack() as stack:
-        registry = _started(stack, "resp_server.registry.process", "--log", str(log), "--port", "0", "--bind", "::1")
+        registry = _started(stack, "resp_server.programs.registry", "--log", str(log), "--port", "0", "--bind", "::1")
         options = ("--log", str(log), "--port", "0", "--store", str(tmp_path / "store"))
-        _started(stack, "resp_server.state_server", *options)
+        _started(stack, "resp_server.programs.state_server", *options)
         wait_for(_started(stack, *PROXY, "--registry", f"[::1]:{registry.port}"), KEYS)
 
 
@@ -459,7 +459,7 @@ def test_several_applications_answer_behind_one_proxy(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [(), ("--registry", "nowhere")])
 def test_what_says_nothing_of_servers_is_refused(options: tuple[str, ...]) -> None:
     environment = os.environ | {"SPARKIS_CONTROL_TOKEN": CONTROL_TOKEN}
-    command = [sys.executable, "-m", "resp_server.router.process", *options]
+    command = [sys.executable, "-m", "resp_server.programs.proxy", *options]
     done = subprocess.run(command, capture_output=True, timeout=WAIT_S_MAX, check=False, env=environment)
     assert done.returncode == 1
     assert b"--registry" in done.stderr

@@ -14,7 +14,7 @@ from nodes import HALVES, Nodes
 
 from compat.conformance.servers import CONTROL_TOKEN
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.client import Client
+from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.access import rates
-from resp_server.access.rates import BURST_S, REST_S_MAX, REST_S_MIN, Bucket, Limit, Rate
+from resp_server.acl import rate_limits as rates
+from resp_server.acl.rate_limits import BURST_S, REST_S_MAX, REST_S_MIN, Bucket, Limit, Rate
 
 GET = b"*2\r\n$3\r\nGET\r\n$10\r\njob:temp:1\r\n"
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"

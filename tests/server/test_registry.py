@@ -24,7 +24,7 @@ from resp_server.registry.record import Place
 from state_backend.log.filesystems import open_filesystem
 
 NAMES = [f"{number:040x}" for number in range(1, 5)]
-PROGRAM = [sys.executable, "-m", "resp_server.registry.process", "--port", "0"]
+PROGRAM = [sys.executable, "-m", "resp_server.programs.registry", "--port", "0"]
 # One thread plays all the servers, and that may stand still for long.
 PATIENT = [sys.executable, *PATIENT_REGISTRY, "--port", "0"]
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from compat.waiting import eventually_async
-from resp_server.cluster import registry_link
-from resp_server.cluster.registry_link import Advertised, RegistryLink
 from resp_server.cluster.topology import Topology
-from resp_server.followers import Visible
 from resp_server.protocol.replies import Push, encode
-from resp_server.protocol.requests import RequestParser
+from resp_server.protocol.request_parser import RequestParser
+from resp_server.registry import client as registry_link
+from resp_server.registry.client import Advertised, RegistryLink
 from resp_server.registry.record import Record
 from resp_server.registry.report import Report
+from resp_server.serving.appliers import Visible
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from compat.waiting import eventually
-from resp_server import children
-from resp_server.children import TOKEN_VARIABLE
+from resp_server.net import children
+from resp_server.net.children import TOKEN_VARIABLE
 from spark_hooks.serving import supervised_process
 from spark_hooks.serving.serve import DriverEndpoint
 from spark_hooks.serving.supervised_process import KeptProcess

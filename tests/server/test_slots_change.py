@@ -20,10 +20,10 @@ from redis.cluster import RedisCluster
 from compat.conformance.wire import Connection, Reply, requests
 from compat.waiting import WAIT_S_MAX
 from resp_server.cluster.topology import Topology
-from resp_server.config import ServerConfig
-from resp_server.followers import Followers
-from resp_server.server import Server
-from resp_server.shown import Readers, ShownJobs
+from resp_server.execution.config import ServerConfig
+from resp_server.serving.appliers import Followers
+from resp_server.serving.job_catalog import Readers, ShownJobs
+from resp_server.serving.server import Server
 from resp_server.workers.master import Workers
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor

@@ -18,7 +18,7 @@ PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 @pytest.fixture
 def tiny_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a turn end after one step, however fast the machine is."""
-    monkeypatch.setattr("resp_server.connection.TURN_NS_MAX", 0)
+    monkeypatch.setattr("resp_server.client.connection.TURN_NS_MAX", 0)
     yield
 
 

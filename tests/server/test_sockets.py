@@ -15,7 +15,7 @@ import pytest
 
 from compat.waiting import eventually
 from resp_server import native
-from resp_server.connection import Connection
+from resp_server.client.connection import Connection
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor

@@ -6,9 +6,9 @@ import asyncio
 import socket
 from typing import Any
 
-from resp_server.cluster.membership import Membership
-from resp_server.control import ControlListener
+from resp_server.cluster.topology_source import Membership
 from resp_server.protocol.replies import encode
+from resp_server.serving.control_api import ControlListener
 
 
 class Followers:

@@ -23,8 +23,8 @@ from compat.conformance.certificates import Authority
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_server
 from compat.conformance.wire import Connection
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.client import Client, ClientError
-from resp_server.tls import TlsFiles, client_context
+from resp_server.net.client import Client, ClientError
+from resp_server.net.tls import TlsFiles, client_context
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -313,7 +313,17 @@ def test_a_certificate_of_another_name_is_refused_by_who_named_the_server(serve:
 
 
 def test_a_server_does_not_start_with_files_of_no_use(tmp_path: Path, log: Path, authority: Authority) -> None:
-    command = [sys.executable, "-m", "resp_server.process", "--log", str(log), "--store", str(tmp_path), "--port", "0"]
+    command = [
+        sys.executable,
+        "-m",
+        "resp_server.programs.serve",
+        "--log",
+        str(log),
+        "--store",
+        str(tmp_path),
+        "--port",
+        "0",
+    ]
     cert, key = authority.issue("server")
     other_key = authority.issue("other")[1]
     for options, told in (

@@ -18,8 +18,8 @@ from redis.cluster import RedisCluster
 from compat.conformance.certificates import Authority
 from compat.conformance.servers import sparkis_proxy, sparkis_server
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.client import Client
-from resp_server.tls import TlsFiles, client_context
+from resp_server.net.client import Client
+from resp_server.net.tls import TlsFiles, client_context
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op

@@ -23,11 +23,11 @@ from compat.conformance.certificates import Authority
 from compat.conformance.servers import CONTROL_TOKEN, sparkis_server
 from compat.conformance.wire import request
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server import token_port
-from resp_server.client import Client
-from resp_server.protocol.requests import Request
-from resp_server.tls import Certificates, TlsFiles
-from resp_server.token_port import ARRIVING_MAX, TokenPort
+from resp_server.net.client import Client
+from resp_server.net.tls import Certificates, TlsFiles
+from resp_server.protocol.request_parser import Request
+from resp_server.serving import token_port
+from resp_server.serving.token_port import ARRIVING_MAX, TokenPort
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 
@@ -55,7 +55,7 @@ def port_of_process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
                 [
                     sys.executable,
                     "-m",
-                    "resp_server.registry.process",
+                    "resp_server.programs.registry",
                     "--port",
                     "0",
                     "--log",

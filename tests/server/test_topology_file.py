@@ -83,7 +83,7 @@ def test_a_server_does_not_start_with_a_bad_topology(
 ) -> None:
     path = tmp_path / "cluster.json"
     write(path, text)
-    command = [sys.executable, "-m", "resp_server.process", "--port", "0", "--log", str(dataset_log)]
+    command = [sys.executable, "-m", "resp_server.programs.serve", "--port", "0", "--log", str(dataset_log)]
     command += ["--store", str(tmp_path / "store"), "--cluster", str(path)]
     command += [] if name is None else ["--cluster-node", name]
     done = subprocess.run(command, capture_output=True, timeout=WAIT_S_MAX, text=True, check=False)

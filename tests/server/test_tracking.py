@@ -135,7 +135,7 @@ def test_a_transaction_is_told_around(client: Any, epochs: Epochs) -> None:
 def test_a_reply_in_steps_is_told_before_and_behind_never_within(
     client: Any, epochs: Epochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resp_server.connection.TURN_NS_MAX", 0)
+    monkeypatch.setattr("resp_server.client.connection.TURN_NS_MAX", 0)
     client.answers(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
     epochs.publish("a")
     client.send(lines("HGETALL job:map:m"))

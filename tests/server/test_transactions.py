@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from resp_server.protocol import transaction
+from resp_server.session import transaction
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -79,8 +79,8 @@ def epochs(server: Any, tmp_path: Path) -> Iterator[Epochs]:
 @pytest.fixture
 def tiny_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each turn end after one step, and each step after one command, however fast the machine is."""
-    monkeypatch.setattr("resp_server.connection.TURN_NS_MAX", 0)
-    monkeypatch.setattr("resp_server.execution.STEP_NS_MAX", 0)
+    monkeypatch.setattr("resp_server.client.connection.TURN_NS_MAX", 0)
+    monkeypatch.setattr("resp_server.execution.exec_runner.STEP_NS_MAX", 0)
 
 
 def test_all_reads_of_a_transaction_are_of_one_epoch_however_long_it_takes(

@@ -10,15 +10,15 @@ import pytest
 from compat.conformance.wire import request
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.cluster.topology import Topology
-from resp_server.commands.table import Command
-from resp_server.config import ServerConfig
+from resp_server.command_table.table import Command
+from resp_server.execution.config import ServerConfig
 from resp_server.protocol.replies import encode
-from resp_server.router.applications import Applications
-from resp_server.router.connection import ProxyConnection
-from resp_server.router.dispatcher import ProxyDispatcher
-from resp_server.router.feeds import Feeds, feed_clients
-from resp_server.router.upstream import Upstreams
-from resp_server.server import Server
+from resp_server.proxy.applications import Applications
+from resp_server.proxy.connection import ProxyConnection
+from resp_server.proxy.dispatcher import ProxyDispatcher
+from resp_server.proxy.feeds import Feeds, feed_clients
+from resp_server.proxy.upstream import Upstreams
+from resp_server.serving.server import Server
 from state_backend.lmdb.store import LmdbStore
 from state_backend.store.keyspace import Keyspace
 from tests.server.conftest import NOW_MS, LoopThread, Peer, Running

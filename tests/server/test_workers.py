@@ -21,7 +21,7 @@ from compat.conformance.judge import client_lines, info_fields
 from compat.conformance.servers import CONTROL_TOKEN, Running, sparkis_server
 from compat.conformance.wire import Connection, request
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.client import Client
+from resp_server.net.client import Client
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -322,7 +322,7 @@ def test_an_epoch_that_does_not_come_is_waited_for_in_vain(serve: Serve) -> None
 # A master whose line to every second worker is slow: what it tells comes there later than to the other.
 SLOW_LINE = """
 import asyncio, sys
-from resp_server import process
+from resp_server.programs import serve as process
 from resp_server.workers import master
 
 class SlowChannel(master.Channel):
@@ -428,7 +428,15 @@ def test_keys_are_loading_while_a_job_is_being_opened(tmp_path: Path, log: Path,
 
 def test_two_servers_on_one_port_are_one_too_many(serve: Serve, tmp_path: Path, log: Path) -> None:
     port = str(serve().port)
-    command = [sys.executable, "-m", "resp_server.process", "--log", str(log), "--store", str(tmp_path / "other")]
+    command = [
+        sys.executable,
+        "-m",
+        "resp_server.programs.serve",
+        "--log",
+        str(log),
+        "--store",
+        str(tmp_path / "other"),
+    ]
     ended = subprocess.run(
         [*command, "--port", port, "--workers", "2"], capture_output=True, text=True, timeout=WAIT_S_MAX
     )
@@ -438,7 +446,7 @@ def test_two_servers_on_one_port_are_one_too_many(serve: Serve, tmp_path: Path, 
 
 @pytest.mark.parametrize("count", ["0", "-1", "two", "65"])
 def test_a_number_of_workers_that_makes_no_sense_is_refused(log: Path, count: str) -> None:
-    command = [sys.executable, "-m", "resp_server.process", "--log", str(log), f"--workers={count}"]
+    command = [sys.executable, "-m", "resp_server.programs.serve", "--log", str(log), f"--workers={count}"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S_MAX)
     assert ended.returncode == 2
     assert "is not a number of processes from 1 to 64" in ended.stderr

@@ -14,12 +14,12 @@ from threading import Thread
 from time import thread_time_ns
 
 from compat.conformance.wire import request
+from resp_server.command_table.table import Command
 from resp_server.commands import command_table
-from resp_server.commands.table import Command
-from resp_server.glob import PATTERN_BYTES_MAX
-from resp_server.long_requests import WHOLE_WORDS_MAX
-from resp_server.protocol.requests import WORDS_MAX
-from resp_server.protocol.subscriptions import SUBSCRIPTIONS_MAX
+from resp_server.execution.long_requests import WHOLE_WORDS_MAX
+from resp_server.protocol.glob import PATTERN_BYTES_MAX
+from resp_server.protocol.request_parser import WORDS_MAX
+from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 import sparkis
 from compat.waiting import WAIT_S_MAX
-from resp_server.keeper import start_of
+from resp_server.programs.executor_supervisor import start_of
 from spark_hooks.serving.executor_endpoint import PlacedEndpoint
 
 READERS = {"string": ("GET",), "hash": ("HGETALL",), "list": ("LRANGE", "0", "-1")}

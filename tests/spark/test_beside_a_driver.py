@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server import children
+from resp_server.net import children
 from resp_server.registry.record import read_record
 from resp_server.registry.report import Report
 from spark_hooks.serving.executor_endpoint import PlacedEndpoint

@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 
 import sparkis
 from compat.waiting import eventually
-from resp_server import status
-from resp_server.client import Client
+from resp_server.net.client import Client
+from resp_server.programs import status
 from state_backend.model.errors import DescriptorError
 
 Make = Callable[[str], Batches]

@@ -20,8 +20,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import sparkis
 from compat.waiting import eventually
-from resp_server import status
-from resp_server.client import Client
+from resp_server.net.client import Client
+from resp_server.programs import status
 from state_backend.log.promotion import promote
 
 Make = Callable[[str], Batches]

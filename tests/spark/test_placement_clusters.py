@@ -21,7 +21,7 @@ from standalone import standalone
 
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server import children
+from resp_server.net import children
 from spark_hooks.serving.executor_endpoint import PlacedEndpoint
 from spark_hooks.sessions import is_stopped
 

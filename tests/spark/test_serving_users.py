@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 import sparkis
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.children import UPSTREAM_PASSWORD_VARIABLE
+from resp_server.net.children import UPSTREAM_PASSWORD_VARIABLE
 from spark_hooks.serving.executor_endpoint import PlacedEndpoint
 from state_backend.model.errors import SparkisError
 

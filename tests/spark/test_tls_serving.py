@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import sparkis
 from compat.conformance.certificates import Authority
 from compat.waiting import WAIT_S_MAX, eventually
-from resp_server.tls import TlsError
+from resp_server.net.tls import TlsError
 from spark_hooks.serving.executor_endpoint import PlacedEndpoint
 
 pytestmark = pytest.mark.usefixtures("no_log_left_over")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resp_server.access.users import Users
+from resp_server.acl.users import Users
 from resp_server.commands import command_table
 
 PAGE = (Path(__file__).parents[3] / "docs" / "access.md").read_text()

@@ -7,9 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from resp_server import state_server
-from resp_server.process import add_listening_options
-from resp_server.registry import process as registry
+from resp_server.programs import registry, state_server
+from resp_server.programs.serve import add_listening_options
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
 

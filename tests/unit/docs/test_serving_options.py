@@ -7,8 +7,8 @@ import inspect
 import re
 from pathlib import Path
 
-from resp_server.process import add_options
-from resp_server.router.process import add_options as add_proxy_options
+from resp_server.programs.proxy import add_options as add_proxy_options
+from resp_server.programs.serve import add_options
 from spark_hooks.serving.serve import serve
 
 DOCS = Path(__file__).parents[3] / "docs"

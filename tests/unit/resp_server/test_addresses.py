@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resp_server.addresses import address_of, host_and_port
+from resp_server.net.addresses import address_of, host_and_port
 
 
 @pytest.mark.parametrize(

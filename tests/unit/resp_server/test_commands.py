@@ -9,7 +9,7 @@ import pytest
 
 from resp_server.commands.command import docs_row, info_row
 from resp_server.protocol.replies import encode
-from resp_server.tracking import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
+from resp_server.push.tracking_table import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
 from state_backend.model.slots import field_position_of
 from state_backend.store.keyspace import Keyspace
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from resp_server.protocol.replies import Sliced
-from resp_server.protocol.session import ReplyMode
+from resp_server.session.session import ReplyMode
 
 ARITY = b"-ERR wrong number of arguments for 'get' command\r\n"
 NOAUTH = b"-NOAUTH Authentication required.\r\n"
@@ -160,7 +160,7 @@ def test_a_large_reply_ends_a_batch_and_loses_nothing(
     request = [name, b"job:temp:soon", b"0", b"-1"] if name == b"GETRANGE" else [name, b"job:temp:soon"]
     reply = client.send(request)
     for limit_bytes in range(len(reply) - 3, len(reply) + 3):
-        monkeypatch.setattr("resp_server.dispatcher.LARGE_REPLY_BYTES", limit_bytes)
+        monkeypatch.setattr("resp_server.execution.dispatcher.LARGE_REPLY_BYTES", limit_bytes)
         waiting = iter([request, request, request, [b"PING"]])
         out: list[bytes] = []
         client.dispatcher.answer(client.call, waiting, out)
@@ -205,7 +205,7 @@ def test_a_bug_is_answered_with_an_id_that_the_log_has(client: Any, caplog: pyte
 
 
 def test_spellings_that_are_remembered_are_bounded(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resp_server.dispatcher.SPELLINGS_MAX", 3)
+    monkeypatch.setattr("resp_server.execution.dispatcher.SPELLINGS_MAX", 3)
     for name in (b"GET", b"get", b"Get", b"gET", b"GEt"):
         assert client.send([name, b"job:temp:1"]) == b"$1\r\n1\r\n"
     assert len(client.dispatcher._known) == 3

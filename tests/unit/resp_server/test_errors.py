@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resp_server.errors import (
+from resp_server.protocol.errors import (
     PlainError,
     ReplyError,
     WrongTypeError,

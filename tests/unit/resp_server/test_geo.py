@@ -9,8 +9,8 @@ import pytest
 
 from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import command_table, geo, steps
-from resp_server.config import ServerConfig
-from resp_server.instance import Instance
+from resp_server.execution.config import ServerConfig
+from resp_server.execution.context import Instance
 from state_backend.codec.geohash import Circle, distance, place_of, score_of
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of

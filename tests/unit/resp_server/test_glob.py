@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from resp_server.errors import PlainError
-from resp_server.glob import PATTERN_BYTES_MAX, LongPattern, matcher, translate
+from resp_server.protocol.errors import PlainError
+from resp_server.protocol.glob import PATTERN_BYTES_MAX, LongPattern, matcher, translate
 
 CASES = [
     (b"*", b"", True),

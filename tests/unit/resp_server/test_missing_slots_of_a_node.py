@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resp_server.cluster.standing import Standing
+from resp_server.cluster.node_view import Standing
 from resp_server.cluster.topology import Topology
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor

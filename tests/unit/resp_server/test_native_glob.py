@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given, settings
 
-from resp_server.glob import matcher
+from resp_server.protocol.glob import matcher
 
 core = pytest.importorskip("resp_server.native.core", reason="the compiled core is not built")
 

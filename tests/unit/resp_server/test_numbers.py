@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from dataclasses import fields
 
-from resp_server.numbers import Numbers
-from resp_server.stats import Stats, Tally
+from resp_server.metrics.process_stats import Numbers
+from resp_server.metrics.stats import Stats, Tally
 
 
 def some(factor: int) -> Numbers:

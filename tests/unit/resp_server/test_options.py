@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from resp_server.listening import cannot_listen
+from resp_server.net.listeners import cannot_listen
 from spark_hooks.cli import main
 
 OF_SERVERS = (["serve", "--log", "log"], ["proxy", "--log", "log"], ["state-server", "--log", "log"])

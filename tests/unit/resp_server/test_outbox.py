@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from resp_server.outbox import WAITING_BYTES_MAX, Outbox
+from resp_server.client.write_queue import WAITING_BYTES_MAX, Outbox
 
 
 class Sender:

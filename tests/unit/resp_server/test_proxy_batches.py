@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from resp_server.access.rules import User
-from resp_server.protocol.following import Told
-from resp_server.protocol.session import Session
-from resp_server.router.dispatcher import Batch
+from resp_server.acl.rules import User
+from resp_server.proxy.dispatcher import Batch
+from resp_server.session.epoch_feed import Told
+from resp_server.session.session import Session
 
 OLD: Told = ({"job": (1, 1)},)
 NEW: Told = ({"job": (1, 2)},)

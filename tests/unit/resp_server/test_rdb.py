@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resp_server import rdb
+from resp_server.protocol import rdb_encoder as rdb
 
 
 def test_the_checksum_is_redis_own() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from resp_server.errors import WrongTypeError
+from resp_server.protocol.errors import WrongTypeError
 from resp_server.protocol.replies import (
     STEP_BYTES_MAX,
     FirstOf,

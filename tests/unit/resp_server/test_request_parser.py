@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from resp_server.errors import QueryBufferError
-from resp_server.protocol.requests import (
+from resp_server.protocol.errors import QueryBufferError
+from resp_server.protocol.request_parser import (
     INLINE_BYTES_MAX,
     PORTION_STEPS,
     Request,

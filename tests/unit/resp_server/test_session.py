@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from resp_server.access.rules import User
-from resp_server.protocol.session import ReplyMode, Session
+from resp_server.acl.rules import User
+from resp_server.session.session import ReplyMode, Session
 
 
 def session(needs_auth: bool = False) -> Session:

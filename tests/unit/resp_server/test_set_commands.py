@@ -9,9 +9,9 @@ import pytest
 
 from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import command_table, dump, generic, random_items, sort, steps
-from resp_server.config import ServerConfig
-from resp_server.errors import ReplyError
-from resp_server.instance import Instance
+from resp_server.execution.config import ServerConfig
+from resp_server.execution.context import Instance
+from resp_server.protocol.errors import ReplyError
 from resp_server.protocol.replies import Sliced
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from resp_server.latency import SAMPLES_MAX, Event, LatencyEvents
-from resp_server.slow_log import SlowLog, redacted, shortened
-from resp_server.stats import Stats, Tally
+from resp_server.metrics.latency import SAMPLES_MAX, Event, LatencyEvents
+from resp_server.metrics.slow_log import SlowLog, redacted, shortened
+from resp_server.metrics.stats import Stats, Tally
 
 GET = [b"GET", b"job:temp:1"]
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from resp_server.commands.spec import DeclarationError, OneOrMore, Parameters, command, integer
-from resp_server.errors import PlainError
+from resp_server.command_table.declaration import DeclarationError, OneOrMore, Parameters, command, integer
+from resp_server.protocol.errors import PlainError
 
 
 def fixed(call: Any, key: bytes, at: int) -> None: ...

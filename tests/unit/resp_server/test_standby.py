@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from compat.waiting import eventually_async
-from resp_server.client import Client
+from resp_server.net.client import Client
 from resp_server.registry import standby
 from resp_server.registry.record import FILE, Record
 from resp_server.registry.standby import until_away

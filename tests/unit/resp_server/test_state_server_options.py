@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from resp_server.programs.state_server import Identity, add_options
 from resp_server.registry.record import FencedError, Place, Record, read_record
 from resp_server.registry.report import Report, ReportError
-from resp_server.state_server import Identity, add_options
-from resp_server.token import token_of
+from resp_server.serving.token import token_of
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.key_groups import KeyGroups

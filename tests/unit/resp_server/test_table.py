@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from resp_server.command_table.declaration import Declaration, DeclarationError, command
+from resp_server.command_table.facts import Facts, redis_facts
+from resp_server.command_table.table import Command, CommandTable
 from resp_server.commands import command_table
-from resp_server.commands.facts import Facts, redis_facts
 from resp_server.commands.refusals import REFUSALS
-from resp_server.commands.spec import Declaration, DeclarationError, command
-from resp_server.commands.table import Command, CommandTable
-from resp_server.errors import PlainError, ReadOnlyError
+from resp_server.protocol.errors import PlainError, ReadOnlyError
 
 REDIS = {
     "get": Facts("1.0.0", "string", arity=2, summary="Reads.", flags=("readonly",)),

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from compat.conformance.certificates import Authority
-from resp_server.tls import Certificates, TlsError, TlsFiles, client_context, server_context, why
+from resp_server.net.tls import Certificates, TlsError, TlsFiles, client_context, server_context, why
 
 
 @pytest.fixture(scope="module")

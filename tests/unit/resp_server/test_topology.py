@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from resp_server.cluster import texts
-from resp_server.cluster.membership import Membership, TopologyFile
-from resp_server.cluster.standing import Standing
+from resp_server.cluster import replies as texts
+from resp_server.cluster.node_view import Standing
 from resp_server.cluster.topology import Topology, TopologyError
+from resp_server.cluster.topology_source import Membership, TopologyFile
 from resp_server.commands import command_table
-from resp_server.errors import ReplyError
+from resp_server.protocol.errors import ReplyError
 
 A, B, R = "10.0.0.1:7379", "b.example.org:7380", "10.0.0.1:7381"
 ID = "0123456789abcdef0123456789abcdef01234567"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from resp_server.access.rules import User
-from resp_server.access.sight import Reach, hears_of, reach_of
-from resp_server.access.users import AccessError, Users
+from resp_server.acl.rules import User
+from resp_server.acl.users import AccessError, Users
+from resp_server.acl.visibility import Reach, hears_of, reach_of
 from resp_server.commands import command_table
 from state_backend.model.descriptor import KeyFormat
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resp_server.tls import TlsFiles
+from resp_server.net.tls import TlsFiles
 from spark_hooks.serving.endpoints import ControlAddress, url_of
 
 

@@ -1,1 +1,0 @@
-"""Who may do what: users, their rules, their rates. No socket; commands and the dispatcher ask, and change."""

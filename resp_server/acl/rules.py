@@ -1,0 +1,679 @@
+"""What a user may do: rules as ACL SETUSER and ACL files write them, and the questions that are asked of them. Pure.
+
+    user      on | off, nopass, passwords as SHA-256
+    └─ selectors: the first one has the user's own rules, each `( ... )` makes another
+         commands    +get -config +config|get +@read -@dangerous +select|0
+         keys        ~pattern %R~pattern %W~pattern
+         channels    &pattern
+
+A request is allowed if one selector allows all of it: the command, each key and each channel. Rules do what they do in
+Redis 7.4, and are shown as it shows them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import IntEnum, IntFlag
+from functools import cached_property
+from hashlib import sha256
+from hmac import compare_digest
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from resp_server.protocol.errors import ProtocolError
+from resp_server.protocol.glob import PATTERN_BYTES_MAX, SHORT_BYTES_MAX, Matches, matcher, translate
+from resp_server.protocol.inline import inline_words
+
+if TYPE_CHECKING:
+    from resp_server.acl.rate_limits import Rate
+    from resp_server.command_table.table import Command
+
+# In Redis' order, which ACL CAT tells.
+CATEGORIES = (
+    "keyspace", "read", "write", "set", "sortedset", "list", "hash", "string", "bitmap", "hyperloglog", "geo", "stream",
+    "pubsub", "admin", "fast", "slow", "blocking", "dangerous", "connection", "transaction", "scripting",
+)  # fmt: skip
+
+# What one ACL SETUSER may say, those within selectors counted (guess: some 20 us for a rule), and what a user may have:
+# selectors, and patterns and passwords together. A line of an ACL file may say more.
+RULES_MAX = 512
+RULES_BYTES_MAX = 64 << 10
+SELECTORS_MAX = 64
+PARTS_MAX = 1024
+
+DEFAULT_USER = b"default"
+HASH = re.compile(rb"[0-9a-f]{64}")
+BLANK = re.compile(rb"[\s\0]")
+
+# Redis' texts.
+SYNTAX = "Syntax error"
+UNKNOWN = "Unknown command or category name in ACL"
+BAD_HASH = "The password hash must be exactly 64 characters and contain only lowercase hexadecimal characters"
+NO_PASSWORD = "The password you are trying to remove from the user does not exist"
+OF_SUBCOMMAND = "Allowing first-arg of a subcommand is not supported"
+_BEHIND_ALL = (
+    "Adding a pattern after the * pattern (or the '{}' flag) is not valid and does not have any effect. Try '{}' to "
+    "start with an empty list of {}"
+)
+AFTER_ALL_KEYS = _BEHIND_ALL.format("allkeys", "resetkeys", "patterns")
+AFTER_ALL_CHANNELS = _BEHIND_ALL.format("allchannels", "resetchannels", "channels")
+
+
+class RuleError(Exception):
+    """A rule that is none; the text is Redis'. is_unknown: it names a command or category that does not exist."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Tell whether that is all that is wrong with it."""
+        return str(self) == UNKNOWN
+
+
+class Use(IntFlag):
+    """What is done with a key."""
+
+    READ = 1
+    WRITE = 2
+
+
+# What the flags of a key specification say is done.
+USE_OF_FLAG = {"access": Use.READ, "insert": Use.WRITE, "delete": Use.WRITE, "update": Use.WRITE}
+SIGN_OF_USE = {Use.READ | Use.WRITE: b"~", Use.READ: b"%R~", Use.WRITE: b"%W~"}
+
+
+class Reason(IntEnum):
+    """Why a request is denied, in Redis' order: of several selectors the highest is told."""
+
+    COMMAND = 1
+    KEY = 2
+    AUTH = 3
+    CHANNEL = 4
+
+
+class Denial(NamedTuple):
+    """Why a request is denied, and which of its words is: 0 stands for the command."""
+
+    reason: Reason
+    position: int
+
+
+def denial_text(reason: Reason, user: bytes, command: str, denied: bytes | None = None) -> str:
+    """Word a denial as Redis does; with what is denied, as ACL DRYRUN does, which tells the key or channel."""
+    name = user.decode("utf-8", "surrogateescape")
+    if reason is Reason.COMMAND:
+        return f"User {name} has no permissions to run the '{command}' command"
+    what = "key" if reason is Reason.KEY else "channel"
+    if denied is None:
+        return f"No permissions to access a {what}"
+    return f"User {name} has no permissions to access the '{denied.decode('utf-8', 'surrogateescape')}' {what}"
+
+
+# What EXEC answers for a command whose user may not run it any more.
+LATE_DENIAL = (
+    "ACLs rules changed between the moment the transaction was accumulated and the EXEC call. This command is no "
+    "longer allowed for the following reason: {}"
+)
+LATE_REASONS = {
+    Reason.COMMAND: "no permission to execute the command or subcommand",
+    Reason.KEY: "no permission to touch the specified keys",
+    Reason.CHANNEL: "no permission to access one of the channels used as arguments to the command",
+}
+
+
+class Catalogue(Protocol):
+    """The commands that rules name: a command table."""
+
+    def get(self, full_name: bytes) -> Command | None:
+        """Return a command by its name in any case, a subcommand as `client|id`."""
+
+    def __iter__(self) -> Iterator[Command]:
+        """Iterate over the commands that are no subcommands."""
+
+
+class NoCommands:
+    """A catalogue for rules that name no command."""
+
+    def get(self, full_name: bytes) -> Command | None:
+        """Return nothing."""
+        return None
+
+    def __iter__(self) -> Iterator[Command]:
+        return iter(())
+
+
+def _matches_any(patterns: Sequence[bytes]) -> Matches:
+    """Return a function that tells whether a text matches one of the globs."""
+    if not patterns:
+        return lambda text: False
+    short = short_ones(patterns)
+    of_short: Matches = re.compile(alternatives(short) if short else b"(?!)", re.DOTALL).fullmatch
+    if len(short) == len(patterns):
+        return of_short
+    others = [matcher(each) for each in patterns if len(each) > SHORT_BYTES_MAX]
+    return lambda text: of_short(text) or any(matches(text) for matches in others)
+
+
+def short_ones(patterns: Sequence[bytes]) -> list[bytes]:
+    """Return the globs that may be part of a regular expression: see `resp_server.protocol.glob`."""
+    return [each for each in patterns if len(each) <= SHORT_BYTES_MAX]
+
+
+def alternatives(patterns: Sequence[bytes]) -> bytes:
+    """Return one regular expression (DOTALL) for several short globs."""
+    return b"|".join(b"(?:%b)" % (b".*" if pattern == b"*" else translate(pattern)) for pattern in patterns)
+
+
+class Selector:
+    """One set of permissions; none at first."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self.allows_new = False  # whether it is made of +@all less something, or of -@all and something
+        self.has_all_commands = False
+        self.command_rules: list[bytes] = []
+        self.commands: set[str] = set()
+        self.first_words: dict[str, set[bytes]] = {}  # of commands that are allowed with these alone
+        self.has_all_keys = False
+        self.keys: dict[bytes, Use] = {}
+        self.has_all_channels = False
+        self.channels: list[bytes] = []
+        self._key_matches: dict[Use, Matches] = {}
+        self._channel_matches: Matches | None = None
+
+    def copy(self) -> Selector:
+        """Return one with the same permissions."""
+        made = Selector(self._catalogue)
+        for name in ("allows_new", "has_all_commands", "has_all_keys", "has_all_channels"):
+            setattr(made, name, getattr(self, name))
+        made.command_rules, made.commands = list(self.command_rules), set(self.commands)
+        made.first_words = {name: set(words) for name, words in self.first_words.items()}
+        made.keys, made.channels = dict(self.keys), list(self.channels)
+        return made
+
+    # -- rules --------------------------------------------------------------------------------------------------------
+
+    def apply(self, rule: bytes) -> None:
+        """Change what is allowed; RuleError."""
+        self._key_matches, self._channel_matches = {}, None
+        match rule.lower():
+            case b"allkeys" | b"~*":
+                self.has_all_keys, self.keys = True, {}
+            case b"resetkeys":
+                self.has_all_keys, self.keys = False, {}
+            case b"allchannels" | b"&*":
+                self.has_all_channels, self.channels = True, []
+            case b"resetchannels":
+                self.has_all_channels, self.channels = False, []
+            case b"allcommands" | b"+@all":
+                self._set_all(is_allowed=True)
+            case b"nocommands" | b"-@all":
+                self._set_all(is_allowed=False)
+            case _:
+                self._apply_named(rule)
+
+    def _apply_named(self, rule: bytes) -> None:
+        sign, name = rule[:1], rule[1:]
+        if sign in (b"~", b"%"):
+            self._add_key(rule)
+        elif sign == b"&":
+            self._add_channel(name)
+        elif sign not in (b"+", b"-"):
+            raise RuleError(SYNTAX)
+        elif name[:1] == b"@":
+            self._set_category(name, sign == b"+")
+        elif sign == b"+" and b"|" in name:
+            self._allow_part(name)
+        else:
+            found = self._named(name)
+            self._set(found, sign == b"+")
+            self._note(found.name.encode(), sign)
+
+    def _set_all(self, *, is_allowed: bool) -> None:
+        self.allows_new = self.has_all_commands = is_allowed
+        self.commands = set(_names(self._catalogue)) if is_allowed else set()
+        self.command_rules, self.first_words = [], {}
+
+    def _add_key(self, rule: bytes) -> None:
+        if self.has_all_keys:
+            raise RuleError(AFTER_ALL_KEYS)
+        use, pattern = Use.READ | Use.WRITE, rule[1:]
+        if rule[:1] == b"%":
+            signs, _, pattern = rule[1:].partition(b"~")
+            asked = signs.upper()
+            if asked not in (b"R", b"W", b"RW", b"WR"):
+                raise RuleError(SYNTAX)
+            use = Use(0)
+            for sign in asked:
+                use |= Use.READ if sign == ord("R") else Use.WRITE
+        _check_pattern(pattern)
+        self.keys[pattern] = self.keys.get(pattern, Use(0)) | use
+
+    def _add_channel(self, pattern: bytes) -> None:
+        if self.has_all_channels:
+            raise RuleError(AFTER_ALL_CHANNELS)
+        _check_pattern(pattern)
+        if pattern not in self.channels:
+            self.channels.append(pattern)
+
+    def _set_category(self, name: bytes, is_allowed: bool) -> None:
+        category = name.decode("latin-1").lower()
+        if category[1:] not in CATEGORIES:
+            raise RuleError(UNKNOWN)
+        self._note(name.lower(), b"+" if is_allowed else b"-")
+        for each in self._catalogue:
+            if category in each.facts.acl_categories:
+                self._set(each, is_allowed)
+            for sub in each.subcommands.values():
+                if category in sub.facts.acl_categories:
+                    self._set(sub, is_allowed)
+
+    def _allow_part(self, name: bytes) -> None:
+        """Allow a subcommand, or a command with one first argument alone."""
+        whole, _, part = name.rpartition(b"|")
+        found = self._named(whole)
+        if "|" in found.name:
+            raise RuleError(OF_SUBCOMMAND)
+        if not part:
+            raise RuleError(SYNTAX)
+        if found.subcommands:
+            self._set(self._named(name), is_allowed=True)
+        else:
+            self.first_words.setdefault(found.name, set()).add(part.lower())
+        self._note(name.lower(), b"+")
+
+    def _named(self, name: bytes) -> Command:
+        found = self._catalogue.get(name)
+        if found is None:
+            raise RuleError(UNKNOWN)
+        return found
+
+    def _set(self, command: Command, is_allowed: bool) -> None:
+        """Allow or forbid a command, with its subcommands."""
+        names = {command.name, *(each.name for each in command.subcommands.values())}
+        self.first_words.pop(command.name, None)
+        if is_allowed:
+            self.commands |= names
+        else:
+            self.commands -= names
+            self.has_all_commands = False
+
+    def _note(self, name: bytes, sign: bytes) -> None:
+        """Keep a rule to be shown; it takes the place of those before it that say less."""
+        part = name + b"|"
+        kept = [each for each in self.command_rules if each[1:] != name and not each.startswith(part, 1)]
+        self.command_rules = [*kept, sign + name]
+
+    # -- texts --------------------------------------------------------------------------------------------------------
+
+    @property
+    def commands_text(self) -> bytes:
+        """The rules about commands, as they are shown."""
+        return b" ".join([b"+@all" if self.allows_new else b"-@all", *self.command_rules])
+
+    @property
+    def keys_text(self) -> bytes:
+        """The rules about keys."""
+        return b"~*" if self.has_all_keys else b" ".join(SIGN_OF_USE[use] + each for each, use in self.keys.items())
+
+    @property
+    def channels_text(self) -> bytes:
+        """The rules about channels."""
+        return b"&*" if self.has_all_channels else b" ".join(b"&" + each for each in self.channels)
+
+    @property
+    def rules(self) -> list[bytes]:
+        """All rules: applied to an empty selector, they make this one."""
+        return [
+            *([b"~*"] if self.has_all_keys else [_key_rule(each, use) for each, use in self.keys.items()]),
+            *([b"&*"] if self.has_all_channels else [b"resetchannels", *(b"&" + each for each in self.channels)]),
+            b"+@all" if self.allows_new else b"-@all",
+            *self.command_rules,
+        ]
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_unrestricted(self) -> bool:
+        """Tell whether everything is allowed."""
+        return self.has_all_commands and self.has_all_keys and self.has_all_channels
+
+    def allows(self, command: Command, request: Sequence[bytes] = ()) -> bool:
+        """Tell whether a command may be run; with its request, also one that is allowed with some first words."""
+        if self.has_all_commands or command.name in self.commands or not command.facts.needs_auth:
+            return True
+        words = self.first_words.get(command.name)
+        return words is not None and len(request) > 1 and request[1].lower() in words
+
+    def takes_key(self, key: bytes, use: Use) -> bool:
+        """Tell whether a key may be used in a way."""
+        return self.has_all_keys or bool(self.key_matches(use)(key))
+
+    def key_matches(self, use: Use) -> Matches:
+        """Return a function that tells whether a key may be used; there are patterns."""
+        found = self._key_matches.get(use)
+        if found is None:
+            found = _matches_any([each for each, allowed in self.keys.items() if allowed & use == use])
+            self._key_matches[use] = found
+        return found
+
+    def patterns(self, use: Use) -> Sequence[bytes]:
+        """Return the patterns of keys that may be used in a way."""
+        return [b"*"] if self.has_all_keys else [each for each, allowed in self.keys.items() if allowed & use == use]
+
+    def takes_channel(self, channel: bytes, *, is_pattern: bool) -> bool:
+        """Tell whether a channel may be used; a pattern only as it is written in a rule."""
+        if self.has_all_channels:
+            return True
+        if is_pattern:
+            return channel in self.channels
+        if self._channel_matches is None:
+            self._channel_matches = _matches_any(self.channels)
+        return bool(self._channel_matches(channel))
+
+    def denial(self, command: Command, request: Sequence[bytes], keys: KeyPlaces) -> Denial | None:
+        """Say why a request is denied, or None."""
+        if not self.allows(command, request):
+            return Denial(Reason.COMMAND, 0)
+        if not self.has_all_keys:
+            for at, use in keys():
+                if not self.takes_key(request[at], use):
+                    return Denial(Reason.KEY, at)
+        if not self.has_all_channels:
+            for at, is_pattern in command.channels_in(request):
+                if not self.takes_channel(request[at], is_pattern=is_pattern):
+                    return Denial(Reason.CHANNEL, at)
+        return None
+
+
+# Where the keys of a request are, and what is done with each; found when it is asked for.
+KeyPlaces = Callable[[], Sequence[tuple[int, Use]]]
+
+
+def _names(catalogue: Catalogue) -> Iterator[str]:
+    for each in catalogue:
+        yield each.name
+        for sub in each.subcommands.values():
+            yield sub.name
+
+
+def _key_rule(pattern: bytes, use: Use) -> bytes:
+    """Return the rule that adds a pattern. `~*` would be another rule; Redis writes that, and cannot read it then."""
+    return b"%RW~*" if pattern == b"*" and use == Use.READ | Use.WRITE else SIGN_OF_USE[use] + pattern
+
+
+def _check_pattern(pattern: bytes) -> None:
+    if len(pattern) > PATTERN_BYTES_MAX:
+        raise RuleError(f"a pattern may have {PATTERN_BYTES_MAX} bytes")
+    if BLANK.search(pattern):
+        raise RuleError(SYNTAX)
+
+
+def _check_rules(words: Sequence[bytes]) -> None:
+    """Raise RuleError for more rules than one change may have."""
+    size = sum(map(len, words))
+    if size <= RULES_BYTES_MAX and sum(len(word.split()) for word in words) <= RULES_MAX:
+        return
+    raise RuleError(f"ACL SETUSER takes {RULES_MAX} rules of {RULES_BYTES_MAX >> 10} KiB at once; send several of them")
+
+
+class User:
+    """A user: a name, passwords, and selectors, of which the first is the user's own. Off and without rights at first.
+
+    Connections hold their user, so that what changes here holds for them at once. rate: how much it may ask; None: as
+    much as it likes.
+    """
+
+    def __init__(self, name: bytes, catalogue: Catalogue | None = None) -> None:
+        self.name = name
+        self.rate: Rate | None = None
+        self.quick: Any = None  # what the compiled core makes of the rules
+        self._catalogue = NoCommands() if catalogue is None else catalogue
+        self.is_on = False
+        self.is_nopass = False
+        self.is_sanitized = True
+        self.passwords: list[bytes] = []
+        self.selectors = [Selector(self._catalogue)]
+
+    @classmethod
+    def default(cls, catalogue: Catalogue | None = None) -> User:
+        """Return the user that everybody is who did not log in: it may do everything."""
+        made = cls(DEFAULT_USER, catalogue)
+        for rule in (b"+@all", b"~*", b"&*", b"on", b"nopass"):
+            made.apply(rule)
+        return made
+
+    def copy(self) -> User:
+        """Return another user with the same rules and name, to try changes on."""
+        made = User(self.name, self._catalogue)
+        made.become(self)
+        return made
+
+    def become(self, other: User) -> None:
+        """Take over the rules of another user."""
+        self.is_on, self.is_nopass, self.is_sanitized = other.is_on, other.is_nopass, other.is_sanitized
+        self.passwords = list(other.passwords)
+        self.selectors = [each.copy() for each in other.selectors]
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what was made of the rules before."""
+        self.quick = None
+        for name in DERIVED:
+            self.__dict__.pop(name, None)
+
+    # -- rules --------------------------------------------------------------------------------------------------------
+
+    def apply_all(self, words: Sequence[bytes]) -> None:
+        """Apply rules, all or none of them; RuleError as ACL SETUSER words it."""
+        _check_rules(words)
+        staged = self.copy()
+        for rule in merge_selectors(words):
+            try:
+                staged.apply(rule)
+            except RuleError as error:
+                shown = rule.decode("utf-8", "surrogateescape")
+                raise RuleError(f"Error in ACL SETUSER modifier '{shown}': {error}") from None
+        staged.check_size()
+        self.become(staged)
+
+    def check_size(self) -> None:
+        """Raise RuleError for a user of too many parts."""
+        parts = len(self.passwords) + sum(len(each.keys) + len(each.channels) for each in self.selectors)
+        if parts > PARTS_MAX or len(self.selectors) > SELECTORS_MAX:
+            raise RuleError(
+                f"a user may have {PARTS_MAX} patterns and passwords, and {SELECTORS_MAX} selectors; "
+                "this one would have more"
+            )
+
+    def apply(self, rule: bytes) -> None:
+        """Apply one rule; RuleError."""
+        self._forget()
+        known = SETTINGS.get(rule.lower())
+        if not rule:
+            return
+        if known is not None:
+            known(self)
+        elif rule[:1] in b"><#!":
+            self._change_passwords(rule[:1], rule[1:])
+        elif rule[:1] == b"(" and rule[-1:] == b")":
+            selector = Selector(self._catalogue)
+            for each in _words_of(rule[1:-1]):
+                selector.apply(each)
+            self.selectors.append(selector)
+        else:
+            self.selectors[0].apply(rule)
+
+    def _change_passwords(self, sign: bytes, text: bytes) -> None:
+        if sign in b"><":
+            text = hashed(text)
+        elif not HASH.fullmatch(text):
+            raise RuleError(BAD_HASH)
+        if sign in b">#":
+            if text not in self.passwords:
+                self.passwords.append(text)
+            self.is_nopass = False
+        elif text in self.passwords:
+            self.passwords.remove(text)
+        else:
+            raise RuleError(NO_PASSWORD)
+
+    def _switch(self, is_on: bool) -> None:
+        self.is_on = is_on
+
+    def _sanitize(self, is_sanitized: bool) -> None:
+        self.is_sanitized = is_sanitized
+
+    def _reset_passwords(self, is_nopass: bool) -> None:
+        self.is_nopass, self.passwords = is_nopass, []
+
+    def _clear_selectors(self) -> None:
+        del self.selectors[1:]
+
+    def _reset(self) -> None:
+        self.become(User(self.name, self._catalogue))
+
+    @property
+    def flags(self) -> Sequence[bytes]:
+        """What it is, as ACL GETUSER has it."""
+        return [
+            b"on" if self.is_on else b"off",
+            *([b"nopass"] if self.is_nopass else []),
+            b"sanitize-payload" if self.is_sanitized else b"skip-sanitize-payload",
+        ]
+
+    @property
+    def parts(self) -> list[list[bytes]]:
+        """All rules: its own, and those of each further selector; `of_parts` makes the same user of them."""
+        own, *others = self.selectors
+        passwords = [b"#" + each for each in self.passwords]
+        return [[*self.flags, *passwords, *own.rules], *(each.rules for each in others)]
+
+    @classmethod
+    def of_parts(cls, name: bytes, parts: Sequence[Sequence[bytes]], catalogue: Catalogue) -> User:
+        """Make a user of what `parts` returned."""
+        made = cls(name, catalogue)
+        for rule in parts[0]:
+            made.apply(rule)
+        for rules in parts[1:]:
+            selector = Selector(catalogue)
+            for rule in rules:
+                selector.apply(rule)
+            made.selectors.append(selector)
+        return made
+
+    @property
+    def text(self) -> bytes:
+        """All rules, as in an ACL file."""
+        own, *others = self.parts
+        return b" ".join([*own, *(b"(%b)" % b" ".join(each) for each in others)])
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether everybody is this user without a password."""
+        return self.is_on and self.is_nopass
+
+    def takes_password(self, password: bytes) -> bool:
+        """Tell whether a password lets somebody in."""
+        found = hashed(password)
+        is_right = sum(compare_digest(found, each) for each in self.passwords) > 0  # all of them are looked at
+        return self.is_on and (self.is_nopass or is_right)
+
+    @cached_property
+    def is_unrestricted(self) -> bool:
+        """Tell whether nothing has to be checked."""
+        return any(each.is_unrestricted for each in self.selectors)
+
+    @cached_property
+    def reads_all_keys(self) -> bool:
+        """Tell whether it may read every key, with some command."""
+        return any(b"*" in each.patterns(Use.READ) for each in self.selectors)
+
+    @cached_property
+    def _reads(self) -> Matches:
+        return _matches_any(self.read_patterns)
+
+    @cached_property
+    def read_patterns(self) -> Sequence[bytes]:
+        """The patterns of keys that it may read, with some command."""
+        return list(dict.fromkeys(each for selector in self.selectors for each in selector.patterns(Use.READ)))
+
+    def can_read(self, key: bytes) -> bool:
+        """Tell whether it may read a key with some command: so may be told of it."""
+        return self.reads_all_keys or bool(self._reads(key))
+
+    def can_subscribe(self, channel: bytes, *, is_pattern: bool = False) -> bool:
+        """Tell whether it may use a channel."""
+        return any(each.takes_channel(channel, is_pattern=is_pattern) for each in self.selectors)
+
+    def denial(self, command: Command, request: Sequence[bytes]) -> Denial | None:
+        """Say why a request is denied, or None. Where several selectors deny it, the one that came furthest is told."""
+        if self.is_unrestricted:
+            return None
+        found: Sequence[tuple[int, Use]] | None = None
+
+        def keys() -> Sequence[tuple[int, Use]]:
+            nonlocal found
+            if found is None:
+                found = [(at, _use_of(flags)) for at, flags in command.keys_in(request)]
+            return found
+
+        told = Denial(Reason.COMMAND, 0)
+        for selector in self.selectors:
+            denied = selector.denial(command, request, keys)
+            if denied is None:
+                return None
+            told = max(told, denied)
+        return told
+
+
+DERIVED = ("is_unrestricted", "reads_all_keys", "_reads", "read_patterns")
+
+SETTINGS: Mapping[bytes, Callable[[User], None]] = {
+    b"on": lambda user: user._switch(True),
+    b"off": lambda user: user._switch(False),
+    b"skip-sanitize-payload": lambda user: user._sanitize(False),
+    b"sanitize-payload": lambda user: user._sanitize(True),
+    b"nopass": lambda user: user._reset_passwords(True),
+    b"resetpass": lambda user: user._reset_passwords(False),
+    b"clearselectors": lambda user: user._clear_selectors(),
+    b"reset": lambda user: user._reset(),
+}
+
+
+def _use_of(flags: Sequence[str]) -> Use:
+    use = Use(0)
+    for flag in flags:
+        use |= USE_OF_FLAG.get(flag, Use(0))
+    return use
+
+
+def _words_of(text: bytes) -> list[bytes]:
+    """Return the rules within `( ... )`; they may be quoted. Where a quote does not end there are none, as in Redis."""
+    try:
+        return inline_words(text)
+    except ProtocolError:
+        return []
+
+
+def hashed(password: bytes) -> bytes:
+    """Return what is kept of a password."""
+    return sha256(password).hexdigest().encode()
+
+
+def merge_selectors(words: Sequence[bytes]) -> list[bytes]:
+    """Join the words of each `( ... )` to one rule; RuleError if one does not end."""
+    merged: list[bytes] = []
+    opened: list[bytes] = []
+    for word in words:
+        if opened or (word[:1] == b"(" and word[-1:] != b")"):
+            opened.append(word)
+            if len(opened) > 1 and word[-1:] == b")":
+                merged.append(b" ".join(opened))
+                opened = []
+        else:
+            merged.append(word)
+    if opened:
+        shown = opened[0].decode("utf-8", "surrogateescape")
+        raise RuleError(f"Unmatched parenthesis in acl selector starting at '{shown}'.")
+    return merged

@@ -1,0 +1,295 @@
+"""All users, by their names; the file that they are read from and written to; and changes, which all processes make.
+
+An ACL file is Redis': a line `user <name> <rule> ...` for each user. It is taken as a whole, or not at all.
+
+A change is a value, so that one process of a server can make it for all: what comes out of it says which users have
+which rules from now on, and the other processes take that over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+from resp_server.acl.log import Denials
+from resp_server.acl.rate_limits import Limit, Rate
+from resp_server.acl.rules import BLANK, DEFAULT_USER, Catalogue, RuleError, User, hashed, merge_selectors
+from resp_server.session.session import Account
+from state_backend.model.errors import SparkisError
+
+log = logging.getLogger(__name__)
+
+# More than anybody writes (guess): a file is read while nobody is answered.
+FILE_BYTES_MAX = 16 << 20
+USER_NAME_BYTES_MAX = 256
+NOTHING_CHANGED = "WARNING: ACL errors detected, no change to the previously active ACL rules was performed"
+NO_FILE = (
+    "This Redis instance is not configured to use an ACL file. You may want to specify users via the ACL SETUSER "
+    "command and then issue a CONFIG REWRITE (assuming you have a Redis configuration file set) in order to store "
+    "users in the Redis configuration."
+)
+NOT_SAVED = "There was an error trying to save the ACLs. Please check the server logs for more information"
+
+
+class AccessError(SparkisError):
+    """Users cannot be read, changed or written; the text is Redis'."""
+
+
+# The rules of a user (see `User.parts`).
+Parts = list[list[str]]
+
+
+class Change(TypedDict, total=False):
+    """What is to be changed. Texts are of bytes, as latin-1."""
+
+    set: list[str]  # a user's name and rules
+    delete: list[str]  # names
+    load: bool
+    save: bool
+
+
+@dataclass
+class Outcome:
+    """What a change came to: an error, or the rules that users have now; None for those that are gone."""
+
+    error: str | None = None
+    rules: dict[str, Parts | None] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as other processes are told it."""
+        return {"error": self.error, "rules": self.rules}
+
+
+class Users:
+    """The users of a server. `default` is always there, and always the same object, as are those that stay.
+
+    path: the ACL file; None: there is none. limits: what users of these names may ask. upstream_password: who logs in
+    with it as `default` is one of the server's own proxies, or another node: it is in no list, and may do everything.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        password: str | None = None,
+        path: str | None = None,
+        limits: Sequence[Limit] = (),
+        upstream_password: str | None = None,
+    ) -> None:
+        self._catalogue = catalogue
+        self.path = path
+        self.denials = Denials()
+        self._rates = {each.user.encode(): Rate(each) for each in limits}
+        self.default = self._rated(User.default(catalogue))
+        self._by_name = {DEFAULT_USER: self.default}
+        if password is not None:
+            self.set_password(password)
+        self._upstream: User | None = None
+        if upstream_password is not None:
+            self._upstream = User.default(catalogue)
+            _set_password(self._upstream, upstream_password)
+
+    def __iter__(self) -> Any:
+        return iter(self._by_name[name] for name in sorted(self._by_name))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def get(self, name: bytes) -> User | None:
+        """Return a user by its name."""
+        return self._by_name.get(name)
+
+    def has(self, user: Account) -> bool:
+        """Tell whether somebody who logged in as a user still is one."""
+        return user is self._upstream or self._by_name.get(user.name) is user
+
+    def log_in(self, name: bytes, password: bytes) -> User | None:
+        """Return the user if that is its password."""
+        if self._upstream is not None and name == DEFAULT_USER and self._upstream.takes_password(password):
+            return self._upstream
+        user = self._by_name.get(name)
+        if user is None:
+            hashed(password)  # so that it takes as long as for a user that is there
+            return None
+        return user if user.takes_password(password) else None
+
+    def set_password(self, password: str | None) -> None:
+        """Give the user `default` this password and no other; None: it needs none."""
+        _set_password(self.default, password)
+
+    def _rated(self, user: User) -> User:
+        user.rate = self._rates.get(user.name)
+        return user
+
+    # -- changes ------------------------------------------------------------------------------------------------------
+
+    def change(self, asked: Change) -> Outcome:
+        """Make a change, all of it or nothing."""
+        try:
+            if "set" in asked:
+                name, *rules = map(_bytes, asked["set"])
+                self.set(name, rules)
+                return self._outcome(name)
+            if "delete" in asked:
+                return self._outcome(*self.delete([_bytes(each) for each in asked["delete"]]))
+            if asked.get("load"):
+                before = set(self._by_name)
+                self.load()
+                return self._outcome(*before, *self._by_name)
+            self.save()
+            return Outcome()
+        except AccessError as error:
+            return Outcome(str(error))
+
+    def _outcome(self, *names: bytes) -> Outcome:
+        found = {name: self._by_name.get(name) for name in names}
+        return Outcome(rules={_text(name): None if user is None else _parts(user) for name, user in found.items()})
+
+    @property
+    def rules(self) -> dict[str, Parts | None]:
+        """The rules of all users, for another process to take over."""
+        return self._outcome(*self._by_name).rules
+
+    def take(self, rules: Mapping[str, Parts | None]) -> None:
+        """Take over what another process made of a change."""
+        for text, parts in rules.items():
+            name = _bytes(text)
+            if parts is None:
+                self._by_name.pop(name, None)
+                continue
+            made = User.of_parts(name, [[_bytes(rule) for rule in rules] for rules in parts], self._catalogue)
+            if name in self._by_name:
+                self._by_name[name].become(made)
+            else:
+                self._by_name[name] = self._rated(made)
+
+    def set(self, name: bytes, rules: Sequence[bytes]) -> None:
+        """Apply rules to a user, which is made if there is none; AccessError."""
+        if len(name) > USER_NAME_BYTES_MAX:
+            raise AccessError(f"a user's name may have {USER_NAME_BYTES_MAX} bytes; this one has {len(name)}")
+        if BLANK.search(name):
+            raise AccessError("Usernames can't contain spaces or null characters")
+        user = self._by_name.get(name) or self._rated(User(name, self._catalogue))
+        try:
+            user.apply_all(rules)
+        except RuleError as error:
+            raise AccessError(str(error)) from None
+        self._by_name[name] = user
+
+    def delete(self, names: Sequence[bytes]) -> list[bytes]:
+        """Take users out; return the names of those that were there. AccessError for `default`."""
+        if DEFAULT_USER in names:
+            raise AccessError("The 'default' user cannot be removed")
+        return [name for name in dict.fromkeys(names) if self._by_name.pop(name, None) is not None]
+
+    # -- the file -----------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Replace all users by those of the file; AccessError, which says where it is wrong, and nothing changes."""
+        if self.path is None:
+            raise AccessError(NO_FILE)
+        try:
+            with open(self.path, "rb") as file:
+                text = file.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise AccessError(f"Error loading ACLs, opening file '{self.path}': {error.strerror}") from None
+        if len(text) > FILE_BYTES_MAX:
+            raise AccessError(f"Error loading ACLs, file '{self.path}' is larger than {FILE_BYTES_MAX >> 20} MiB")
+        read, errors = self._read(text)
+        if errors:
+            raise AccessError("".join(errors) + NOTHING_CHANGED)
+        read.setdefault(DEFAULT_USER, User.default(self._catalogue))
+        stays = {name: user for name, user in self._by_name.items() if name in read}
+        for name, user in read.items():
+            if name in stays:
+                stays[name].become(user)
+            else:
+                stays[name] = self._rated(user)
+            if not user.is_on:
+                log.info("user '%s' of %s is off: nobody can log in as it", _shown(name), self.path)
+        self._by_name = stays
+
+    def _read(self, text: bytes) -> tuple[dict[bytes, User], list[str]]:
+        read: dict[bytes, User] = {}
+        errors: list[str] = []
+        for number, line in enumerate(text.split(b"\n"), 1):
+            words = line.strip(b" \t\r\n").split(b" ")
+            if words == [b""]:
+                continue
+            where = f"{self.path}:{number}"
+            if words[0] != b"user" or len(words) < 2:
+                errors.append(f"{where} should start with user keyword followed by the username. ")
+            elif BLANK.search(words[1]):
+                errors.append(f"'{where}: username '{_shown(words[1])}' contains invalid characters. ")
+            elif words[1] in read:
+                errors.append(f"WARNING: Duplicate user '{_shown(words[1])}' found on line {number}. ")
+            else:
+                user = read[words[1]] = User(words[1], self._catalogue)
+                errors += _apply_line(user, words[2:], where)
+        return read, errors
+
+    def save(self) -> None:
+        """Write all users to the file, at once; AccessError."""
+        if self.path is None:
+            raise AccessError(NO_FILE)
+        lines = [b"user %b %b\n" % (user.name, user.text) for user in self]
+        written = Path(f"{self.path}.tmp-{os.getpid()}")
+        try:
+            # Like Redis, but for nobody else's eyes: whoever has a hash can try passwords on it.
+            with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.writelines(lines)
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileNotFoundError):
+                os.chmod(written, Path(self.path).stat().st_mode & 0o777)
+            os.replace(written, self.path)
+        except OSError as error:
+            log.error("the users cannot be written to %s: %s", self.path, error.strerror)
+            with suppress(OSError):
+                written.unlink()
+            raise AccessError(NOT_SAVED) from None
+
+
+def _apply_line(user: User, words: Sequence[bytes], where: str) -> list[str]:
+    """Apply the rules of a line; return what is wrong: each unknown name, and the first of anything else."""
+    try:
+        rules = merge_selectors(words)
+    except RuleError:
+        return [f"{where}: Unmatched parenthesis in selector definition."]
+    errors: list[str] = []
+    has_other = False
+    for rule in (each.strip(b"\t\r\n") for each in rules):
+        try:
+            user.apply(rule)
+        except RuleError as error:
+            if error.is_unknown:
+                errors.append(f"{where}: Error in applying operation '{_shown(rule)}': {error}. ")
+            elif not has_other:
+                has_other = True
+                errors.append(f"{where}: {error}. ")
+    return errors
+
+
+def _set_password(user: User, password: str | None) -> None:
+    user.apply(b"resetpass")
+    user.apply(b"nopass" if password is None else b">" + password.encode("utf-8", "surrogateescape"))
+
+
+def _parts(user: User) -> Parts:
+    return [[_text(rule) for rule in rules] for rules in user.parts]
+
+
+def _text(word: bytes) -> str:
+    return word.decode("latin-1")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("latin-1")
+
+
+def _shown(word: bytes) -> str:
+    return word.decode("utf-8", "surrogateescape")

@@ -1,0 +1,173 @@
+"""What a user is told of that it did not name: the keys that it may read, and the jobs and states that have such keys.
+
+Redis shows everybody all keys' names, and how many there are. Here several jobs' tenants may share a server, so each is
+shown its own: by SCAN, KEYS, RANDOMKEY, DBSIZE, STATE, INFO and what else speaks of keys in general.
+
+A state's keys begin as its key format does. So rules such as `~job:*` say without a look at the keys whether a user may
+read all of a state's keys, or none. Of a state that it may read in part, keys are looked at one by one, and are counted
+only where that is asked for (DBSIZE).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
+from random import randrange
+from typing import NamedTuple
+
+from resp_server.session.session import Account
+from state_backend.model.descriptor import KeyFormat, Kind, StateDescriptor
+from state_backend.model.slots import HASH_BITS, SLOTS
+from state_backend.store.keyspace import Job, KeyspaceView
+from state_backend.store.slot_view import STEP_KEYS, SlotView, counts_of
+from state_backend.store.store import Applied, Snapshot
+
+# Random keys that are looked at before all are: a user that may read an eighth of them finds one nearly always.
+RANDOM_TRIES = 32
+
+_LITERAL = re.compile(rb"(?:[^*?\[\\]|\\.)*", re.DOTALL)
+_ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
+
+
+class Reach(Enum):
+    """How much of a state's keys a user may read."""
+
+    NOTHING = 0
+    SOME = 1
+    ALL = 2
+
+
+def reach_of(patterns: Sequence[bytes], key_format: KeyFormat) -> Reach:
+    """Say how much of the keys of a format some globs match, as far as their beginnings tell."""
+    head = key_format.literals[0].encode()
+    found = Reach.NOTHING
+    for pattern in patterns:
+        literal = _LITERAL.match(pattern)
+        begins = _ESCAPED.sub(rb"\1", literal[0] if literal else b"")
+        rest = pattern[literal.end() if literal else 0 :]
+        if rest and not rest.strip(b"*") and head.startswith(begins):
+            return Reach.ALL
+        goes_on = begins == head if not key_format.columns else begins.startswith(head)
+        if goes_on or (rest and head.startswith(begins)):
+            found = Reach.SOME
+    return found
+
+
+def hears_of(user: Account, job: str) -> bool:
+    """Tell whether a user is told of a job's epochs, by who may know no more of it than its name.
+
+    Jobs whose keys do not begin with their names are told of to those alone who may read all keys.
+    """
+    return (
+        user.reads_all_keys or reach_of(user.read_patterns, KeyFormat((f"{job}:", ""), ("key",))) is not Reach.NOTHING
+    )
+
+
+class Seen(NamedTuple):
+    """A job as a user sees it: the states that it may read of, and how many keys these have; None: that is not known.
+
+    is_whole: it may read all of the job.
+    """
+
+    job: Job
+    snapshot: Snapshot
+    states: Sequence[StateDescriptor]
+    reach: Mapping[str, Reach]
+    is_whole: bool
+
+    @property
+    def applied(self) -> Applied:
+        """What its store holds, counts of keys included."""
+        return self.snapshot.applied
+
+    def keys_of(self, state: str) -> int | None:
+        """Return how many keys a state has."""
+        return self.applied.keys.get(state, 0) if self.is_whole or self.reach[state] is Reach.ALL else None
+
+    @property
+    def known_keys(self) -> int:
+        """How many keys there are in states that the user may read all of."""
+        if self.is_whole:
+            return self.applied.key_count
+        return sum(self.keys_of(state.name) or 0 for state in self.states)
+
+    @property
+    def keys(self) -> int | None:
+        """How many keys the user may read; None: that is not known."""
+        return self.known_keys if self.is_whole or Reach.SOME not in self.reach.values() else None
+
+    @property
+    def error(self) -> str:
+        """What is wrong with the job; it may name others, so who does not see all is told that there is something."""
+        return self.job.error if self.is_whole or not self.job.error else "see the server's log"
+
+
+class Sight:
+    """What one user sees of a view."""
+
+    def __init__(self, user: Account, view: KeyspaceView) -> None:
+        self._user = user
+        self.is_everything = user.reads_all_keys
+        self.view = view
+        self._reach: dict[str, Mapping[str, Reach]] = {}
+        if not self.is_everything:
+            for job in view.jobs():
+                reach = {each.name: reach_of(user.read_patterns, each.format_for(job.name)) for each in job.states}
+                if set(reach.values()) - {Reach.NOTHING}:
+                    self._reach[job.name] = reach
+            self.view = view.of_jobs(self._reach)
+
+    def jobs(self) -> Iterator[Seen]:
+        """Iterate over the jobs that the user may read some keys of."""
+        for job, snapshot in self.view.snapshots():
+            reach = self._reach.get(job.name, {})
+            states = [each for each in job.states if self.is_everything or reach[each.name] is not Reach.NOTHING]
+            is_whole = self.is_everything or set(reach.values()) == {Reach.ALL}
+            yield Seen(job, snapshot, states, reach, is_whole)
+
+    def sees(self, job: str) -> bool:
+        """Tell whether a job is one of them."""
+        return self.is_everything or job in self._reach
+
+    def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
+        """Take a step over the keys, as `KeyspaceView.scan` does."""
+        next_cursor, keys = self.view.scan(cursor, count, kinds)
+        return next_cursor, keys if self.is_everything else list(filter(self._user.can_read, keys))
+
+    def key_count(self) -> int | None:
+        """Return how many keys there are, expired ones that are not yet removed too; None: they are to be counted."""
+        if isinstance(self.view, SlotView) and not self.view.is_counted:
+            return None
+        self.view.check_whole()
+        counts = [each.keys for each in self.jobs()]
+        return None if None in counts else sum(each for each in counts if each is not None)
+
+    def key_counts(self) -> Iterator[int]:
+        """Iterate over numbers that add up to the number of keys, in steps."""
+        return counts_of(self.scan)
+
+    def random_keys(self) -> Iterator[bytes | None]:
+        """Iterate over short steps towards some key: the first that is not None."""
+        if self.is_everything:
+            yield from self.view.random_keys()
+            return
+        for _ in range(RANDOM_TRIES):
+            found = None
+            for found in self.view.random_keys():
+                if found is not None:
+                    break
+                yield None
+            if found is None:
+                return  # there is none at all
+            if self._user.can_read(found):
+                yield found
+                return
+        start = randrange(SLOTS << HASH_BITS)
+        for first, last in ((start, SLOTS << HASH_BITS), (0, start)):
+            cursor = first
+            while cursor < last:
+                cursor, keys = self.scan(cursor, STEP_KEYS)
+                yield keys[0] if keys else None
+                if not cursor:
+                    break

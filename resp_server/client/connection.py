@@ -1,0 +1,563 @@
+"""One client's socket: bytes in, bytes out, in turns that nobody else has to wait for long.
+
+A turn answers what has been asked until it is done, or its time or its output is used up; then the rest has to wait
+for the next turn of the event loop, and the client's input is not read meanwhile. Nor is it read while the client does
+not take its replies. So what a client can make the server hold is one input buffer and about one turn's output.
+
+What a client is sent without having asked (`push`) goes out between two replies, at once or behind the one that is on
+its way, whether the client takes it or not: one that has more waiting than it may is cut.
+
+What a request raises is its answer, which the dispatcher makes. What else is raised for a connection, such as in the
+text of a push, is no request's: it ends that connection, and nobody else's (`guarded.alone`, `break_off`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from operator import length_hint
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, cast
+
+from resp_server import native
+from resp_server.client.turn_scheduler import MUCH_BYTES, Turn
+from resp_server.execution.context import Call
+from resp_server.execution.exec_runner import Execution
+from resp_server.net.guarded import alone
+from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError
+from resp_server.protocol.replies import InSteps, Pending, Sliced, SlicedEncoder
+from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
+from resp_server.session.session import Session
+
+if TYPE_CHECKING:
+    from resp_server.acl.rate_limits import Rate
+    from resp_server.serving.server import Server
+
+log = logging.getLogger(__name__)
+
+# Half of what the design allows a command: a step, or a batch of requests, may come on top.
+TURN_NS_MAX = 5_000_000
+# Requests between two looks at the clock (guess: 128 GETs are 0.1 ms).
+BATCH_REQUESTS = 128
+# Output after which a turn ends (guess: large enough for one write to be cheap per byte).
+TURN_BYTES_MAX = 256 * 1024
+# The beginning of a request, up to which the compiled core looks at it again with what comes next (guess).
+BEGUN_BYTES_MAX = 32 * 1024
+
+
+class Rest(Pending):
+    """Stands for what is not answered yet because its user is over its rate."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds, lambda: None)
+
+
+def counted(requests: Iterable[Request], rate: Rate) -> Iterator[Request]:
+    """Pass requests on, and count each of them for its user."""
+    for request in requests:
+        rate.take(1, sum(map(len, request)))
+        yield request
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection. Everything happens on the event loop's thread."""
+
+    _transport: asyncio.Transport
+    session: Session
+
+    def __init__(self, server: Server, session_id: int | None = None) -> None:
+        self._server = server
+        self._given_id = session_id
+        self._instance = server.instance
+        self._dispatcher = server.dispatcher
+        self._outbox = server.outbox
+        self._loop = asyncio.get_running_loop()
+        self._requests: Iterator[Request] = iter(())
+        self._input = b""  # comes after the requests
+        self._is_begun = False  # it is the beginning of a request
+        self.is_calm = False  # let in, nothing waits to be answered or sent, and no request has come in part
+        self._sliced: InSteps | None = None
+        self._sliced_since_ms = 0
+        self._ends_ns = 0  # of the turn that is under way
+        self._pending: Pending | None = None
+        self._out: list[bytes] | None = None  # of the turn that is under way
+        self._pushed: list[bytes] = []  # waits for the end of the reply that is on its way
+        self._pushed_bytes = 0
+        self._unsent_bytes = 0  # in the outbox
+        self._over_since_ms: int | None = None  # more waits to be sent than the soft limit
+        self._stranger_since_ms: int | None = None  # it has to authenticate
+        self._is_writable = True
+        self._is_reading = True
+        self._is_ending = False
+        self._next_turn: asyncio.Handle | Turn | None = None
+
+    # -- called by the event loop -------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._is_polled = native.sockets is not None and isinstance(transport, native.sockets.Transport)
+        self._put = self._transport.write if self._is_polled else self._put_off
+        config = self._instance.config
+        self._transport.set_write_buffer_limits(high=config.output_pause_bytes)
+        refusal = self._server.admit(self._transport)
+        if refusal is not None:
+            self._transport.write(b"-%b\r\n" % refusal.line)
+            self._transport.close()
+            return
+        self.session = self._server.session_of(self._transport, self._given_id)
+        self._call = Call(self.session, self._instance)
+        self._parser = RequestParser(config.request_limits, not self.session.is_authenticated, in_portions=True)
+        self._compiled = self._dispatcher.compiled
+        self.is_calm = True
+        self._server.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._instance.stats.input_bytes += len(data)
+            self._take(data)
+        except Exception as error:
+            self.break_off(error)
+
+    def requests_received(self, requests: list[Request], data: bytes) -> None:
+        """Take what the compiled core left of a buffer: requests that it cut, and what is behind them."""
+        try:
+            self._instance.stats.input_bytes += len(data)
+            self._requests = iter(requests)
+            self._begin(data)
+        except Exception as error:
+            self.break_off(error)
+
+    def _take(self, data: bytes) -> None:
+        self._instance.stats.reads += not self._is_polled  # of others the poller counts its own
+        if self.is_calm:
+            self._begin(data)
+        elif not self._transport.is_closing():  # else it was not let in, or is on its way out
+            self._input += data
+            self._is_begun = False
+            if self._pending is not None or isinstance(self._next_turn, Turn):
+                self._set_reading(False)
+            if self._next_turn is None and self._is_writable:
+                self._turn()
+
+    def _begin(self, data: bytes) -> None:
+        """Answer what came to a calm connection, at once if it is little or others do not have to wait for it."""
+        self._input, self.is_calm = data, False
+        if len(data) > MUCH_BYTES and self._server.turns.is_long:
+            self._next_turn = self._server.turns.put_off(self._turn)
+        elif self._is_writable:
+            self._turn()
+
+    def eof_received(self) -> bool:
+        """Stay open for what has been asked and not yet answered: not with TLS, where one end closes both."""
+        self._outbox.flush()
+        if self._transport.get_extra_info("sslcontext") is not None:
+            return False
+        self._is_ending = self._next_turn is not None or not self._is_writable
+        return self._is_ending
+
+    def pause_writing(self) -> None:
+        self._is_writable = self.is_calm = False
+        self._set_reading(False)
+
+    def resume_writing(self) -> None:
+        self._is_writable = True
+        if self._next_turn is None:
+            self._next_turn = self._loop.call_soon(self._turn)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not hasattr(self, "session"):
+            return  # it was not let in
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        self._instance.attempt(self._end_sliced)
+        if self._pending is not None:
+            self._pending.when_resolved(None)
+        self._requests, self._input = iter(()), b""
+        self._pushed, self._pushed_bytes = [], 0
+        self._server.remove(self.session.id)
+
+    # -- called by the server -----------------------------------------------------------------------------------------
+
+    @property
+    def output_bytes(self) -> int:
+        """How much waits to be sent."""
+        return self._transport.get_write_buffer_size() + self._pushed_bytes + self._unsent_bytes
+
+    def break_off(self, error: Exception) -> None:
+        """End the connection because of what is no request's error: behind what was answered, it says so."""
+        line = self._instance.report(error).line
+        self.is_calm = False
+        self.session.close()
+        if self._transport.is_closing():
+            return
+        try:
+            out, self._out = self._out or [], None
+            if self._sliced is None or not self._sliced.has_begun:
+                self._write(b"".join([*out, b"-%b\r\n" % line]))
+                self._close_transport()
+                return
+        except Exception as another:
+            self._instance.report(another)
+        self._transport.abort()
+
+    def send_now(self, reply: bytes) -> None:
+        """Send what was in the outbox. Guarded as `alone` does, but for the call that it costs each reply."""
+        try:
+            self._unsent_bytes -= len(reply)
+            if not self._transport.is_closing():  # it may have been cut since
+                self._instance.stats.writes += 1
+                self._transport.write(reply)
+        except Exception as error:
+            self.break_off(error)
+
+    def close(self) -> None:
+        """End the connection once what was answered is sent."""
+        self.is_calm = False
+        self._close_transport()
+
+    def abort(self, reason: str) -> None:
+        """End the connection now."""
+        # With TLS one that is being closed waits for the client's goodbye: nothing is lost without that.
+        level = logging.DEBUG if self._transport.is_closing() and not self.output_bytes else logging.WARNING
+        log.log(level, "cut the connection of %s: %s", self.session.address, reason)
+        self.is_calm = False
+        self._transport.abort()
+
+    @property
+    def is_following(self) -> bool:
+        """Tell whether this is a client that follows the server."""
+        return self.session.following is not None and not self._transport.is_closing()
+
+    @alone
+    def tell(self) -> None:
+        """Tell a client that follows this server what is new, unless a reply is on its way."""
+        following = self.session.following
+        is_between = self._sliced is None and self._is_writable
+        if following is not None and is_between and self._instance.moves != following.moves:
+            self._send([self._instance.news(following)])
+
+    @alone
+    def tell_invalid(self) -> None:
+        """Tell a client that tracks which keys changed, unless that would be within a reply, or much waits for it."""
+        if self._sliced is None and self._is_writable and not self._transport.is_closing():
+            self._send([self._instance.invalid_for(self.session, is_within=self._pending is not None)])
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether it takes what it is sent."""
+        return self._is_writable
+
+    @alone
+    def push(self, frame: bytes) -> None:
+        """Send whole frames that nobody asked for, between two replies.
+
+        In a turn of this client they stand before the reply that is being made; while a reply is sent in steps, or
+        waited for, they wait for its end. A client that takes too little of what it is sent is cut.
+        """
+        if self._transport.is_closing():
+            return
+        following = self.session.following
+        if following is not None and self._instance.moves != following.moves:
+            frame = self._instance.news(following) + frame
+        if self._sliced is not None or not (self._pending is None or isinstance(self._pending, Rest)):
+            self._pushed.append(frame)
+            self._pushed_bytes += len(frame)
+        elif self._out is not None:
+            self._out.append(frame)
+        else:
+            self._write(frame)
+        self._check_output()
+
+    @alone
+    def resume(self) -> None:
+        """Go on after a CLIENT PAUSE."""
+        if self.session.is_held_back:
+            self.session.is_held_back = False
+            self._go_on_soon()
+
+    @alone
+    def check_stranger(self, now_ms: int) -> None:
+        """End the connection of a client that has had long enough to authenticate."""
+        if self.session.is_authenticated:
+            self._stranger_since_ms = None
+        elif self._stranger_since_ms is None:
+            self._stranger_since_ms = now_ms
+        elif now_ms - self._stranger_since_ms > self._instance.config.auth_seconds_max * 1000:
+            self.abort(f"it did not authenticate within {self._instance.config.auth_seconds_max} s")
+
+    @alone
+    def check_age(self, now_ms: int) -> None:
+        """End a reply in steps that keeps its epoch from being freed for too long."""
+        age_ms = now_ms - self._sliced_since_ms
+        if self._sliced is None or age_ms <= self._instance.config.sliced_reply_ms_max or not self._sliced.holds_epoch:
+            return
+        if self._sliced.has_begun:
+            self.abort(f"a reply in steps was not complete after {age_ms} ms")
+        else:
+            self._end_sliced()
+            error = PlainError(f"the reply was not complete after {age_ms} ms, when its epoch had to be let go")
+            self._send([self._dispatcher.error_reply(error), *self._take_pushed()])
+
+    # -- turns --------------------------------------------------------------------------------------------------------
+
+    @alone
+    def _turn(self) -> None:
+        """Answer for as long as a turn may take, and send it all at once."""
+        self._next_turn = None
+        if self._transport.is_closing() or (self._instance.paused_until_ms and self._is_held_back()):
+            return
+        self._instance.renew()
+        self.session.active_ms = self._instance.view.now_ms
+        self._ends_ns = perf_counter_ns() + TURN_NS_MAX
+        out: list[bytes] = []
+        self._out = out
+        has_more = self._progress(out) and self._go_on(out)
+        self._out = None
+        if out:
+            self._send(out)
+            if self.session.user.rate is not None:
+                self.session.user.rate.take(0, sum(map(len, out)))
+        if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
+            self._settle(has_more)
+        if self.session.following is not None:
+            self._server.keep_told(self)
+        is_waiting = has_more or self._pending is not None
+        self.is_calm = not (is_waiting or self._input or self._parser.buffered_bytes) and self._is_reading
+
+    def _go_on(self, out: list[bytes]) -> bool:
+        """Answer further batches while the turn lasts; return whether there is more to do."""
+        has_more, ends_ns = True, self._ends_ns
+        is_paused = self._instance.paused_until_ms
+        while has_more and not is_paused and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
+            has_more = self._progress(out)
+            is_paused = self._instance.paused_until_ms
+        return has_more
+
+    def _is_held_back(self) -> bool:
+        """Wait for the end of a CLIENT PAUSE, unless an answer is on its way; tell whether that is so."""
+        left_ms = self._instance.pause_left_ms()
+        self.session.is_held_back = left_ms > 0 and self._sliced is None and self._pending is None
+        if self.session.is_held_back:
+            self.is_calm = False
+            self._set_reading(False)
+            self._next_turn = self._loop.call_later(left_ms / 1000, self._turn)
+        return self.session.is_held_back
+
+    def _settle(self, has_more: bool) -> None:
+        """Decide what comes after a turn: the next one, more input, or the end."""
+        if self._transport.is_closing():
+            return
+        is_waiting = self._pending is not None
+        is_closing = self.session.is_closing and self._sliced is None and not is_waiting
+        if is_closing or (self._is_ending and not has_more and not is_waiting and self._is_writable):
+            self._close_transport()
+            return
+        self._set_reading(self._is_writable and not has_more and not is_waiting and not self._is_ending)
+        if has_more and self._is_writable:
+            self._next_turn = self._server.turns.put_off(self._turn)
+
+    def _progress(self, out: list[bytes]) -> bool:
+        """Answer a batch of requests, or make a step of a reply; return whether there is more to do."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.when_resolved(None)
+            if self._sliced is None and not isinstance(pending, Rest):
+                out.append(self._instance.invalid_for(self.session, is_within=True))
+                reply = self._dispatcher.later_reply(self._call, pending)
+                if not isinstance(reply, bytes):
+                    self._sliced = reply
+                    return True
+                out.append(reply)
+                out += self._take_pushed()
+                out.append(self._instance.invalid_for(self.session))
+                return not self.session.is_closing
+        if self._sliced is not None:
+            self._step(self._sliced, out)
+            if isinstance(self._sliced, Execution) and self._sliced.pending is not None:
+                self._wait_for(self._sliced.pending)
+                return False
+            if self._sliced is None:
+                out += self._take_pushed()
+            return self._sliced is not None or not self.session.is_closing
+        before = len(out)
+        has_more = self._answer(out)
+        if self.session.following is not None and self._sliced is None:
+            out.insert(before, self._instance.news(self.session.following))
+        return has_more
+
+    def _answer(self, out: list[bytes]) -> bool:
+        """Answer a batch of requests; return whether there is more to do."""
+        before = len(out)
+        is_answered = not length_hint(self._requests)
+        if is_answered and (self._input or self._parser.has_more) and self._take_input(out):
+            return self._has_more()
+        rate, most = self.session.user.rate, BATCH_REQUESTS
+        if rate is not None and length_hint(self._requests):
+            most = rate.room(BATCH_REQUESTS)
+            if not most:
+                self._wait_for(Rest(rate.rest_s()))
+                return False
+        some: Iterator[Request] = islice(self._requests, most)
+        some = some if rate is None else counted(some, rate)
+        later = self._dispatcher.answer(self._call, some, out, self._ends_ns)
+        if isinstance(later, Pending):
+            self._wait_for(later)
+            return False
+        if later is not None:
+            self._look_ahead(before, out)
+            self._begin_sliced(later)
+            return True
+        if self.session.is_closing:
+            return False
+        if self._has_more():
+            return True
+        if self._parser.error is not None:
+            self._end_with(self._parser.error, out)
+        return False
+
+    def _has_more(self) -> bool:
+        """Tell whether more can be answered of what came."""
+        return bool(length_hint(self._requests) or (self._input and not self._is_begun) or self._parser.has_more)
+
+    def _look_ahead(self, before: int, out: list[bytes]) -> None:
+        """Tell what is new before a reply in steps: what it is made from was opened just now, later than the view.
+
+        It may even be that the view is newer then. So which keys changed is told before the reply and behind it.
+        """
+        following = self.session.following
+        if following is not None:
+            out.insert(before, self._instance.news(following))
+            out.append(self._instance.news_around(following))
+        if self.session.tracked is not None:
+            self._instance.look()
+            out.append(self._instance.invalid_for(self.session, is_within=True))
+
+    def _take_input(self, out: list[bytes]) -> bool:
+        """Answer what the compiled core can, and return True; or make requests of the input."""
+        parser, data = self._parser, self._input
+        if self._compiled is not None and not parser.buffered_bytes:
+            reply, requests, self._input = self._compiled.answer(self.session, data)
+            self._requests = iter(requests)
+            self._is_begun = self._compiled.is_incomplete and 0 < len(self._input) <= BEGUN_BYTES_MAX
+            if reply:
+                out.append(reply)
+            if reply or requests or self._is_begun:
+                return bool(reply)
+        parser.is_restricted = not self.session.is_authenticated
+        self._requests, self._input = iter(parser.feed(data)), b""
+        return False
+
+    def _end_with(self, error: ProtocolError, out: list[bytes]) -> None:
+        """Answer a protocol error, and nothing after it."""
+        log.info("closed %s: %s", self.session.address, error)
+        self._instance.stats.closed_for_input += isinstance(error, QueryBufferError)
+        if not isinstance(error, QueryBufferError) and not self.session.is_silent:
+            out.append(b"-%b\r\n" % error.line)
+        self.session.close()
+
+    def _wait_for(self, pending: Pending) -> None:
+        """Let the next turn come when a reply is there, or its time is up.
+
+        Until then no more input is read than one buffer: most clients send nothing, and telling the system is not free.
+        """
+        self._pending = pending
+        if pending.is_resolved:
+            self._next_turn = self._loop.call_soon(self._turn)
+        else:
+            self._next_turn = self._loop.call_later(pending.seconds_max, self._turn)
+            pending.when_resolved(self._go_on_soon)
+
+    @alone
+    def _go_on_soon(self) -> None:
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+        self._next_turn = self._loop.call_soon(self._turn)
+
+    def _begin_sliced(self, later: Sliced | Execution) -> None:
+        self._sliced = later if isinstance(later, Execution) else SlicedEncoder(later, self.session.protocol)
+        self._sliced_since_ms = self._instance.view.now_ms
+
+    def _step(self, sliced: InSteps, out: list[bytes]) -> None:
+        try:
+            out.append(sliced.step())
+        except Exception as error:
+            reply = self._dispatcher.error_reply(error)
+            if sliced.has_begun:
+                self._transport.abort()
+                self.session.close()
+            else:
+                out.append(reply)
+            self._end_sliced()
+            return
+        if sliced.is_done:
+            self._end_sliced()
+        elif sliced.held_bytes > self._instance.config.output_bytes_max:
+            self._instance.stats.closed_for_output += 1
+            self.abort(f"a reply of more than {sliced.held_bytes} bytes")
+            self.session.close()
+
+    def _end_sliced(self) -> None:
+        if self._sliced is not None:
+            self._sliced.close()
+            self._sliced = None
+
+    def _take_pushed(self) -> list[bytes]:
+        """Return what waited for the end of a reply."""
+        pushed, self._pushed, self._pushed_bytes = self._pushed, [], 0
+        return pushed
+
+    def _send(self, out: list[bytes]) -> None:
+        reply = out[0] if len(out) == 1 else b"".join(out)
+        if reply:
+            self._write(reply)
+            self._check_output()
+
+    @alone
+    def check_limits(self, now_ms: int, limits: RequestLimits) -> None:
+        """Take what may be asked at once from now on; cut a client for which too much has waited for too long."""
+        self._parser.limits = limits
+        config, is_subscriber = self._instance.config, self.session.is_subscriber
+        soft_bytes = config.subscriber_output_soft_bytes if is_subscriber else config.output_soft_bytes
+        soft_seconds = config.subscriber_output_soft_seconds if is_subscriber else config.output_soft_seconds
+        if not soft_bytes or self.output_bytes <= soft_bytes:
+            self._over_since_ms = None
+        elif self._over_since_ms is None:
+            self._over_since_ms = now_ms
+        elif now_ms - self._over_since_ms > soft_seconds * 1000:
+            self._instance.stats.closed_for_output += 1
+            self.abort(f"more than {soft_bytes} bytes of output have waited for more than {soft_seconds} s")
+
+    def _check_output(self) -> None:
+        """Cut a client for which more waits to be sent than may."""
+        config = self._instance.config
+        is_subscriber = self.session.is_subscriber
+        bytes_max = config.subscriber_output_bytes_max if is_subscriber else config.output_bytes_max
+        if self.output_bytes > bytes_max:
+            self._outbox.flush()  # what the client takes does not count
+        if self.output_bytes > bytes_max:
+            self._instance.stats.closed_for_output += 1
+            self.abort("more output is waiting than a client may have")
+
+    def _write(self, reply: bytes) -> None:
+        self._instance.stats.output_bytes += len(reply)
+        self._put(reply)
+
+    def _put_off(self, reply: bytes) -> None:
+        """Send at the end of the round, where the transport does not."""
+        self._unsent_bytes += len(reply)
+        self._outbox.add(self, reply)
+
+    def _close_transport(self) -> None:
+        self._outbox.flush()
+        self._transport.close()
+
+    def _set_reading(self, is_reading: bool) -> None:
+        if is_reading == self._is_reading or self._transport.is_closing():
+            return
+        self._is_reading = is_reading
+        if is_reading:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()

@@ -1,0 +1,68 @@
+"""Where one node stands in its cluster: which slots it answers, and what it tells clients that ask for others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from resp_server.cluster.topology import Node, Topology
+from resp_server.command_table.facts import ANY_SLOTS, Facts
+from resp_server.command_table.key_specs import keys_of
+from resp_server.protocol.errors import ClusterDownError, CrossSlotError, MovedError
+from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slots import slot_of
+
+
+class Standing:
+    """One topology as one of its nodes sees it. Never changes: a new topology makes a new one.
+
+    slots: those whose keys it shows, its own or, for a replica, its master's.
+    """
+
+    def __init__(self, topology: Topology, name: str) -> None:
+        """Find the node of an id or an address; TopologyError if there is none."""
+        self.topology = topology
+        self.myself: Node = topology.node(name)
+        self.master = topology.master_of(self.myself)
+        self.slots: KeyGroups = self.master.slots
+        self._owners = topology.owners
+
+    @property
+    def is_replica(self) -> bool:
+        """Tell whether this node answers another's slots, and these only to clients that sent READONLY."""
+        return self.myself.is_replica
+
+    def check(self, facts: Facts, request: Sequence[bytes], is_readonly: bool) -> None:
+        """Raise what a request is answered with that is not for this node, in the order of Redis' getNodeByQuery.
+
+        A request without keys is for any node.
+        """
+        keys = keys_of(facts, request) if facts.key_specs else None
+        if not keys:
+            return
+        if ANY_SLOTS in facts.tips:
+            self.check_slots([slot_of(key) for key, _ in keys], is_readonly, may_differ=True)
+            return
+        slot = slot_of(keys[0][0])
+        owner = self._owners.get(slot)
+        if owner is None:
+            raise ClusterDownError
+        if len(keys) > 1 and any(slot_of(key) != slot for key, _ in keys):
+            raise CrossSlotError
+        self._check_owner(slot, owner, is_readonly and not facts.is_write)
+
+    def check_slots(self, slots: Sequence[int], is_readonly: bool, *, may_differ: bool) -> None:
+        """Raise what reads are answered with that are not for this node, given their slots, the first first.
+
+        may_differ: they may be several slots, all of them this node's.
+        """
+        for slot in slots if may_differ else slots[:1]:
+            owner = self._owners.get(slot)
+            if owner is None:
+                raise ClusterDownError
+            if len(slots) > 1 and not may_differ:
+                raise CrossSlotError
+            self._check_owner(slot, owner, is_readonly)
+
+    def _check_owner(self, slot: int, owner: Node, may_be_replica: bool) -> None:
+        if owner is not self.myself and not (may_be_replica and owner is self.master):
+            raise MovedError(slot, owner.address)

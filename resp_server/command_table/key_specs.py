@@ -1,0 +1,117 @@
+"""Where the keys of a request are, by the key specifications of its command.
+
+Two commands have specifications that do not say all, and are read as redis-server reads them: SORT, whose STORE may
+stand anywhere, and MIGRATE, whose one key is empty if there are KEYS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from resp_server.command_table.declaration import INTEGER
+from resp_server.command_table.facts import Facts
+
+# Where MIGRATE's options begin, and how many words belong to some options of it and of SORT.
+MIGRATE_OPTIONS = 6
+MIGRATE_SKIPPED = {b"AUTH": 1, b"AUTH2": 2}
+SORT_SKIPPED = {b"LIMIT": 2, b"GET": 1, b"BY": 1}
+
+Found = list[tuple[bytes, Sequence[str]]]
+
+
+def keys_of(facts: Facts, request: Sequence[bytes]) -> Found | None:
+    """Return the keys of a request with their access flags; None if the request makes no sense of a specification."""
+    places = places_of(facts, request)
+    return None if places is None else [(request[at], flags) for at, flags in places]
+
+
+def places_of(facts: Facts, request: Sequence[bytes]) -> list[tuple[int, Sequence[str]]] | None:
+    """Return where the keys of a request are, with their access flags; None as above."""
+    found: list[tuple[int, Sequence[str]]] = []
+    for spec in facts.key_specs:
+        if "incomplete" in spec["flags"]:
+            return _of_migrate(found, request)
+        positions = _positions(spec, request)
+        if positions is None:
+            return None
+        found += [(at, spec["flags"]) for at in positions]
+    return found
+
+
+def _of_migrate(found: list[tuple[int, Sequence[str]]], request: Sequence[bytes]) -> list[tuple[int, Sequence[str]]]:
+    """Return MIGRATE's keys: its one key, or those behind KEYS; none if there are both."""
+    (one, flags), at = found[0], MIGRATE_OPTIONS
+    while at < len(request):
+        word = request[at].upper()
+        if word == b"KEYS" and at + 1 < len(request):
+            return [] if request[one] else [(place, flags) for place in range(at + 1, len(request))]
+        at += 1 + MIGRATE_SKIPPED.get(word, 0)
+    return found
+
+
+def _stored(request: Sequence[bytes]) -> Sequence[int]:
+    """Return where the key behind SORT's last STORE is."""
+    found: Sequence[int] = ()
+    at = 2
+    while at < len(request):
+        word = request[at].upper()
+        if word == b"STORE" and at + 1 < len(request):
+            found = (at + 1,)
+        at += 1 + SORT_SKIPPED.get(word, 0)
+    return found
+
+
+def _positions(spec: Mapping[str, Any], request: Sequence[bytes]) -> Sequence[int] | None:
+    if spec["begin_search"]["type"] == "unknown" and "update" in spec["flags"]:
+        return _stored(request)
+    first = _begin(spec["begin_search"], request)
+    if first is None:
+        return ()
+    rule = spec["find_keys"]["spec"]
+    match spec["find_keys"]["type"]:
+        case "range":
+            return _range(first, rule["lastkey"], rule["keystep"], rule["limit"], len(request))
+        case "keynum":
+            return _counted(first, rule, request)
+        case _:
+            return ()
+
+
+def _begin(search: Mapping[str, Any], request: Sequence[bytes]) -> int | None:
+    """Return where the search for keys begins: a fixed place, or behind a word."""
+    rule = search["spec"]
+    if search["type"] == "index":
+        return int(rule["index"])
+    if search["type"] != "keyword":
+        return None
+    word = rule["keyword"].upper().encode()
+    start, step = rule["startfrom"], 1
+    if start < 0:
+        start, step = len(request) + start, -1
+    places = range(start, 0 if step < 0 else len(request), step)
+    return next((at + 1 for at in places if request[at].upper() == word), None)
+
+
+def _range(first: int, last: int, step: int, limit: int, size: int) -> Sequence[int] | None:
+    """Return places from the first on; `last` counts from the first, or, if negative, from the request's end.
+
+    With last -1, `limit` says which part of the rest is keys: a half for 2, and so on.
+    """
+    if last >= 0:
+        end = first + last
+    elif limit <= 1:
+        end = size + last
+    else:
+        end = first + (size - first) // limit + last
+    return range(first, end + 1, step) if first < size and end < size else None
+
+
+def _counted(first: int, rule: Mapping[str, int], request: Sequence[bytes]) -> Sequence[int] | None:
+    """Return as many places as an argument says; to Redis none at all makes no sense."""
+    at = first + rule["keynumidx"]
+    if at >= len(request) or not INTEGER.fullmatch(request[at]) or int(request[at]) <= 0:
+        return None
+    start = first + rule["firstkey"]
+    end = start + int(request[at]) * rule["keystep"]
+    return range(start, end, rule["keystep"]) if end <= len(request) else None

@@ -1,0 +1,214 @@
+"""The command table: every command of Redis 7.4 and ours, served or not. An object, built at start-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from resp_server.command_table.declaration import Declaration, DeclarationError, Question, check_count
+from resp_server.command_table.facts import Facts
+from resp_server.command_table.key_specs import places_of
+from resp_server.protocol.errors import (
+    ReadOnlyError,
+    ReplyError,
+    not_served,
+    unknown_command,
+    unknown_subcommand,
+    wrong_arity,
+)
+from resp_server.protocol.replies import Frames, Reply
+
+# Makes the answer of a command that is not served: a new one each time, as an exception keeps where it was raised.
+Refusal = Callable[[], ReplyError]
+
+# No specification says which words of a request are channels: its second one, or all from there on.
+PUBLISHING, SUBSCRIBING, SUBSCRIBING_TO_PATTERNS = ("publish", "spublish"), ("subscribe", "ssubscribe"), "psubscribe"
+
+# Redis looks at these before it would queue them.
+REFUSED_AT_ONCE = ("debug",)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command or subcommand. Without a declaration it is known, and `refusal` is its answer.
+
+    is_refused_when_run: within a transaction it is queued, and refused by EXEC alone.
+    """
+
+    name: str
+    facts: Facts
+    declaration: Declaration | None = None
+    refusal: Refusal = ReadOnlyError
+    is_refused_when_run: bool = False
+    subcommands: Mapping[bytes, Command] = field(default_factory=dict)
+
+    @cached_property
+    def words(self) -> int:
+        """How many words of a request are the name."""
+        return 1 + self.name.count("|")
+
+    @property
+    def is_served(self) -> bool:
+        """Tell whether there is a body, or, for a container, one of a subcommand."""
+        return self.declaration is not None or any(each.is_served for each in self.subcommands.values())
+
+    def check_arity(self, request: Sequence[bytes]) -> None:
+        """Raise PlainError if the number of words is wrong."""
+        arity = self.facts.arity
+        if len(request) != arity if arity > 0 else len(request) < -arity:
+            raise wrong_arity(self.name)
+
+    def keys_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, Sequence[str]]]:
+        """Return where the keys of a request are, with their access flags; what only tells a slot is none."""
+        return [(at, flags) for at, flags in places_of(self.facts, request) or () if "not_key" not in flags]
+
+    def channels_in(self, request: Sequence[bytes]) -> Sequence[tuple[int, bool]]:
+        """Return where the channels of a request are, and whether they are patterns."""
+        if self.name in PUBLISHING:
+            return [(1, False)]
+        if self.name == "state|publish":
+            return [(3, False)]
+        is_pattern = self.name == SUBSCRIBING_TO_PATTERNS
+        return [(at, is_pattern) for at in range(1, len(request))] if is_pattern or self.name in SUBSCRIBING else []
+
+    @cached_property
+    def _takes_words(self) -> bool:
+        """Tell whether the body takes the words behind the name as they are: so many as the arity says."""
+        declared = self.declaration
+        is_plain = declared is not None and declared.parameters.is_plain and not declared.parameters.has_name
+        return is_plain and self.facts.arity > 0
+
+    def execute(self, call: Any, request: Sequence[bytes]) -> Reply:
+        """Convert the arguments and run the body, for a request whose number of words fits the arity."""
+        if self.declaration is None:
+            raise self.refusal()
+        words, body, parameters = request[self.words :], self.declaration.body, self.declaration.parameters
+        if self._takes_words:
+            return body(call, *words)
+        if parameters.count_max is not None:
+            check_count(parameters, self.name, request)
+        arguments = words if parameters.is_plain else parameters.convert(words)
+        return body(call, request[0], *arguments) if parameters.has_name else body(call, *arguments)
+
+
+class CommandTable:
+    """All commands by their names in lower case."""
+
+    def __init__(
+        self,
+        redis: Mapping[str, Facts],
+        declarations: Iterable[Declaration],
+        refusals: Mapping[str, Refusal] | None = None,
+        questions: Iterable[Question] = (),
+    ) -> None:
+        """Join the reference table with what is declared; DeclarationError for a bad row.
+
+        redis: the reference. refusals: exact answers of commands, or containers, that are not served. questions: what
+        commands ask the other processes of the server.
+        """
+        self.questions = {each.name: each for each in questions}
+        declared = _by_name(declarations)
+        facts = _with_own(redis, declared)
+        refusals = refusals or {}
+        for name in [*declared, *refusals]:
+            if _find_facts(facts, name) is None:
+                raise DeclarationError(f"command {name!r} is not one of Redis and states no facts of its own")
+        # Rows of COMMAND and COMMAND DOCS as they are sent, by kind, name and version of the protocol: 0.6 MB of all.
+        self.rows: dict[tuple[str, str, int], Frames] = {}
+        self._commands = {name.encode(): _row(name, each, declared, refusals) for name, each in facts.items()}
+
+    def __iter__(self) -> Iterator[Command]:
+        return iter(self._commands.values())
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def get(self, full_name: bytes) -> Command | None:
+        """Return a command by a name in any case, a subcommand as `client|id`; None if there is none."""
+        name, bar, sub = full_name.lower().partition(b"|")
+        found = self._commands.get(name)
+        return found.subcommands.get(sub) if found is not None and bar else found
+
+    def help(self, container: str) -> list[Reply]:
+        """Return the lines of `CLIENT HELP`: the subcommands that are served, with their summaries."""
+        lines = [f"{container.upper()} <subcommand> [<arg> [value] [opt] ...]. Subcommands are:"]
+        for name, each in self._commands[container.encode()].subcommands.items():
+            if each.declaration is not None:
+                lines += (name.decode().upper(), f"    {each.facts.summary}")
+        return lines
+
+    def find(self, request: Sequence[bytes]) -> Command:
+        """Return the command that a request names; PlainError if there is none, or no such subcommand."""
+        found = self._commands.get(request[0].lower())
+        if found is None:
+            raise unknown_command(request)
+        if found.subcommands and len(request) > 1:
+            sub = found.subcommands.get(request[1].lower())
+            if sub is None:
+                raise unknown_subcommand(found.name, request[1])
+            return sub
+        return found
+
+
+def _by_name(declarations: Iterable[Declaration]) -> dict[str, Declaration]:
+    declared: dict[str, Declaration] = {}
+    for each in declarations:
+        if each.name in declared:
+            raise DeclarationError(f"command {each.name!r} is declared twice")
+        if each.name != each.name.lower() or each.name.count("|") > 1:
+            raise DeclarationError(f"command {each.name!r}: a name is in lower case, with at most one |")
+        if each.summary == "":
+            raise DeclarationError(f"command {each.name!r} has no docstring, which would be its summary")
+        declared[each.name] = each
+    return declared
+
+
+def _with_own(redis: Mapping[str, Facts], declared: Mapping[str, Declaration]) -> dict[str, Facts]:
+    """Add the commands that Redis does not have; a container of ours comes with its first subcommand."""
+    facts = dict(redis)
+    for name, each in declared.items():
+        if each.own is None:
+            continue
+        if _find_facts(facts, name) is not None:
+            raise DeclarationError(f"command {name!r} is one of Redis; its facts are in the reference table")
+        own = replace(each.own, arity=each.arity, summary=each.summary or "")
+        container, _, sub = name.partition("|")
+        if sub:
+            whole = facts.get(container) or Facts(own.since, own.group, arity=-2, summary=f"The {container} commands.")
+            facts[container] = whole.with_subcommand(name, own)
+        else:
+            facts[name] = own
+    return facts
+
+
+def _find_facts(facts: Mapping[str, Facts], name: str) -> Facts | None:
+    container = facts.get(name.partition("|")[0])
+    return container.subcommands.get(name) if container is not None and "|" in name else container
+
+
+def _row(name: str, facts: Facts, declared: Mapping[str, Declaration], refusals: Mapping[str, Refusal]) -> Command:
+    declaration = declared.get(name)
+    if declaration is not None:
+        _check_row(declaration, facts)
+        facts = replace(facts, summary=declaration.summary or facts.summary)
+    subcommands = {
+        full_name.partition("|")[2].encode(): _row(full_name, each, declared, refusals)
+        for full_name, each in facts.subcommands.items()
+    }
+    given = refusals.get(name) or refusals.get(name.partition("|")[0])
+    if given is not None:
+        return Command(name, facts, declaration, given, name.partition("|")[0] not in REFUSED_AT_ONCE, subcommands)
+    refusal = ReadOnlyError if facts.is_write else partial(not_served, name)
+    return Command(name, facts, declaration, refusal, False, subcommands)
+
+
+def _check_row(declaration: Declaration, facts: Facts) -> None:
+    if facts.is_write:
+        raise DeclarationError(f"command {declaration.name!r} is a write; this server only reads")
+    takes_subcommand = bool(facts.subcommands) and not declaration.parameters.each
+    if declaration.arity != facts.arity and not (takes_subcommand and facts.arity == -1):
+        raise DeclarationError(
+            f"command {declaration.name!r}: its signature makes the arity {declaration.arity}; Redis has {facts.arity}"
+        )

@@ -1,0 +1,451 @@
+"""What commands see of the server they run in, and of the connection that calls them: values, no sockets."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from resp_server.acl.rules import Reason
+from resp_server.acl.users import Change, Outcome, Users
+from resp_server.acl.visibility import Sight
+from resp_server.execution.config import ServerConfig
+from resp_server.metrics.latency import LatencyEvents
+from resp_server.metrics.process_stats import memory_now
+from resp_server.metrics.slow_log import SlowLog, redacted
+from resp_server.metrics.stats import Stats
+from resp_server.protocol.errors import PlainError, internal_error
+from resp_server.protocol.replies import Pending, Reply
+from resp_server.push.keyspace_notifications import Notifications
+from resp_server.push.message_bus import Publishing
+from resp_server.push.monitor import Monitors
+from resp_server.push.tracking_table import Tracking
+from resp_server.session.epoch_feed import NO_TOPOLOGY, Following
+from resp_server.session.session import RESP2, Session
+from resp_server.session.subscriptions import Subscriptions, Way
+from resp_server.session.tracking import PUSH, Tracked
+from resp_server.session.transaction import ReadsAt
+from state_backend.model.clock import Clock, now_ms
+from state_backend.model.key_groups import ALL
+from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
+from state_backend.store.pinned_epochs import HeldEpochs
+from state_backend.store.slot_view import SlotView
+from state_backend.store.store import Entry, Snapshot
+
+if TYPE_CHECKING:
+    from resp_server.cluster.node_view import Standing
+    from resp_server.command_table.declaration import Question
+    from resp_server.command_table.table import Command, CommandTable
+    from resp_server.session.session import Account
+
+Found = TypeVar("Found")
+
+# How long a command waits for the other processes of its server. These are asked for less, so that it is exceeded only
+# when the master is stuck.
+GATHER_S_MAX = 2.0
+
+# Below this a buffer of many requests may well take longer than SLOWLOG asks for while none of them does, so that they
+# are measured one by one (guess: half a millisecond is the most that a buffer of 16 KiB takes).
+ONE_BY_ONE_US = 1_000
+NEVER_NS = 1 << 63
+
+
+@dataclass
+class Instance:
+    """One server as its commands know it. Lives on the event loop's thread."""
+
+    config: ServerConfig
+    keyspace: Keyspace
+    table: CommandTable
+    clock: Clock = now_ms
+    stats: Stats = field(default_factory=Stats)
+    sessions: dict[int, Session] = field(default_factory=dict)
+    run_id: str = field(default_factory=lambda: secrets.token_hex(20))
+    port: int = 0
+    tls_port: int = 0  # where TLS is spoken, which may be the only port; 0: nowhere
+    # While jobs of the logs are still to be opened: commands about keys are answered with LOADING.
+    is_loading: bool = False
+    # What this server is in a cluster; None: it is in none, and answers for all slots. Set by `stand`.
+    cluster: Standing | None = None
+    # The process that the outside sees: the master's, where workers serve.
+    process_id: int = field(default_factory=os.getpid)
+    # Bytes waiting to be sent to a session, for CLIENT LIST; the server, which has the sockets, fills it in.
+    output_bytes: Callable[[int], int] = lambda session_id: 0
+    # Describes a session as CLIENT INFO does; the commands, which know how, fill it in.
+    line_of: Callable[[Session], str] = lambda session: ""
+    # Cuts a client's connection for a reason; filled in as well.
+    cut: Callable[..., None] = lambda session_id, reason="": None
+    # Has those go on whom a pause holds back; filled in as well.
+    resume: Callable[[], None] = lambda: None
+    # Has something be called in a turn to come; filled in as well.
+    put_off: Callable[[Callable[[], None]], object] = lambda run: run()
+    # Sends a session whole frames that it did not ask for (see `Connection.push`); filled in as well.
+    push: Callable[[int, bytes], None] = lambda session_id, frames: None
+    # Tells the client that a client redirects to what is invalid (see `Telling`); filled in as well.
+    tell_owed: Callable[[Tracked], None] = lambda tracked: None
+    # What is known of the servers behind a proxy, for INFO; None: this is none.
+    upstreams: Callable[[], Mapping[str, object]] | None = None
+    # Grows whenever an answer may be from another epoch, or of another topology, than those before.
+    moves: int = 0
+    # Has whoever starts the processes that serve this port change users in all of them; None: this is the only one.
+    ask_for_users: Callable[[Change, int, Callable[[dict[str, Any]], None]], None] | None = None
+    # Asks the other processes that serve this port, and calls back with their answers; None: there are no others.
+    ask_others: Callable[[str, Any, Callable[[list[Any]], None]], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.started_ms = self.clock()
+        config = self.config
+        self.users = Users(self.table, config.password, config.acl_file, config.limits, config.upstream_password)
+        self.tracking = Tracking(self.config.tracked_keys_max)
+        self.view = self._own_view(self.started_ms)
+        self.nothing = Keyspace().view(self.started_ms)
+        self.slow, self.latency = SlowLog(), LatencyEvents()
+        self.memory_at_start = memory_now()
+        self.monitors = Monitors(self)
+        self.paused_until_ms = 0  # by CLIENT PAUSE
+        self.look_closely()
+        self.held = HeldEpochs(self.keyspace)
+        self.publishing = Publishing(self)
+        self.notifications = Notifications(self)
+        self.keyspace.on_epoch = self._on_epoch
+
+    def _on_epoch(self) -> None:
+        self.held.look(self.clock())
+        if self.view.routes_version != self.keyspace.version:
+            self.renew()  # it keeps the files of stores that went until then, and no client may ask for long
+        self.notifications.look_soon()
+
+    def stand(self, standing: Standing) -> None:
+        """Answer as this node of this topology from the next input buffer on."""
+        self._note_changes(None)
+        self.cluster = standing
+        before, self.view = self.view, self._own_view(self.clock())
+        before.close()
+        for session in self.sessions.values():
+            session.serve_from(standing.is_replica)
+        self.publishing.leave_slots(standing.slots)
+
+    def configure(self, changes: Mapping[str, Any]) -> None:
+        """Change settings, given as fields of ServerConfig, from now on."""
+        self.config = replace(self.config, **changes)
+        if "password" in changes:
+            self.users.set_password(changes["password"])
+            self.look_at_users()
+        self.slow.cut(self.config.slow_entries_max)
+        self.notifications.configure()
+        self.tracking.limit(self.config.tracked_keys_max)
+        self.look_closely()
+
+    def reset_statistics(self) -> None:
+        """Count from zero again."""
+        self.stats.reset()
+
+    # -- what is looked at request by request -------------------------------------------------------------------------
+
+    @property
+    def is_observed(self) -> bool:
+        """Tell whether each request has to be looked at by itself, so that the compiled core answers none."""
+        is_measured = 0 <= self.config.slow_over_us < ONE_BY_ONE_US
+        return is_measured or bool(self.monitors) or self.paused_until_ms > 0
+
+    def look_closely(self) -> None:
+        """Do what `is_observed` says, and say from which time on a request is noted."""
+        config = self.config
+        slow_ns = config.slow_over_us * 1000 if config.slow_over_us >= 0 else NEVER_NS
+        self.noted_ns = min(slow_ns, config.latency_over_ms * 1_000_000 or NEVER_NS)
+        is_observed = self.is_observed
+        for session in self.sessions.values():
+            if session.is_observed != is_observed:
+                session.observe(is_observed)
+
+    def pause(self, until_ms: int) -> None:
+        """Answer nobody until a time, or until a later one that was given before."""
+        self.paused_until_ms = max(self.paused_until_ms, until_ms)
+        self.look_closely()
+
+    def unpause(self) -> None:
+        """Answer again."""
+        self.paused_until_ms = 0
+        self.look_closely()
+        self.resume()
+
+    def pause_left_ms(self) -> int:
+        """Return for how long nobody is answered; 0: everybody is."""
+        left_ms = max(0, self.paused_until_ms - self.clock())
+        if self.paused_until_ms and not left_ms:
+            self.unpause()
+        return left_ms
+
+    def note(self, session: Session, command: Command, words: Sequence[bytes], nanoseconds: int) -> None:
+        """Keep a request that took long, for SLOWLOG and LATENCY, as far as these want it."""
+        config, flags = self.config, command.facts.flags
+        microseconds = nanoseconds // 1000
+        if 0 <= config.slow_over_us <= microseconds and "skip_slowlog" not in flags:
+            shown = redacted(command.name, words)
+            self.slow.add(self.clock(), microseconds, shown, session.address, session.name, config.slow_entries_max)
+        self.note_event("fast-command" if "fast" in flags else "command", microseconds // 1000)
+
+    def note_event(self, name: str, milliseconds: int) -> None:
+        """Keep what took long for LATENCY, if it wants it."""
+        if 0 < self.config.latency_over_ms <= milliseconds:
+            self.latency.add(name, self.clock(), milliseconds)
+
+    def view_of(self, keyspace: Keyspace, now_ms: int, on_change: OnChange | None = None) -> KeyspaceView:
+        """Open a view of what this server shows of a keyspace."""
+        if self.cluster is None or self.cluster.slots == ALL:
+            return keyspace.view(now_ms, on_change)
+        return SlotView(keyspace, self.cluster.slots, now_ms, on_change)
+
+    def _own_view(self, now_ms: int) -> KeyspaceView:
+        view = self.view_of(self.keyspace, now_ms, self._note_changes)
+        view.on_removal = self._note_removal
+        return view
+
+    def _note_removal(self, snapshot: Snapshot, removals: int) -> None:
+        """Tell who holds keys that have expired."""
+        if not self.tracking.is_idle:
+            self.moves += 1
+            self._tell_changed(snapshot.expired_since(removals))
+
+    @property
+    def is_slave(self) -> bool:
+        """Tell whether clients are told that this is a replica: by the topology of a cluster, else by the settings."""
+        return self.config.is_slave if self.cluster is None else self.cluster.is_replica
+
+    def _note_changes(self, keys: Sequence[bytes] | None) -> None:
+        self.moves += 1
+        self._tell_changed(keys)
+
+    def _tell_changed(self, keys: Sequence[bytes] | None) -> None:
+        """Have those told who hold keys. This runs in the turn of whoever reads first: it is not to pay for others."""
+        if not self.attempt(self.tracking.changed, keys):
+            self.cut_who_tracks()
+
+    def renew(self) -> None:
+        """Move to the newest epochs: once per input buffer, so that its requests see one epoch and one time."""
+        self.view.renew(self.clock())
+
+    def look(self) -> None:
+        """Move to the newest epochs of all jobs, whether they are asked for or not."""
+        self.renew()
+        for _ in self.view.snapshots():
+            pass
+
+    def news(self, following: Following) -> bytes:
+        """Return what a connection that follows this server has not been told, as it is sent."""
+        following.moves = self.moves
+        return following.news(self.view.reached(), self._topology_version)
+
+    def news_around(self, following: Following) -> bytes:
+        """Move to the newest epochs, and return what is new, before a reply that may be as new or a little older."""
+        self.look()
+        following.moves = self.moves
+        return following.news_around(self.view.reached(), self._topology_version)
+
+    @property
+    def _topology_version(self) -> int:
+        return NO_TOPOLOGY if self.cluster is None else self.cluster.topology.version
+
+    def follow(self, session: Session, *, has_keys: bool) -> bytes:
+        """Have a connection told what is new, from now on; return what is readable. has_keys: and which keys change."""
+        self._leave(session)
+        session.following = Following()
+        self.look()
+        if has_keys:
+            self.tracking.followers[session.following] = None
+        return self.news(session.following)
+
+    def leave(self, session: Session) -> None:
+        """Tell a session nothing more that it has not asked for: it has gone, or sent RESET."""
+        for leave in (self.publishing.leave, self.monitors.remove, self._leave, self._end_tracking):
+            self.attempt(leave, session)
+
+    def _end_tracking(self, session: Session) -> None:
+        if session.tracked is not None:
+            self.tracking.end(session.tracked)
+            session.track(None)
+
+    def _leave(self, session: Session) -> None:
+        if session.following is not None:
+            self.tracking.followers.pop(session.following, None)
+            session.following = None
+
+    def invalid_for(self, session: Session, *, is_within: bool = False) -> bytes:
+        """Return what a client that tracks has to be told, as it is sent. is_within: see `Tracked.take`."""
+        tracked = session.tracked
+        if tracked is None or not tracked.is_owed or tracked.redirect:
+            return b""
+        told = self.tracking.take(tracked, PUSH, is_within=is_within)
+        return told if session.protocol > RESP2 else b""
+
+    def pin(self) -> KeyspaceView:
+        """Open a view of all jobs that stays at their newest epochs and at this clock reading until it is closed."""
+        keyspace = Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable))
+        view = self.view_of(keyspace, self.view.now_ms)
+        for _ in view.snapshots():
+            pass  # they are opened when they are asked for, and later would be another epoch
+        return view
+
+    def pin_at(self, reads_at: ReadsAt) -> KeyspaceView | None:
+        """Open a view of all jobs at given epochs and a given clock reading; None if one of these is not held."""
+        snapshots = self.held.take(reads_at.epochs, reads_at.clock_ms, self.clock())
+        if snapshots is None:
+            return None
+        view = self.view_of(Keyspace(dict(self.keyspace.jobs), dict(self.keyspace.unreadable)), reads_at.clock_ms)
+        view.stay_at(snapshots)
+        return view
+
+    def gather(self, question: Question, argument: Any, join: Callable[[Sequence[Any]], Reply]) -> Reply:
+        """Ask every process that serves this port, this one at once, and join the answers, its own first, to a reply.
+
+        A process that does not answer in time is left out. `join` may raise ReplyError.
+        """
+        own = question.answer(self, argument)
+        if self.ask_others is None:
+            return join([own])
+        pending = Pending(GATHER_S_MAX, lambda: join([own]))
+        self.ask_others(question.name, argument, lambda others: pending.resolve(lambda: join([own, *others])))
+        return pending
+
+    def change_users(self, change: Change, caller: Session, finish: Callable[[Outcome], Reply]) -> Reply:
+        """Change users in all processes that serve this port, and answer what `finish` makes of it; it may raise."""
+        if self.ask_for_users is None:
+            outcome = self.users.change(change)
+            self.look_at_users(caller.id)
+            return finish(outcome)
+        pending = Pending(GATHER_S_MAX, no_answer)
+        told = self.ask_for_users
+        told(change, caller.id, lambda answer: pending.resolve(lambda: finish(Outcome(**answer))))
+        return pending
+
+    def look_at_users(self, caller_id: int = 0) -> None:
+        """Take in that users have changed: at once, for all connections. Who is nobody any more is cut, but the caller.
+
+        Nor may anybody stay subscribed to what it may not be.
+        """
+        for session in list(self.sessions.values()):
+            is_gone = not self.users.has(session.user)
+            if is_gone and session.id != caller_id:
+                self.cut(session.id)
+            elif is_gone:
+                session.log_out()
+                session.close()  # it still gets the reply
+            else:
+                session.look_at_user()
+                if session.subscriptions is not None and not may_be_subscribed(session.user, session.subscriptions):
+                    self.cut(session.id)
+
+    # -- what nobody expected -----------------------------------------------------------------------------------------
+
+    def report(self, error: Exception) -> PlainError:
+        """Log and count an exception that nobody expected; return what a client is told of it."""
+        self.stats.internal_errors += 1
+        return internal_error(error)
+
+    def attempt(self, do: Callable[..., object], *arguments: object) -> bool:
+        """Do what no client waits for; False if it raised, which ends nothing else."""
+        try:
+            do(*arguments)
+        except Exception as error:
+            self.report(error)
+            return False
+        return True
+
+    def cut_who_tracks(self) -> None:
+        """Cut whoever may hold a key in a cache of its own, and may not have been told that the key changed."""
+        for session in list(self.sessions.values()):
+            if session.tracked is not None or session.following is not None:
+                self.cut(session.id, "which keys changed could not be told")
+
+    def close(self) -> None:
+        """Let go of all snapshots."""
+        self.notifications.close()
+        self.held.close()
+        self.view.close()
+
+
+def may_be_subscribed(user: Account, subscriptions: Subscriptions) -> bool:
+    """Tell whether a user may use all that one of its clients is subscribed to."""
+    return all(user.can_subscribe(name, is_pattern=way is Way.PATTERN) for way in Way for name in subscriptions.of(way))
+
+
+def no_answer() -> Reply:
+    """Raise what is answered if the users cannot be changed in time."""
+    raise PlainError("the users were not changed in time; look at ACL LIST before you try again")
+
+
+@dataclass(slots=True)
+class Call:
+    """Who calls, and where. One per connection."""
+
+    session: Session
+    instance: Instance
+
+    @property
+    def jobs(self) -> KeyspaceView:
+        """All jobs, whichever database is selected."""
+        return self.instance.view
+
+    @property
+    def view(self) -> KeyspaceView:
+        """The selected database: all jobs are in database 0."""
+        return self.instance.view if self.session.db == 0 else self.instance.nothing
+
+    @property
+    def user(self) -> Account:
+        """Who asks."""
+        return self.session.user
+
+    @property
+    def sight(self) -> Sight:
+        """What who asks may be told of in the selected database."""
+        return self.sight_of(self.view)
+
+    def sight_of(self, view: KeyspaceView) -> Sight:
+        """Return what who asks may be told of in a view."""
+        return Sight(self.user, view)
+
+    @property
+    def now_ms(self) -> int:
+        """The input buffer's clock reading."""
+        return self.instance.view.now_ms
+
+    def at(self, key: bytes) -> Snapshot:
+        """Return what to ask for a key."""
+        return self.view.at(key)
+
+    def entry(self, key: bytes) -> Entry | None:
+        """Describe what stands at a key, and count the look-up."""
+        return self.counted(self.at(key).entry(key))
+
+    def counted(self, found: Found) -> Found:
+        """Count a look-up as a hit, or as a miss if it found nothing (None)."""
+        if found is None:
+            self.instance.stats.misses += 1
+        else:
+            self.instance.stats.hits += 1
+        return found
+
+    def deny(self, reason: Reason, of: bytes, user: bytes | None = None) -> None:
+        """Keep for ACL LOG that something was denied: a command, a key, a channel, or to log in as a user."""
+        session, instance = self.session, self.instance
+        instance.stats.denied[reason.name.lower()] += 1
+        instance.users.denials.add(
+            reason,
+            is_queued=session.transaction is not None,
+            of=of,
+            user=session.user.name if user is None else user,
+            client=instance.line_of(session),
+            now_ms=self.now_ms,
+            entries_max=instance.config.acl_log_entries_max,
+        )
+
+    def pin(self) -> KeyspaceView:
+        """Open a view that stays at its jobs and epochs between the steps of a reply; `unpin` closes it."""
+        return self.instance.pin() if self.session.db == 0 else Keyspace().view(self.now_ms)
+
+    def unpin(self, view: KeyspaceView) -> None:
+        """Let go of what `pin` returned."""
+        view.close()

@@ -1,0 +1,181 @@
+"""Requests of many words: cut into smaller ones of the same command, whose replies are joined.
+
+Whatever looks at each word (rights, slots, what a client tracks, the command itself) so has a bounded number of them at
+a time, and others are answered in between. All portions are checked before the first one is answered, and all are
+answered from one view. A command whose replies cannot be joined takes fewer words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from resp_server.command_table.facts import ANY_SLOTS
+from resp_server.command_table.key_specs import keys_of
+from resp_server.commands.transactions import WATCHED_KEYS_MAX, check_room, no_room
+from resp_server.execution.context import Call
+from resp_server.execution.exec_runner import QueuedCall
+from resp_server.protocol.errors import CrossSlotError, PlainError
+from resp_server.protocol.replies import OK, FirstOf, Frames, Reply, Sliced
+from resp_server.protocol.request_parser import PORTION_WORDS, PORTION_WORDS_BYTES, LongRequest, Request
+from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX, Subscriptions, Way
+from state_backend.model.slots import slot_of
+
+if TYPE_CHECKING:
+    from resp_server.command_table.table import Command
+
+# What is taken of a command that is not cut (guess: enough for what is typed, or made of a few hundred keys).
+WHOLE_WORDS_MAX = 4096
+WHOLE_BYTES_MAX = 2 << 20
+
+# Raises what a portion is answered with that may not be run.
+Check = Callable[[Call, "Command", Request], None]
+# Told of a portion that was answered.
+Note = Callable[[Request], None]
+
+
+class Cut(NamedTuple):
+    """How a request is cut, and its replies joined.
+
+    kept: how many words behind the name stand in each portion as well. is_counted: the last one of them says how many
+    there are behind it. check_room: raises PlainError if all the words together are too many.
+    """
+
+    shape: type
+    kept: int = 0
+    is_counted: bool = False
+    check_room: Callable[[Call, Sequence[bytes]], None] = lambda call, words: None
+
+    def portions(self, command: Command, request: Request, words: int = PORTION_WORDS) -> Iterator[Request]:
+        """Cut a request into portions of so many words."""
+        start = command.words + self.kept
+        head = request[:start]
+        for at in range(start, len(request), words):
+            for some in of_bounded_size(request[at : at + words]):
+                kept = [*head[:-1], b"%d" % len(some)] if self.is_counted else head
+                yield [*kept, *some]
+
+
+def of_bounded_size(words: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Cut words into some that are not too long together."""
+    if sum(map(len, words)) <= PORTION_WORDS_BYTES:
+        yield words
+        return
+    some: list[bytes] = []
+    size = 0
+    for word in words:
+        some.append(word)
+        size += len(word)
+        if size > PORTION_WORDS_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
+def head_of(request: Request) -> Request:
+    """Return a request as far as it is looked at that is too long to be answered, or queued, as it is."""
+    if is_whole(request):
+        return request
+    return next(of_bounded_size(request[:PORTION_WORDS]))
+
+
+def is_whole(request: Request) -> bool:
+    """Tell whether a request may be answered, or queued, as it is."""
+    if type(request) is not LongRequest:
+        return True
+    return len(request) <= WHOLE_WORDS_MAX and request.size_bytes <= WHOLE_BYTES_MAX
+
+
+def _room_of(way: Way) -> Callable[[Call, Sequence[bytes]], None]:
+    def check(call: Call, names: Sequence[bytes]) -> None:
+        subscriptions = call.session.subscriptions or Subscriptions()
+        if len(names) <= SUBSCRIPTIONS_MAX:
+            subscriptions.check_room(way, names)
+        else:
+            raise subscriptions.no_room()
+
+    return check
+
+
+def _room_to_watch(call: Call, keys: Sequence[bytes]) -> None:
+    if len(keys) > WATCHED_KEYS_MAX:
+        raise no_room()
+    check_room(call, [key for key in dict.fromkeys(keys) if (call.session.db, key) not in call.session.watched])
+
+
+_FIELDS = Cut(list, 3, is_counted=True)
+CUTS: Mapping[str, Cut] = {
+    **dict.fromkeys(("exists", "touch"), Cut(int)),
+    **dict.fromkeys(("mget", "state|mget"), Cut(list)),
+    **dict.fromkeys(("hmget", "smismember", "zmscore", "geopos", "geohash"), Cut(list, 1)),
+    **dict.fromkeys(("httl", "hpttl", "hexpiretime", "hpexpiretime"), _FIELDS),
+    **{f"{way.value.decode()}subscribe": Cut(Frames, check_room=_room_of(way)) for way in Way},
+    **{f"{way.value.decode()}unsubscribe": Cut(Frames) for way in Way},
+    "watch": Cut(FirstOf, check_room=_room_to_watch),
+    "state|expect": Cut(FirstOf),
+}
+
+
+def cut_of(command: Command, request: Request) -> Cut | None:
+    """Return how a request is cut that is long; None: it is answered as it is. PlainError if it cannot be."""
+    cut = CUTS.get(command.name)
+    if cut is not None and not (cut.is_counted and not _is_counted(command, cut, request)):
+        return cut
+    if not is_whole(request):
+        raise too_long(command)
+    return None
+
+
+def too_long(command: Command, words_max: int = WHOLE_WORDS_MAX) -> PlainError:
+    """Return what is answered to a request that is too long to be answered, or queued, as it is."""
+    name = command.name.replace("|", " ")
+    return PlainError(f"'{name}' takes {words_max} words of {WHOLE_BYTES_MAX >> 20} MiB at once; split the request")
+
+
+def _is_counted(command: Command, cut: Cut, request: Request) -> bool:
+    start = command.words + cut.kept
+    return request[start - 1] == b"%d" % (len(request) - start)
+
+
+def in_portions(call: Call, command: Command, cut: Cut, request: Request, check: Check, note: Note) -> Sliced:
+    """Answer a long request in portions, from a view of its own."""
+    cut.check_room(call, request[command.words + cut.kept :])
+    view = call.pin()
+    parts = _parts(QueuedCall(call.session, call.instance, view), command, cut, request, check, note)
+    count = len(request) - command.words - cut.kept if cut.shape is list else None
+    return Sliced(parts, partial(call.unpin, view), cut.shape, count, acts=cut.shape in (Frames, FirstOf))
+
+
+def _parts(
+    call: QueuedCall, command: Command, cut: Cut, request: Request, check: Check, note: Note
+) -> Iterator[Sequence[Reply]]:
+    yield from _check_slots(call, command, cut, request)
+    for portion in cut.portions(command, request):
+        check(call, command, portion)
+        yield []
+    for portion in cut.portions(command, request):
+        reply = command.execute(call, portion)
+        note(portion)
+        if isinstance(reply, Sliced):
+            for part in reply.parts:
+                yield [] if cut.shape is FirstOf else part
+            reply.release()
+        else:
+            yield [] if cut.shape is FirstOf else reply if cut.shape is list else [reply]
+    if cut.shape is FirstOf:
+        yield [OK]
+
+
+def _check_slots(call: Call, command: Command, cut: Cut, request: Request) -> Iterator[Sequence[Reply]]:
+    """Raise CrossSlotError if portions have keys of different slots; those of one portion were checked."""
+    if call.instance.cluster is None or not command.facts.key_specs or ANY_SLOTS in command.facts.tips:
+        return
+    slots = set()
+    for portion in cut.portions(command, request):
+        keys = keys_of(command.facts, portion)
+        slots |= {slot_of(key) for key, _ in keys[:1]} if keys else set()
+        yield []
+    if len(slots) > 1:
+        raise CrossSlotError

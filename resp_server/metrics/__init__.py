@@ -1,0 +1,1 @@
+"""What a process counts and times: pure numbers for INFO, SLOWLOG and LATENCY."""

@@ -1,0 +1,109 @@
+"""The numbers of a process that INFO shows, and their sum over the processes of one server."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+from resp_server.metrics.stats import Stats
+
+# Of the thread that calls, where the system tells: the event loop's.
+THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+
+
+@dataclass
+class Numbers:
+    """What processes counted and used. Pages that several of them map are counted in each."""
+
+    clients: int = 0
+    resident_bytes: int = 0
+    resident_bytes_peak: int = 0
+    user_s: float = 0.0
+    system_s: float = 0.0
+    stats: Stats = field(default_factory=Stats)
+    watching: int = 0
+    watched_keys: int = 0
+    held_back: int = 0  # by CLIENT PAUSE
+    started_bytes: int = 0  # resident when it started
+    own_bytes: int = 0  # not mapped from a file, or mapped when it started
+    output_bytes: int = 0  # that wait to be sent
+    output_bytes_most: int = 0  # to one client
+    children_user_s: float = 0.0
+    children_system_s: float = 0.0
+    thread_user_s: float = 0.0
+    thread_system_s: float = 0.0
+    tracking: int = 0
+    tracked_keys: int = 0  # those of several processes count in each
+    tracked_items: int = 0
+    tracked_prefixes: int = 0
+    subscribed: int = 0
+    channels: int = 0  # of pub/sub; those at several processes count in each
+    patterns: int = 0
+    shard_channels: int = 0
+
+    @classmethod
+    def of_this_process(cls, stats: Stats, clients: int = 0, started: Memory | None = None) -> Self:
+        """Return the numbers of the process that calls. started: its memory when it started."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        peak = used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        now = memory_now()
+        resident = now.resident_bytes or peak
+        before = now if started is None else started
+        children, thread = map(resource.getrusage, (resource.RUSAGE_CHILDREN, THREAD))
+        return cls(
+            clients,
+            resident,
+            max(peak, resident),
+            used.ru_utime,
+            used.ru_stime,
+            stats,
+            started_bytes=before.resident_bytes,
+            own_bytes=resident - now.mapped_bytes + before.mapped_bytes,
+            children_user_s=children.ru_utime,
+            children_system_s=children.ru_stime,
+            thread_user_s=thread.ru_utime,
+            thread_system_s=thread.ru_stime,
+        )
+
+    @classmethod
+    def total(cls, parts: Iterable[Self]) -> Self:
+        """Add the numbers of several processes up."""
+        whole = cls()
+        for part in parts:
+            most = max(whole.output_bytes_most, part.output_bytes_most)
+            for name in vars(whole).keys() - {"stats"}:
+                setattr(whole, name, getattr(whole, name) + getattr(part, name))
+            whole.output_bytes_most = most
+            whole.stats.add(part.stats)
+        return whole
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers as another process of the server is told them."""
+        return {**vars(self), "stats": self.stats.to_json()}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """Return what `to_json` made."""
+        return cls(**{**told, "stats": Stats.from_json(told["stats"])})
+
+
+class Memory(NamedTuple):
+    """What of a process is in memory, and what of that is mapped from files."""
+
+    resident_bytes: int
+    mapped_bytes: int
+
+
+def memory_now() -> Memory:
+    """Return the memory of this process; zeros where the system does not tell."""
+    try:
+        with open("/proc/self/statm") as statm:
+            pages = statm.read().split()
+    except OSError:
+        return Memory(0, 0)
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    return Memory(int(pages[1]) * page_bytes, int(pages[2]) * page_bytes)

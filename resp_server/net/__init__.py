@@ -1,0 +1,1 @@
+"""Between processes: TLS, addresses, listening sockets, child processes, a small client."""

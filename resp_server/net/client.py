@@ -1,0 +1,122 @@
+"""A small synchronous client: for `sparkis status` and for control traffic, never for the paths that must be fast."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+import hiredis
+
+from resp_server.net.tls import TlsFiles, context_for_url, why
+from state_backend.model.errors import SparkisError
+
+DEFAULT_PORT = 6379
+TIMEOUT_S = 5.0
+READ_BYTES = 65_536
+
+
+class ClientError(SparkisError):
+    """The server cannot be reached, or answered with an error."""
+
+
+class Client:
+    """One connection. Not to be shared between threads. `timeout_s` bounds connecting, and each wait for bytes.
+
+    `tls` is how to speak TLS; without it nothing is encrypted.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.address = f"{host}:{port}"
+        self._timeout_s = timeout_s
+        self._has_heard = False
+        self._reader = hiredis.Reader(encoding="utf-8", errors="replace", replyError=ClientError)
+        try:
+            self._socket = socket.create_connection((host, port), timeout_s)
+        except OSError as error:
+            raise ClientError(
+                f"cannot connect to {self.address}: {error.strerror or error}; is a server there?"
+            ) from None
+        if tls is not None:
+            self._encrypt(tls, host)
+        if password is not None:
+            self.call("AUTH", *([username] if username else []), password)
+
+    @classmethod
+    def from_url(cls, url: str, timeout_s: float = TIMEOUT_S, tls: TlsFiles | None = None) -> Client:
+        """Connect to `redis://[[user]:password@]host[:port]`; ClientError if that is not what `url` is.
+
+        `rediss://` speaks TLS: `tls` has the CA, if it is none that this machine trusts, and what to show if asked.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port or DEFAULT_PORT
+        except ValueError as error:
+            raise ClientError(f"{url!r} is not a URL: {error}") from None
+        if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+            raise ClientError(
+                f"{url!r} is not a URL of the form redis://[:password@]host[:port], or rediss://... for TLS"
+            )
+        if tls is not None and parts.scheme == "redis":
+            raise ClientError(f"{url!r} speaks no TLS: write rediss://, or give no TLS files")
+        password = None if parts.password is None else unquote(parts.password)
+        context = context_for_url(tls) if parts.scheme == "rediss" else None
+        return cls(
+            parts.hostname, port, username=parts.username or None, password=password, timeout_s=timeout_s, tls=context
+        )
+
+    def _encrypt(self, tls: ssl.SSLContext, host: str) -> None:
+        plain = self._socket
+        try:
+            self._socket = tls.wrap_socket(plain, server_hostname=host)
+        except OSError as error:
+            plain.close()
+            raise ClientError(f"cannot connect to {self.address}: {why(error)}") from None
+
+    def call(self, *words: str, timeout_s: float | None = None) -> Any:
+        """Send one command and return its reply; ClientError if the reply is an error or does not come in time."""
+        self._socket.settimeout(self._timeout_s if timeout_s is None else timeout_s)
+        try:
+            # hiredis' stub has a tuple of one word.
+            self._socket.sendall(hiredis.pack_command(words))  # type: ignore[arg-type]
+            while (reply := self._reader.gets()) is False:
+                received = self._socket.recv(READ_BYTES)
+                if not received:
+                    raise ClientError(f"{self.address} closed the connection{self._perhaps()}")
+                self._has_heard = True
+                self._reader.feed(received)
+        except OSError as error:
+            raise ClientError(f"{self.address} did not answer {words[0]}: {why(error)}") from None
+        if isinstance(reply, ClientError):
+            raise ClientError(f"{self.address}: {reply}")
+        return reply
+
+    def _perhaps(self) -> str:
+        """Say what may be wrong with a connection that ends before its first reply: a server of TLS says nothing."""
+        if self._has_heard:
+            return ""
+        is_encrypted = isinstance(self._socket, ssl.SSLSocket)
+        return ": does it ask for a certificate?" if is_encrypted else ": does it speak TLS (rediss://)?"
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,149 @@
+"""Listening sockets: all addresses of a server at one port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from resp_server.execution.config import LOOPBACK, ServerConfig
+
+log = logging.getLogger(__name__)
+
+
+# File descriptors of a process beside those of its clients: stores, logs, pipes, listeners (guess).
+OTHER_FILES = 256
+
+# Clients that are let in in one round of the event loop, and the pause where the system lets none in (guesses).
+ACCEPTED_MAX = 64
+ACCEPT_PAUSE_S = 1.0
+
+
+def make_room_for(clients: int) -> None:
+    """Let this process have a file descriptor for each of so many clients, as far as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = clients + OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        log.warning("%d clients may be too many: files stay limited to %d (%s)", clients, soft, error)
+
+
+def listen(hosts: Sequence[str], port: int, backlog_connections: int) -> list[socket.socket]:
+    """Return listening sockets for these hosts, at one port; port 0 takes a free one.
+
+    OSError if an address cannot be had; a loopback address that the machine lacks is left out. A name may be resolved.
+    """
+    made: list[socket.socket] = []
+    for host in hosts:
+        try:
+            for address in _addresses(host, port):
+                made.append(_listener(address, port, backlog_connections))
+                port = made[-1].getsockname()[1]
+        except OSError as error:
+            if host in LOOPBACK and made:
+                log.info("not listening on %s: this machine does not have it", host)
+                continue
+            for each in made:
+                each.close()
+            raise cannot_listen(host, port, error) from None
+    return made
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> OSError:
+    """Return an error of a listening socket as one that names host and port."""
+    # Errors of look-ups have negative numbers, and texts of their own; to those of others socket and asyncio add words.
+    reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or error
+    return OSError(error.errno, f"cannot listen on {host}, port {port}: {reason}")
+
+
+def listen_at_ports(config: ServerConfig) -> tuple[list[socket.socket], list[socket.socket]]:
+    """Return a server's listening sockets: those where nothing is encrypted, and those where all is. OSError."""
+    hosts, backlog_connections = config.hosts, config.backlog_connections
+    first = listen(hosts, config.port, backlog_connections)
+    if config.tls is None:
+        return first, []
+    if config.tls_port is None:
+        return [], first
+    try:
+        return first, listen(hosts, config.tls_port, backlog_connections)
+    except OSError:
+        for each in first:
+            each.close()
+        raise
+
+
+def is_wildcard(host: str) -> bool:
+    """Tell whether a host stands for all addresses of a machine, so that nobody can connect to it."""
+    return host in ("", "*", "0.0.0.0", "::")
+
+
+def address_towards(there: tuple[str, int]) -> str:
+    """Return the address of this machine by which it reaches a host and port; nothing is sent. A name is resolved."""
+    family, kind, _, _, address = socket.getaddrinfo(*there, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _addresses(host: str, port: int) -> list[tuple[int, str]]:
+    """Return (family, address) of a host; an empty one stands for all addresses of this machine."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
+
+
+def _listener(address: tuple[int, str], port: int, backlog_connections: int) -> socket.socket:
+    family, host = address
+    made = socket.create_server((host, port), family=family, backlog=backlog_connections)
+    made.setblocking(False)
+    return made
+
+
+class PolledListener:
+    """A listening socket whose clients go to the compiled core's poller."""
+
+    def __init__(self, poller: Any, listener: socket.socket, connect: Callable[[], asyncio.Protocol]) -> None:
+        self._poller = poller
+        self._listener = listener
+        self._connect = connect
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener.fileno())
+            self._listener.close()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_MAX):
+            try:
+                client, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                log.error("no client can be let in: %s; trying again in %s s", error, ACCEPT_PAUSE_S)
+                self._loop.remove_reader(self._listener.fileno())
+                self._loop.call_later(ACCEPT_PAUSE_S, self._go_on)
+                return
+            take_client(self._poller, client, self._connect())
+
+    def _go_on(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+
+def take_client(poller: Any, client: socket.socket, connection: asyncio.Protocol) -> None:
+    """Give a client's socket to a poller, small replies not being held back (as asyncio does)."""
+    client.setblocking(False)
+    if client.family != socket.AF_UNIX:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    poller.add(client, connection)

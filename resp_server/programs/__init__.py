@@ -1,0 +1,1 @@
+"""The programs: one module for each, from options to the end."""

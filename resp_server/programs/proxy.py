@@ -1,0 +1,178 @@
+"""A proxy process from end to end. `sparkis proxy` runs this: no store, no state."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import uvloop
+
+from resp_server.net.addresses import host_and_port
+from resp_server.net.listeners import make_room_for
+from resp_server.net.tls import Certificates, TlsError, certificates_of, files_of
+from resp_server.programs.command_line import Program, whole_number
+from resp_server.programs.serve import (
+    add_listening_options,
+    add_tls_port_option,
+    config_of,
+    load_users,
+    log_started,
+    until_told_to_end,
+)
+from resp_server.proxy.applications import Applications
+from resp_server.proxy.connection import ProxyConnection
+from resp_server.proxy.dispatcher import ProxyDispatcher
+from resp_server.proxy.feeds import feed_clients
+from resp_server.proxy.routes import APPLICATIONS_MAX
+from resp_server.proxy.sources import FileSource, LogSource, RegistrySource, Source
+from resp_server.proxy.upstream import TIMEOUT_S, Upstreams
+from resp_server.serving.server import Server
+from resp_server.serving.token import add_token_option, token_of
+from state_backend.log.filesystems import open_filesystem
+from state_backend.store.keyspace import Keyspace
+
+logger = logging.getLogger("sparkis.proxy")
+
+MS_PER_S = 1000
+TIMEOUT_MS_MAX = 60_000
+
+DESCRIPTION = """\
+Answer plain Redis clients from several state servers, each for its slots. Each --cluster, --registry and --log is an
+application of its own; with several of them a key's job says which one is asked.
+"""
+EXAMPLES = """\
+examples:
+  sparkis proxy --log /data/sparkis-log
+  SPARKIS_CONTROL_TOKEN=... sparkis proxy --registry driver-a:7377 --registry driver-b:7377
+  sparkis proxy --cluster cluster.json
+  SPARKIS_PASSWORD=secret sparkis proxy --log /data/sparkis-log --bind 0.0.0.0 --port 6379
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a proxy to a command."""
+    parser.add_argument(
+        "--log",
+        action="append",
+        default=[],
+        metavar="ROOT",
+        help="a log root under which a registry writes who answers what; may be repeated",
+    )
+    parser.add_argument(
+        "--registry",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="a registry to be told by; may be repeated",
+    )
+    add_token_option(parser)
+    parser.add_argument(
+        "--cluster",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="the servers' topology; read again when it changes; may be repeated",
+    )
+    parser.add_argument(
+        "--upstream-timeout",
+        type=whole_number(1, TIMEOUT_MS_MAX, "a number of milliseconds"),
+        default=int(TIMEOUT_S * MS_PER_S),
+        metavar="MS",
+        help="how long a server may take to answer (default %(default)s)",
+    )
+    add_listening_options(parser)
+    add_tls_port_option(parser)
+    parser.add_argument(
+        "--upstream-tls",
+        choices=("yes", "no"),
+        help="whether servers and registries speak TLS (default: yes if a TLS file is given)",
+    )
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(role="master")
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Answer clients until a signal, or for a child until its standard input ends."""
+    uvloop.run(_serve(options))
+
+
+def _sources(options: argparse.Namespace) -> Sequence[Source]:
+    """Return where each application's topology comes from; ValueError for what cannot be meant."""
+    token = token_of(options) if options.registry else ""
+    made: list[Source] = [FileSource(path) for path in options.cluster]
+    for text in options.registry:
+        try:
+            made.append(RegistrySource(*host_and_port(text), token))
+        except ValueError as error:
+            raise ValueError(f"--registry: {error}") from None
+    made += [LogSource(open_filesystem(root)) for root in options.log]
+    if not 1 <= len(made) <= APPLICATIONS_MAX:
+        raise ValueError(
+            f"{len(made)} applications are given; give 1 to {APPLICATIONS_MAX} by --log, --registry or --cluster"
+        )
+    names = [source.name for source in made]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is given twice; each is an application of its own")
+    return made
+
+
+def _upstream_certificates(options: argparse.Namespace) -> Certificates | None:
+    """Return what servers and registries are connected to with; None: without TLS."""
+    if options.upstream_tls == "no":
+        return None
+    files = files_of(options)
+    if files is None and options.upstream_tls == "yes":
+        raise TlsError("--upstream-tls yes needs --tls-ca-cert-file, the CA that the servers' certificates are of")
+    return certificates_of(files)
+
+
+async def _serve(options: argparse.Namespace) -> None:
+    config = config_of(options, takes_ca_alone=True)
+    certificates = _upstream_certificates(options)
+    make_room_for(config.clients_max)
+    password = config.upstream_password or config.password
+    sources = _sources(options)
+    for source in sources:
+        source.upstreams = Upstreams(source.name, password, options.upstream_timeout / MS_PER_S)
+        source.upstreams.certificates = certificates
+    applications = Applications([source.upstreams for source in sources])
+    server = Server(
+        Keyspace(),
+        replace(config, upstream_password=None),  # with which nobody comes here
+        dispatcher=lambda instance: ProxyDispatcher(instance, applications),
+        connection=ProxyConnection,
+    )
+    load_users(server.users)
+    server.instance.upstreams = applications.facts
+    feeds = feed_clients(applications, server.instance)
+    applications.start()
+    following: list[asyncio.Task[None]] = []
+    try:
+        for source in sources:
+            source.begin()
+            following.append(asyncio.create_task(source.follow()))
+        await server.start()
+        log_started(config, server.port, server.tls_port)
+        if options.child:
+            print(json.dumps({"port": server.port, "tls_port": server.tls_port}), flush=True)
+        await until_told_to_end(watches_input=options.child, users=server)
+    finally:
+        for task in following:
+            task.cancel()
+        await server.stop()
+        feeds.stop()
+        applications.stop()
+        logger.info("ended")
+
+
+PROGRAM = Program("proxy", DESCRIPTION, EXAMPLES, add_options, serve)
+run, main = PROGRAM.run, PROGRAM.main
+
+if __name__ == "__main__":
+    sys.exit(main())

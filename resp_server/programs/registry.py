@@ -1,0 +1,173 @@
+"""A registry process from end to end. `sparkis registry` runs this: no state, and no client ever waits for it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import socket
+import sys
+from ipaddress import ip_address
+
+import uvloop
+
+from resp_server.cluster.topology import NODES_MAX
+from resp_server.net.addresses import address_of
+from resp_server.net.client import Client
+from resp_server.net.listeners import cannot_listen, make_room_for
+from resp_server.net.tls import Certificates, add_tls_options, certificates_of, shown_files_of
+from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
+from resp_server.programs.serve import until_told_to_end
+from resp_server.registry.record import FencedError, Place
+from resp_server.registry.service import CONNECTIONS_MAX, Registry
+from resp_server.registry.standby import ANSWER_S_MAX, Connect, until_away
+from resp_server.serving.token import add_token_option, token_of
+from resp_server.serving.token_port import ARRIVING_MAX
+from state_backend.log.filesystems import Filesystem, open_filesystem
+
+logger = logging.getLogger("sparkis.registry")
+
+DEFAULT_PORT = 7377
+# How a registry ends when another one has taken its place: whoever keeps it running must not take that back.
+FENCED_CODE = 3
+
+DESCRIPTION = (
+    "Assign the slots of a change log's keys to state servers, and notice when these come and go. It writes where it "
+    "is to registry.json under the log's root. Servers answer on without it; one that is started again goes on."
+)
+EXAMPLES = """\
+examples:
+  SPARKIS_CONTROL_TOKEN=secret sparkis registry --log /data/log
+  sparkis registry --log /data/log --token-file token --bind 10.0.0.1 --replicas 1
+  sparkis registry --log /data/log --token-file token --bind 10.0.0.2 --replicas 1 --standby
+  sparkis registry --log /data/log --tls-cert-file a.crt --tls-key-file a.key --tls-ca-cert-file ca.crt
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a registry to a command."""
+    parser.add_argument("--log", required=True, metavar="PATH", help="the log root; registry.json is written there")
+    parser.add_argument(
+        "--port", type=tcp_port, default=DEFAULT_PORT, help="TCP port (default %(default)s; 0: a free one)"
+    )
+    parser.add_argument(
+        "--bind", default="127.0.0.1", metavar="ADDRESS", help="the address to listen on (default %(default)s)"
+    )
+    parser.add_argument(
+        "--advertise", metavar="HOST", help="where state servers find this machine (default: the --bind address)"
+    )
+    parser.add_argument(
+        "--replicas",
+        type=whole_number(0, NODES_MAX - 1, "a number of replicas"),
+        default=0,
+        metavar="N",
+        help="further servers that hold each slot, where there are enough (default %(default)s)",
+    )
+    parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="take over when the log's registry has not answered for some seconds, such as when its driver has gone",
+    )
+    add_token_option(parser)
+    add_tls_options(parser)
+    add_level_option(parser)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Assign until a signal, or for a child until its standard input ends; return the exit code."""
+    try:
+        uvloop.run(_run(options, token_of(options), certificates_of(shown_files_of(options))))
+    except FencedError as error:
+        logger.error("%s; this one ends", error)
+        return FENCED_CODE
+    return 0
+
+
+async def _run(options: argparse.Namespace, token: str, certificates: Certificates | None) -> None:
+    """Assign until this process is told to end; one that stands by waits for its turn, again and again."""
+    host = _advertised(options)
+    make_room_for(CONNECTIONS_MAX + ARRIVING_MAX)
+    filesystem = open_filesystem(options.log)
+    filesystem.make_folder("")
+    told = asyncio.create_task(until_told_to_end(watches_input=options.child))
+    await asyncio.sleep(0)  # so that signals are waited for when somebody reads that it is there
+    try:
+        while not told.done():
+            if options.standby:
+                logger.info("standing by for the registry of %s", filesystem.root)
+                away = asyncio.create_task(until_away(filesystem, _connecting(token, certificates)))
+                await asyncio.wait([away, told], return_when=asyncio.FIRST_COMPLETED)
+                if not away.done():
+                    away.cancel()
+                    return
+                away.result()
+            try:
+                await _assign(options, host, filesystem, token, certificates, told)
+            except FencedError as error:
+                if not options.standby:
+                    raise
+                logger.warning("%s; this one stands by again", error)
+    finally:
+        told.cancel()
+        logger.info("ended")
+
+
+async def _assign(
+    options: argparse.Namespace,
+    host: str,
+    filesystem: Filesystem,
+    token: str,
+    certificates: Certificates | None,
+    told: asyncio.Task[bool],
+) -> None:
+    """Be the log's registry until this process is told to end; FencedError when another one has taken over."""
+    try:
+        listener = socket.create_server(
+            (options.bind, options.port), family=socket.AF_INET6 if ":" in options.bind else socket.AF_INET
+        )
+    except OSError as error:
+        raise cannot_listen(options.bind, options.port, error) from None
+    port = listener.getsockname()[1]
+    address = address_of(host, port)
+    place = await asyncio.to_thread(Place.take, filesystem, address, options.replicas)
+    registry = Registry(place, token, certificates)
+    await registry.start(listener)
+    deciding = asyncio.create_task(registry.run())
+    try:
+        logger.info("started registry @ %s, term %d", address, registry.term)
+        if options.child:
+            print(json.dumps({"host": host, "port": port}), flush=True)
+        await asyncio.wait([deciding, told], return_when=asyncio.FIRST_COMPLETED)
+        if deciding.done():
+            deciding.result()
+    finally:
+        deciding.cancel()
+        await registry.stop()
+
+
+def _connecting(token: str, certificates: Certificates | None) -> Connect:
+    def connect(host: str, port: int) -> Client:
+        tls = None if certificates is None else certificates.for_server()
+        return Client(host, port, password=token, timeout_s=ANSWER_S_MAX, tls=tls)
+
+    return connect
+
+
+def _advertised(options: argparse.Namespace) -> str:
+    host: str = options.advertise or options.bind
+    try:
+        is_any = ip_address(host).is_unspecified
+    except ValueError:
+        is_any = not host
+    if is_any:
+        raise ValueError(f"--bind {options.bind}: say with --advertise HOST where state servers find this machine")
+    return host
+
+
+PROGRAM = Program("registry", DESCRIPTION, EXAMPLES, add_options, serve)
+run, main = PROGRAM.run, PROGRAM.main
+
+if __name__ == "__main__":
+    sys.exit(main())

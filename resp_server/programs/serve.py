@@ -1,0 +1,404 @@
+"""A server process from end to end: options, store folder, followers, listeners, signals. `sparkis serve` runs this.
+
+No Spark and no JVM: what is served comes from change logs, which may be read-only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import gc
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import uvloop
+
+from resp_server.acl.rate_limits import Limit
+from resp_server.acl.users import AccessError, Users
+from resp_server.cluster.topology_source import Membership, TopologyFile
+from resp_server.commands.config import CLIENTS_MAX, INT32_MAX
+from resp_server.execution.config import LOOPBACK, ServerConfig
+from resp_server.native import CORE
+from resp_server.net.children import PASSWORD_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
+from resp_server.net.listeners import make_room_for
+from resp_server.net.tls import CA_OPTION, add_tls_options, certificates_of, files_of, server_context
+from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
+from resp_server.programs.supervisor import SUPERVISED, supervise
+from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
+from resp_server.serving.appliers import Followers
+from resp_server.serving.control_api import TOKEN_VARIABLE, ControlListener
+from resp_server.serving.job_catalog import Readers, ShownJobs
+from resp_server.serving.server import Server
+from resp_server.workers.master import Workers
+from state_backend.apply.compact import add_retention_option
+from state_backend.log.filesystems import open_filesystem
+from state_backend.model.errors import StoreError
+from state_backend.store.keyspace import Keyspace
+
+logger = logging.getLogger("sparkis.server")
+
+DEFAULT_PORT = 7379
+# More than any machine has cores to spare for (guess); each takes some 50 MB.
+WORKERS_MAX = 64
+# A start that takes no longer than this is over before anybody can ask; after it, clients are told LOADING (guess).
+LOADING_UNHEARD_S = 5.0
+
+DESCRIPTION = "Serve the jobs of a change log to Redis clients: no Spark, no JVM; the log may be read-only."
+EXAMPLES = """\
+examples:
+  sparkis serve --log ./sparkis-log
+  sparkis serve --log /data/log-a --log /data/log-b --port 6380
+  SPARKIS_PASSWORD=secret sparkis serve --log ./sparkis-log --bind 0.0.0.0
+  sparkis serve --log ./sparkis-log --tls-cert-file server.crt --tls-key-file server.key
+  sparkis serve --log /data/log --bind 10.0.0.1 --cluster cluster.json --cluster-node 10.0.0.1:7379
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a server to a command."""
+    parser.add_argument("--log", action="append", required=True, metavar="PATH", help="a log root; may be repeated")
+    add_listening_options(parser)
+    add_tls_port_option(parser)
+    parser.add_argument("--store", metavar="FOLDER", help="where to keep the stores (default: in the user's cache)")
+    parser.add_argument(
+        "--role", choices=("master", "slave"), default="master", help="what clients are told to talk to"
+    )
+    parser.add_argument(
+        "--workers",
+        type=whole_number(1, WORKERS_MAX, "a number of processes"),
+        default=1,
+        metavar="N",
+        help="processes that serve the port (default %(default)s)",
+    )
+    parser.add_argument(
+        "--cluster", metavar="FILE", help="serve as a node of a Redis Cluster: its topology; read again when it changes"
+    )
+    parser.add_argument(
+        "--cluster-node", metavar="HOST:PORT", help="which node of the topology this server is: its address, or its id"
+    )
+    parser.add_argument(
+        "--compact", action="store_true", help="write snapshots into the log and remove what they supersede"
+    )
+    add_retention_option(parser, "with --compact: keep what is younger, for readers that are behind")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+
+
+def add_listening_options(
+    parser: argparse.ArgumentParser,
+    port: int | None = DEFAULT_PORT,
+    port_help: str = "TCP port (default %(default)s; 0: a free one)",
+) -> None:
+    """Add the options of whatever answers clients."""
+    parser.add_argument("--port", type=tcp_port, default=port, help=port_help)
+    parser.add_argument(
+        "--bind",
+        nargs="+",
+        default=list(LOOPBACK),
+        metavar="ADDRESS",
+        help="addresses to listen on (default: loopback)",
+    )
+    parser.add_argument(
+        "--requirepass", metavar="PASSWORD", help=f"ask clients for it; better: {PASSWORD_VARIABLE} in the environment"
+    )
+    parser.add_argument("--requirepass-file", metavar="FILE", help="read the password from a file")
+    parser.add_argument(
+        "--aclfile", metavar="FILE", help="read the users and what they may do from it (as in Redis; see ACL LOAD)"
+    )
+    parser.add_argument(
+        "--rate-limit",
+        action="append",
+        type=_limit,
+        default=[],
+        metavar="USER=COMMANDS[,BYTES]",
+        help="how many commands, and bytes, a second a user is answered; may be repeated",
+    )
+    parser.add_argument(
+        "--notify-keyspace-events",
+        type=_event_classes,
+        default="",
+        metavar="CLASSES",
+        help="what subscribers are notified of, as in Redis (default: nothing)",
+    )
+    parser.add_argument("--protected-mode", choices=("yes", "no"), default="yes", help="as in Redis (default yes)")
+    parser.add_argument(
+        "--maxclients",
+        type=whole_number(1, CLIENTS_MAX, "a number of connections"),
+        default=10_000,
+        metavar="N",
+        help="connections at a time (default %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=whole_number(0, INT32_MAX, "a number of seconds"),
+        default=0,
+        metavar="SECONDS",
+        help="close idle clients (default: never)",
+    )
+    add_level_option(parser)
+    add_tls_options(parser)
+
+
+def add_tls_port_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of whatever may answer with TLS and without it at once."""
+    parser.add_argument(
+        "--tls-port", type=tcp_port, metavar="PORT", help="speak TLS there, and none at --port (default: TLS at --port)"
+    )
+
+
+def _limit(text: str) -> Limit:
+    try:
+        return Limit.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _event_classes(text: str) -> str:
+    try:
+        return letters_of(classes_of(text))
+    except ClassesError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+
+def config_of(options: argparse.Namespace, *, takes_ca_alone: bool = False) -> ServerConfig:
+    """Return the server's settings; ValueError for a password file, TlsError for a certificate that cannot be read."""
+    if options.requirepass and options.requirepass_file:
+        raise ValueError("--requirepass and --requirepass-file are both given; give one of them")
+    password = options.requirepass or os.environ.get(PASSWORD_VARIABLE) or None
+    if options.requirepass_file:
+        try:
+            password = Path(options.requirepass_file).read_text().strip()
+        except OSError as error:
+            raise ValueError(f"--requirepass-file {options.requirepass_file}: {error.strerror}") from None
+    if options.aclfile and password is not None:
+        raise ValueError(
+            "a password and --aclfile are both given; the file says which users there are, so give the user 'default' "
+            "its password there"
+        )
+    tls = files_of(options)
+    if tls is not None:
+        if tls.cert is None and not takes_ca_alone:
+            raise ValueError(f"{CA_OPTION} has no use without --tls-cert-file and --tls-key-file; give them as well")
+        tls = None if tls.cert is None else tls
+    if tls is not None:
+        server_context(tls)  # before anything is started
+    return ServerConfig(
+        tls=tls,
+        tls_port=getattr(options, "tls_port", None),
+        hosts=tuple(options.bind),
+        port=options.port,
+        password=password,
+        upstream_password=os.environ.get(UPSTREAM_PASSWORD_VARIABLE) or None,
+        acl_file=options.aclfile,
+        limits=tuple(options.rate_limit),
+        notify_events=options.notify_keyspace_events,
+        protected_mode=options.protected_mode == "yes",
+        role=options.role,
+        clients_max=options.maxclients,
+        idle_timeout_seconds=options.timeout,
+    )
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Serve until a signal, or for a child until its standard input ends."""
+    if (options.cluster is None) != (options.cluster_node is None):
+        raise ValueError("--cluster FILE and --cluster-node HOST:PORT are given together, or neither is")
+    if options.cluster is not None and options.tls_port is not None:
+        raise ValueError(
+            "--tls-port cannot be with --cluster, which tells clients one port of each node; without --tls-port a "
+            "node with a certificate speaks TLS at --port, and all nodes have to do the same"
+        )
+    roots = [open_filesystem(log).root for log in options.log]
+    check_logs(roots)
+    supervised = json.loads(os.environ.pop(SUPERVISED, "{}"))
+    # Workers map the stores in place of this process, which starts them again.
+    is_supervisor = not (options.child or options.workers > 1 or supervised)
+    if supervised.get("port"):
+        options.port = supervised["port"]  # as before a restart
+        options.tls_port = supervised["tls_port"] if options.tls_port is not None else None
+    with store_folder(options.store, roots) as folder:
+        config = config_of(options)
+        if not is_supervisor:
+            uvloop.run(_serve(options, config, roots, folder, supervised))
+    if is_supervisor:
+        supervise()
+
+
+def check_logs(roots: Sequence[str]) -> None:
+    """Refuse a local log root that is not there: a typing error would serve nothing for ever."""
+    for root in roots:
+        if "://" not in root and not Path(root).is_dir():
+            raise ValueError(f"--log {root} is not a folder; name the change log of a job, or start the job first")
+
+
+@contextmanager
+def store_folder(given: str | None, roots: Sequence[str]) -> Iterator[Path]:
+    """Return the folder of the stores, locked for this process."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkis"
+    named = hashlib.blake2b("\0".join(roots).encode(), digest_size=8).hexdigest()
+    folder = Path(given).expanduser() if given else cache / named
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "lock").touch()
+    except OSError as error:
+        raise StoreError(f"--store {folder}: {error.strerror}; name a folder that this server can write to") from None
+    with open(folder / "lock", "a+b") as lock:
+        _lock(lock, folder)
+        yield folder
+
+
+def _lock(lock: BinaryIO, folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().decode() or "unknown"
+        raise StoreError(
+            f"the store folder {folder} is in use by process {holder}; give this server its own with --store"
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()).encode())
+    lock.flush()
+
+
+async def _serve(
+    options: argparse.Namespace,
+    config: ServerConfig,
+    roots: Sequence[str],
+    folder: Path,
+    supervised: Mapping[str, int],
+) -> None:
+    readers: Readers
+    server: Server | Workers
+    make_room_for(config.clients_max)
+    if options.workers > 1:
+        readers = server = Workers(config, options.workers)
+        load_users(server.users)
+        await server.start_processes()
+    else:
+        keyspace = Keyspace()
+        readers, server = ShownJobs(keyspace), Server(keyspace, config)
+        load_users(server.users)
+    retention_ms = int(options.retention * 60_000) if options.compact else None
+    followers = Followers(readers, list(roots), folder, retention_ms=retention_ms)
+    server.when_events_are_wanted(followers.tell_events)
+    token = os.environ.pop(TOKEN_VARIABLE, None)
+    membership = Membership(server)
+    control = ControlListener(followers, membership, token, certificates_of(config.tls)) if token else None
+    loading: asyncio.Task[None] | None = None
+    following: asyncio.Task[None] | None = None
+    try:
+        if options.cluster is not None:
+            file = TopologyFile(Path(options.cluster), options.cluster_node, membership)
+            file.read()
+            following = asyncio.create_task(file.follow())
+        await followers.start()
+        loading = asyncio.create_task(followers.catch_up())
+        await asyncio.wait([loading], timeout=LOADING_UNHEARD_S)
+        server.set_loading(not loading.done())  # until then an answer could be that a key does not exist
+        loading.add_done_callback(lambda _: server.set_loading(False))
+        await server.start()
+        control_port = await control.start() if control else None
+        log_started(config, server.port, server.tls_port)
+        if options.child:
+            ports = {"port": server.port, "tls_port": server.tls_port, "control_port": control_port}
+            print(json.dumps(ports), flush=True)
+        if supervised:
+            os.write(supervised["told"], json.dumps({"port": server.port, "tls_port": server.tls_port}).encode())
+        await until_told_to_end(watches_input=options.child, users=server, lifeline=supervised.get("lifeline"))
+    finally:
+        for task in (loading, following):
+            if task is not None:
+                task.cancel()
+        if control:
+            await control.stop()
+        await server.stop()
+        await followers.stop()
+        logger.info("ended")
+
+
+def load_users(users: Users) -> None:
+    """Read the ACL file, if there is one; AccessError says what is wrong with it."""
+    if users.path is not None:
+        users.load()
+        logger.info("read %d users from %s", len(users), users.path)
+
+
+def log_started(config: ServerConfig, port: int, tls_port: int) -> None:
+    """Say where clients are answered."""
+    for host in config.hosts:
+        if port != tls_port:
+            logger.info("started @ %s:%d, %s core", host, port, CORE)
+        if tls_port:
+            logger.info("started @ %s:%d, %s core, TLS", host, tls_port, CORE)
+
+
+class HasUsers(Protocol):
+    """Whoever answers clients by the users of a file: a server, or the master of workers."""
+
+    @property
+    def users(self) -> Users:
+        """The users there are now."""
+
+    def reload_users(self) -> None:
+        """Read the ACL file again, for all connections; AccessError says what is wrong with it, and nothing changes."""
+
+
+async def until_told_to_end(*, watches_input: bool, users: HasUsers | None = None, lifeline: int | None = None) -> bool:
+    """Wait for SIGTERM or SIGINT; a child also ends with its parent, which holds the other end of its input.
+
+    Or that of another descriptor, `lifeline`.
+
+    SIGHUP, which a closed terminal sends too, has the ACL file read again. Returns whether it was told by a signal.
+    """
+    # What was made so far stays: the collector goes over what is made per request alone (measured: a seventh of a
+    # proxy's time otherwise).
+    gc.freeze()
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[bool] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _end, ended, True)
+    loop.add_signal_handler(signal.SIGHUP, _read_again, users)
+    if watches_input:
+        lifeline = sys.stdin.fileno()
+    if lifeline is not None:
+        loop.add_reader(lifeline, _read_to_end, ended, lifeline)
+    return await ended
+
+
+def _read_again(server: HasUsers | None) -> None:
+    if server is None or server.users.path is None:
+        logger.info("SIGHUP: there is no ACL file to read again; certificates are read again when they change")
+        return
+    try:
+        server.reload_users()
+    except AccessError as error:
+        logger.error("SIGHUP: %s", error)
+    else:
+        logger.info("SIGHUP: read %d users from %s", len(server.users), server.users.path)
+
+
+def _end(ended: asyncio.Future[bool], is_signal: bool) -> None:
+    if not ended.done():
+        ended.set_result(is_signal)
+
+
+def _read_to_end(ended: asyncio.Future[bool], descriptor: int) -> None:
+    if not os.read(descriptor, 4096):
+        asyncio.get_running_loop().remove_reader(descriptor)
+        _end(ended, False)
+
+
+PROGRAM = Program("serve", DESCRIPTION, EXAMPLES, add_options, serve)
+run, main = PROGRAM.run, PROGRAM.main
+
+if __name__ == "__main__":
+    sys.exit(main())

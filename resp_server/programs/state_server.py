@@ -1,0 +1,298 @@
+"""A state server from end to end: answers for the slots that a registry gives it, of jobs that it reads from logs.
+
+`sparkis state-server` runs this. No Spark and no JVM. Its store folder holds, beside the stores, `member.json`: the
+server's id, so that it is the same member when it is started again, its port, and the slots that its stores are of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from errno import EADDRINUSE
+from ipaddress import ip_address
+from pathlib import Path
+
+import uvloop
+
+from resp_server.cluster.topology import NODE_ID, PORT_MAX
+from resp_server.cluster.topology_source import Membership
+from resp_server.execution.config import ServerConfig
+from resp_server.net.addresses import host_and_port
+from resp_server.net.listeners import make_room_for
+from resp_server.net.tls import certificates_of
+from resp_server.programs.command_line import Program
+from resp_server.programs.serve import (
+    add_listening_options,
+    check_logs,
+    config_of,
+    load_users,
+    store_folder,
+    until_told_to_end,
+)
+from resp_server.registry.client import Advertised, RegistryLink
+from resp_server.registry.report import DRAIN_S_MAX
+from resp_server.serving.appliers import Followers
+from resp_server.serving.job_catalog import ShownJobs
+from resp_server.serving.server import Server
+from resp_server.serving.token import add_token_option, token_of
+from state_backend.apply.compact import add_retention_option
+from state_backend.log.filesystems import open_filesystem
+from state_backend.model.errors import KeyGroupsError
+from state_backend.model.key_groups import NONE, KeyGroups
+from state_backend.store.keyspace import Keyspace
+
+logger = logging.getLogger("sparkis.server")
+
+DEFAULT_PORTS = "7400-7500"
+MEMBER_FILE = "member.json"
+MS_PER_MINUTE = 60_000
+
+DESCRIPTION = (
+    "Serve some slots of the jobs of a change log, as the registry says which: one of several servers that answer as "
+    "the nodes of a Redis Cluster. No Spark, no JVM; the log may be read-only."
+)
+EXAMPLES = """\
+examples (all of them with the same SPARKIS_CONTROL_TOKEN, or --token-file):
+  sparkis registry --log /data/log
+  sparkis state-server --log /data/log --store ./store1
+  sparkis state-server --log /data/log --store ./store2
+  sparkis state-server --registry 10.0.0.1:7377 --log /data/log --store /var/sparkis --bind 10.0.0.2
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a state server to a command."""
+    parser.add_argument("--log", action="append", required=True, metavar="PATH", help="a log root; may be repeated")
+    parser.add_argument(
+        "--registry",
+        type=_address,
+        metavar="HOST:PORT",
+        help="where the registry is (default: registry.json under a log root says it)",
+    )
+    add_listening_options(parser, port=None, port_help="TCP port, instead of --ports: that one only (0: a free one)")
+    parser.add_argument(
+        "--ports",
+        type=_ports,
+        metavar="FIRST-LAST",
+        help=f"listen on the first of these ports that is free (default {DEFAULT_PORTS})",
+    )
+    parser.add_argument(
+        "--advertise",
+        type=_advertised,
+        metavar="HOST[:PORT]",
+        help="where clients and other servers find this one (default: the first --bind address, and the port)",
+    )
+    parser.add_argument(
+        "--zone",
+        default="",
+        metavar="NAME",
+        help="servers of one zone may be lost together: copies of a slot are kept in several (default: its host)",
+    )
+    parser.add_argument(
+        "--store", metavar="FOLDER", help="where to keep the stores, and who it is (default: in the user's cache)"
+    )
+    parser.add_argument(
+        "--compact",
+        action="store_true",
+        help="write snapshots into the log and remove what they supersede, each server its part; all need it",
+    )
+    add_retention_option(parser, "with --compact: keep what is younger, for readers that are behind")
+    add_token_option(parser)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--driver", default="", help=argparse.SUPPRESS)
+    parser.set_defaults(role="master")
+
+
+def _ports(text: str) -> range:
+    first, dash, last = text.partition("-")
+    numbers = (first, last if dash else first)
+    if not all(number.isdecimal() and int(number) <= PORT_MAX for number in numbers) or int(numbers[0]) > int(
+        numbers[1]
+    ):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of ports: write first-last, such as {DEFAULT_PORTS}")
+    return range(int(numbers[0]), int(numbers[1]) + 1)
+
+
+def _address(text: str) -> str:
+    try:
+        host_and_port(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _advertised(text: str) -> tuple[str, int | None]:
+    """Read HOST or HOST:PORT. What is an address of IPv6 is a HOST, all of it: a port is behind brackets."""
+    host = text.strip("[]")
+    if host and (":" not in host or _is_address(host)):
+        return host, None
+    try:
+        return host_and_port(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither HOST nor HOST:PORT") from None
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a server remembers of itself. port 0: it had none yet."""
+
+    id: str
+    port: int = 0
+    wanted: KeyGroups = NONE
+
+    @classmethod
+    def of(cls, folder: Path) -> Identity:
+        """Read what was written down, or be somebody new."""
+        try:
+            stored = json.loads((folder / MEMBER_FILE).read_text())
+            if NODE_ID.fullmatch(stored["id"]):
+                return cls(stored["id"], int(stored["port"]), KeyGroups.parse(stored["wanted"]))
+        except (OSError, ValueError, KeyError, TypeError, KeyGroupsError):
+            pass  # not there, or half of it after a crash of the machine: a new member, whose stores are built anew
+        return cls(secrets.token_hex(20))
+
+    def write(self, folder: Path) -> None:
+        """Write it down."""
+        path = folder / MEMBER_FILE
+        with suppress(OSError):  # a full disk: the server goes on, and loads more after its next start
+            path.with_suffix(".new").write_text(
+                json.dumps({"id": self.id, "port": self.port, "wanted": str(self.wanted)})
+            )
+            os.replace(path.with_suffix(".new"), path)
+
+
+class Remembering:
+    """Writes down what the server is to hold, so that it has it when it is started again."""
+
+    def __init__(self, identity: Identity, folder: Path) -> None:
+        self._identity = identity
+        self._folder = folder
+        self.is_assigned = asyncio.Event()
+        identity.write(folder)
+
+    def want(self, slots: KeyGroups) -> None:
+        """Take what is to be held."""
+        if slots != self._identity.wanted:
+            self._identity = replace(self._identity, wanted=slots)
+            self._identity.write(self._folder)
+        self.is_assigned.set()
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Serve until a signal, or for a child until its standard input ends."""
+    roots = [open_filesystem(log).root for log in options.log]
+    check_logs(roots)
+    if options.port is not None and options.ports is not None:
+        raise ValueError("--port and --ports are both given; give one of them")
+    token = token_of(options)
+    config = config_of(options)
+    with store_folder(options.store, roots) as folder:
+        uvloop.run(_serve(options, config, token, roots, folder))
+
+
+async def _serve(
+    options: argparse.Namespace, config: ServerConfig, token: str, roots: Sequence[str], folder: Path
+) -> None:
+    make_room_for(config.clients_max)
+    identity = Identity.of(folder)
+    keyspace = Keyspace()
+    server = await _listening(keyspace, config, _choices(options, identity))
+    remembering = Remembering(replace(identity, port=server.port), folder)
+    retention_ms = int(options.retention * MS_PER_MINUTE) if options.compact else None
+    followers = Followers(ShownJobs(keyspace), list(roots), folder, retention_ms=retention_ms, slots=identity.wanted)
+    server.when_events_are_wanted(followers.tell_events)
+    ended = asyncio.Event()
+    host, port = options.advertise or (_own_host(config.hosts[0]), None)
+    link = RegistryLink(
+        identity.id,
+        Advertised(host, port or server.port, options.zone, options.driver),
+        Membership(server),
+        followers,
+        logs=[open_filesystem(root) for root in roots],
+        address=options.registry,
+        token=token,
+        on_wanted=remembering.want,
+        on_end=ended.set if options.driver else None,
+        certificates=certificates_of(config.tls),
+    )
+    followers.on_change = link.changed
+    tasks: list[asyncio.Task[None]] = []
+    told = asyncio.create_task(until_told_to_end(watches_input=options.child, users=server))
+    try:
+        await followers.start()
+        tasks.append(asyncio.create_task(_open(server, followers, remembering.is_assigned)))
+        tasks.append(asyncio.create_task(link.run()))
+        shown = host or config.hosts[0]
+        logger.info("started state server @ %s:%d", shown, port or server.port)
+        if options.child:
+            print(json.dumps({"host": shown, "port": port or server.port}), flush=True)
+        await asyncio.wait([told, asyncio.create_task(ended.wait())], return_when=asyncio.FIRST_COMPLETED)
+        if told.done() and told.result():
+            await link.drain(DRAIN_S_MAX)
+    finally:
+        for task in (told, *tasks):
+            task.cancel()
+        await server.stop()
+        await followers.stop()
+        logger.info("ended")
+
+
+def _choices(options: argparse.Namespace, identity: Identity) -> list[int]:
+    """Return the ports to try: the one of before comes first, as that is where clients look for this server."""
+    if options.port is not None:
+        return [options.port]
+    ports = list(options.ports or _ports(DEFAULT_PORTS))
+    return [identity.port, *ports] if identity.port in ports else ports
+
+
+async def _listening(keyspace: Keyspace, config: ServerConfig, ports: Sequence[int]) -> Server:
+    """Return a server at the first port that is free; until it is told otherwise it answers LOADING."""
+    for port in ports:
+        server = Server(keyspace, replace(config, port=port))
+        load_users(server.users)
+        server.set_loading(True)
+        try:
+            await server.start()
+            return server
+        except OSError as error:
+            server.instance.close()
+            if error.errno != EADDRINUSE or port == ports[-1]:
+                raise
+    raise AssertionError("there is a port to try")
+
+
+def _own_host(bound: str) -> str | None:
+    """Return the address that clients find, of one to listen on; None if that is any."""
+    try:
+        return None if not bound or ip_address(bound).is_unspecified else bound
+    except ValueError:
+        return bound
+
+
+async def _open(server: Server, followers: Followers, is_assigned: asyncio.Event) -> None:
+    """Answer when it is known which slots to answer, and which jobs there are: before, a nil could be a wrong one."""
+    await asyncio.gather(followers.catch_up(), is_assigned.wait())
+    server.set_loading(False)
+
+
+PROGRAM = Program("state-server", DESCRIPTION, EXAMPLES, add_options, serve)
+run, main = PROGRAM.run, PROGRAM.main
+
+if __name__ == "__main__":
+    sys.exit(main())

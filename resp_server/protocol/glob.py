@@ -1,0 +1,264 @@
+"""Patterns of KEYS, SCAN MATCH, PSUBSCRIBE and CONFIG GET, exactly as Redis' stringmatchlen takes them.
+
+    h?llo*w[oa-c]rld\\*      ?  any byte; *  any bytes; [..]  one of some bytes, [^..] one of all others; \\  as it is
+
+Between two stars stands a *piece*: a run of bytes, each one of some. A piece is found at its first place behind the one
+before it and never looked for again: for pieces of fixed lengths that loses no match. A piece of plain bytes is found
+by `bytes.find`, any other one for all places of a text at once, in numbers of a bit for each place. So no pattern takes
+much longer for being made to; what it takes grows with a text's length, and a little with its own. A short pattern is a
+regular expression instead, which is quicker, and cannot take long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from resp_server.protocol.errors import PlainError
+
+# Redis has no limit; a turn of the event loop has.
+PATTERN_BYTES_MAX = 1024
+
+# Up to here a pattern is a regular expression: where it goes wrong, each byte of a text is looked at so many times
+# (guess: some 50 ns).
+SHORT_BYTES_MAX = 32
+
+Matches = Callable[[bytes], object]
+
+ANY = frozenset(range(256))
+STAR = None  # a token that is no set of bytes
+
+Piece = tuple[frozenset[int], ...]
+
+
+def matcher(pattern: bytes, ignore_case: bool = False) -> Matches:
+    """Return a function that tells whether a text matches; PlainError for a pattern beyond the limit."""
+    if pattern == b"*":
+        return lambda text: True
+    check_pattern(pattern)
+    if len(pattern) <= SHORT_BYTES_MAX:
+        return re.compile(translate(pattern, ignore_case), re.DOTALL).fullmatch
+    return LongPattern(pattern, ignore_case).matches
+
+
+def later_matcher(pattern: bytes) -> Matches:
+    """Return what `matcher` does; the work for it is done when it is asked for the first time."""
+    check_pattern(pattern)
+    found: Matches | None = None
+
+    def matches(text: bytes) -> object:
+        nonlocal found
+        if found is None:
+            found = matcher(pattern)
+        return found(text)
+
+    return matches
+
+
+def check_pattern(pattern: bytes) -> None:
+    """Raise PlainError for a pattern beyond the limit."""
+    if len(pattern) > PATTERN_BYTES_MAX:
+        raise PlainError(f"a pattern may have {PATTERN_BYTES_MAX} bytes; this one has {len(pattern)}")
+
+
+class LongPattern:
+    """A pattern of any length, taken apart when it is asked for the first time."""
+
+    def __init__(self, pattern: bytes, ignore_case: bool = False) -> None:
+        self._pattern = pattern
+        self._ignore_case = ignore_case
+        self._parts: _Parts | None = None
+
+    def matches(self, text: bytes) -> bool:
+        """Tell whether a text matches."""
+        parts = self._parts
+        if parts is None:
+            parts = self._parts = _Parts.of(self._pattern, self._ignore_case)
+        size = len(text)
+        if size < parts.bytes_min:
+            return False
+        if not parts.is_open:
+            return size == parts.bytes_min and parts.first.is_at(text, 0)
+        if not parts.first.is_at(text, 0) or not parts.last.is_at(text, size - parts.last.size):
+            return False
+        at, end = parts.first.size, size - parts.last.size
+        places = _Places(text)
+        for piece in parts.inner:
+            at = piece.find(places, at, end)
+            if at < 0:
+                return False
+            at += piece.size
+        return True
+
+
+class _Found(NamedTuple):
+    """A piece, and how it is found. plain: its bytes, where there is but one way to be it."""
+
+    piece: Piece
+    size: int
+    plain: bytes | None
+
+    @classmethod
+    def of(cls, piece: Sequence[frozenset[int]]) -> _Found:
+        is_plain = all(len(each) == 1 for each in piece)
+        return cls(tuple(piece), len(piece), bytes(next(iter(each)) for each in piece) if is_plain else None)
+
+    def is_at(self, text: bytes, at: int) -> bool:
+        """Tell whether it stands at a place of a text that is long enough."""
+        if self.plain is not None:
+            return text.startswith(self.plain, at)
+        return all(byte in each for byte, each in zip(text[at : at + self.size], self.piece, strict=True))
+
+    def find(self, places: _Places, at: int, end: int) -> int:
+        """Return its first place from `at` on that ends no later than `end`, or -1."""
+        if self.plain is not None:
+            return places.text.find(self.plain, at, end)
+        last = end - self.size
+        if last < at:
+            return -1
+        size = len(places.text)
+        found = (1 << (size - at)) - (1 << (size - 1 - last))
+        for offset, each in enumerate(self.piece):
+            if each is not ANY:
+                found &= places.of(each) << offset
+                if not found:
+                    return -1
+        return size - found.bit_length()
+
+
+class _Places:
+    """Where the bytes of a text are: as numbers with a bit for each byte, the highest one for the first."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+        self._known: dict[frozenset[int], int] = {}
+
+    def of(self, some: frozenset[int]) -> int:
+        """Return where one of some bytes is."""
+        known = self._known.get(some)
+        if known is None:
+            digits = bytes(0x31 if byte in some else 0x30 for byte in range(256))
+            known = self._known[some] = int(self.text.translate(digits), 2)
+        return known
+
+
+class _Parts(NamedTuple):
+    """A pattern's pieces. is_open: there is a star, before which is `first`, and behind the last one `last`."""
+
+    first: _Found
+    inner: Sequence[_Found]
+    last: _Found
+    is_open: bool
+    bytes_min: int
+
+    @classmethod
+    def of(cls, pattern: bytes, ignore_case: bool) -> _Parts:
+        pieces = _pieces(pattern, ignore_case)
+        found = [_Found.of(piece) for piece in pieces]
+        # Stars at the end match the empty rest too, but the empty text matches no `**`.
+        bytes_min = sum(each.size for each in found) or int(_is_only_stars(pattern))
+        nothing = _Found.of(())
+        if len(found) == 1:
+            return cls(found[0], (), nothing, False, bytes_min)
+        return cls(found[0], [each for each in found[1:-1] if each.size], found[-1], True, bytes_min)
+
+
+def _pieces(pattern: bytes, ignore_case: bool) -> list[list[frozenset[int]]]:
+    pieces: list[list[frozenset[int]]] = [[]]
+    for token in _tokens(pattern, ignore_case):
+        if token is STAR:
+            pieces.append([])
+        else:
+            pieces[-1].append(token)
+    return pieces
+
+
+def translate(pattern: bytes, ignore_case: bool = False) -> bytes:
+    """Return the regular expression (DOTALL, for fullmatch) of a glob.
+
+    What stands between two stars is an atomic group: it keeps the time to pattern times text, where backtracking would
+    take it to the power of the stars.
+    """
+    first, *others = [b"".join(map(_any_of, piece)) for piece in _pieces(pattern, ignore_case)]
+    if not others:
+        return first
+    inner = [b"(?>.*?%b)" % piece for piece in others[:-1] if piece]
+    return first + b"".join(inner) + b".*" + others[-1] if not _is_only_stars(pattern) else b".+"
+
+
+def _is_only_stars(pattern: bytes) -> bool:
+    """Tell whether a pattern is `**` or longer; stringmatchlen says that it does not match the empty text."""
+    return bool(pattern) and not pattern.strip(b"*")
+
+
+def _tokens(pattern: bytes, ignore_case: bool) -> Iterator[frozenset[int] | None]:
+    """Split a pattern into the bytes that may stand at each place, and stars."""
+    at = 0
+    while at < len(pattern):
+        mark = pattern[at]
+        at += 1
+        if mark == 0x2A:  # *
+            yield STAR
+        elif mark == 0x3F:  # ?
+            yield ANY
+        elif mark == 0x5B:  # [
+            token, at = _class(pattern, at, ignore_case)
+            yield token
+        else:
+            if mark == 0x5C and at < len(pattern):  # backslash
+                mark = pattern[at]
+                at += 1
+            yield _BOTH_CASES[mark] if ignore_case else _ONE[mark]
+
+
+def _class(pattern: bytes, at: int, ignore_case: bool) -> tuple[frozenset[int], int]:
+    """Return a bracket's bytes and the offset behind it. A bracket never closed goes to the end."""
+    is_negated = pattern[at : at + 1] == b"^"
+    at += is_negated
+    members: set[int] = set()
+    while at < len(pattern) and pattern[at] != 0x5D:  # ]
+        if pattern[at] == 0x5C and at + 1 < len(pattern):  # backslash
+            members.add(pattern[at + 1])  # in this case alone, in Redis as well
+            at += 2
+        elif pattern[at + 1 : at + 2] == b"-" and at + 2 < len(pattern):
+            members |= _range(pattern[at], pattern[at + 2], ignore_case)
+            at += 3
+        else:
+            members |= _BOTH_CASES[pattern[at]] if ignore_case else _ONE[pattern[at]]
+            at += 1
+    return ANY - members if is_negated else frozenset(members), at + 1
+
+
+def _range(start: int, end: int, ignore_case: bool) -> frozenset[int]:
+    """Return the bytes of `a-z`, in either order. C compares them as signed characters.
+
+    Where case is ignored its ends are lowered once they are in order, so that there may be none of them.
+    """
+    low, high = sorted((_signed(start), _signed(end)))
+    if not ignore_case:
+        return frozenset(code & 0xFF for code in range(low, high + 1))
+    low, high = _lowered(low), _lowered(high)
+    return frozenset(code for code in range(256) if low <= _signed(_lowered(code)) <= high)
+
+
+def _lowered(code: int) -> int:
+    return code + 32 if 0x41 <= code <= 0x5A else code
+
+
+def _signed(code: int) -> int:
+    return code - 256 if code > 127 else code
+
+
+_ONE = [frozenset((code,)) for code in range(256)]
+_BOTH_CASES = [frozenset(each for each in range(256) if _lowered(each) == _lowered(code)) for code in range(256)]
+
+
+def _any_of(members: frozenset[int]) -> bytes:
+    if members is ANY or len(members) == 256:
+        return b"."
+    if len(members) == 1:
+        return re.escape(bytes(members))
+    if not members:
+        return b"(?!)"
+    return b"[%b]" % b"".join(b"\\x%02x" % code for code in sorted(members))

@@ -1,0 +1,140 @@
+"""The applications behind a proxy. With several, a key's job says which of them is asked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import hiredis
+
+from resp_server.protocol.errors import LoadingError, PlainError
+from resp_server.proxy.asks import MISREAD, Ask, OnItsOwn
+from resp_server.proxy.reply_splitter import pack
+from resp_server.proxy.upstream import Upstreams
+
+logger = logging.getLogger("sparkis.proxy")
+
+JOBS = pack((b"STATE", b"JOBS"))
+
+
+class Applications:
+    """All of them, in the order in which they were given: a cursor of SCAN counts them.
+
+    only: the one that there is, if there is one: then nothing has to be known of its jobs.
+    """
+
+    def __init__(self, each: Sequence[Upstreams]) -> None:
+        self.each = each
+        self.only = each[0] if len(each) == 1 else None
+        self._clashes: set[tuple[str, str, str]] = set()
+        self._asked_again: set[tuple[str, str]] = set()  # soon, because they did not tell
+
+    def start(self) -> None:
+        """Begin to look after them."""
+        for upstreams in self.each:
+            if self.only is None:
+                upstreams.on_new_job = self.learn_keys
+            upstreams.start()
+
+    def follow_keys(self, is_wanted: bool) -> None:
+        """Have all servers tell which keys change, or not."""
+        for upstreams in self.each:
+            upstreams.follow_keys(is_wanted)
+
+    def stop(self) -> None:
+        """Close all connections."""
+        for upstreams in self.each:
+            upstreams.stop()
+
+    def facts(self) -> Mapping[str, object]:
+        """Return what INFO shows: a line per server; with several applications, behind their numbers."""
+        if self.only is not None:
+            return self.only.facts()
+        return {
+            f"application{number}_{name}": value
+            for number, each in enumerate(self.each)
+            for name, value in ({"name": each.name} | dict(each.facts())).items()
+        }
+
+    def of(self, key: bytes) -> Upstreams:
+        """Return the application to ask for a key; LoadingError, PlainError if several could have it."""
+        if self.only is not None:
+            return self.only
+        found = [(upstreams, job) for upstreams in self.each if (job := upstreams.keys.job_of(key)) is not None]
+        if len(found) == 1:
+            return found[0][0]
+        if found:
+            (one, job), (other, its_job) = found[:2]
+            raise PlainError(clash(one, job, other, its_job))
+        for upstreams in self.each:
+            if not upstreams.keys.is_known:
+                raise LoadingError(f"the jobs of {upstreams.name} are not known yet, ask again in a moment")
+        return self.each[0]  # no job makes such a key: anybody answers that it does not exist
+
+    def holding(self, job: str) -> list[Upstreams]:
+        """Return the applications that have a job of this name."""
+        return [upstreams for upstreams in self.each if job in upstreams.keys.names]
+
+    def learn_keys(self, upstreams: Upstreams, address: str) -> None:
+        """Ask a server which keys its jobs make."""
+        for job in upstreams.keys.names:
+            for other in self.holding(job):
+                self._say_once(upstreams, other, job)
+        whose = LearnsKeys(self, upstreams, address)
+        upstreams.send(Ask(JOBS, 0, 2, upstreams.deadline_s(), whose, 0, address, is_long=True))
+
+    def learn_keys_later(self, upstreams: Upstreams, address: str) -> None:
+        """Ask a server that did not tell once more in a moment, as long as it is one of the application's."""
+        row = (upstreams.name, address)
+
+        def again() -> None:
+            self._asked_again.discard(row)
+            if upstreams.knows(address):
+                self.learn_keys(upstreams, address)
+
+        if row not in self._asked_again and upstreams.later(float("inf"), again):
+            self._asked_again.add(row)
+
+    def _say_once(self, one: Upstreams, other: Upstreams, job: str) -> None:
+        row = (job, *sorted((one.name, other.name)))
+        if one is not other and row not in self._clashes:
+            self._clashes.add((row[0], row[1], row[2]))
+            logger.error("%s", clash(one, job, other, job))
+
+
+def clash(one: Upstreams, job: str, other: Upstreams, its_job: str) -> str:
+    """Say that a key could be of two applications."""
+    if job == its_job:
+        return f"job '{job}' is in {one.name} and in {other.name}: its keys are not answered; rename one of the two"
+    return (
+        f"the key could be of job '{job}' in {one.name} and of job '{its_job}' in {other.name}: change the key format "
+        "of one of them"
+    )
+
+
+@dataclass
+class LearnsKeys(OnItsOwn):
+    """Takes what a server says of its jobs."""
+
+    applications: Applications
+    upstreams: Upstreams
+    address: str
+
+    def take_in(self, reply: bytes) -> None:
+        if reply[:1] == b"-":
+            self.applications.learn_keys_later(self.upstreams, self.address)
+            logger.warning("%s does not tell its jobs: %s", self.address, reply[1:200].decode("utf-8", "replace"))
+            return
+        try:
+            self.upstreams.keys.learn(formats_in(reply))
+        except MISREAD as error:
+            logger.warning("%s tells jobs that cannot be read: %s", self.address, error)
+
+
+def formats_in(reply: bytes) -> dict[str, list[str]]:
+    """Return the key formats of each job in a reply to STATE JOBS."""
+    reader = hiredis.Reader(encoding="utf-8")
+    reader.feed(reply)
+    rows = [dict(zip(row[::2], row[1::2], strict=True)) for row in reader.gets()]
+    return {row["name"]: row["key_formats"] for row in rows}

@@ -1,0 +1,259 @@
+"""What is asked of servers, and who takes the answers. Knows no connection.
+
+A client's request waits as a place in its `TakesReplies`; between that and the servers may be steps (`Step`), each of
+which makes one answer of some. Answers come in somebody else's turn, or a timer's: what is raised on the way there, or
+when something is asked again, is passed on (`fail`) to the place that waits for it, which alone makes an error of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter_ns
+from typing import ParamSpec, Protocol
+
+import hiredis
+
+from resp_server.protocol.errors import PlainError, ReplyError, internal_error
+from resp_server.proxy.answers import Answer, Result, Steps, done, is_error, whole
+from resp_server.proxy.guard import together
+from resp_server.proxy.reply_splitter import FrameError, in_order, pack
+from resp_server.session.epoch_feed import NOT_TOLD, NOTHING, Epochs, Told
+from state_backend.model.errors import SparkisError
+from state_backend.model.slots import slot_of
+
+logger = logging.getLogger("sparkis.proxy")
+
+# What may wait at one connection (guess).
+ASKS_MAX = 100_000
+# How often a question is sent: once more where a connection was lost under it.
+SENDS_MAX = 2
+PING = pack((b"PING",))
+
+Arguments = ParamSpec("Arguments")
+
+# Makes one answer of several, at once or in steps.
+Merge = Callable[[Sequence[Answer]], "Answer | Steps[Answer]"]
+# Has something be called in a turn to come.
+PutOff = Callable[[Callable[[], None]], object]
+# What is done at once of what takes steps (guess: a fifth of a turn).
+STEPS_NS_MAX = 1_000_000
+
+
+# What comes of reading an answer that is whole, and not what was asked for.
+MISREAD = (
+    *(FrameError, hiredis.HiredisError, SparkisError, ReplyError),
+    *(ValueError, TypeError, LookupError, AttributeError),
+)
+
+
+def understood(merge: Merge, answers: Sequence[Answer]) -> Steps[Answer]:
+    """Return the reply that is made of servers' answers, or an error: whoever waits for it gets one."""
+    try:
+        found: Answer = yield from done(merge(answers))
+    except MISREAD as error:
+        return not_understood(error)
+    return found
+
+
+def not_understood(error: Exception) -> bytes:
+    """Return the reply where servers' answers are not what was asked for."""
+    logger.warning("what a server answered is not understood: %s", error, exc_info=error)
+    return b"-%b\r\n" % PlainError("what a server answered is not understood").line
+
+
+class TakesReplies(Protocol):
+    """Whoever waits for an answer. None of this raises: others' answers come behind."""
+
+    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
+        """Take the answer to the question of a number, and what it is from: nothing where the proxy itself answers."""
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Take what was raised instead of the answer to the question of a number."""
+
+    def seen_by(self, index: int) -> Epochs:
+        """Return what a client has seen for whom a question is asked: nothing before that will do."""
+        return NOTHING
+
+
+class Asked(Protocol):
+    """What waits for answers at a connection to a server: one question, or several that were sent together.
+
+    wants: how many answers are still to come. deadline_s: until when they may.
+    """
+
+    deadline_s: float
+    wants: int
+
+    def take(self, replies: Sequence[Answer], told: Told) -> None:
+        """Take the next answers, no more than are wanted, and what they are from."""
+
+    def fail_all(self, error: Exception) -> None:
+        """Take what was raised when answers were taken: whoever waits for these gets no others."""
+
+    def next_ask(self) -> Ask:
+        """Return the next question to be answered as one of its own; it is wanted here no more."""
+
+
+@dataclass(slots=True)
+class Ask:
+    """One question: for whoever answers a slot, or the shard of a master, or for a server by its address.
+
+    floor: what whoever is asked has to have reached; set where it is known who that is. held_until_s: how long it waits
+    for that, and for a connection.
+    """
+
+    packed: bytes
+    slot: int
+    protocol: int
+    deadline_s: float
+    whose: TakesReplies
+    index: int
+    address: str | None = None
+    master: str | None = None
+    is_long: bool = False
+    sends: int = 0
+    moves: int = 0
+    floor: Epochs | None = None
+    held_until_s: float | None = None
+    wants: int = 1
+
+    def take(self, replies: Sequence[Answer], told: Told) -> None:
+        """Pass the answer on."""
+        self.whose.put(self.index, replies[0], told)
+
+    def fail_all(self, error: Exception) -> None:
+        """Pass on what was raised."""
+        self.whose.fail(self.index, error)
+
+    def next_ask(self) -> Ask:
+        """Return itself."""
+        return self
+
+    def refuse(self, error: ReplyError) -> None:
+        """Answer with an error of the proxy's own."""
+        self.whose.put(self.index, b"-%b\r\n" % error.line)
+
+
+class OnItsOwn(TakesReplies):
+    """Takes answers that no client waits for. What is raised is logged."""
+
+    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
+        try:
+            self.take_in(whole(reply))
+        except Exception as error:
+            self.fail(index, error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        internal_error(error)
+
+    def take_in(self, reply: bytes) -> None:
+        """Take the answer."""
+
+
+class Nobody(OnItsOwn):
+    """Takes answers that nobody needs."""
+
+
+class Step(TakesReplies):
+    """Makes one answer of others. Whoever waits for it gets one, or what was raised instead, and nothing after that."""
+
+    def __init__(self, whose: TakesReplies, index: int) -> None:
+        self._whose, self._index = whose, index
+        self._is_over = False
+
+    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
+        self.attempt(self.take_in, index, reply, told)
+
+    def take_in(self, index: int, reply: Answer, told: Told) -> None:
+        """Take one of the answers."""
+        raise NotImplementedError
+
+    def attempt(self, do: Callable[Arguments, None], *arguments: Arguments.args, **named: Arguments.kwargs) -> None:
+        """Do something for whoever waits."""
+        if self._is_over:
+            return
+        try:
+            do(*arguments, **named)
+        except Exception as error:
+            self.fail(0, error)
+
+    def go_on(self, steps: Steps[Result], then: Callable[[Result], None], put_off: PutOff) -> None:
+        """Work for some time, and in turns to come until it is done; `then` takes what comes of it."""
+        ends_ns = perf_counter_ns() + STEPS_NS_MAX
+        try:
+            while perf_counter_ns() < ends_ns:
+                next(steps)
+        except StopIteration as end:
+            then(end.value)
+        else:
+            put_off(partial(self.attempt, self.go_on, steps, then, put_off))
+
+    def end(self, reply: Answer, told: Told = NOT_TOLD) -> None:
+        """Pass the answer on."""
+        if self._is_over:
+            return
+        self._is_over = True
+        try:
+            self._whose.put(self._index, reply, told)
+        except Exception as error:
+            self._whose.fail(self._index, error)
+
+    def begin_again(self) -> None:
+        """Wait for answers once more."""
+        self._is_over = False
+
+    def fail(self, index: int, error: Exception) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._whose.fail(self._index, error)
+
+    def seen_by(self, index: int) -> Epochs:
+        return self._whose.seen_by(self._index)
+
+
+class Joined(Step):
+    """Answers of several servers that make one reply. The first error among them is the reply."""
+
+    def __init__(self, count: int, merge: Merge, whose: TakesReplies, index: int, put_off: PutOff) -> None:
+        super().__init__(whose, index)
+        self._replies: list[Answer | None] = [None] * count
+        self._missing = count
+        self._merge = merge
+        self._put_off = put_off
+        self._told = NOT_TOLD
+
+    def take_in(self, index: int, reply: Answer, told: Told) -> None:
+        self._replies[index] = reply
+        self._told = together(self._told, told)
+        self._missing -= 1
+        if self._missing:
+            return
+        replies = [each for each in self._replies if each is not None]
+        error = next(filter(is_error, replies), None)
+        if error is None:
+            self.go_on(understood(self._merge, replies), lambda reply: self.end(reply, self._told), self._put_off)
+        else:
+            self.end(error, self._told)
+
+
+class Asker(Protocol):
+    """Whoever asks servers. put_off: has something be called in a turn to come."""
+
+    put_off: PutOff
+
+    def send(self, ask: Ask) -> None:
+        """Ask; the answer comes later, or an error, at once or later."""
+
+
+def ask_by_slots(asker: Asker, keys: Sequence[bytes], deadline_s: float, whose: TakesReplies, index: int) -> None:
+    """Ask for the values of keys, those of each slot of whoever answers it; the answer is one array."""
+    places: dict[int, list[int]] = {}
+    for at, key in enumerate(keys):
+        places.setdefault(slot_of(key), []).append(at)
+    joined = Joined(len(places), partial(in_order, places=list(places.values())), whose, index, asker.put_off)
+    for number, (slot, some) in enumerate(places.items()):
+        packed = pack((b"MGET", *(keys[at] for at in some)))
+        asker.send(Ask(packed, slot, 2, deadline_s, joined, number, sends=1))

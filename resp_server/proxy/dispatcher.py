@@ -1,0 +1,754 @@
+"""A proxy's requests: those that it answers itself as any server does, and those that it asks the servers for.
+
+What a client sent at once, up to a batch, is asked at once; the replies come together and in order. The next batch of
+the same client waits for it, which bounds what one client can have waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, NamedTuple, cast
+
+from resp_server.acl.rules import LATE_DENIAL, LATE_REASONS
+from resp_server.command_table.table import Command
+from resp_server.commands.generic import cursor
+from resp_server.commands.sort import check_request
+from resp_server.commands.transactions import check_room
+from resp_server.execution.context import NEVER_NS, Call, Instance
+from resp_server.execution.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read, let_go
+from resp_server.execution.long_requests import Cut, head_of, is_whole, too_long
+from resp_server.metrics.stats import Tally
+from resp_server.protocol.errors import (
+    ClusterDownError,
+    ExecAbortError,
+    NoPermError,
+    PlainError,
+    ReplyError,
+    TryAgainError,
+    not_served,
+)
+from resp_server.protocol.replies import InSteps, Pending, Sliced, SlicedEncoder, encode
+from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
+from resp_server.proxy.answers import WHOLE_BYTES_MAX, Answer, Pieces, Sent, Steps, texts_of, whole
+from resp_server.proxy.applications import Applications, clash
+from resp_server.proxy.asks import Ask, Joined, Merge, Step, TakesReplies
+from resp_server.proxy.compiled import hop
+from resp_server.proxy.gathering import Jobs, text_in, wanted_of_servers
+from resp_server.proxy.guard import behind
+from resp_server.proxy.portions import Portions, packing
+from resp_server.proxy.remembering import Remembers
+from resp_server.proxy.reply_splitter import pack
+from resp_server.proxy.routes import SPLIT, Part, Way, lone_key_at, split, way_of, within
+from resp_server.proxy.survey import Survey
+from resp_server.proxy.transactions import TransactionRun, WatchRun
+from resp_server.proxy.upstream import LONG_TIMEOUT_S, Upstreams
+from resp_server.session.epoch_feed import NOT_TOLD, Epochs, Told
+from resp_server.session.session import RESP2, Session
+from resp_server.session.tracking import Tracked
+from state_backend.model.slots import slot_of
+
+# Longer than any question waits, so that it ends nothing unless something is wrong here.
+BATCH_S_MAX = 2 * LONG_TIMEOUT_S
+# What the replies of one batch may be together; they are held until all are there (guess).
+BATCH_BYTES_MAX = 256 << 20
+
+
+# Keys of a long request that are asked for at once: each slot of them is a question of its own (measured: 20 to 80 us).
+PORTION_KEYS = 256
+# Longer names are the general path's.
+HOP_NAME_BYTES_MAX = 16
+LOCATE = "state|locate"
+TRANSACTIONS = "transactions"
+# What proxies ask of servers; who asks a proxy needs none of it.
+OF_SERVERS_ALONE = ("state|at", "state|expect", "state|within", "state|publish", "state|notify")
+# What changes how the rest of a transaction is answered.
+NOT_WITHIN = ("select", "hello", "client|reply")
+
+
+class Batch(Pending, TakesReplies):
+    """Replies to requests that came together, in their order.
+
+    They are asked of several servers at once. Where one is from an earlier epoch than a reply before it, it is asked
+    again, until its deadline.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        now_s: Callable[[], float],
+        deadline_s: float,
+        error_reply: Callable[[Exception], bytes],
+    ) -> None:
+        super().__init__(BATCH_S_MAX, self.joined)
+        self._session = session
+        self._error_reply = error_reply
+        self._now_s, self._deadline_s = now_s, deadline_s
+        self._replies: list[Answer | None] = []
+        self._told: dict[int, Told] = {}
+        self._again: dict[int, Callable[[], object]] = {}
+        self._silenced: set[int] = set()
+        self._bytes = 0
+        self._is_sealed = False
+        self._then: Callable[[], None] | None = None
+        self.missing = 0
+
+    def add(self, reply: bytes) -> None:
+        """Add a reply that is there."""
+        self._replies.append(reply)
+
+    def ask(
+        self, upstreams: Upstreams, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
+    ) -> None:
+        """Add one that whoever answers a slot, or a master's shard, is asked for."""
+        deadline_s = self._deadline_s
+        index = self.expect(is_silent)
+        ask = Ask(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
+        self._again[index] = partial(upstreams.send_again, ask)
+        upstreams.send(ask)
+
+    def expect(self, is_silent: bool = False) -> int:
+        """Add one that is to come; return its number. One that is silent is waited for, and left out."""
+        self.missing += 1
+        self._replies.append(None)
+        if is_silent:
+            self._silenced.add(len(self._replies) - 1)
+        return len(self._replies) - 1
+
+    def before_last(self, then: Callable[[], None]) -> None:
+        """Call back once all replies before the last one are there, of which some are missing."""
+        self._then = then
+
+    def again(self, index: int, ask: Callable[[], object]) -> None:
+        """Say how one that is to come is asked for once more."""
+        self._again[index] = ask
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def seen_by(self, index: int) -> Epochs:
+        return self._session.seen.epochs
+
+    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
+        """Take a reply that was to come."""
+        try:
+            self._put(index, reply, told)
+        except Exception as error:  # it concerns all that are still to come
+            line = self._error_reply(error)
+            self._replies = [line if each is None else each for each in self._replies]
+            self.missing, self._then = 0, None
+            if self._is_sealed:
+                self.resolve(self.joined)
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Have what was raised be the reply that was to come."""
+        self.put(index, self._error_reply(error))
+
+    def refuse(self, index: int, error: Exception) -> None:
+        """Have what was raised be the reply to the request in hand, whose place is the last one or the next."""
+        if index == len(self._replies):
+            self.add(b"")
+        else:
+            self.missing -= self._replies[index] is None
+            self._silenced.discard(index)
+        self._replies[index] = b"" if self._session.is_silent else self._error_reply(error)
+
+    def _put(self, index: int, reply: Answer, told: Told) -> None:
+        if self._replies[index] is not None:
+            return
+        self._bytes += len(reply)
+        if self._bytes > BATCH_BYTES_MAX:
+            error = PlainError(f"replies of more than {BATCH_BYTES_MAX} bytes were asked for at once")
+            reply = b"-%b\r\n" % error.line
+        self._replies[index] = b"" if index in self._silenced else reply
+        self._told[index] = told
+        self.missing -= 1
+        if self._then is not None and self.missing == 1 and not self._ask_behind():
+            then, self._then = self._then, None
+            then()
+        if not self.missing and self._is_sealed and not self._ask_behind():
+            self.resolve(self.joined)
+
+    def _ask_behind(self) -> bool:
+        """Ask again for what is from an earlier epoch than a reply before it; tell whether there is something."""
+        seen = self._session.seen
+        for told in self._told.values():
+            seen.add(told)
+        if len(set(map(id, self._told.values()))) <= 1:
+            return False
+        late = behind([self._told.get(index, NOT_TOLD) for index in range(len(self._replies))])
+        if self._now_s() >= self._deadline_s:
+            error = TryAgainError("the servers are not at the same epoch")
+            for index in late:
+                self._replies[index] = b"" if index in self._silenced else b"-%b\r\n" % error.line
+                del self._told[index]
+            return False
+        self.missing += len(late)
+        for index in late:
+            self._bytes -= len(self._replies[index] or b"")
+            self._replies[index] = None
+            del self._told[index]
+        for index in late:
+            self._again[index]()
+        return bool(late)
+
+    def seal(self) -> None:
+        """Say that nothing is added any more."""
+        self._is_sealed = True
+
+    def replies(self) -> Sequence[Answer]:
+        """Return the replies in their order."""
+        late = b"-%b\r\n" % PlainError("no server answered in time").line
+        return [late if reply is None else reply for reply in self._replies]
+
+    def joined(self) -> bytes | Sent:
+        """Return the replies as they are sent: if they are long, in steps."""
+        replies = self.replies()
+        size = sum(map(len, replies))
+        return b"".join(map(whole, replies)) if size <= WHOLE_BYTES_MAX else Sent(texts_of(replies), size)
+
+
+class HopTaker:
+    """The place in a batch of a request that the compiled hop asks for."""
+
+    def __init__(self, batch: Batch, index: int, by_slots: Callable[[], None]) -> None:
+        self._batch, self._index = batch, index
+        self._by_slots = by_slots
+
+    @property
+    def seen(self) -> Epochs:
+        """What the client has seen."""
+        return self._batch.seen_by(self._index)
+
+    def answered(self, reply: bytes | Sent, told: Told) -> None:
+        """Take the reply. It is one server's megabyte each at most."""
+        self._batch.put(self._index, reply if isinstance(reply, bytes) else Pieces(list(reply.texts)), told)
+
+    def ask_again(self, data: bytes, told: Told) -> None:
+        """Ask in another way."""
+        self._by_slots()
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Take what was raised instead."""
+        self._batch.fail(self._index, error)
+
+
+class Rule(NamedTuple):
+    """What becomes of a command under a name as typed. lone_key_at: 0 if it is not as simple as that."""
+
+    command: Command
+    way: Way
+    lone_key_at: int
+    tally: Tally
+
+
+class ProxyDispatcher(Dispatcher):
+    """Answers requests for one proxy."""
+
+    def __init__(self, instance: Instance, applications: Applications) -> None:
+        super().__init__(instance)
+        self.compiled = None  # nothing is here to be looked up
+        self._applications = applications
+        self._rules: dict[bytes, Rule | None] = {}
+        only = applications.only
+        # With several applications each key has to be looked at.
+        self.hop = None if only is None or hop is None else hop.Hop(only, instance, self._hop_commands())
+        self._tracking = instance.tracking
+        self._tracking.on_use = applications.follow_keys
+        for upstreams in applications.each:
+            upstreams.on_changed = self._tracking.changed
+            upstreams.put_off = lambda run: instance.put_off(run)  # not known before there is a server
+
+    def poll(self, poller: Any) -> None:
+        for upstreams in self._applications.each:
+            upstreams.poller = poller
+
+    def stop(self) -> None:
+        self._applications.stop()
+
+    def _hop_commands(self) -> list[tuple[str, int, int, Tally]]:
+        """Return what the compiled hop asks for: GET, MGET, and what else has one key, its first word."""
+        names = ["get", "mget", *(each.name for each in self._table if each.name not in ("get", "mget"))]
+        found = []
+        for name in names:
+            rule = self._learn_rule(name.encode())
+            if rule is None or len(name) > HOP_NAME_BYTES_MAX or (rule.lone_key_at != 1 and name != "mget"):
+                continue
+            arity = rule.command.facts.arity
+            least = 3 if name == "mget" else abs(arity)  # one key's is no other question than a server's own
+            found.append((name, least, arity if arity > 0 else PORTION_WORDS, rule.tally))
+        return found
+
+    def answer(
+        self, call: Call, requests: Iterator[Request], out: list[bytes], ends_ns: int = NEVER_NS
+    ) -> Later | None:
+        session, applications, rules = call.session, self._applications, self._rules
+        first = applications.each[0]
+        batch = Batch(session, first.clock, first.deadline_s(), self.error_reply)
+        for request in requests:
+            place, later, is_to_wait = len(batch), None, False
+            try:
+                name = request[0]
+                rule = rules[name] if name in rules else self._learn_rule(name)
+                is_long = type(request) is LongRequest
+                is_lone = rule is not None and rule.lone_key_at and session.is_plain and _fits(rule, request)
+                upstreams = applications.only
+                if rule is not None and is_lone and not is_long and upstreams is not None:
+                    rule.tally.calls += 1
+                    session.last_command = rule.command.name
+                    slot = slot_of(request[rule.lone_key_at])
+                    batch.ask(upstreams, pack(request), slot)
+                    if perf_counter_ns() >= ends_ns:
+                        break
+                    continue
+                session.begin_command()
+                if is_long and self._ask_long(call, request, batch):
+                    is_to_wait = True
+                elif rule is not None and (session.transaction is not None or rule.command.facts.group == TRANSACTIONS):
+                    is_to_wait = self._transact(call, rule.command, request, batch)
+                elif not self._ask(call, request, batch):
+                    later = self._answer_here(call, request, batch)
+                end_caching(session, request)
+            except Exception as error:  # of this request alone, wherever it was raised
+                let_go(later)
+                later = None
+                self._refuse(session, request, batch, place, error)
+            if later is not None:
+                out += map(whole, batch.replies())
+                return later
+            if is_to_wait or session.is_closing or perf_counter_ns() >= ends_ns:
+                break
+        batch.seal()
+        if batch.missing:
+            return batch
+        out += map(whole, batch.replies())
+        return None
+
+    def _refuse(self, session: Session, request: Request, batch: Batch, place: int, error: Exception) -> None:
+        """Answer a request with what it raised; a transaction that it is part of is not run, or over."""
+        if session.transaction is not None:
+            if request[0].lower() == b"exec":
+                session.end_transaction()
+            else:
+                session.transaction.is_void = True
+        batch.refuse(place, error)
+
+    def _check(self, call: Call, command: Command, request: Request) -> None:
+        super()._check(call, command, request)
+        if command.name in OF_SERVERS_ALONE:
+            raise not_served(command.name)
+        if call.session.transaction is None:
+            return
+        way = way_of(command)
+        if way not in (Way.HERE, Way.KEYS) or command.name in NOT_WITHIN:
+            raise PlainError(f"command '{command.name}' cannot be in a transaction through a proxy")
+        if way is Way.KEYS and not (SPLIT in command.facts.tips and self._applications.only is not None):
+            split(command.facts, request, self.place_of)  # one of another slot, or of no application, is an error now
+
+    def _cut_of(self, command: Command, request: Request) -> Cut | None:
+        """Return how a long request is cut: what servers are asked for, and nothing else."""
+        cut = super()._cut_of(command, request)
+        if cut is None or (way_of(command) is Way.KEYS and cut.shape in (int, list)):
+            return cut
+        if not is_whole(request):
+            raise too_long(command)
+        return None
+
+    def _ask_long(self, call: Call, request: Request, batch: Batch) -> bool:
+        """Ask for a long request's answer; False if it is asked for as others. What comes behind it has to wait."""
+        session = call.session
+        command = self._table.find(request)
+        command.check_arity(request)
+        self._check(call, command, head_of(request))
+        cut = self._cut_of(command, request)
+        if session.transaction is not None and not is_whole(request):
+            raise too_long(command)
+        if cut is None or session.transaction is not None or session.db != 0:
+            return False
+        session.last_command = command.name
+        self._stats.tally(command.name).calls += 1
+        self._show(session, command, request)
+        if session.is_silent:  # it would do nothing else
+            return True
+        before = batch.missing
+        ask = self._asking_whole if lone_key_at(command) else self._asking_in_portions
+        start = ask(call, command, request, cut, batch)
+        if before:
+            batch.before_last(start)  # no answer before this one is to be of a later epoch
+        else:
+            start()
+        return True
+
+    def _asking_whole(
+        self, call: Call, command: Command, request: Request, cut: Cut, batch: Batch
+    ) -> Callable[[], None]:
+        """Have a long request about one key be asked as it is, so that its answer is from one epoch.
+
+        It goes over a connection for what takes long, as no other client is to wait behind it.
+        """
+        session, tracking = call.session, self._tracking
+        key = request[lone_key_at(command)]
+        number, slot = self.place_of(key)
+        upstreams, index = self._applications.each[number], batch.expect()
+        tracked = session.tracked if session.tracked is not None and session.tracked.remembers else None
+
+        def send(packed: bytes) -> None:
+            whose: TakesReplies = batch if tracked is None else Remembers(batch, index, tracking, tracked, [key])
+            deadline_s = upstreams.deadline_s(is_long=True)
+            upstreams.send(Ask(packed, slot, session.protocol, deadline_s, whose, index, is_long=True))
+
+        def take(packed: bytes) -> None:
+            batch.again(index, partial(send, packed))
+            send(packed)
+
+        step = Step(batch, index)
+        return partial(step.attempt, step.go_on, packing(cast(LongRequest, request)), take, self._instance.put_off)
+
+    def _asking_in_portions(
+        self, call: Call, command: Command, request: Request, cut: Cut, batch: Batch
+    ) -> Callable[[], None]:
+        """Have a long request about keys of many slots be asked in portions."""
+        session, first = call.session, self._applications.each[0]
+
+        def ask(portion: Request) -> Batch:
+            self._check(call, command, portion)
+            its_batch = Batch(session, first.clock, first.deadline_s(), self.error_reply)
+            if not self._ask_of(command, Way.KEYS, portion, session, its_batch):
+                raise PlainError("the request makes no sense")
+            its_batch.seal()
+            return its_batch
+
+        pending = Portions(
+            session.protocol, cut, cut.portions(command, request, PORTION_KEYS), ask, BATCH_S_MAX, BATCH_BYTES_MAX
+        )
+        self.when_there(call, pending, partial(batch.put, batch.expect()))
+        return pending.start
+
+    def _transact(self, call: Call, command: Command, request: Request, batch: Batch) -> bool:
+        """Take a request within a transaction, or about one; tell whether the next one has to wait for its answer.
+
+        command: by the request's first word alone, so that of another name it may be one of several.
+        """
+        session, transaction = call.session, call.session.transaction
+        name, words = command.name, len(request)
+        is_exec = name == "exec" and words == 1 and transaction is not None and not transaction.is_void
+        is_watch = name == "watch" and words > 1 and transaction is None and session.db == 0
+        if (is_exec or is_watch) and self._may_be_asked(call, command, request):
+            if transaction is not None:
+                self._execute(call, transaction.requests, batch)
+            else:
+                self._watch(call, request, batch)
+            return True
+        reply = self.reply_to(call, request)
+        reply = _whole(reply, session.protocol) if isinstance(reply, Sliced) else reply
+        assert isinstance(reply, bytes)
+        batch.add(b"" if session.is_silent else reply)
+        return False
+
+    def _may_be_asked(self, call: Call, command: Command, request: Request) -> bool:
+        """Tell whether the servers may be asked for a request; if not, the error is made here."""
+        session = call.session
+        if not session.is_authenticated or session.user.denial(command, request) is not None:
+            return False
+        is_refused = session.is_monitor and "readonly" in command.facts.flags
+        return not is_refused and (session.subscriptions is None or session.protocol != RESP2)
+
+    def _execute(self, call: Call, requests: Sequence[Request], batch: Batch) -> None:
+        session = call.session
+        watched, session.last_command = session.watched, "exec"
+        session.end_transaction()
+        self._stats.tally("exec").calls += 1
+        before = batch.missing
+        index = batch.expect(session.is_silent)
+        whose: TakesReplies = batch
+        keys: list[bytes] = []
+        if session.tracked is not None and not session.tracked.is_bcast:
+            # The epoch that it is answered from may be older than what was told.
+            whose = Remembers(batch, index, self._tracking, session.tracked, keys, is_kept=False)
+        run = TransactionRun(self, self._applications, call, requests, watched, whose, index)
+        start = partial(run.start, self._before_exec(session, requests, keys))
+        if before:
+            batch.before_last(start)  # no answer before this one is to be of a later epoch
+        else:
+            start()
+
+    def _before_exec(self, session: Session, requests: Sequence[Request], keys: list[bytes]) -> Steps[None]:
+        """Check whether a user may run what it has queued, show it to monitors, and find the keys that it reads."""
+        for each in requests:
+            denied = session.user.denial(self.command(each), each)
+            if denied is not None:  # its rights were changed since: the servers, which do not know it, are not asked
+                raise ExecAbortError(NoPermError(LATE_DENIAL.format(LATE_REASONS[denied.reason])))
+            yield
+        is_tracked = session.tracked is not None and not session.tracked.is_bcast
+        for each in requests if is_tracked or session.is_observed else ():
+            command = self.command(each)
+            if way_of(command) is Way.KEYS:
+                self._show(session, command, each)
+            if is_tracked:
+                keys += keys_read(command, each)
+            yield
+        self._show(session, self.command((b"exec",)), (b"exec",))
+
+    def _watch(self, call: Call, request: Request, batch: Batch) -> None:
+        session = call.session
+        session.last_command = "watch"
+        self._show(session, self.command(request), request)
+        new = [key for key in dict.fromkeys(request[1:]) if (0, key) not in session.watched]
+        try:
+            if len(request) > PORTION_WORDS:
+                raise too_long(self.command(request), PORTION_WORDS)
+            check_room(call, new)
+            places = [self.place_of(key)[0] for key in new]
+        except ReplyError:
+            self._stats.tally("watch").failed += 1
+            raise
+        self._stats.tally("watch").calls += 1
+        asked = [(self._applications.each[number], key) for number, key in zip(places, new, strict=True)]
+        if asked:
+            WatchRun(session.watched, asked, batch, batch.expect(session.is_silent)).ask()
+        else:
+            batch.add(b"" if session.is_silent else b"+OK\r\n")
+
+    def command(self, request: Request) -> Command:
+        """Return the command of a request that was queued."""
+        return self._table.find(request)
+
+    def answer_within(self, call: Call, request: Request) -> bytes | Pending:
+        """Answer a queued request that is the proxy's own."""
+        reply = self.answer_queued(call, request)
+        try:
+            return _whole(reply, call.session.protocol) if isinstance(reply, Sliced) else reply
+        except Exception as error:
+            return self.error_reply(error)
+
+    def later_reply(self, call: Call, pending: Pending) -> bytes | InSteps:
+        return pending.joined() if isinstance(pending, Batch) else super().later_reply(call, pending)
+
+    def _learn_rule(self, name: bytes) -> Rule | None:
+        command = self._table.get(name) if b"|" not in name else None
+        rule = None
+        if command is not None:
+            way = way_of(command)
+            rule = Rule(command, way, lone_key_at(command) if way is Way.KEYS else 0, self._stats.tally(command.name))
+        if len(self._rules) < SPELLINGS_MAX:
+            self._rules[name] = rule
+        return rule
+
+    def _ask(self, call: Call, request: Request, batch: Batch) -> bool:
+        """Ask the servers; False if the request is answered, or refused, here."""
+        session = call.session
+        try:
+            command = self._table.find(request)
+            command.check_arity(request)
+        except ReplyError:
+            return False
+        way = way_of(command)
+        # The other databases are empty everywhere, so here as well.
+        if way is Way.HERE or session.db != 0 or not self._may_be_asked(call, command, request):
+            return False
+        is_asked = self._ask_of(command, way, request, session, batch)
+        if is_asked:
+            session.last_command = command.name
+            self._stats.tally(command.name).calls += 1
+            if command.name != "info":  # a part of it was answered here, and shown
+                self._show(session, command, request)
+        return is_asked
+
+    def _show(self, session: Session, command: Command, request: Request) -> None:
+        """Show a request that servers are asked for to those who sent MONITOR."""
+        if session.is_observed:
+            self._instance.monitors.show(session, command, request)
+
+    def _ask_of(self, command: Command, way: Way, request: Request, session: Session, batch: Batch) -> bool:
+        protocol, is_silent = session.protocol, session.is_silent
+        if way in (Way.ALL, Way.SCAN):
+            if way is Way.SCAN:
+                cursor(request[1])  # a bad one is an error now
+            index = batch.expect(is_silent)
+            survey = Survey(self._applications, request, protocol, batch, index, within(session.user))
+            batch.again(index, survey.ask)
+            survey.ask()
+            return True
+        if way is Way.JOBS:
+            return self._ask_about_jobs(command, request, session, batch)
+        if way is Way.JOB:
+            upstreams = self._having(request[2].partition(b":")[0])[0]
+            master = next(iter(upstreams.slots.counts), None)
+            if master is None:
+                raise ClusterDownError
+            batch.ask(upstreams, pack((*within(session.user), *request)), 0, is_silent, master)
+            return True
+        tracked = session.tracked if session.tracked is not None and session.tracked.remembers else None
+        if command.name == "mget" and tracked is None and self._ask_for_many(command, request, session, batch):
+            return True
+        found = split(command.facts, request, self.place_of)
+        if found is None:
+            return False
+        parts, merge = found
+        if command.name == LOCATE:
+            merge = partial(self._with_address, key=request[2])
+        if command.name == "sort_ro":
+            check_request(session.user, request)
+        index = batch.expect(is_silent)
+        again = partial(self._ask_parts, command, parts, merge, session, batch, index, tracked)
+        batch.again(index, again)
+        again()
+        return True
+
+    def _ask_parts(
+        self,
+        command: Command,
+        parts: Sequence[Part],
+        merge: Merge,
+        session: Session,
+        batch: Batch,
+        index: int,
+        tracked: Tracked | None = None,
+    ) -> None:
+        joined = Joined(len(parts), merge, batch, index, self._instance.put_off)
+
+        def ask() -> Steps[None]:
+            for place, part in enumerate(parts):
+                number, slot = cast("tuple[int, int]", part.place)
+                upstreams = self._applications.each[number]
+                whose: TakesReplies = joined
+                if tracked is not None:
+                    whose = Remembers(joined, place, self._tracking, tracked, keys_read(command, part.request))
+                upstreams.send(Ask(pack(part.request), slot, session.protocol, upstreams.deadline_s(), whose, place))
+                yield
+
+        joined.attempt(joined.go_on, ask(), lambda _: None, self._instance.put_off)
+
+    def _ask_for_many(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
+        """Ask each server once for its keys; False if that cannot be now."""
+        # It goes over connections of RESP2. What stands before in the same pipeline has to go over the same ones, or it
+        # could be answered later, and from a later epoch.
+        if self.hop is None or len(request) < 3 or session.protocol != 2:
+            return False
+        hop, packed, index = self.hop, pack(request), batch.expect(session.is_silent)
+
+        def by_slots() -> None:
+            found = split(command.facts, request, self.place_of)
+            assert found is not None  # it has keys
+            self._ask_parts(command, *found, session, batch, index)
+
+        def again() -> None:
+            if hop.ask(HopTaker(batch, index, by_slots), packed, 2) == len(packed):
+                self._stats.tally(command.name).calls -= 1  # it is counted by whoever asks
+            else:
+                by_slots()
+
+        batch.again(index, again)
+        again()
+        return True
+
+    def place_of(self, key: bytes) -> tuple[int, int]:
+        """Return the number of a key's application, and its slot."""
+        if self._applications.only is not None:
+            return 0, slot_of(key)
+        return self._applications.each.index(self._applications.of(key)), slot_of(key)
+
+    def _having(self, job: bytes) -> Sequence[Upstreams]:
+        """Return the application that has a job; the first one has the error for a job that nobody has."""
+        each = self._applications.each
+        if self._applications.only is not None:
+            return each
+        found = self._applications.holding(job.decode("utf-8", "surrogateescape"))
+        if len(found) > 1:
+            name = job.decode("utf-8", "surrogateescape")
+            raise PlainError(clash(found[0], name, found[1], name))
+        return found or each[:1]
+
+    def _ask_about_jobs(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
+        """Ask all servers about their jobs; False if INFO wants nothing of them."""
+        asked = self._applications.each
+        if command.name == "info":
+            wanted = wanted_of_servers(request[1:])
+            if not wanted:
+                return False
+            answered = self.reply_to(Call(session, self._instance), request)
+            if isinstance(answered, bytes) and answered.startswith(b"-"):
+                batch.add(b"" if session.is_silent else answered)
+                return True
+            own = text_in(answered)
+            jobs = Jobs(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
+            jobs.info(own, wanted)
+            self._stats.tally("info").calls -= 1  # counted here, and by whoever asks
+            return True
+        if command.name == "state|list":
+            asked = self._having(request[2])
+        jobs = Jobs(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
+        if command.name == "state|list":
+            jobs.states(request)
+        elif command.name == "state|lag":
+            jobs.lags()
+        else:
+            jobs.jobs()
+        return True
+
+    def _with_address(self, replies: Sequence[Answer], key: bytes) -> bytes:
+        """Name the server in what it said of where a key is."""
+        upstreams = self._applications.of(key)
+        address = upstreams.answering(str(upstreams.slots.owners[slot_of(key)]))
+        return whole(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))
+
+    def _answer_here(self, call: Call, request: Request, batch: Batch) -> Later | None:
+        """Answer a request as a server without keys; one that comes in steps is returned if nothing is before it."""
+        reply = self.reply_to(call, request)
+        if isinstance(reply, Sliced):
+            reply.is_silent = call.session.is_silent
+            if reply.is_silent and not reply.acts:
+                reply.release()
+                return None
+            if not batch.missing:
+                return reply
+            reply = _whole(reply, call.session.protocol)
+        elif isinstance(reply, Pending):
+            self.when_there(call, reply, partial(batch.put, batch.expect(call.session.is_silent)))
+            return None
+        assert isinstance(reply, bytes)
+        batch.add(b"" if call.session.is_silent else reply)
+        return None
+
+    def when_there(self, call: Call, pending: Pending, then: Callable[[Any], object]) -> None:
+        """Call back with what is waited for when it is there, or its time is up."""
+
+        def answered() -> None:
+            late.cancel()
+            pending.when_resolved(None)
+            reply: Answer
+            try:
+                if isinstance(pending, Portions):
+                    reply = pending.make()
+                else:
+                    reply = self.pending_reply(call, pending)
+            except Exception as error:
+                reply = self.error_reply(error)
+            then(reply)
+
+        loop = asyncio.get_running_loop()
+        late: asyncio.Handle = loop.call_later(pending.seconds_max, answered)
+        if pending.is_resolved:
+            late.cancel()
+            late = loop.call_soon(answered)
+        else:
+            pending.when_resolved(answered)
+
+
+def _fits(rule: Rule, request: Request) -> bool:
+    arity = rule.command.facts.arity
+    return len(request) == arity if arity > 0 else len(request) >= -arity
+
+
+def _whole(sliced: Sliced, protocol: int) -> bytes:
+    """Return a reply in steps at once: behind others that have to be waited for. Here it is COMMAND's at most."""
+    encoder = SlicedEncoder(sliced, protocol)
+    steps = []
+    try:
+        while not encoder.is_done:
+            steps.append(encoder.step())
+    finally:
+        encoder.close()
+    return b"".join(steps)

@@ -1,0 +1,176 @@
+"""What servers say of their jobs, gathered: STATE JOBS, LIST and LAG, and the sections of INFO about keys and jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import hiredis
+
+from resp_server.protocol.replies import Verbatim, encode
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.answers import Answer, whole
+from resp_server.proxy.asks import MISREAD, Ask, Step, TakesReplies, not_understood
+from resp_server.proxy.merges import (
+    Row,
+    job_lines,
+    keyspace_line,
+    merged_jobs,
+    merged_lags,
+    merged_states,
+    plain,
+    rows_in,
+    shares_of,
+)
+from resp_server.proxy.reply_splitter import pack
+from resp_server.proxy.upstream import Upstreams
+from resp_server.session.epoch_feed import Told
+from state_backend.model.key_groups import NONE, KeyGroups
+
+JOBS, LAG = (b"STATE", b"JOBS"), (b"STATE", b"LAG")
+KEYSPACE = (b"INFO", b"keyspace")
+
+OF_SERVERS = {"keyspace", "sparkis"}
+# Names of INFO's sections that stand for several.
+SEVERAL = {"default", "all", "everything"}
+
+
+class Answers(NamedTuple):
+    """What one server answered to the questions, in their order."""
+
+    address: str
+    replies: Sequence[bytes]
+
+    @property
+    def error(self) -> bytes | None:
+        """The first error among it."""
+        return next((each for each in self.replies if each[:1] == b"-"), None)
+
+
+class Gathering(Step):
+    """The same questions to whoever answers each shard, of some applications. finish: makes a reply of the answers."""
+
+    def __init__(
+        self,
+        asked: Sequence[Upstreams],
+        requests: Sequence[Request],
+        finish: Callable[[Sequence[Answers]], bytes],
+        whose: TakesReplies,
+        index: int,
+    ) -> None:
+        super().__init__(whose, index)
+        places = [(upstreams, master) for upstreams in asked for master in upstreams.slots.counts]
+        self._finish = finish
+        self._count = len(requests)
+        self._addresses = [upstreams.answering(master) for upstreams, master in places]
+        self._replies: list[bytes] = [b""] * (len(places) * len(requests))
+        self._missing = len(self._replies)
+        if not places:
+            self.end(finish([]))
+        for at, (upstreams, master) in enumerate(places):
+            for number, request in enumerate(requests, at * len(requests)):
+                upstreams.send(Ask(pack(request), 0, 2, upstreams.deadline_s(), self, number, None, master))
+
+    def take_in(self, index: int, reply: Answer, told: Told) -> None:
+        """Take one answer."""
+        self._replies[index] = whole(reply)
+        self._missing -= 1
+        if not self._missing:
+            parts = [self._replies[at : at + self._count] for at in range(0, len(self._replies), self._count)]
+            answers = [Answers(*row) for row in zip(self._addresses, parts, strict=True)]
+            try:
+                self.end(self._finish(answers))
+            except MISREAD as error:
+                self.end(not_understood(error))
+
+
+class Jobs:
+    """Asks about jobs for one client."""
+
+    def __init__(
+        self, asked: Sequence[Upstreams], protocol: int, whose: TakesReplies, index: int, within: Request = ()
+    ) -> None:
+        self._asked = asked
+        self._within = within
+        self._protocol = protocol
+        self._whose, self._index = whose, index
+
+    def jobs(self) -> None:
+        """Ask for STATE JOBS. Servers that do not answer are named as an error of each job."""
+        self._rows(JOBS, merged_jobs)
+
+    def lags(self) -> None:
+        """Ask for STATE LAG, likewise."""
+        self._rows(LAG, merged_lags)
+
+    def states(self, request: Request) -> None:
+        """Ask for STATE LIST. A server that does not answer makes it an error: its keys would be missing."""
+        job = bytes(request[2]).decode("utf-8", "surrogateescape")
+
+        def finish(answers: Sequence[Answers]) -> bytes:
+            told = [each for each in answers if each.error is None]
+            if not told or len(told) < len(answers):
+                return next((each.error for each in answers if each.error), b"-CLUSTERDOWN no server is known\r\n")
+            shares = shares_of(_held(rows_in(each.replies[0]), job) for each in told)
+            states = merged_states([rows_in(each.replies[1]) for each in told], shares)
+            return encode(plain(states), self._protocol)
+
+        self._gather([JOBS, request], finish)
+
+    def info(self, own: str, wanted: set[str]) -> None:
+        """Add to what INFO says here the sections that are wanted of what the servers have."""
+
+        def finish(answers: Sequence[Answers]) -> bytes:
+            told = [each for each in answers if each.error is None]
+            rows = [rows_in(each.replies[0]) for each in told]
+            shares = shares_of(_held_of_first(each) for each in rows)
+            texts = [own] if own else []
+            if "keyspace" in wanted:
+                found = [text_in(each.replies[1]) for each in told]
+                texts.append(f"# Keyspace\r\n{keyspace_line(found, shares)}")
+            if "sparkis" in wanted:
+                texts.append(f"# Sparkis\r\n{job_lines(merged_jobs(rows))}")
+            return encode(Verbatim("\r\n".join(texts).encode()), self._protocol)
+
+        self._gather([JOBS, KEYSPACE], finish)
+
+    def _rows(self, request: Request, merged: Callable[[Sequence[Sequence[Row]]], list[Row]]) -> None:
+        def finish(answers: Sequence[Answers]) -> bytes:
+            failed = [each for each in answers if each.error is not None]
+            told = [rows_in(each.replies[0]) for each in answers if each.error is None]
+            if failed and not told:
+                return failed[0].error or b""
+            rows = merged(told)
+            for row in rows if failed else []:
+                names = ", ".join(each.address for each in failed)
+                row["error"] = "; ".join(filter(None, (row["error"], f"not told by {names}")))
+            return encode(plain(rows), self._protocol)
+
+        self._gather([request], finish)
+
+    def _gather(self, requests: Sequence[Request], finish: Callable[[Sequence[Answers]], bytes]) -> None:
+        Gathering(self._asked, [(*self._within, *each) for each in requests], finish, self._whose, self._index)
+
+
+def wanted_of_servers(names: Sequence[bytes]) -> set[str]:
+    """Return the sections of INFO that servers have to be asked for."""
+    wanted = {name.decode("utf-8", "replace").lower() for name in names}
+    return OF_SERVERS & wanted if wanted and not wanted & SEVERAL else set(OF_SERVERS)
+
+
+def _held(rows: Sequence[Row], job: str) -> KeyGroups:
+    return next((KeyGroups.parse(row["slots"]) for row in rows if row["name"] == job), NONE)
+
+
+def _held_of_first(rows: Sequence[Row]) -> KeyGroups:
+    """Return what a server holds of its jobs: of one nearly always what it holds of the others."""
+    return KeyGroups.parse(rows[0]["slots"]) if rows else NONE
+
+
+def text_in(reply: object) -> str:
+    """Return a bulk string's or a verbatim text, nothing of another reply."""
+    assert isinstance(reply, bytes)
+    reader = hiredis.Reader(encoding="utf-8")
+    reader.feed(reply)
+    found = reader.gets()
+    return found.removeprefix("txt:") if isinstance(found, str) else ""

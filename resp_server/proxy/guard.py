@@ -1,0 +1,68 @@
+"""Whom a proxy may ask: time runs backwards on no slot and for no client, whichever servers answer. Pure.
+
+A server says which epochs its replies are from (STATE FOLLOW). When other servers answer a slot from now on, what those
+before were known to have reached is the slot's *floor*: nothing is asked of a server that has not reached it. The same
+holds for what a client has seen: a server that has not reached that is not asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from resp_server.proxy.slot_map import ends_of_runs
+from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Told, latest
+from state_backend.model.slots import SLOTS
+
+
+def has_reached(told: Epochs, floor: Epochs, gone: Collection[str] = ()) -> bool:
+    """Tell whether a server that told this has all that a floor asks for; jobs that are gone do not count."""
+    return all(told.get(job, GONE) >= reached for job, reached in floor.items() if job not in gone)
+
+
+def is_behind(told: Epochs, seen: Epochs) -> bool:
+    """Tell whether this is earlier in some job than what was seen; a job that it does not have cannot be."""
+    return any(told.get(job, reached) < reached for job, reached in seen.items())
+
+
+def together(told: Told, more: Told) -> Told:
+    """Return what both are from, each once."""
+    if told is more or not more:
+        return told
+    return told + tuple(each for each in more if not any(each is other for other in told)) if told else more
+
+
+def behind(replies: Sequence[Told]) -> list[int]:
+    """Return the numbers of the replies that are from earlier epochs than some reply before them."""
+    found = []
+    newest: Epochs = NOTHING
+    for number, told in enumerate(replies):
+        if any(is_behind(each, newest) for each in told):
+            found.append(number)
+        for each in told:
+            newest = latest(newest, each)
+    return found
+
+
+class Floors:
+    """The floor of each slot. Slots with the same history share one."""
+
+    def __init__(self) -> None:
+        self.by_slot: list[Epochs] = [NOTHING] * SLOTS
+        self._ends: list[int] | None = None
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Return the ends of runs of slots that share a floor: the slots behind them."""
+        if self._ends is None:
+            self._ends = ends_of_runs(self.by_slot)
+        return self._ends
+
+    def leave(self, slots: Iterable[int], told: Epochs) -> None:
+        """Take in that somebody else answers these slots from now on; who did had reached this."""
+        self._ends = None
+        made: dict[int, tuple[Epochs, Epochs]] = {}  # by identity; the floor before is kept so that it stays its own
+        for slot in slots:
+            before = self.by_slot[slot]
+            if id(before) not in made:
+                made[id(before)] = before, latest(before, told)
+            self.by_slot[slot] = made[id(before)][1]

@@ -1,0 +1,71 @@
+"""Which keys an application's jobs make, as its servers tell. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from resp_server.session.epoch_feed import GONE, Reached
+from state_backend.model.descriptor import KeyFormat
+
+
+class JobKeys:
+    """The jobs of one application: their names as soon as a server tells of them, their key formats a moment later.
+
+    A job has its own name space, `job:...`, and what its states' formats make.
+    """
+
+    def __init__(self) -> None:
+        self._writers: dict[str, int] = {}  # each job's term
+        self._formats: dict[str, Sequence[KeyFormat]] = {}
+        self._known: dict[str, int] = {}  # the terms whose formats are known
+        self._pattern: re.Pattern[bytes] | None = None
+        self._pattern_jobs: list[str] = []
+        self.is_heard = False
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The jobs."""
+        return list(self._writers)
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether all key formats are known, of all jobs that there are."""
+        return self.is_heard and self._writers.items() <= self._known.items()
+
+    def told(self, job: str, reached: Reached) -> bool:
+        """Take in that a server shows a job; tell whether its key formats are to be learned."""
+        if reached == GONE or reached[0] <= self._writers.get(job, -1):
+            return False
+        self._writers[job] = reached[0]
+        return True
+
+    def learn(self, formats: Mapping[str, Sequence[str]]) -> None:
+        """Take the key formats of the jobs of one server."""
+        self.is_heard = True
+        for job, texts in formats.items():
+            self._formats[job] = [KeyFormat.parse(text) for text in texts]
+            self._known[job] = self._writers.setdefault(job, 0)
+        self._compile()
+
+    def forget(self, job: str) -> None:
+        """Take in that a job is gone."""
+        for known in (self._writers, self._formats, self._known):
+            known.pop(job, None)
+        self._compile()
+
+    def _compile(self) -> None:
+        rows = [(each, job) for job, some in self._formats.items() for each in some]
+        rows = [row for row in rows if not row[0].literals[0].startswith(f"{row[1]}:")]
+        parts = [b"(" + each.pattern() + b")" for each, _ in rows]
+        self._pattern = re.compile(b"|".join(parts), re.DOTALL) if parts else None
+        self._pattern_jobs = [job for _, job in rows]
+
+    def job_of(self, key: bytes) -> str | None:
+        """Return the job that a key is of, if it is one of these."""
+        head, colon, _ = key.partition(b":")
+        name = head.decode("utf-8", "replace")
+        if colon and name in self._writers:
+            return name
+        match = self._pattern.match(key) if self._pattern is not None else None
+        return self._pattern_jobs[match.lastindex - 1] if match and match.lastindex else None

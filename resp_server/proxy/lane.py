@@ -1,0 +1,563 @@
+"""One connection to a server behind a proxy: opened when needed, opened again when it is lost, shared by all clients.
+
+What is asked in one turn of the event loop goes out in one write; replies come in order. A server is asked for slots
+only when it has told (STATE FOLLOW) that it has reached what was answered before. A connection whose next reply turns
+out to be long is given to that reply, and what waits behind it is asked again over another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+import hiredis
+
+from resp_server.acl.rules import DEFAULT_USER
+from resp_server.net.tls import why
+from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.answers import Answer, whole
+from resp_server.proxy.asks import ASKS_MAX, PING, Ask, Asked, Nobody
+from resp_server.proxy.compiled import Run
+from resp_server.proxy.guard import has_reached
+from resp_server.proxy.reply_splitter import FrameError, Frames, pack
+from resp_server.session.epoch_feed import GONE, NOT_TOLD, NOTHING, Epochs, Told
+
+if TYPE_CHECKING:
+    from resp_server.proxy.upstream import Upstreams
+
+logger = logging.getLogger("sparkis.proxy")
+
+# Between two tries to reach a server; one that refuses is asked some times a second, which costs nothing. So is one
+# that takes connections and hangs up at the first question: pauses begin anew with a connection that lasts.
+PAUSE_S = 0.02
+PAUSE_S_MAX = 0.25
+# What may wait at one connection, in bytes (guess).
+WAITING_BYTES_MAX = 64 << 20
+# The longest reply that is passed on: it is held until it is complete (guess).
+REPLY_BYTES_MAX = 256 << 20
+# A longer reply has a connection of its own (guess: 10 ms of a gigabit).
+LONG_REPLY_BYTES = 1 << 20
+# Of a reply that is not all here, what is looked at again with what comes next (guess).
+BEGUN_BYTES_MAX = 32 << 10
+# Told when keys changed: the keys as one text, or nil.
+CHANGED = b">2\r\n$7\r\nchanged\r\n"
+
+
+class LaneKey(NamedTuple):
+    """Which connection to a server: is_long is for what may take long."""
+
+    address: str
+    protocol: int
+    is_long: bool
+
+
+class HandshakeError(Exception):
+    """A server does not take the proxy as its client."""
+
+
+class Lane:
+    """One connection to a server, and what waits for it."""
+
+    def __init__(self, upstreams: Upstreams, key: LaneKey) -> None:
+        self._upstreams = upstreams
+        self.key = key
+        self._loop = asyncio.get_running_loop()
+        self._held: list[Ask] = []  # not sent: there is no connection, or its server is behind
+        self._held_bytes = 0
+        self._out: list[bytes] = []  # sent with this turn's write
+        self._waiting: deque[Asked] = deque()
+        self.run: Any = None  # of the compiled hop: more may be asked with it
+        self._asked = 0  # how many answers those wait for
+        self._link: Link | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._pause_s = 0.0
+        self._not_before_s = 0.0
+        self._is_awake = asyncio.Event()  # set to try again at once
+        self._down_since_s: float | None = None
+        self._was_reached = False  # when this failed last
+        self._connected_s = 0.0
+        self._heard_s = 0.0
+        self._floor: Epochs = NOTHING  # what this server was known to have reached before this connection
+        self.told: Epochs = NOTHING
+        self.replies_from: Told = NOT_TOLD  # as the only thing that a reply is from
+        self._follows_keys = False  # what this connection, or the one being made, was asked to tell
+        self.is_ready = False
+        self.is_parting = False  # with its connection, and about to have another
+        self.reason = ""
+
+    @property
+    def is_connected(self) -> bool:
+        """Tell whether there is a connection."""
+        return self._link is not None
+
+    @property
+    def is_usable(self) -> bool:
+        """Tell whether its server can be asked."""
+        return self.is_ready or self.is_parting
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether nothing waits."""
+        return not self._held and not self._waiting
+
+    @property
+    def waiting(self) -> int:
+        """How many questions wait for an answer."""
+        return len(self._held) + self._asked
+
+    def add(self, ask: Ask) -> None:
+        """Ask as soon as that may be."""
+        if self.waiting >= ASKS_MAX or self._output_bytes() + len(ask.packed) > WAITING_BYTES_MAX:
+            ask.refuse(PlainError(f"too much waits to be asked of {self.key.address}"))
+        elif self.is_ready and has_reached(self.told, ask.floor or NOTHING, self._upstreams.gone_jobs):
+            ask.sends += 1
+            self.send(ask.packed, ask)
+        elif self._is_given_up():
+            ask.refuse(PlainError(self.reason))
+        else:
+            if ask.held_until_s is None:
+                ask.held_until_s = min(ask.deadline_s, self._upstreams.clock() + self._upstreams.timeout_s)
+            self._held.append(ask)
+            self._held_bytes += len(ask.packed)
+            self.connect()
+
+    def has_room(self, count: int) -> bool:
+        """Tell whether so many short questions may be sent."""
+        link = self._link
+        is_open = self.is_ready and link is not None and link.output_bytes <= WAITING_BYTES_MAX
+        return is_open and self._asked + count <= ASKS_MAX
+
+    def send(self, packed: bytes, asked: Asked) -> None:
+        """Send with this turn's write; for a lane that is ready."""
+        self._end_run()
+        if not self._out:
+            self._upstreams.soon(self._flush)
+        self._out.append(packed)
+        self._waiting.append(asked)
+        self._asked += asked.wants
+
+    def begin(self, run: Any) -> None:
+        """Have a run's questions be asked in this turn, behind those before; for a lane that is ready."""
+        self._end_run()
+        if not self._out:
+            self._upstreams.soon(self._flush)
+        self._waiting.append(run)
+        self.run = run
+
+    def take_back(self) -> list[Ask]:
+        """Return what was not sent, and forget it."""
+        asks, self._held, self._held_bytes = self._held, [], 0
+        return asks
+
+    def connect(self) -> None:
+        """Have a connection."""
+        if self._link is None and self._connecting is None:
+            self._connecting = self._loop.create_task(self._connect())
+
+    def wake(self) -> None:
+        """Take in that another connection to the server was made: it can be reached."""
+        if self._link is None:
+            self._down_since_s, self.reason = None, ""
+            if not self._was_reached:
+                self._not_before_s = 0.0
+                self._is_awake.set()
+
+    def check(self, now_s: float, patience_s: float) -> None:
+        """Cut a connection that brings nothing; refuse what has waited too long. For somebody else to ask: sooner."""
+        timeout_s = self._upstreams.timeout_s
+        if self._link is not None:
+            if now_s > self._connected_s + PAUSE_S_MAX:
+                self._pause_s = 0.0
+            if self._waiting:
+                # A look-up may wait for the timeout, so this is its patience after it was asked.
+                until_s = self._waiting[0].deadline_s - timeout_s + patience_s
+                if now_s > max(until_s, self._heard_s + patience_s):
+                    self._upstreams.hangs(self.key.address)
+            elif now_s > self._heard_s + timeout_s / 2:
+                self.send(PING, Ask(PING, 0, 2, now_s + timeout_s, Nobody(), 0))
+        if any((ask.held_until_s or 0.0) <= now_s for ask in self._held):
+            for ask in self.take_back():
+                if (ask.held_until_s or 0.0) > now_s:
+                    self.add(ask)
+                elif self.is_ready:
+                    ask.refuse(TryAgainError(f"{self.key.address} is behind what was answered before"))
+                else:
+                    ask.refuse(PlainError(self.reason or f"{self.key.address} cannot be reached in time"))
+
+    def cut(self, reason: str) -> None:
+        """End the connection, if there is one; what waits for it is asked again."""
+        if self._link is not None:
+            self._link.cut(reason)
+
+    def close(self) -> None:
+        """End the connection for good."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._link is not None and self.is_idle:
+            self._link.forget()
+            self._link = None
+        self.cut("the proxy stops")
+
+    # -- called by the link -------------------------------------------------------------------------------------------
+
+    def heard_of_runs(self, data: bytes) -> bytes:
+        """Take what answers the hop's questions from the front of what came; return what is left."""
+        at, waiting = 0, self._waiting
+        while waiting and type(waiting[0]) is Run and at < len(data):
+            run: Any = waiting[0]
+            if run is self.run:
+                self._end_run()
+            before = run.wants
+            at = run.feed(data, at, self.replies_from)
+            if not waiting or waiting[0] is not run:
+                break
+            self._asked -= before - run.wants
+            if run.wants:
+                break
+            waiting.popleft()
+        if at:
+            self._heard_s = self._upstreams.clock()
+        return data[at:] if at else data
+
+    def heard(self, replies: Sequence[Answer]) -> None:
+        """Take replies in the order of the questions."""
+        self._heard_s = self._upstreams.clock()
+        for reply in map(whole, replies):
+            if reply[:1] == b">":
+                self.told_of(reply)
+                continue
+            if not self._waiting:
+                raise FrameError("more replies than questions")
+            asked = self._waiting[0]
+            wants = asked.wants
+            if wants == 1:
+                self._waiting.popleft()
+            self._asked -= 1
+            if reply[:1] == b"-":
+                self._upstreams.answered(asked.next_ask(), reply, self)
+            else:
+                try:
+                    asked.take([reply], self.replies_from)
+                except Exception as error:
+                    asked.fail_all(error)
+                    if wants > 1:
+                        asked.wants = wants - 1
+
+    @property
+    def is_run_begun(self) -> bool:
+        """Tell whether what was left last is the beginning of a reply to the hop's questions."""
+        first: Any = self._waiting[0] if self._waiting else None
+        return type(first) is Run and first.is_begun
+
+    def told_of(self, push: bytes) -> None:
+        """Take in what the server says of its epochs and its topology."""
+        if push.startswith(CHANGED):
+            self._upstreams.on_changed(_keys_in(push[len(CHANGED) :]))
+            return
+        words = push.split(b"\r\n")
+        if words[2] == b"topology":
+            self._upstreams.told_version(int(words[3][1:]), self.key.address)
+        elif words[2] == b"epoch":
+            job, reached = words[4].decode(), (int(words[5][1:]), int(words[6][1:]))
+            others = {name: each for name, each in self.told.items() if name != job}
+            self.replies_from = self._upstreams.shared(others if reached == GONE else {**others, job: reached})
+            self.told = self.replies_from[0]
+            self._upstreams.told_epoch(self, job, reached)
+
+    def follow(self) -> None:
+        """Have the server tell which keys change, behind the answers from before, if somebody wants to know; or not."""
+        if self._link is not None and self._follows_keys != self._upstreams.follows_keys:
+            self._follows_keys = self._upstreams.follows_keys
+            packed = pack(following(has_keys=self._follows_keys))
+            self.send(packed, Ask(packed, 0, 2, self._upstreams.deadline_s(), Nobody(), 0))
+
+    def settle(self) -> None:
+        """Look whether what is held can be asked now."""
+        if not self.is_ready and self._link is not None:
+            self.is_ready = has_reached(self.told, self._floor, self._upstreams.gone_jobs)
+            self.is_parting &= not self.is_ready
+            self._upstreams.compare()
+        if self.is_ready and self._held:
+            for ask in self.take_back():
+                self.add(ask)
+
+    def part(self, link: Link) -> None:
+        """Give a connection to the reply that comes over it, and ask what is behind over another one."""
+        self._end_run()
+        asked, self._link = self._waiting[0], None
+        ask = asked.next_ask()
+        if not asked.wants or asked is ask:
+            self._waiting.popleft()
+        self.is_parting, self.is_ready = True, False
+        behind = self._asks_waiting()
+        self._upstreams.lose_track()
+        self._upstreams.let_go(link, ask, self.replies_from)
+        for each in behind:
+            self._upstreams.send(each)
+        self.connect()
+
+    def gone(self, reason: str) -> None:
+        """Take in that the connection is lost."""
+        self._link, self.is_ready = None, False
+        self._upstreams.lose_track()
+        asks = [*self._asks_waiting(), *self.take_back()]
+        self._failed(reason)
+        self._was_reached = True
+        log = logger.warning if asks else logger.info
+        log("lost the connection to %s with %d questions: %s", self.key.address, len(asks), reason)
+        self._upstreams.lost(asks, reason)
+
+    def _asks_waiting(self) -> list[Ask]:
+        """Return what was sent and not answered, each as a question of its own, and forget it."""
+        self._end_run()
+        asks = []
+        for asked in self._waiting:
+            asks += [asked.next_ask() for _ in range(asked.wants)]
+        self._waiting.clear()
+        self._asked = 0
+        return asks
+
+    def _output_bytes(self) -> int:
+        return self._held_bytes + (self._link.output_bytes if self._link is not None else 0)
+
+    def _end_run(self) -> None:
+        """Ask nothing more with the run in hand, which is to be sent in this turn."""
+        run, self.run = self.run, None
+        if run is None:
+            return
+        if not run.wants:  # it came to nothing
+            self._waiting.pop()
+            return
+        self._asked += run.wants
+        self._out.append(run.close())
+
+    def _flush(self) -> None:
+        try:
+            self._end_run()
+            out, self._out = self._out, []
+            if self._link is not None:
+                self._link.write(b"".join(out))
+        except Exception as error:
+            internal_error(error)
+            self.cut("it could not be written to")
+
+    def _is_given_up(self) -> bool:
+        """Tell whether to refuse at once: unreachable for longer than a question may wait, and not tried just now."""
+        return (
+            self._down_since_s is not None
+            and self._link is None
+            and self._upstreams.clock() < self._not_before_s
+            and self._upstreams.clock() - self._down_since_s > self._upstreams.timeout_s
+        )
+
+    async def _connect(self) -> None:
+        host, _, port = self.key.address.rpartition(":")
+        certificates = self._upstreams.certificates
+        self.told, self.replies_from = NOTHING, NOT_TOLD
+        self._floor = dict(self._upstreams.seen.get(self.key.address, NOTHING))
+        try:
+            await self._pause()
+            async with asyncio.timeout(self._upstreams.timeout_s):
+                context = None if certificates is None else certificates.for_server()
+                link = await self._upstreams.connect(lambda: Link(self), host, int(port), context)
+                try:
+                    self._follows_keys = self._upstreams.follows_keys
+                    await link.greet(self.key.protocol, self._upstreams.password, has_keys=self._follows_keys)
+                except BaseException:
+                    link.forget()
+                    raise
+        except Exception as error:
+            if not isinstance(error, (OSError, ValueError, OverflowError, HandshakeError, FrameError)):
+                internal_error(error)  # those are no addresses, or of whoever is there
+            text = why(error) or "it does not answer"
+            self._failed(f"{self.key.address} cannot be reached: {text}")
+            self._was_reached = False
+            if self._is_given_up():
+                for ask in self.take_back():
+                    ask.refuse(PlainError(self.reason))
+        else:
+            self._link = link
+            self._connected_s = self._heard_s = self._upstreams.clock()
+            self._down_since_s, self.reason = None, ""
+            self.follow()
+            self.settle()
+        finally:
+            self._connecting = None
+        self._upstreams.changed_state(self)
+
+    async def _pause(self) -> None:
+        """Wait until the server may be tried again."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._not_before_s - self._upstreams.clock())):
+                await self._is_awake.wait()
+
+    def _failed(self, reason: str) -> None:
+        now_s = self._upstreams.clock()
+        self._is_awake.clear()
+        if self._down_since_s is None:
+            self._down_since_s = now_s
+        self.is_parting = False
+        self.reason = reason
+        self._not_before_s = now_s + self._pause_s
+        self._pause_s = min(max(2 * self._pause_s, PAUSE_S), PAUSE_S_MAX)
+
+
+def following(*, has_keys: bool) -> Request:
+    """Return the request to be told of epochs and topologies, and of changed keys."""
+    return (b"STATE", b"FOLLOW", b"KEYS") if has_keys else (b"STATE", b"FOLLOW")
+
+
+def _keys_in(text: bytes) -> list[bytes] | None:
+    """Return the keys that a server told; None: any may have changed. FrameError."""
+    if not text.startswith(b"$"):
+        return None
+    reader = hiredis.Reader()
+    reader.feed(text.partition(b"\r\n")[2])
+    try:
+        keys = reader.gets()
+    except hiredis.HiredisError as error:
+        raise FrameError(f"keys that changed were told as what they cannot be: {error}") from None
+    if not isinstance(keys, list) or not all(isinstance(key, bytes) for key in keys):
+        raise FrameError("what changed are no keys")
+    return keys
+
+
+class HasLink(Protocol):
+    """Whoever takes what comes over a connection."""
+
+    def heard(self, replies: Sequence[Answer]) -> None:
+        """Take replies."""
+
+    def gone(self, reason: str) -> None:
+        """Take in that the connection is lost."""
+
+
+class Link(asyncio.Protocol):
+    """A socket to a server: a lane's, until it is given to a long reply."""
+
+    _transport: asyncio.Transport
+    is_calm = False  # the server's core knows nothing of this
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._whose: HasLink | None = lane
+        self._frames = Frames(REPLY_BYTES_MAX)
+        self._greeting: asyncio.Future[None] | None = None
+        self._words: list[Request] = []
+        self._is_lost = False
+        self._begun = b""  # of a reply to the hop's questions
+        self._reason = f"{lane.key.address} closed the connection"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        sock = self._transport.get_extra_info("socket")
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def greet(self, protocol: int, password: str | None, *, has_keys: bool) -> None:
+        """Say who asks, and hear which epochs the server shows; HandshakeError if it refuses."""
+        words: list[Request] = [] if password is None else [(b"AUTH", DEFAULT_USER, password.encode())]
+        words += [(b"HELLO", b"%d" % protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
+        # What is shown is told behind STATE FOLLOW's reply, and so is there with the one to PING.
+        words += [(b"READONLY",), following(has_keys=has_keys), (b"PING",)]
+        self._words = words[:]
+        self._greeting = asyncio.get_running_loop().create_future()
+        self._transport.write(b"".join(map(pack, words)))
+        await self._greeting
+        self._greeting = None
+        if self._is_lost:
+            raise HandshakeError(self._reason)
+
+    @property
+    def output_bytes(self) -> int:
+        """What waits to be sent."""
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def begun_bytes(self) -> int:
+        """How long the reply that is not complete is at least."""
+        return self._frames.begun_bytes
+
+    def give(self, whose: HasLink) -> None:
+        """Have somebody else take what comes from now on, a long reply as the pieces that it comes in."""
+        self._whose = whose
+        self._frames.keeps_pieces = True
+
+    def pause(self, is_paused: bool) -> None:
+        """Read nothing more for now, or go on."""
+        if is_paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def write(self, data: bytes) -> None:
+        """Send."""
+        self._transport.write(data)
+
+    def cut(self, reason: str) -> None:
+        """End the connection now; who has it is told."""
+        self._reason = reason
+        self._transport.abort()
+        whose, self._whose = self._whose, None
+        if whose is not None:
+            whose.gone(self._reason)
+
+    def forget(self) -> None:
+        """End the connection; nobody is told."""
+        self._whose = None
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if Run is not None and self._whose is self._lane and self._greeting is None and self._frames.is_empty:
+                data = self._lane.heard_of_runs(self._begun + data if self._begun else data)
+                self._begun = b""
+                if not data:
+                    return
+                if len(data) <= BEGUN_BYTES_MAX and self._lane.is_run_begun:
+                    self._begun = data
+                    return
+            replies = self._frames.feed(data)
+            if self._greeting is not None:
+                self._greeted(replies)
+            elif self._whose is not None:
+                if replies:
+                    self._whose.heard(replies)
+                if self._whose is self._lane and self._frames.begun_bytes > LONG_REPLY_BYTES:
+                    self._lane.part(self)
+            if self._frames.error is not None:
+                raise self._frames.error
+        except Exception as error:
+            if not isinstance(error, (FrameError, ValueError, IndexError)):
+                internal_error(error)
+            self._fail(f"what came is not understood: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_lost = True
+        self._fail(self._reason if error is None else f"{self._reason}: {error}")
+
+    def _greeted(self, replies: Sequence[Answer]) -> None:
+        assert self._greeting is not None
+        for reply in map(whole, replies):
+            if reply[:1] == b">":
+                self._lane.told_of(reply)
+                continue
+            word = self._words.pop(0)[0]
+            # A server that is no cluster's node has nothing to allow.
+            if reply[:1] == b"-" and word != b"READONLY" and not self._greeting.done():
+                self._greeting.set_exception(HandshakeError(reply[1:-2].decode("utf-8", "replace")))
+        if not self._words and not self._greeting.done():
+            self._greeting.set_result(None)
+
+    def _fail(self, reason: str) -> None:
+        if self._greeting is not None:
+            if not self._greeting.done():
+                self._greeting.set_exception(HandshakeError(reason))
+        else:
+            self.cut(reason)

@@ -1,0 +1,107 @@
+"""A request of many words at a proxy: its portions are asked one after another, and their answers joined.
+
+One about a single key is packed in portions, and asked as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from resp_server.execution.long_requests import Cut, of_bounded_size
+from resp_server.protocol.errors import PlainError
+from resp_server.protocol.replies import Pending, encode, encode_header
+from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
+from resp_server.proxy.answers import Answer, Steps, answer_of, is_error, split_off_head
+from resp_server.proxy.reply_splitter import pack
+
+if TYPE_CHECKING:
+    from resp_server.proxy.dispatcher import Batch
+
+# Of one request that is not cut (guess: to put it together takes some milliseconds).
+PACKED_BYTES_MAX = 32 << 20
+
+# Asks for one portion, and returns the batch that its reply comes in; it may raise.
+Ask = Callable[[Request], "Batch"]
+
+
+def packing(request: LongRequest) -> Steps[bytes]:
+    """Pack a request of many words, some at each step. But for its first words it is let go of on the way."""
+    texts = [b"*%d\r\n" % len(request)]
+    size = 0
+    for at in range(0, len(request), PORTION_WORDS):
+        words = request[at : at + PORTION_WORDS]
+        for some in of_bounded_size(words):
+            texts.append(pack(some).partition(b"\r\n")[2])
+            size += len(texts[-1])
+            if size > PACKED_BYTES_MAX:
+                raise PlainError(f"a request may have {PACKED_BYTES_MAX >> 20} MiB through a proxy; split it")
+            yield
+        if at:
+            request[at : at + len(words)] = [b""] * len(words)
+    return b"".join(texts)
+
+
+class Portions(Pending):
+    """The reply to a request whose keys are asked for in portions."""
+
+    def __init__(
+        self, protocol: int, cut: Cut, portions: Iterator[Request], ask: Ask, seconds_max: float, bytes_max: int
+    ) -> None:
+        super().__init__(seconds_max, _too_late)
+        self._protocol = protocol
+        self._cut = cut
+        self._portions = portions
+        self._ask = ask
+        self._bytes_max = bytes_max
+        self._texts: list[bytes] = []
+        self._bytes = self._count = 0
+
+    def start(self) -> None:
+        """Ask for the next portion."""
+        self._alone(self._ask_next)
+
+    def _alone(self, step: Callable[[], None]) -> None:
+        """Do something for this request alone: what that raises is its answer."""
+        try:
+            step()
+        except Exception as error:
+            self._end(error)
+
+    def _ask_next(self) -> None:
+        portion = next(self._portions, None)
+        if portion is None:
+            self.resolve(self._joined)
+            return
+        batch = self._ask(portion)
+        if batch.missing:
+            batch.when_resolved(lambda: self._alone(lambda: self._take(*batch.replies())))
+        else:
+            self._take(*batch.replies())
+
+    def _take(self, reply: Answer) -> None:
+        if is_error(reply):
+            self.resolve(lambda: reply)
+            return
+        line, texts = split_off_head(reply)
+        self._count += int(line[1:])  # the number of items, or the number itself
+        self._texts += texts
+        self._bytes += len(reply)
+        if self._bytes > self._bytes_max:
+            raise PlainError(f"replies of more than {self._bytes_max} bytes were asked for at once")
+        self._ask_next()
+
+    def _end(self, error: Exception) -> None:
+        def answer() -> Answer:
+            raise error
+
+        self.resolve(answer)
+
+    def _joined(self) -> Answer:
+        if self._cut.shape is int:
+            return encode(self._count, self._protocol)
+        return answer_of([encode_header(list, self._count, self._protocol), *self._texts])
+
+
+def _too_late() -> Answer:
+    raise PlainError("no server answered in time")

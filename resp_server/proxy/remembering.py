@@ -1,0 +1,46 @@
+"""What a proxy remembers of clients that track: the keys of an answer, when that comes.
+
+Not sooner: each connection to a server tells which keys changed behind the answers from before (`STATE FOLLOW KEYS`),
+so that whatever voids an answer is heard after it. Where that cannot be said, because a connection was lost or another
+server answers now, everything became invalid; an answer that was asked for before then is told to be invalid behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from resp_server.proxy.answers import Answer
+from resp_server.proxy.asks import Step, TakesReplies
+from resp_server.push.tracking_table import Tracking
+from resp_server.session.epoch_feed import Told
+from resp_server.session.tracking import Tracked
+
+NEVER = -1
+
+
+class Remembers(Step):
+    """Passes an answer on, and has it remembered whose it is. is_kept: False has it told to be invalid behind it."""
+
+    def __init__(
+        self,
+        whose: TakesReplies,
+        index: int,
+        tracking: Tracking,
+        client: Tracked,
+        keys: Sequence[bytes],
+        *,
+        is_kept: bool = True,
+    ) -> None:
+        super().__init__(whose, index)
+        self._tracking = tracking
+        self._client = client
+        self._keys = keys
+        self._voids = tracking.voids if is_kept else NEVER
+
+    def take_in(self, index: int, reply: Answer, told: Told) -> None:
+        """Take the answer."""
+        if self._tracking.voids == self._voids:
+            self._tracking.remember(self._client, self._keys)
+        else:
+            self._tracking.owe_again(self._client, self._keys)
+        self.end(reply, told)

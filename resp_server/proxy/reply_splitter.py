@@ -1,0 +1,257 @@
+"""Whole replies cut out of what a server sends, as the bytes they are: what is only passed on is never decoded.
+
+A reply that comes in parts is held as these; a long text is not looked at again until its end has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import hiredis
+
+from resp_server import native
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.answers import Answer, Steps, answer_of, split_off_head, whole
+
+BULKS = b"$="
+BULK_MARKS = (b"$", b"=")
+ARRAYS = b"*~>"
+MAP = b"%"
+LINES = b"+-,("
+LENGTHS = BULKS + ARRAYS + MAP
+NUMBER = ord(":")
+# Whole lines: nil, true and false.
+NAMED = (b"_", b"$-1", b"*-1", b"#t", b"#f")
+# A line that is longer is none (guess: the longest are errors, of some hundred bytes).
+LINE_BYTES_MAX = 64 << 10
+# Of a number: what 64 bits take. Of a length: more than can be meant.
+NUMBER_DIGITS_MAX = 20
+LENGTH_DIGITS_MAX = 15
+# A text of which more than this is missing is taken as it comes (guess: some reads of a socket).
+TEXT_BYTES_MAX = 256 << 10
+# What is put in order in one step (guess: 0.2 ms, where they have an item each).
+ANSWERS_AT_ONCE = 64
+# What is cut into items in one step (guess: a millisecond, where items are short).
+STEP_BYTES = 8 << 10
+
+
+# Typed for a request of one word.
+_pack = cast(Callable[[tuple[Any, ...]], bytes], hiredis.pack_command)
+
+
+def pack(request: Request) -> bytes:
+    """Return a request as it is sent."""
+    return _pack(tuple(request))
+
+
+class FrameError(Exception):
+    """What came is no reply, or one larger than is held."""
+
+
+class Frames:
+    """One connection's replies.
+
+    keeps_pieces: a reply of more than a megabyte that came in parts is returned as these.
+    """
+
+    def __init__(self, reply_bytes_max: int, *, keeps_pieces: bool = False) -> None:
+        self._bytes_max = reply_bytes_max
+        self.keeps_pieces = keeps_pieces
+        self._done: list[bytes] = []  # of a reply that is not complete: what has been looked at
+        self._done_bytes = 0
+        self._rest: list[bytes] = []  # what has not
+        self._rest_bytes = 0
+        self._wanted_bytes = 0
+        self._missing = 1  # items of this reply that are still to come
+        self._text_missing = 0  # bytes of a long text that are, with its line end
+        self._text_end = b""
+        # Why what came behind the replies that `feed` returned is none, nor is anything that is still to come.
+        self.error: FrameError | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether all that came was whole replies."""
+        return self.error is None and not (self._done or self._rest)
+
+    @property
+    def begun_bytes(self) -> int:
+        """How long the reply that is not complete is at least."""
+        return self._done_bytes + self._text_missing + max(self._rest_bytes, self._wanted_bytes)
+
+    def feed(self, data: bytes) -> list[Answer]:
+        """Take bytes, return the replies that are complete by now: the same ones however the bytes are cut."""
+        if self.error is not None:
+            return []
+        if self._text_missing:
+            return self._take_text(data)
+        if self._rest:
+            self._rest.append(data)
+            self._rest_bytes += len(data)
+            if self._rest_bytes < self._wanted_bytes:
+                return []
+            data = b"".join(self._rest)
+            self._rest = []
+        return self._cut(data)
+
+    def _take_text(self, data: bytes) -> list[Answer]:
+        """Take what comes of a long text, and what is behind it."""
+        some = data[: self._text_missing]
+        self._text_missing -= len(some)
+        self._text_end = (self._text_end + some)[-2:]
+        self._done.append(some)
+        self._done_bytes += len(some)
+        if self._done_bytes > self._bytes_max:
+            self._text_missing, self.error = 0, self._too_large()
+            return []
+        if self._text_missing:
+            return []
+        if self._text_end != b"\r\n":
+            self.error = FrameError("a text does not end where it was said to")
+            return []
+        replies: list[Answer] = []
+        self._missing -= 1
+        if not self._missing:
+            self._missing = 1
+            replies.append(self._take_done())
+        return replies + self._cut(data[len(some) :]) if len(some) < len(data) else replies
+
+    def _take_done(self) -> Answer:
+        """Return the reply that is complete."""
+        done, self._done, self._done_bytes = self._done, [], 0
+        return answer_of(done) if self.keeps_pieces else b"".join(done)
+
+    def _too_large(self) -> FrameError:
+        return FrameError(f"a reply is larger than {self._bytes_max} bytes")
+
+    def _cut(self, data: bytes) -> list[Answer]:
+        replies: list[Answer] = []
+        start = at = 0
+        missing = self._missing
+        while True:
+            if missing > 1 and native.core is not None:
+                at, missing = native.core.past_items(data, at, missing)
+            try:
+                after, items = _item(data, at)
+            except FrameError as error:
+                self.error = error
+                return replies
+            if after > len(data):
+                break
+            at = after
+            missing += items - 1
+            if not missing:
+                some = data[start:at]
+                start, missing = at, 1
+                if self._done:
+                    self._done.append(some)
+                    replies.append(self._take_done())
+                else:
+                    replies.append(some)
+        self._missing = missing
+        if data[at : at + 1] in BULK_MARKS and after - len(data) > TEXT_BYTES_MAX:
+            self._text_missing, self._text_end = after - len(data), data[-2:]
+            at = after = len(data)
+        self._keep(data, start, at, after - at)
+        return replies
+
+    def _keep(self, data: bytes, start: int, at: int, wanted_bytes: int) -> None:
+        if at > start:
+            self._done.append(data[start:at])
+            self._done_bytes += at - start
+        self._rest_bytes = len(data) - at
+        self._rest = [data[at:]] if self._rest_bytes else []
+        self._wanted_bytes = wanted_bytes
+        if self._done_bytes + self._rest_bytes > self._bytes_max:
+            self.error = self._too_large()
+
+
+def _is_length(digits: bytes) -> bool:
+    """Tell whether digits are a length as everybody writes, and reads, it."""
+    return digits.isdigit() and len(digits) <= LENGTH_DIGITS_MAX and (digits[:1] != b"0" or digits == b"0")
+
+
+def _item(data: bytes, at: int) -> tuple[int, int]:
+    """Return where an item's own bytes end (behind the data's end: how much is wanted), and how many are in it.
+
+    FrameError for what a client could read as something else than is read here.
+    """
+    end = data.find(b"\r\n", at)
+    if end < 0:
+        if len(data) - at > LINE_BYTES_MAX + 1:  # of its end there may be one byte
+            raise _no_reply(data, at)
+        return len(data) + 1, 0
+    mark = data[at]
+    digits = data[at + 1 : end]
+    if mark in LINES and end - at <= LINE_BYTES_MAX:
+        return end + 2, 0
+    if mark == NUMBER and digits.removeprefix(b"-").isdigit() and len(digits) <= NUMBER_DIGITS_MAX:
+        return end + 2, 0
+    line = data[at:end]
+    if line in NAMED:
+        return end + 2, 0
+    if mark not in LENGTHS or not _is_length(digits):
+        raise _no_reply(data, at)
+    number = int(digits)
+    if mark in BULKS:
+        after = end + 4 + number
+        if after <= len(data) and data[after - 2 : after] != b"\r\n":
+            raise FrameError(f"a text of {number} bytes does not end there")
+        return after, 0
+    return end + 2, 2 * number if mark in MAP else number
+
+
+def _no_reply(data: bytes, at: int) -> FrameError:
+    return FrameError(f"no reply begins with {data[at : at + 16]!r}")
+
+
+def array_of(answer: Answer) -> tuple[int, list[bytes]]:
+    """Return how many items an array has, and the texts of the items as they were sent."""
+    head, texts = split_off_head(answer)
+    if head[:1] != b"*" or head == b"*-1":
+        raise FrameError(f"an array was expected, not {head[:16]!r}")
+    return int(head[1:]), texts
+
+
+def items_of(answer: Answer) -> Steps[Sequence[Answer]]:
+    """Return the items of an array, each as it was sent."""
+    count, texts = array_of(answer)
+    size = sum(map(len, texts))
+    if count == 1:
+        items: list[Answer] = [answer_of(texts)]
+    else:
+        items, frames = [], Frames(size + 1, keeps_pieces=True)
+        for some in _cut_up(texts):
+            items += frames.feed(some)
+            yield
+    if len(items) != count:
+        raise FrameError(f"an array of {count} items has {len(items)}")
+    return items
+
+
+def _cut_up(texts: Sequence[bytes]) -> Iterator[bytes]:
+    for text in texts:
+        for at in range(0, len(text), STEP_BYTES):
+            yield text[at : at + STEP_BYTES]
+
+
+def sum_of(answers: Sequence[Answer]) -> bytes:
+    """Return the sum of numbers, as a reply; ValueError if one is none."""
+    return b":%d\r\n" % sum(int(whole(answer)[1:]) for answer in answers)
+
+
+def joined(answers: Sequence[Answer]) -> Answer:
+    """Return one array of the items of all."""
+    arrays = [array_of(answer) for answer in answers]
+    return answer_of([b"*%d\r\n" % sum(count for count, _ in arrays), *(text for _, texts in arrays for text in texts)])
+
+
+def in_order(answers: Sequence[Answer], places: Sequence[Sequence[int]]) -> Steps[Answer]:
+    """Return one array of the items of all, each at its place: `places` has those of each answer's items."""
+    items: list[Answer] = [b""] * sum(map(len, places))
+    for number, (answer, its_places) in enumerate(zip(answers, places, strict=True)):
+        if not number % ANSWERS_AT_ONCE:
+            yield
+        for place, item in zip(its_places, (yield from items_of(answer)), strict=True):
+            items[place] = item
+    return answer_of([b"*%d\r\n" % len(items), *items])

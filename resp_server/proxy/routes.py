@@ -1,0 +1,158 @@
+"""How a request is asked of several servers and their answers joined: pure, decided by the command table.
+
+A command with keys goes to their slot's owner; keys of several slots are split where the tips of the command say so
+(`request_policy:multi_shard`), and answers are added up (`response_policy:agg_sum`) or put in order. One without keys
+is the proxy's own, but for those about the keys of all servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from enum import Enum, auto
+from functools import partial
+from random import choices
+from typing import NamedTuple
+
+import hiredis
+
+from resp_server.command_table.facts import Facts
+from resp_server.command_table.key_specs import keys_of
+from resp_server.command_table.table import Command
+from resp_server.protocol.errors import CrossSlotError
+from resp_server.protocol.replies import encode
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.answers import Answer, Steps
+from resp_server.proxy.asks import Merge
+from resp_server.proxy.reply_splitter import in_order, joined, sum_of
+from resp_server.session.session import Account
+from state_backend.model.slots import HASH_BITS, SLOTS, slot_of
+
+SPLIT = "request_policy:multi_shard"
+SUMMED = "response_policy:agg_sum"
+
+# Of a request: what is looked at in one step (guess: 0.2 ms).
+KEYS_AT_ONCE = 128
+
+SLOT_BITS = SLOTS.bit_length() - 1
+
+NOTHING = (b"$-1\r\n", b"_\r\n")
+
+
+class Way(Enum):
+    """Who answers a command."""
+
+    HERE = auto()  # the proxy
+    KEYS = auto()  # the owners of its keys
+    ALL = auto()  # every server, for its own keys
+    SCAN = auto()  # the owner of a cursor's slot
+    JOBS = auto()  # every server, for the jobs that it shows
+    JOB = auto()  # a server of the application that has the job
+
+
+WAYS = {"dbsize": Way.ALL, "keys": Way.ALL, "randomkey": Way.ALL, "scan": Way.SCAN}
+WAYS |= {f"state|{name}": Way.JOBS for name in ("jobs", "list", "lag")}
+WAYS |= {"state|describe": Way.JOB, "info": Way.JOBS}
+
+
+def way_of(command: Command) -> Way:
+    """Return who answers a command. What is not served is refused by the proxy."""
+    if command.declaration is None or command.facts.group in ("transactions", "pubsub"):
+        return Way.HERE
+    return Way.KEYS if command.facts.key_specs else WAYS.get(command.name, Way.HERE)
+
+
+def within(user: Account) -> Request:
+    """Return what stands before a question about keys in general for a user: which ones it may be told of."""
+    if user.reads_all_keys:
+        return ()
+    return (b"STATE", b"WITHIN", b"%d" % len(user.read_patterns), *user.read_patterns)
+
+
+def lone_key_at(command: Command) -> int:
+    """Return where the key of a command with one at a fixed place is; 0 if it is not as simple as that."""
+    facts = command.facts
+    is_simple = len(facts.key_specs) == 1 and "|" not in command.name and facts.first_key == facts.last_key
+    return facts.first_key if is_simple and facts.first_key > 0 and "movablekeys" not in facts.flags else 0
+
+
+class Part(NamedTuple):
+    """What is asked in one place: a slot, of an application."""
+
+    place: Hashable
+    request: Request
+
+
+def split(
+    facts: Facts, request: Request, place_of: Callable[[bytes], Hashable] = slot_of
+) -> tuple[list[Part], Merge] | None:
+    """Return what to ask for the keys of a request, and how the answers are joined; CrossSlotError.
+
+    place_of: where a key is; it may raise. None if the request makes no sense; any server, and the proxy, has the
+    error for that.
+    """
+    steps = splitting(facts, request, place_of)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: tuple[list[Part], Merge] | None = end.value
+            return found
+
+
+def splitting(
+    facts: Facts, request: Request, place_of: Callable[[bytes], Hashable] = slot_of
+) -> Steps[tuple[list[Part], Merge] | None]:
+    """Do what `split` does in steps."""
+    keys = [key for key, _ in keys_of(facts, request) or ()]
+    if not keys:
+        return None
+    places: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(place_of(key), []).append(place)
+        if not place % KEYS_AT_ONCE:
+            yield
+    if len(places) == 1:
+        return [Part(next(iter(places)), request)], _only
+    if SPLIT not in facts.tips:
+        raise CrossSlotError
+    parts = []
+    for where, some in places.items():
+        parts.append(Part(where, (request[0], *(keys[place] for place in some))))
+        if not len(parts) % KEYS_AT_ONCE:
+            yield
+    return parts, sum_of if SUMMED in facts.tips else partial(in_order, places=list(places.values()))
+
+
+def _only(replies: Sequence[Answer]) -> Answer:
+    return replies[0]
+
+
+def merge_all(name: str, replies: Sequence[Answer], weights: Sequence[int]) -> Answer:
+    """Join what all servers said of their keys. weights: how many slots each of them has."""
+    if name == "dbsize":
+        return sum_of(replies)
+    if name == "keys":
+        return joined(replies)
+    found = [row for row in zip(replies, weights, strict=True) if row[0] not in NOTHING]
+    return choices([reply for reply, _ in found], [weight for _, weight in found])[0] if found else replies[0]
+
+
+# A cursor is a position, which begins with the slot, so it means the same to every server and proxy. Before it stands
+# the number of the application.
+POSITION_BITS = SLOT_BITS + HASH_BITS
+APPLICATIONS_MAX = 1 << (53 - POSITION_BITS)
+
+
+def scan_reply(reply: bytes, last_slot: int, application: int = 0, applications: int = 1) -> bytes:
+    """Return a step of SCAN that ends with a run of slots: what lies behind comes when the cursor is there."""
+    reader = hiredis.Reader()
+    reader.feed(reply)
+    cursor, keys = reader.gets()
+    position = int(cursor)
+    behind = (last_slot + 1) << HASH_BITS
+    if position == 0 or position >= behind:
+        position = behind if last_slot + 1 < SLOTS else 0
+        keys = [key for key in keys if slot_of(key) <= last_slot]
+    if position or application + 1 < applications:
+        position |= (application if position else application + 1) << POSITION_BITS
+    return encode([b"%d" % position, keys], 2)

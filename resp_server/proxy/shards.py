@@ -1,0 +1,58 @@
+"""Which of a shard's servers is asked: its master, or a replica that stands in for it. Pure.
+
+One server answers a shard at a time, so that its epochs do not go back and forth. A replica stands in while the master
+cannot be asked, or is behind another of the shard for too long; the master is asked again when it is not behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from resp_server.proxy.guard import has_reached
+from resp_server.session.epoch_feed import NOTHING, Epochs
+
+# Somewhat longer than an epoch may take to be applied by one server and not by another, and well below what a question
+# may wait: a client that has seen that epoch is answered by the other server then.
+BEHIND_S_MAX = 0.25
+
+
+class Shard:
+    """A master, its replicas that can be asked, and who answers."""
+
+    def __init__(self, master: str, replicas: Sequence[str], answering: str | None = None) -> None:
+        self.master = master
+        self.servers = (master, *replicas)
+        self.answering = answering if answering in self.servers else master
+        self._awaited: Epochs = NOTHING  # what another had reached then, and the one that answers had not
+        self._since_s = 0.0
+
+    def choose(self, told: Mapping[str, Epochs], now_s: float) -> str:
+        """Return who is to answer from now on. told: what each of the servers that can be asked has reached."""
+        usable = {each: told[each] for each in self.servers if each in told}
+        is_usable = self.answering in usable
+        if (is_usable and self._is_behind_for_long(usable, now_s)) or (not is_usable and usable):
+            self._switch(freshest(usable))
+        elif not is_usable or (self.master in usable and has_reached(usable[self.master], usable[self.answering])):
+            self._switch(self.master)
+        return self.answering
+
+    def _switch(self, server: str) -> None:
+        if server != self.answering:
+            self.answering = server
+            self._awaited = NOTHING
+
+    def _is_behind_for_long(self, usable: Mapping[str, Epochs], now_s: float) -> bool:
+        own = usable[self.answering]
+        if has_reached(own, self._awaited):
+            ahead = freshest(usable)
+            self._awaited, self._since_s = (NOTHING if has_reached(own, usable[ahead]) else usable[ahead]), now_s
+        return not has_reached(own, self._awaited) and now_s - self._since_s > BEHIND_S_MAX
+
+
+def freshest(told: Mapping[str, Epochs]) -> str:
+    """Return a server that is behind no other, or as good as that; of equal ones the first."""
+    best, *others = told
+    for each in others:
+        if has_reached(told[each], told[best]) and not has_reached(told[best], told[each]):
+            best = each
+    return best

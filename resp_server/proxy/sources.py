@@ -1,0 +1,152 @@
+"""Where a proxy learns an application's topology: a file, a registry, or what a registry wrote under a log's root.
+
+Whatever comes later, from servers too, the newest holds; and when a source is gone, what was learned from it stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import hiredis
+
+from resp_server.cluster.topology import Topology, TopologyError
+from resp_server.cluster.topology_source import TopologyFile
+from resp_server.net.addresses import address_of
+from resp_server.net.tls import why
+from resp_server.proxy.reply_splitter import pack
+from resp_server.proxy.upstream import Upstreams
+from state_backend.log.filesystems import Filesystem
+from state_backend.model.errors import SparkisError
+
+logger = logging.getLogger("sparkis.proxy")
+
+# How long a new topology goes unseen in a log, and how long a registry that cannot be reached is left alone.
+LOOK_EVERY_S = 1.0
+RECORD = "registry.json"
+READ_BYTES_MAX = 64 << 10
+# A topology of a thousand nodes takes some 200 KB.
+REPLY_BYTES_MAX = 4 << 20
+REACH_S_MAX = 5.0
+
+
+class Source(ABC):
+    """One application's source, of which some is learned before anything is answered."""
+
+    name: str
+    upstreams: Upstreams
+
+    def begin(self) -> None:  # noqa: B027  (most have nothing to begin with)
+        """Learn what has to be known before anything is answered; SparkisError if that cannot be."""
+
+    @abstractmethod
+    async def follow(self) -> None:
+        """Learn whatever is new, for ever."""
+
+
+class FileSource(Source):
+    """A file with a topology."""
+
+    def __init__(self, path: str) -> None:
+        self.name = f"the topology {path}"
+        self._file = TopologyFile(Path(path), "", self)
+
+    def begin(self) -> None:
+        self._file.read()
+
+    async def follow(self) -> None:
+        await self._file.follow()
+
+    def take(self, topology: Topology, name: str) -> None:
+        """Learn a topology; TopologyError if what is known is newer."""
+        known = self.upstreams.slots
+        if not self.upstreams.take(topology, "the file") and topology.version < known.version:
+            raise TopologyError(
+                f"version {topology.version} of the topology is older than the servers' {known.version}"
+            )
+
+
+class LogSource(Source):
+    """The record of a registry under a log's root; the registry itself may be gone."""
+
+    def __init__(self, filesystem: Filesystem) -> None:
+        self.name = f"the log {filesystem.root}"
+        self._filesystem = filesystem
+        self._seen: bytes | None = None
+        self._problem = ""
+
+    async def follow(self) -> None:
+        while True:
+            problem = ""
+            try:
+                stored = await asyncio.to_thread(self._filesystem.read, RECORD)
+                if stored is not None and stored != self._seen:
+                    self._seen = stored
+                    self._take(stored)
+            except SparkisError as error:
+                problem = str(error)
+            if problem and problem != self._problem:
+                logger.error("%s; going on with what is known", problem)
+            self._problem = problem
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _take(self, stored: bytes) -> None:
+        try:
+            given = json.loads(stored)
+            if given["topology"] is not None:  # there is no server yet
+                self.upstreams.take(Topology.of_json(given["topology"]), RECORD, int(given["term"]))
+        except (ValueError, KeyError, TypeError, TopologyError) as error:
+            raise TopologyError(f"{self._filesystem.root}/{RECORD} is not what a registry wrote: {error}") from None
+
+
+class RegistrySource(Source):
+    """A registry that tells of each new topology."""
+
+    def __init__(self, host: str, port: int, token: str) -> None:
+        self.name = f"the registry {address_of(host, port)}"
+        self._host, self._port = host, port
+        self._token = token
+        self._problem = ""
+
+    async def follow(self) -> None:
+        while True:
+            try:
+                await self._watch()
+                problem = "it closed the connection"
+            except (OSError, TimeoutError, hiredis.HiredisError, ValueError, TopologyError) as error:
+                problem = why(error) or "it does not answer"
+            if problem != self._problem:
+                logger.error("%s: %s; going on with what is known", self.name, problem)
+            self._problem = problem
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _watch(self) -> None:
+        async with asyncio.timeout(REACH_S_MAX):
+            certificates = self.upstreams.certificates
+            context = None if certificates is None else certificates.for_server()
+            reader, writer = await asyncio.open_connection(self._host, self._port, ssl=context)
+        try:
+            writer.write(pack((b"AUTH", self._token.encode())) + pack((b"WATCH",)))
+            replies = hiredis.Reader(encoding="utf-8")
+            unread = 0
+            while data := await reader.read(READ_BYTES_MAX):
+                replies.feed(data)
+                unread += len(data)
+                while (reply := replies.gets()) is not False:
+                    unread = 0
+                    self._take(reply)
+                if unread > REPLY_BYTES_MAX:
+                    raise ValueError("it sends more than a topology")
+        finally:
+            writer.close()
+
+    def _take(self, reply: object) -> None:
+        match reply:
+            case hiredis.ReplyError():
+                raise ValueError(f"it refuses: {reply}")
+            case ["topology", term, str(text)]:
+                self._problem = ""
+                self.upstreams.take(Topology.parse(text), self.name, int(str(term)))

@@ -1,0 +1,143 @@
+"""Questions about the keys of several servers: DBSIZE, KEYS, RANDOMKEY of all of them, SCAN of a cursor's.
+
+They are answered only if each server shows the topology that the proxy knows, before and after: else keys of a slot
+that moves could be told twice, or not at all. So long as they do not agree it is asked again, until its deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from resp_server.commands.generic import cursor
+from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainError
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.answers import Answer, is_error, whole
+from resp_server.proxy.applications import Applications
+from resp_server.proxy.asks import Ask, Merge, Step, TakesReplies, understood
+from resp_server.proxy.guard import together
+from resp_server.proxy.reply_splitter import pack
+from resp_server.proxy.routes import POSITION_BITS, merge_all, scan_reply
+from resp_server.proxy.upstream import Upstreams
+from resp_server.session.epoch_feed import NOT_TOLD, Told
+from state_backend.model.slots import HASH_BITS, SLOTS
+
+TOPOLOGY = pack((b"CLUSTER", b"INFO"))
+# A question, with what the server shows before and after.
+ASKS = 3
+
+
+class Place(NamedTuple):
+    """A server that is asked: the master of a shard, or who answers for it."""
+
+    upstreams: Upstreams
+    master: str
+    version: int
+    slots: int
+
+
+class Survey(Step):
+    """One such question."""
+
+    def __init__(
+        self,
+        applications: Applications,
+        request: Request,
+        protocol: int,
+        whose: TakesReplies,
+        index: int,
+        within: Request = (),
+    ) -> None:
+        super().__init__(whose, index)
+        self._within = within
+        self._applications = applications.each
+        self._name = request[0].lower().decode("latin-1")
+        self._request = tuple(request)
+        self._protocol = protocol
+        self._is_scan = self._name == "scan"
+        first = applications.each[0]
+        self._deadline_s = first.deadline_s(not self._is_scan)
+        # Servers that do not agree for longer than one look-up may take will not for a long time.
+        self._agree_s = first.deadline_s()
+        if self._is_scan:
+            self._number, self._cursor = self._place_of(bytes(request[1]))
+
+    def _place_of(self, word: bytes) -> tuple[int, int]:
+        """Return the number of the application that a cursor is in, and the cursor of its servers."""
+        if len(self._applications) == 1 or not word.isdigit():
+            return 0, cursor(word)
+        number, position = divmod(int(word), 1 << POSITION_BITS)
+        if number < len(self._applications):
+            return number, position
+        return len(self._applications) - 1, cursor(word)  # behind the end
+
+    def ask(self) -> None:
+        """Ask all that are concerned."""
+        self.begin_again()
+        self.attempt(self._ask)
+
+    def _ask(self) -> None:
+        asked = self._applications
+        if self._is_scan:
+            asked = asked[self._number : self._number + 1]
+        if not all(each.slots.is_whole for each in asked):
+            self._end(ClusterDownError())
+            return
+        request = self._request
+        if self._is_scan:
+            request = (request[0], b"%d" % self._cursor, *request[2:])
+            slots = asked[0].slots
+            at = min(self._cursor >> HASH_BITS, SLOTS - 1)
+            self._last = slots.last_of_run(at)
+            self._places = [Place(asked[0], str(slots.told[at]), slots.version, 0)]
+        else:
+            self._places = [
+                Place(each, master, each.slots.version, count)
+                for each in asked
+                for master, count in each.slots.counts.items()
+            ]
+        packed = pack((*self._within, *request))
+        self._told = NOT_TOLD
+        self._replies: list[Answer | None] = [None] * (ASKS * len(self._places))
+        self._missing = len(self._replies)
+        for at, (upstreams, master, _, _) in enumerate(self._places):
+            for place, each in enumerate((TOPOLOGY, packed, TOPOLOGY), ASKS * at):
+                ask = Ask(each, 0, self._protocol, self._deadline_s, self, place, None, master, not self._is_scan)
+                upstreams.send(ask)
+
+    def take_in(self, index: int, reply: Answer, told: Told) -> None:
+        """Take one server's answer."""
+        self._replies[index] = reply
+        self._told = together(self._told, told)
+        self._missing -= 1
+        if not self._missing:
+            self._done([each for each in self._replies if each is not None])
+
+    def _done(self, replies: Sequence[Answer]) -> None:
+        error = next(filter(is_error, replies), None)
+        if error is not None:
+            self.end(error, self._told)
+            return
+        others = [
+            place
+            for place, (before, _, after) in zip(self._places, zip(*[iter(replies)] * ASKS, strict=True), strict=True)
+            if any(b"\r\ncluster_current_epoch:%d\r\n" % place.version not in whole(each) for each in (before, after))
+        ]
+        if others or any(place.version != place.upstreams.slots.version for place in self._places):
+            for place in others:
+                place.upstreams.refresh(place.upstreams.answering(place.master))
+            if not self._places[0].upstreams.later(self._agree_s, lambda: self.attempt(self._ask)):
+                self._end(TryAgainError("the servers do not show the same version of the topology"))
+        elif self._is_scan:
+            count = len(self._applications)
+            self._make(lambda answers: scan_reply(whole(answers[0]), self._last, self._number, count), replies[1:2])
+        else:
+            weights = [place.slots for place in self._places]
+            self._make(lambda answers: merge_all(self._name, answers, weights), replies[1::ASKS])
+
+    def _make(self, merge: Merge, answers: Sequence[Answer]) -> None:
+        put_off = self._places[0].upstreams.put_off
+        self.go_on(understood(merge, answers), lambda reply: self.end(reply, self._told), put_off)
+
+    def _end(self, error: ReplyError) -> None:
+        self.end(b"-%b\r\n" % error.line)

@@ -1,0 +1,633 @@
+"""The servers of one application, as a proxy knows them: who is asked for what, and what becomes of the answers.
+
+To each server there is a connection for what is looked up, and one for what may take long (KEYS, DBSIZE), for either
+version of the protocol (`lane`). A question has a deadline. It is sent at most twice: again only when a connection was
+lost under it, which does no harm as everything here only reads. A MOVED changes the map and sends it elsewhere; after
+two of those, or where a server is not ready yet, it waits a little before each further try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, pairwise
+from operator import ne
+from typing import Any
+
+from resp_server.cluster.topology import Topology, TopologyError
+from resp_server.net.awake import AwakeClock
+from resp_server.net.tls import Certificates
+from resp_server.protocol.errors import ClusterDownError, PlainError, TryAgainError, internal_error
+from resp_server.proxy.answers import Answer
+from resp_server.proxy.asks import SENDS_MAX, Ask, OnItsOwn, PutOff
+from resp_server.proxy.guard import Floors, has_reached
+from resp_server.proxy.jobs import JobKeys
+from resp_server.proxy.lane import REPLY_BYTES_MAX, Lane, LaneKey, Link
+from resp_server.proxy.reply_splitter import pack
+from resp_server.proxy.shards import Shard
+from resp_server.proxy.slot_map import NO_TERM, SlotMap
+from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Reached, Told, latest
+from state_backend.model.slots import SLOTS
+
+logger = logging.getLogger("sparkis.proxy")
+
+TIMEOUT_S = 1.0
+# For what a server answers from all of its keys, and for long replies.
+LONG_TIMEOUT_S = 60.0
+# At most two turns at once: one stale answer is normal after a move, two mean that servers do not agree yet.
+MOVES_AT_ONCE_MAX = 2
+# Between two tries at servers that do not agree, or are not ready.
+AGREE_PAUSE_S = 0.05
+CHECKS_PER_TIMEOUT = 10
+# A job that no server tells of for so long is gone, and nothing waits for it any more (guess).
+GONE_S = 5.0
+# What says that a server, or its shard, can answer in a moment.
+NOT_YET = (b"-LOADING ", b"-CLUSTERDOWN ", b"-TRYAGAIN ")
+# Lanes that the short way of GETs tells apart: a byte each.
+OPEN_LANES_MAX = 255
+CLOSED = bytes(4 * SLOTS)
+
+
+@dataclass
+class Upstreams:
+    """All servers of one application. Runs on the event loop's thread.
+
+    table, open_lanes: the lane to ask for a key, by the CRC that makes its slot; 0 where somebody has to look closer.
+    seen: what each server was ever known to have reached; newest: any of them. is_level: all that can be asked are
+    there, so that it is the same whom a client asks.
+    """
+
+    name: str = "the application"
+    password: str | None = field(default=None, repr=False)
+    timeout_s: float = TIMEOUT_S
+    slots: SlotMap = field(default_factory=SlotMap)
+    keys: JobKeys = field(default_factory=JobKeys)
+    lanes: dict[LaneKey, Lane] = field(default_factory=dict)
+    seen: dict[str, dict[str, Reached]] = field(default_factory=dict)
+    newest: Epochs = field(default_factory=lambda: NOTHING)
+    is_level: bool = True
+    gone_jobs: set[str] = field(default_factory=set)
+    moves: int = 0
+    losses: int = 0
+    table: bytes = CLOSED
+    open_lanes: list[Lane | None] = field(default_factory=lambda: [None])
+    # With these the servers have to speak TLS.
+    certificates: Certificates | None = field(default=None, repr=False)
+    # Whether servers are to tell which keys change, and who is told then; None: any.
+    follows_keys: bool = False
+    on_changed: Callable[[Sequence[bytes] | None], None] = lambda keys: None
+    # Called when there is a job that was not told of before, or one with another writer, whose states may be others.
+    on_new_job: Callable[[Upstreams, str], object] = lambda upstreams, address: None
+    # Has something be called in a turn to come; the proxy's own way, once there is one.
+    put_off: PutOff = lambda run: asyncio.get_running_loop().call_soon(run)
+    # The compiled core's epoll for clients and servers, where there is one.
+    poller: Any = None
+
+    def start(self) -> None:
+        """Begin to look after what waits."""
+        self._loop = asyncio.get_running_loop()
+        # No server is slow, and no question waits, while this process does not listen.
+        self.clock = AwakeClock(2 * self.timeout_s / CHECKS_PER_TIMEOUT, self._loop.time)
+        self._refreshing: set[str] = set()
+        self._is_stopping = False
+        self._known: frozenset[str] = frozenset()
+        self._floors = Floors()
+        self._shards: dict[str, Shard] = {}
+        self._master_floors: dict[str, Epochs] = {}
+        self._is_table_made = True
+        self._is_some_slot_behind = False
+        self._untold_since_s: dict[str, float] = {}
+        self._newest_alone: Told = (self.newest,)
+        self._long_replies = LongReplies(self)
+        self._check()
+
+    def soon(self, then: Callable[[], None]) -> None:
+        """Call back in this turn of the event loop, when all that came was looked at, or else in the next one."""
+        if self.poller is not None:
+            self.poller.soon(then)
+        else:
+            self._loop.call_soon(then)
+
+    async def connect(self, make: Callable[[], Link], host: str, port: int, context: ssl.SSLContext | None) -> Link:
+        """Return a new connection to a server."""
+        if context is not None or self.poller is None:
+            return (await self._loop.create_connection(make, host, port, ssl=context))[1]
+        made = make()
+        self.poller.add(await connected(self._loop, host, port), made)
+        return made
+
+    def stop(self) -> None:
+        """Close all connections."""
+        self._is_stopping = True
+        self._checking.cancel()
+        for lane in list(self.lanes.values()):
+            lane.close()
+        self._long_replies.stop()
+
+    @property
+    def now_s(self) -> float:
+        """What the clock of deadlines shows."""
+        return self.clock()
+
+    def deadline_s(self, is_long: bool = False) -> float:
+        """Return until when a question that is asked now may wait."""
+        return self.clock() + (LONG_TIMEOUT_S if is_long else self.timeout_s)
+
+    def send(self, ask: Ask) -> None:
+        """Ask; the answer comes later, or an error, at once or later."""
+        try:
+            self._send(ask)
+        except Exception as error:
+            ask.fail_all(error)
+
+    def _send(self, ask: Ask) -> None:
+        if self._is_stopping:
+            ask.refuse(PlainError("the proxy stops"))
+            return
+        address = ask.address
+        if address is None:
+            master = ask.master or self.slots.owners[ask.slot]
+            if master is None:
+                ask.refuse(ClusterDownError())
+                return
+            address = self.answering(master)
+            ask.floor = self._floors.by_slot[ask.slot] if ask.master is None else self._floor_of(master)
+            if not self.is_level:
+                ask.floor = latest(ask.floor, self.own(ask.whose.seen_by(ask.index)))
+        self.lane(LaneKey(address, ask.protocol, ask.is_long)).add(ask)
+
+    def send_again(self, ask: Ask) -> None:
+        """Ask what was answered once more, as if it had not been."""
+        ask.sends = ask.moves = 0
+        ask.held_until_s = None
+        self.send(ask)
+
+    def lane(self, key: LaneKey) -> Lane:
+        """Return a connection, which may have to be opened."""
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = Lane(self, key)
+        return lane
+
+    def knows(self, address: str) -> bool:
+        """Tell whether a server is one of this application's."""
+        return address in self._known
+
+    def answering(self, master: str) -> str:
+        """Return the server that answers a master's shard now."""
+        shard = self._shards.get(master)
+        return master if shard is None else shard.answering
+
+    def later(self, deadline_s: float, again: Callable[[], None]) -> bool:
+        """Call back after a pause; False if that would be past a deadline, or the proxy stops."""
+        if self._is_stopping or self.now_s + AGREE_PAUSE_S > deadline_s:
+            return False
+        self._loop.call_later(AGREE_PAUSE_S, again)
+        return True
+
+    def facts(self) -> Mapping[str, object]:
+        """Return what INFO shows: the version, and each server."""
+        rows: dict[str, object] = {"topology_version": self.slots.version, "moves": self.moves, "losses": self.losses}
+        answering = {self.answering(master): master for master in self.slots.counts}
+        for number, address in enumerate(self._addresses()):
+            lanes = [lane for lane in self.lanes.values() if lane.key.address == address]
+            connections = sum(lane.is_connected for lane in lanes)
+            is_up = not any(lane.reason for lane in lanes)
+            rows[f"upstream{number}"] = (
+                f"addr={address},slots={self.slots.counts.get(answering.get(address, ''), 0)},"
+                f"connections={connections},waiting={sum(lane.waiting for lane in lanes)},"
+                f"status={'up' if is_up else 'down'}"
+            )
+        return rows
+
+    # -- the topology -------------------------------------------------------------------------------------------------
+
+    def take(self, topology: Topology, source: str, term: int = NO_TERM) -> bool:
+        """Learn a topology; False if it is not newer than what is known."""
+        before = self._answering_by_slot()
+        if not self.slots.take(topology, term):
+            return False
+        masters = self.slots.replicas.items()
+        self._shards = {
+            master: Shard(master, replicas, self.answering(master)) for master, replicas in masters if replicas
+        }
+        logger.info(
+            "%s: version %d of the topology, from %s: %d servers with slots",
+            self.name,
+            topology.version,
+            source,
+            len(self.slots.counts),
+        )
+        self._choose()
+        self._answered_by_others(before)
+        self._known = frozenset(self._addresses())
+        for address in self._addresses():
+            self.lane(LaneKey(address, 2, False)).connect()
+        self._reconsider()
+        return True
+
+    def refresh(self, address: str) -> None:
+        """Ask a server for its topology, unless it is being asked."""
+        if address not in self._refreshing:
+            self._refreshing.add(address)
+            packed = pack((b"STATE", b"TOPOLOGY"))
+            self.send(Ask(packed, 0, 2, self.deadline_s(), Learner(self, address), 0, address))
+
+    def learn(self, reply: bytes, address: str) -> None:
+        """Take what a server says of its topology, if that is newer than what is known."""
+        self._refreshing.discard(address)
+        if reply[:1] != b"$":
+            logger.warning("%s does not tell its topology: %s", address, reply[1:200].decode("utf-8", "replace"))
+            return
+        try:
+            self.take(Topology.parse(reply.partition(b"\r\n")[2][:-2]), address)
+        except TopologyError as error:
+            logger.warning("%s tells a topology that cannot be read: %s", address, error)
+
+    def _addresses(self) -> list[str]:
+        """Return all servers that may be asked."""
+        replicas = [each for some in self.slots.replicas.values() for each in some]
+        return list(dict.fromkeys([*self.slots.counts, *self.slots.replicas, *replicas]))
+
+    def _answering_by_slot(self) -> list[str | None]:
+        by_master: dict[str | None, str | None] = {None: None}
+        for master in set(self.slots.owners):
+            by_master[master] = None if master is None else self.answering(master)
+        return list(map(by_master.__getitem__, self.slots.owners))
+
+    def _answered_by_others(self, before: Sequence[str | None]) -> None:
+        """Raise the floors of the slots that are not answered by whom they were."""
+        left: dict[str, list[int]] = {}
+        for slot in compress(range(SLOTS), map(ne, before, self._answering_by_slot())):
+            was = before[slot]
+            if was is not None:
+                left.setdefault(was, []).append(slot)
+        for address, slots in left.items():
+            self.lose_track()
+            self._floors.leave(slots, dict(self.seen.get(address, NOTHING)))
+
+    # -- what servers tell --------------------------------------------------------------------------------------------
+
+    def told_version(self, version: int, address: str) -> None:
+        """Take in that a server shows a topology."""
+        if version > self.slots.version:
+            self.refresh(address)
+
+    def shared(self, told: Epochs) -> Told:
+        """Return what a server told, as the same object for all servers that are as far as any."""
+        newest = latest(self.newest, told)
+        if newest != self.newest:
+            self.newest, self._newest_alone = newest, (newest,)
+        return self._newest_alone if told == self.newest else (told,)
+
+    def compare(self) -> None:
+        """Learn whether all servers that can be asked are as far as any ever was."""
+        ready = [lane for lane in self.lanes.values() if lane.is_ready]
+        self.is_level = all(lane.replies_from is self._newest_alone for lane in ready)
+
+    def own(self, seen: Epochs) -> Epochs:
+        """Return what a client has seen of jobs that are here."""
+        return seen if seen is self.newest else {job: seen[job] for job in seen.keys() & self.newest.keys()}
+
+    def told_epoch(self, lane: Lane, job: str, reached: Reached) -> None:
+        """Take in what a server shows of a job."""
+        self.compare()
+        seen = self.seen.setdefault(lane.key.address, {})
+        if reached == GONE:
+            seen.pop(job, None)
+        elif reached > seen.get(job, GONE):
+            seen[job] = reached
+        self.gone_jobs.discard(job)
+        self._untold_since_s.pop(job, None)
+        if self.keys.told(job, reached):
+            self.on_new_job(self, lane.key.address)
+        if lane.is_connected:
+            lane.settle()
+            if self._is_some_slot_behind:
+                self._close_table()
+
+    def changed_state(self, lane: Lane) -> None:
+        """Take in that a connection is there, or could not be made."""
+        if self._is_stopping:
+            return
+        self._reconsider()
+        # An answer that is long takes its connection with it: the next one is not to ask for it again.
+        if lane.is_connected and not lane.key.is_long:
+            self.on_new_job(self, lane.key.address)
+        if lane.is_connected:
+            for other in self.lanes.values():
+                if other.key.address == lane.key.address:
+                    other.wake()
+        if not lane.is_connected and (not lane.is_idle or self._is_wanted(lane.key)):
+            lane.connect()
+
+    def hangs(self, address: str) -> None:
+        """Cut all connections to a server that does not answer."""
+        for lane in list(self.lanes.values()):
+            if lane.key.address == address:
+                lane.cut(f"{address} did not answer in time")
+
+    def answered(self, ask: Ask, reply: bytes, lane: Lane) -> None:
+        """Pass an error on; one that sends elsewhere is followed, and one that comes too early is not taken."""
+        try:
+            if ask.address is not None:
+                ask.whose.put(ask.index, reply)
+            elif reply[:7] == b"-MOVED ":
+                self._moved(ask, reply, lane.key.address)
+            elif ask.is_long or not (reply.startswith(NOT_YET) and self.later(ask.deadline_s, lambda: self.send(ask))):
+                ask.whose.put(ask.index, reply, lane.replies_from)
+        except Exception as error:
+            ask.fail_all(error)
+
+    def lost(self, asks: Sequence[Ask], reason: str) -> None:
+        """Ask again what went with a connection, of whoever answers now, once."""
+        self.losses += 1
+        self._reconsider()
+        now_s = self.now_s
+        for ask in asks:
+            if ask.sends >= SENDS_MAX or now_s >= ask.deadline_s:
+                ask.refuse(PlainError(reason))
+            else:
+                self.send(ask)
+        for lane in self.lanes.values():
+            if self._is_wanted(lane.key) and not self._is_stopping:
+                lane.connect()
+
+    def follow_keys(self, is_wanted: bool) -> None:
+        """Have all servers tell which keys change from now on, before answers to what is asked from now on; or not."""
+        self.follows_keys = is_wanted
+        for lane in self.lanes.values():
+            lane.follow()
+
+    def lose_track(self) -> None:
+        """Take in that nobody tells any more which keys change that were answered before."""
+        if self.follows_keys:
+            self.on_changed(None)
+
+    def let_go(self, link: Link, ask: Ask, told: Told) -> None:
+        """Have a long reply come over a connection of its own; told: what it is from."""
+        self._long_replies.take(link, ask, told)
+
+    def _moved(self, ask: Ask, reply: bytes, address: str) -> None:
+        try:
+            slot, owner = reply[7:].decode().split()
+            was = self.slots.owners[int(slot)]
+        except (ValueError, IndexError):  # what is asked is no lane's any more: nobody else would answer it
+            ask.refuse(PlainError(f"{address} sends elsewhere, but not where to"))
+            return
+        if was != owner:
+            if was is not None:
+                self.lose_track()
+                self._floors.leave([int(slot)], dict(self.seen.get(self.answering(was), NOTHING)))
+            self.slots.moved(int(slot), owner)
+            self._close_table()
+        self.refresh(address)
+        self.moves += 1
+        ask.moves += 1
+        ask.sends = 0
+        if ask.moves <= MOVES_AT_ONCE_MAX:
+            self.send(ask)
+        elif not self.later(ask.deadline_s, lambda: self.send(ask)):
+            ask.refuse(TryAgainError(f"the servers do not agree on who answers slot {ask.slot}"))
+
+    # -- who answers --------------------------------------------------------------------------------------------------
+
+    def _is_wanted(self, key: LaneKey) -> bool:
+        """Tell whether there is to be a connection even if nothing is asked over it: its server tells of epochs."""
+        return key.protocol == 2 and not key.is_long and key.address in self._known
+
+    def _reconsider(self) -> None:
+        """Choose who answers; ask them what waits for others, and let go of servers that have gone."""
+        self._go_on_with(self._choose())
+
+    def _go_on_with(self, changed: Mapping[str, str]) -> None:
+        """Go on with whom was chosen; changed: who answered before, by the shards' masters, where it is another now."""
+        self._stand_in(changed)
+        self._close_table()
+        left = set(changed.values())
+        for key, lane in list(self.lanes.items()):
+            if key.address not in self._known and lane.is_idle:
+                lane.close()
+                self.lanes.pop(key, None)
+            elif not lane.is_usable or key.address in left:
+                for ask in lane.take_back():
+                    self.send(ask)
+
+    def _choose(self) -> dict[str, str]:
+        """Choose who answers each shard; return who did where that changed, by the shards' masters."""
+        changed: dict[str, str] = {}
+        for shard in self._shards.values():
+            lanes = {each: self.lanes.get(LaneKey(each, 2, False)) for each in shard.servers}
+            told = {each: lane.told for each, lane in lanes.items() if lane is not None and lane.is_usable}
+            before = shard.answering
+            if shard.choose(told, self.now_s) != before:
+                logger.info("%s: %s answers for the shard of %s", self.name, shard.answering, shard.master)
+                changed[shard.master] = before
+        return changed
+
+    def _stand_in(self, changed: Mapping[str, str]) -> None:
+        """Raise the floors of the slots of masters whose shards others answer now."""
+        for master, before in changed.items():
+            self.lose_track()
+            slots = [slot for slot, owner in enumerate(self.slots.owners) if owner == master]
+            self._floors.leave(slots, dict(self.seen.get(before, NOTHING)))
+
+    def _floor_of(self, master: str) -> Epochs:
+        """Return what whoever answers all slots of a master has to have reached."""
+        if not self._is_table_made:
+            self._make_table()
+        return self._master_floors.get(master, NOTHING)
+
+    def _close_table(self) -> None:
+        """Have everybody look closer until the table is made anew, which is before anything else is read."""
+        self.table = CLOSED
+        if self._is_table_made:
+            self._is_table_made = False
+            self._loop.call_soon(self._make_table)
+
+    def _make_table(self) -> None:
+        if self._is_table_made:
+            return
+        self._is_table_made = True
+        numbers = bytearray(SLOTS)
+        lanes: list[Lane | None] = [None]
+        floors: dict[str, Epochs] = {}
+        known: dict[tuple[str, int], int] = {}
+        is_behind = False
+        # By runs of slots: this is done whenever a connection comes or goes, and nothing is answered meanwhile.
+        for first, end in pairwise(sorted({0, *self.slots.ends, *self._floors.ends})):
+            master, floor = self.slots.owners[first], self._floors.by_slot[first]
+            if master is None:
+                continue
+            number = known.get((master, id(floor)))
+            if number is None:
+                lane = self.lanes.get(LaneKey(self.answering(master), 2, False))
+                is_ready = lane is not None and lane.is_ready
+                is_open = is_ready and lane is not None and has_reached(lane.told, floor, self.gone_jobs)
+                is_behind |= is_ready and not is_open
+                number = 0
+                if is_open and (lane in lanes or len(lanes) <= OPEN_LANES_MAX):
+                    if lane not in lanes:
+                        lanes.append(lane)
+                    number = lanes.index(lane)
+                known[master, id(floor)] = number
+                floors[master] = latest(floors.get(master, NOTHING), floor)
+            if number:
+                numbers[first:end] = bytes([number]) * (end - first)
+        self.table, self.open_lanes, self._master_floors = bytes(numbers) * 4, lanes, floors
+        self._is_some_slot_behind = is_behind
+
+    def _check(self) -> None:
+        self._checking = self._loop.call_later(self.timeout_s / CHECKS_PER_TIMEOUT, self._check)
+        now_s = self.clock.tick()
+        self._forget_gone_jobs(now_s)
+        replaceable = self._replaceable()
+        for lane in list(self.lanes.values()):
+            is_hurried = lane.key.address in replaceable and not lane.key.is_long
+            try:
+                lane.check(now_s, self.timeout_s / 2 if is_hurried else self.timeout_s)
+            except Exception as error:  # the others are to be looked at as well
+                internal_error(error)
+        self._long_replies.check(now_s)
+        changed = self._choose()
+        if changed:
+            self._go_on_with(changed)
+
+    def _replaceable(self) -> set[str]:
+        """Return the servers for which another could answer: if they are silent, there is time to ask that one."""
+        found = set()
+        for shard in self._shards.values():
+            others = [self.lanes.get(LaneKey(each, 2, False)) for each in shard.servers if each != shard.answering]
+            if any(lane is not None and lane.is_usable for lane in others):
+                found.add(shard.answering)
+        return found
+
+    def _forget_gone_jobs(self, now_s: float) -> None:
+        """Stop to wait for jobs of which no server has told for a while: they were removed or renamed."""
+        told = {job for lane in self.lanes.values() if lane.is_connected for job in lane.told}
+        for job in {job for seen in self.seen.values() for job in seen} - told - self.gone_jobs:
+            if now_s - self._untold_since_s.setdefault(job, now_s) > GONE_S and told:
+                self.gone_jobs.add(job)
+                self.keys.forget(job)
+                for seen in self.seen.values():
+                    seen.pop(job, None)
+                self._forget_newest(job)
+                logger.info("%s: job %s is gone", self.name, job)
+
+    def _forget_newest(self, job: str) -> None:
+        self.newest = {name: reached for name, reached in self.newest.items() if name != job}
+        self._newest_alone = (self.newest,)
+        for lane in self.lanes.values():
+            lane.replies_from = self.shared(lane.told)
+        self.compare()
+
+
+@dataclass
+class Learner(OnItsOwn):
+    """Takes a server's topology."""
+
+    upstreams: Upstreams
+    address: str
+
+    def take_in(self, reply: bytes) -> None:
+        self.upstreams.learn(reply, self.address)
+
+
+async def connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> socket.socket:
+    """Return a socket that is connected to the first of a host's addresses that can be reached. OSError."""
+    failed: OSError | None = None
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setblocking(False)
+            await loop.sock_connect(made, address)
+        except BaseException as error:
+            made.close()
+            if not isinstance(error, OSError):
+                raise
+            failed = failed or error
+        else:
+            return made
+    raise failed or OSError(f"{host} has no address")
+
+
+class LongReply:
+    """A reply that came to have a connection of its own, which is held until it is complete."""
+
+    def __init__(self, others: LongReplies, link: Link, ask: Ask, told: Told, deadline_s: float) -> None:
+        self.link = link
+        self._told = told
+        self.deadline_s = deadline_s
+        self.held_bytes = 0
+        self._others = others
+        self._ask = ask
+
+    def heard(self, replies: Sequence[Answer]) -> None:
+        """Take the reply; what may come behind it was asked again elsewhere."""
+        self._others.remove(self)
+        self.link.forget()
+        try:
+            self._ask.whose.put(self._ask.index, replies[0], self._told)
+        except Exception as error:
+            self._ask.fail_all(error)
+
+    def gone(self, reason: str) -> None:
+        """Answer with an error."""
+        self._others.remove(self)
+        self._ask.refuse(PlainError(reason))
+
+
+class LongReplies:
+    """The long replies that are under way: together they take no more than the longest one may."""
+
+    def __init__(self, upstreams: Upstreams) -> None:
+        self._upstreams = upstreams
+        self._all: list[LongReply] = []
+        self._held_bytes = 0
+
+    def take(self, link: Link, ask: Ask, told: Told) -> None:
+        """Take a connection over whose next reply is long. It is read on as soon as there is room."""
+        if link.begun_bytes > REPLY_BYTES_MAX:
+            link.forget()
+            ask.refuse(PlainError(f"a reply is larger than {REPLY_BYTES_MAX} bytes"))
+            return
+        reply = LongReply(self, link, ask, told, self._upstreams.deadline_s(is_long=True))
+        self._all.append(reply)
+        link.give(reply)
+        link.pause(True)
+        self._go_on()
+
+    def remove(self, reply: LongReply) -> None:
+        """Forget one that is over."""
+        self._all.remove(reply)
+        self._held_bytes -= reply.held_bytes
+        self._go_on()
+
+    def check(self, now_s: float) -> None:
+        """End what takes too long, and what has grown beyond what there is room for."""
+        for reply in list(self._all):
+            if now_s > reply.deadline_s:
+                reply.link.cut("a long reply did not come in time")
+            elif reply.held_bytes and reply.link.begun_bytes > reply.held_bytes:
+                grown = reply.link.begun_bytes - reply.held_bytes
+                if self._held_bytes + grown > REPLY_BYTES_MAX:
+                    reply.link.cut("too many long replies were asked for at once")
+                else:
+                    self._held_bytes += grown
+                    reply.held_bytes += grown
+
+    def stop(self) -> None:
+        """End them all."""
+        for reply in list(self._all):
+            reply.link.cut("the proxy stops")
+
+    def _go_on(self) -> None:
+        for reply in self._all:
+            if not reply.held_bytes and self._held_bytes + reply.link.begun_bytes <= REPLY_BYTES_MAX:
+                reply.held_bytes = reply.link.begun_bytes
+                self._held_bytes += reply.held_bytes
+                reply.link.pause(False)

@@ -1,0 +1,1 @@
+"""What clients are sent without asking: messages, notifications, invalidations, MONITOR."""

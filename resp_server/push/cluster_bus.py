@@ -1,0 +1,135 @@
+"""What a cluster's node tells the other nodes: messages of clients, so that it does not matter which node they are at.
+
+A connection to each, as a client's, opened when there is something to tell. Nobody waits for an answer, and what cannot
+be sent is lost: a message is told at most once, as on the bus of a Redis Cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import hiredis
+
+from resp_server.acl.rules import DEFAULT_USER
+from resp_server.net.tls import Certificates, certificates_of, why
+from resp_server.session.subscriptions import Way
+
+if TYPE_CHECKING:
+    from resp_server.execution.context import Instance
+
+logger = logging.getLogger("sparkis.server")
+
+# What may wait to be sent to one node; more is left out.
+WAITING_BYTES_MAX = 8 << 20
+CONNECT_S_MAX = 1.0
+# A node that cannot be reached is left alone for so long.
+PAUSE_S = 0.5
+
+KINDS = {Way.CHANNEL: "CHANNEL", Way.SHARD: "SHARD"}
+
+
+class Peer(asyncio.Protocol):
+    """One other node."""
+
+    def __init__(self, address: str, password: str | None, certificates: Certificates | None) -> None:
+        self._address = address
+        self._password = password
+        self._certificates = certificates
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._not_before_s = 0.0
+        self._is_full = False
+
+    def send(self, packed: bytes) -> None:
+        """Send, now or when there is a connection; or not, if too much waits, or the node was just not there."""
+        transport = self._transport
+        waiting_bytes = self._held_bytes if transport is None else transport.get_write_buffer_size()
+        is_full = waiting_bytes + len(packed) > WAITING_BYTES_MAX
+        if is_full and not self._is_full:
+            logger.warning("%s does not take clients' messages as fast as they come; some are left out", self._address)
+        self._is_full = is_full
+        if is_full:
+            return
+        if transport is not None:
+            transport.write(packed)
+        elif self._loop.time() >= self._not_before_s:
+            self._held.append(packed)
+            self._held_bytes += len(packed)
+            if self._connecting is None:
+                self._connecting = self._loop.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                context = None if self._certificates is None else self._certificates.for_server()
+                transport, _ = await self._loop.create_connection(lambda: self, host, int(port), ssl=context)
+        except (OSError, TimeoutError) as error:
+            self._not_before_s = self._loop.time() + PAUSE_S
+            logger.warning("messages of clients do not reach %s: %s", self._address, why(error) or "it does not answer")
+        else:
+            self._transport = transport
+            words = [("CLIENT", "SETNAME", "sparkis-node")]
+            greeting = [("AUTH", DEFAULT_USER.decode(), self._password)] if self._password is not None else []
+            transport.write(b"".join(map(_packed, [*greeting, *words])) + b"".join(self._held))
+        finally:
+            self._connecting = None
+            self._held, self._held_bytes = [], 0
+
+    def data_received(self, data: bytes) -> None:
+        """Let answers go."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+
+    def close(self) -> None:
+        """End it."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Peers:
+    """The other nodes of a cluster."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._certificates: Certificates | None = None
+        self._peers: dict[str, Peer] = {}
+
+    def forward(self, way: Way, channel: bytes, text: bytes) -> None:
+        """Tell the other nodes of a message; one on a shard channel those of this node's shard."""
+        cluster = self._instance.cluster
+        if cluster is None:
+            return
+        nodes = cluster.topology.nodes
+        if way is Way.SHARD:
+            nodes = (cluster.master, *cluster.topology.replicas(cluster.master))
+        addresses = {node.address for node in nodes if node.id != cluster.myself.id}
+        for address in self._peers.keys() - {node.address for node in cluster.topology.nodes}:
+            self._peers.pop(address).close()
+        packed = _packed(("STATE", "PUBLISH", KINDS[way], channel, text)) if addresses else b""
+        for address in addresses:
+            if address not in self._peers:
+                if self._certificates is None:
+                    self._certificates = certificates_of(self._instance.config.tls)
+                config = self._instance.config
+                password = config.upstream_password or config.password
+                self._peers[address] = Peer(address, password, self._certificates)
+            self._peers[address].send(packed)
+
+    def stop(self) -> None:
+        """Close all connections."""
+        for peer in self._peers.values():
+            peer.close()
+
+
+def _packed(words: tuple[str | bytes | None, ...]) -> bytes:
+    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stub has a tuple of one word
+    return packed

@@ -1,0 +1,137 @@
+"""Brings what clients that track are owed to their connections, or to those that they redirect to, wherever these are.
+
+In short steps, so that nobody waits long for a thousand clients. A client of another process of this server is told by
+that one, which says whether it has such a client; little is on its way there at a time, the rest is owed until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode, b64encode
+from collections import deque
+from collections.abc import Mapping, Sequence
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from resp_server.session.session import RESP2, Session
+from resp_server.session.tracking import MESSAGE, PUSH, Invalid, Tracked
+
+if TYPE_CHECKING:
+    from resp_server.client.connection import Connection
+    from resp_server.execution.context import Instance
+
+# A step of telling ends with the client during which this is over (guess: as long as a step of a reply).
+STEP_NS_MAX = 1_000_000
+# What is on its way to the other processes of a server at a time: one message may be as long as what a client is owed.
+PASSED_ON_BYTES_MAX = 1 << 20
+PASSED_ON_MAX = 64
+
+PASS_ON = "tell a client what is invalid"
+
+
+class Telling:
+    """Tells the clients of one process."""
+
+    def __init__(self, instance: Instance, connections: Mapping[int, Connection]) -> None:
+        self._instance = instance
+        self._tracking = instance.tracking
+        self._connections = connections
+        self._next: asyncio.Handle | None = None
+        self._passed_on = 0
+        self._passed_on_bytes = 0
+
+    def tell(self) -> None:
+        """Tell everybody what it is owed, as soon as that may be."""
+        if self._next is None and self._tracking.owing:
+            self._step(deque(self._tracking.owing))
+
+    def stop(self) -> None:
+        """Tell nobody any more."""
+        if self._next is not None:
+            self._next.cancel()
+
+    def _step(self, clients: deque[Tracked]) -> None:
+        ends_ns = perf_counter_ns() + STEP_NS_MAX
+        while clients and perf_counter_ns() < ends_ns:
+            client = clients.popleft()
+            if not self._instance.attempt(self.tell_client, client) and client.session_id in self._connections:
+                self._instance.cut(client.session_id, "which keys changed could not be told")
+        self._next = asyncio.get_running_loop().call_soon(self._step, clients) if clients else None
+
+    def tell_client(self, client: Tracked) -> None:
+        """Tell one client, or the one that it redirects to, what it is owed, if that may be now."""
+        own = self._connections.get(client.session_id)
+        if own is None or not client.is_owed:
+            return
+        if not client.redirect:
+            own.tell_invalid()
+            return
+        target = self._connections.get(client.redirect)
+        if target is None:
+            self._pass_on(client)
+        elif target.is_writable:
+            frames = frames_for(target.session, client.take(is_within=False))
+            if frames:
+                target.push(frames)
+
+    def _pass_on(self, client: Tracked) -> None:
+        """Have the process tell it that has the client to redirect to."""
+        if self._instance.ask_others is None:
+            client.take(is_within=False)
+            self._break(client)
+            return
+        if client.is_passed_on or self._passed_on == PASSED_ON_MAX or self._passed_on_bytes > PASSED_ON_BYTES_MAX:
+            return
+        told = client.take(is_within=False)
+        size = sum(each.bytes for each in told)
+
+        def answered(answers: Sequence[bool]) -> None:
+            client.is_passed_on = False
+            self._passed_on -= 1
+            self._passed_on_bytes -= size
+            if not any(answers):
+                self._break(client)
+
+        client.is_passed_on = True
+        self._passed_on += 1
+        self._passed_on_bytes += size
+        argument = {"id": client.redirect, "told": [_to_json(each) for each in told]}
+        self._instance.ask_others(PASS_ON, argument, answered)
+
+    def _break(self, client: Tracked) -> None:
+        """Tell a client that the one that it redirects to is gone."""
+        own = self._connections.get(client.session_id)
+        if own is None or not client.is_on:
+            return
+        client.is_broken = True
+        if own.session.protocol > RESP2:
+            own.push(b">2\r\n$21\r\ntracking-redir-broken\r\n:%d\r\n" % client.redirect)
+
+
+def frames_for(target: Session, told: Sequence[Invalid]) -> bytes:
+    """Return what is sent to a client that another one redirects to; nothing if it cannot be told."""
+    if target.protocol == RESP2 and target.subscriptions is None:
+        return b""
+    head = MESSAGE if target.protocol == RESP2 else PUSH
+    return b"".join([each.frames(head) for each in told])
+
+
+def pass_on(instance: Instance, argument: Mapping[str, Any]) -> bool:
+    """Tell a client of this process; False if it is not here."""
+    target = instance.sessions.get(argument["id"])
+    if target is None:
+        return False
+    frames = frames_for(target, [_of_json(each) for each in argument["told"]])
+    if frames:
+        instance.push(target.id, frames)
+    return True
+
+
+def _to_json(invalid: Invalid) -> dict[str, Any]:
+    keys = None if invalid.keys is None else [b64encode(key).decode() for key in invalid.keys]
+    return {"keys": keys, "is_one_frame": invalid.is_one_frame}
+
+
+def _of_json(told: Mapping[str, Any]) -> Invalid:
+    keys = None if told["keys"] is None else [b64decode(key) for key in told["keys"]]
+    return Invalid(keys, is_one_frame=told["is_one_frame"])

@@ -1,0 +1,205 @@
+"""How a message of PUBLISH gets to all clients of a server, whichever of its processes they are at, and to its cluster.
+
+The other processes of this server are asked to pass it on too, and how many clients that was; a node's other nodes are
+told (`forward`), which nobody waits for, as in a Redis Cluster.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from resp_server.protocol.errors import PlainError
+from resp_server.protocol.replies import Frames, Pending, Reply, encode
+from resp_server.push.deliveries import Deliveries
+from resp_server.push.pubsub import OWN_CHANNELS, Mail, PubSub, Wants
+from resp_server.session.session import Session
+from resp_server.session.subscriptions import Way, check_name
+from state_backend.model.key_groups import KeyGroups
+from state_backend.model.slots import slot_of
+
+if TYPE_CHECKING:
+    from resp_server.execution.context import Call, Instance
+
+# What is on its way to the other processes of a server at a time, and so how long a message may be there: their lines
+# hold 64 MiB, base64 takes a third more, and each of 40 processes may send as much to one that stands still.
+PASSED_ON_BYTES_MAX = 1 << 20
+WAITING_BYTES_MAX = 16 << 20
+# As `instance.GATHER_S_MAX`.
+PASS_ON_S_MAX = 2.0
+# More than it takes to hold a message against all patterns, and to send it to all, behind others that wait.
+DELIVERED_S_MAX = 60.0
+
+POST = "post a message"
+
+
+class Publishing:
+    """Publishing at one process."""
+
+    def __init__(self, instance: Instance, hub: PubSub | None = None) -> None:
+        self._instance = instance
+        self._deliveries = Deliveries(lambda: instance.put_off)
+        self.hub = PubSub() if hub is None else hub
+        # Tells the other nodes of a cluster; filled in where there are some.
+        self.forward: Callable[[Way, bytes, bytes], None] = lambda way, channel, text: None
+        self._waiting: deque[tuple[int, dict[str, str], Callable[[list[Any]], None]]] = deque()
+        self._waiting_bytes = 0
+        self._passed_on_bytes = 0
+
+    def publish(self, call: Call, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True) -> Reply:
+        """Send a message to all who are subscribed, and answer to how many of this server's clients.
+
+        What the caller itself gets follows the answer, and within a transaction all of its answers.
+        """
+        if channel.startswith(OWN_CHANNELS):
+            raise PlainError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
+        check_name(channel)
+        self._check_size(len(channel) + len(text))
+        delivered = _Delivered()
+
+        def done(count: int, own: bytes) -> None:
+            if is_forwarded:
+                self.forward(way, channel, text)
+            reply = self._with_others(way, channel, text, lambda others: self._answer(call, count + others, own))
+            delivered.put(reply)
+
+        self._deliver(way, channel, text, done, but=call.session)
+        return delivered.reply
+
+    def subscribed(self, call: Call, frames: bytes) -> Reply:
+        """Answer a SUBSCRIBE or its like. That is sent as messages are: also to clients that want no replies."""
+        if call.session.is_silent:
+            self._instance.push(call.session.id, frames)
+        return Frames(frames)
+
+    def post(
+        self,
+        way: Way,
+        channel: bytes,
+        text: bytes,
+        wants: Wants | None = None,
+        done: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """Send a message to those who are subscribed at this process, and may have it; `done` is told how many."""
+        self._deliver(way, channel, text, lambda count, own: done(count), wants)
+
+    def _deliver(
+        self,
+        way: Way,
+        channel: bytes,
+        text: bytes,
+        done: Callable[[int, bytes], None],
+        wants: Wants | None = None,
+        but: Session | None = None,
+    ) -> None:
+        """Send a message; `done` is told to how many, and what one client (`but`) is still to get."""
+        mail, own = Mail(), []
+
+        def flush() -> None:
+            if but is not None:
+                own.append(mail.take(but))
+            mail.send(self._instance.push)
+
+        if way is Way.SHARD:
+            steps = self.hub.posting_in_shard(mail, channel, text)
+        else:
+            steps = self.hub.posting(mail, channel, text, wants)
+        self._deliveries.add(steps, flush, lambda: done(mail.count, b"".join(own)))
+
+    def leave(self, session: Session) -> None:
+        """End all subscriptions of a client without a word: in portions, as it may have many."""
+        self._deliveries.add(self.hub.leave(session), lambda: None, lambda: None)
+
+    def leave_slots(self, slots: KeyGroups) -> None:
+        """End subscriptions to shard channels of slots that this node does not answer any more, and say so."""
+        hub = self.hub
+        for channel in [each for each in hub.names(Way.SHARD) if slot_of(each) not in slots]:
+            for session in hub.sessions(Way.SHARD, channel):
+                self._instance.push(session.id, hub.unsubscribe(session, Way.SHARD, [channel]))
+
+    def _answer(self, call: Call, count: int, own: bytes) -> Reply:
+        if not own:
+            return count
+        if call.session.transaction is None and not call.session.is_silent:
+            return Frames(encode(count, call.session.protocol) + own)
+        self._instance.push(call.session.id, own)
+        return count
+
+    # -- the other processes ------------------------------------------------------------------------------------------
+
+    def _check_size(self, size: int) -> None:
+        if self._instance.ask_others is None:
+            return
+        if size > PASSED_ON_BYTES_MAX:
+            raise PlainError(f"a message may have {PASSED_ON_BYTES_MAX} bytes where several workers serve a port")
+        if self._waiting_bytes + size > WAITING_BYTES_MAX:
+            raise PlainError("too many messages wait to be passed on to the other workers")
+
+    def _with_others(self, way: Way, channel: bytes, text: bytes, answer: Callable[[int], Reply]) -> Reply:
+        if self._instance.ask_others is None:
+            return answer(0)
+        pending = Pending(PASS_ON_S_MAX, lambda: answer(0))
+        size = len(channel) + len(text)
+        argument = {"way": way.value.decode(), "channel": _text_of(channel), "text": _text_of(text)}
+
+        def answered(counts: list[Any]) -> None:
+            self._passed_on_bytes -= size
+            pending.resolve(lambda: answer(sum(counts)))
+            self._pass_on()
+
+        self._waiting.append((size, argument, answered))
+        self._waiting_bytes += size
+        self._pass_on()
+        return pending
+
+    def _pass_on(self) -> None:
+        while self._waiting and self._passed_on_bytes + self._waiting[0][0] <= PASSED_ON_BYTES_MAX:
+            size, argument, answered = self._waiting.popleft()
+            self._waiting_bytes -= size
+            self._passed_on_bytes += size
+            assert self._instance.ask_others is not None
+            self._instance.ask_others(POST, argument, answered)
+
+
+def post_of(instance: Instance, argument: dict[str, str]) -> Reply:
+    """Send what another process of this server passes on; return how many got it."""
+    channel, text = b64decode(argument["channel"]), b64decode(argument["text"])
+    delivered = _Delivered()
+    instance.publishing.post(Way(argument["way"].encode()), channel, text, done=delivered.put)
+    return delivered.reply
+
+
+class _Delivered:
+    """What comes of a message that is sent: at once, or when it has been."""
+
+    def __init__(self) -> None:
+        self._reply: Reply = None
+        self._pending: Pending | None = None
+
+    def put(self, reply: Reply) -> None:
+        """Say what came of it; that may have to be waited for as well."""
+        if self._pending is None:
+            self._reply = reply
+        elif isinstance(reply, Pending):
+            then, pending = reply, self._pending
+            then.when_resolved(lambda: pending.resolve(then.make))
+        else:
+            self._pending.resolve(lambda: reply)
+
+    @property
+    def reply(self) -> Reply:
+        """What is answered now."""
+        if self._reply is None:
+            self._pending = Pending(DELIVERED_S_MAX, _not_delivered)
+            return self._pending
+        return self._reply
+
+
+def _not_delivered() -> Reply:
+    raise PlainError("the message is still being sent; it waits behind others")
+
+
+def _text_of(data: bytes) -> str:
+    return b64encode(data).decode()

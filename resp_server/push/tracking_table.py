@@ -1,0 +1,281 @@
+"""Client-side caching: which client may hold what it read, and so has to be told when that changes. Values; no sockets.
+
+    default   who read which key is remembered, until the key changes
+    BCAST     nothing is remembered: clients are told of each changed key that begins with one of their prefixes
+
+Where there is too much to be told, or nobody knows what has changed, clients are told that everything is invalid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Protocol
+
+from resp_server.session.tracking import EVERYTHING, Invalid, Tracked
+
+# Redis' default of tracking-table-max-keys.
+KEYS_MAX = 1_000_000
+# What the table may take beside that: long keys, and keys that many clients hold.
+TABLE_BYTES_MAX = 256 << 20
+# What a key costs beside its bytes (CPython 3.11: the object's header, the dictionary's row at its usual filling), and
+# what it costs more for each client if there is more than one.
+KEY_OVERHEAD_BYTES = 150
+HOLDER_BYTES = 16
+# A key that more clients hold is everybody's: to tell one that does not hold it does no harm (guess).
+HOLDERS_MAX = 64
+# Keys that make room at once: 1.5 ms (guess).
+ROOM_KEYS_MAX = 1024
+# What one change may bring to all clients together; beyond, each is told that everything is invalid. To owe so much
+# takes some 10 ms, to send it much longer, which is done client by client.
+TOLD_AT_ONCE_MAX = 50_000
+TOLD_BYTES_AT_ONCE_MAX = 64 << 20
+# Entries that are let go at a time (see `ReplyCache`).
+FREED_AT_ONCE = 1024
+
+# What the prefixes of one client may take, each with a row's bytes (guess; Redis has no limit).
+PREFIX_BYTES_MAX = 64 << 10
+PREFIX_OVERHEAD_BYTES = 100
+
+
+class TakesChanges(Protocol):
+    """Whoever is told of all keys that change."""
+
+    def note(self, keys: Sequence[bytes] | None) -> None:
+        """Take in which keys changed; None: any."""
+
+
+# Those that hold a key. One client's own `alone`, where it is the only one.
+Holders = tuple[Tracked, ...]
+EVERYBODY: Holders = ()
+
+
+class Tracking:
+    """All clients that track at one process.
+
+    voids grows whenever everything is invalid: an answer that was asked for before may be of no use to remember.
+    """
+
+    def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = TABLE_BYTES_MAX) -> None:
+        self.keys_max = keys_max
+        self.clients: dict[Tracked, None] = {}
+        self.owing: dict[Tracked, None] = {}
+        self.followers: dict[TakesChanges, None] = {}
+        self.items = 0  # clients, over all keys
+        self.voids = 0
+        # Called when there is a client more; and when there is the first one, or none any more.
+        self.on_begin: Callable[[], None] = lambda: None
+        self.on_use: Callable[[bool], None] = lambda is_used: None
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._holders: dict[bytes, Holders] = {}
+        self._by_prefix: dict[bytes, dict[Tracked, None]] = {}
+        self._prefix_lengths: list[int] = []
+        self._aside: list[dict[bytes, Holders]] = []
+
+    @property
+    def keys(self) -> int:
+        """How many keys are remembered."""
+        return len(self._holders)
+
+    @property
+    def prefixes(self) -> int:
+        """How many prefixes clients have asked for."""
+        return len(self._by_prefix)
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether nobody wants to know of any change."""
+        return not self.clients and not self.followers
+
+    # -- clients ------------------------------------------------------------------------------------------------------
+
+    def begin(self, client: Tracked, prefixes: Iterable[bytes] = ()) -> None:
+        """Tell a client from now on, as it says itself; for BCAST, of keys with these prefixes more."""
+        client.is_on = True
+        if not self.clients:
+            self.on_use(True)
+        self.clients[client] = None
+        for prefix in prefixes:
+            client.prefixes.add(prefix)
+            self._by_prefix.setdefault(prefix, {})[client] = None
+        self._measure_prefixes()
+        self.on_begin()
+
+    def end(self, client: Tracked) -> None:
+        """Tell a client nothing more. What it read is let go of when that changes, or has to make room."""
+        for prefix in client.prefixes:
+            clients = self._by_prefix[prefix]
+            clients.pop(client, None)
+            if not clients:
+                del self._by_prefix[prefix]
+        client.end()
+        del self.clients[client]
+        self.owing.pop(client, None)
+        self._measure_prefixes()
+        if not self.clients:
+            self._put_aside()
+            self.on_use(False)
+
+    def _measure_prefixes(self) -> None:
+        self._prefix_lengths = sorted({len(each) for each in self._by_prefix})
+
+    # -- what is read -------------------------------------------------------------------------------------------------
+
+    def remember(self, client: Tracked, keys: Iterable[bytes]) -> None:
+        """Note that a client has read keys, whether there was something or not."""
+        holders = self._holders
+        for key in keys if client.is_on else ():
+            held = holders.get(key)
+            if held is None:
+                holders[key] = client.alone
+                self.items += 1
+                self._bytes += len(key) + KEY_OVERHEAD_BYTES
+            elif held is not EVERYBODY and client not in held:
+                self._add(key, held, client)
+        if self._aside:
+            self.free()
+        if (0 < self.keys_max < len(holders)) or self._bytes > self._bytes_max:
+            self._make_room()
+
+    def _add(self, key: bytes, held: Holders, client: Tracked) -> None:
+        if len(held) >= HOLDERS_MAX:
+            live = tuple(each for each in held if each.is_on)
+            self._count(held, -1)
+            held = live
+            self._count(held, 1)
+        new = EVERYBODY if len(held) >= HOLDERS_MAX else (*held, client)
+        self._count(held, -1)
+        self._count(new, 1)
+        self._holders[key] = new
+
+    def _count(self, held: Holders, sign: int) -> None:
+        self.items += sign * (len(held) or HOLDERS_MAX)
+        if len(held) > 1:
+            self._bytes += sign * len(held) * HOLDER_BYTES
+
+    def _make_room(self) -> None:
+        """Let the oldest go, and tell who holds them."""
+        while (0 < self.keys_max < len(self._holders)) or self._bytes > self._bytes_max:
+            count = min(ROOM_KEYS_MAX, 1 + len(self._holders) // ROOM_KEYS_MAX)
+            self._tell_holders(list(islice(self._holders, count)))
+
+    def limit(self, keys_max: int) -> None:
+        """Remember so many keys from now on; 0: as many as there is room for."""
+        self.keys_max = keys_max
+        self._make_room()
+
+    def _put_aside(self) -> None:
+        """Forget everything. To free it at once could hold up the event loop."""
+        if self._holders:
+            self._aside.append(self._holders)
+        self._holders = {}
+        self.items = self._bytes = 0
+
+    @property
+    def is_freeing(self) -> bool:
+        """Tell whether there is something to free."""
+        return bool(self._aside)
+
+    def free(self) -> None:
+        """Free a part of what was put aside."""
+        if self._aside:
+            last = self._aside[-1]
+            for _ in range(min(FREED_AT_ONCE, len(last))):
+                last.popitem()
+            if not last:
+                self._aside.pop()
+
+    # -- what changes -------------------------------------------------------------------------------------------------
+
+    def changed(self, keys: Sequence[bytes] | None) -> None:
+        """Owe the clients what they have to know of a change; None: any key may have changed."""
+        for follower in self.followers:
+            follower.note(keys)
+        if not self.clients:
+            return
+        if keys is None:
+            self.void()
+        elif keys:
+            self._tell_holders(keys)
+            self._tell_prefixes(keys)
+
+    def void(self) -> None:
+        """Tell everybody that everything is invalid."""
+        self.voids += 1
+        self._put_aside()
+        for client in self.clients:
+            self.owe(client, EVERYTHING)
+
+    def owe(self, client: Tracked, what: Invalid) -> None:
+        """Have one client told."""
+        if client.is_on:
+            client.owe(what)
+            self.owing[client] = None
+
+    def owe_again(self, client: Tracked, keys: Sequence[bytes]) -> None:
+        """Have one client told behind the reply that begins now."""
+        if keys and client.is_on and not client.is_bcast:
+            client.again.append(Invalid(keys))
+            self.owing[client] = None
+
+    def take(self, client: Tracked, head: bytes, *, is_within: bool = False) -> bytes:
+        """Return what a client is to be told now as it is sent (see `Tracked.take`); `head` is PUSH or MESSAGE."""
+        told = client.take(is_within=is_within)
+        if not client.is_owed:
+            self.owing.pop(client, None)
+        return b"".join([each.frames(head) for each in told])
+
+    def _tell_holders(self, keys: Iterable[bytes]) -> None:
+        told: dict[Holders, list[bytes]] = {}
+        for key in keys:
+            held = self._holders.pop(key, None)
+            if held is not None:
+                told.setdefault(held, []).append(key)
+                self._count(held, -1)
+                self._bytes -= len(key) + KEY_OVERHEAD_BYTES
+        rows = [(held or tuple(self.clients), Invalid(some)) for held, some in told.items()]
+        if self._is_too_much(rows):
+            return
+        for clients, what in rows:
+            for client in clients:
+                if not client.is_bcast:
+                    self.owe(client, what)
+
+    def _tell_prefixes(self, keys: Sequence[bytes]) -> None:
+        if not self._by_prefix:
+            return
+        told: dict[bytes, list[bytes]] = {}
+        for key in sorted(set(keys)):
+            for length in self._prefix_lengths:
+                if length > len(key):
+                    break
+                if key[:length] in self._by_prefix:
+                    told.setdefault(key[:length], []).append(key)
+        rows = [
+            (tuple(self._by_prefix[prefix]), Invalid(some, is_one_frame=True)) for prefix, some in sorted(told.items())
+        ]
+        if self._is_too_much(rows):
+            return
+        for clients, what in rows:
+            by_user: dict[int, Invalid] = {}
+            for client in clients:
+                user = client.user()
+                if user is None or user.reads_all_keys:
+                    self.owe(client, what)
+                    continue
+                readable = by_user.get(id(user))
+                if readable is None:
+                    keys = [key for key in what.keys or () if user.can_read(key)]
+                    readable = by_user[id(user)] = Invalid(keys, is_one_frame=True)
+                if readable.keys:
+                    self.owe(client, readable)
+
+    def _is_too_much(self, rows: Sequence[tuple[Holders, Invalid]]) -> bool:
+        """Tell everybody that everything is invalid if there is too much to be told; return whether."""
+        count = sum(len(clients) for clients, _ in rows)
+        size = sum(len(clients) * what.bytes for clients, what in rows)
+        is_too_much = count > TOLD_AT_ONCE_MAX or size > TOLD_BYTES_AT_ONCE_MAX
+        if is_too_much:
+            self.void()
+        return is_too_much

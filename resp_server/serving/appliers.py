@@ -1,0 +1,480 @@
+"""Keeps readers in step with change logs: finds the jobs, runs an applier process for each, passes on what these tell.
+
+One applier process per job, so that a heavy job delays nobody else's epochs. All of this runs on the server's event
+loop; reading a log (to find jobs) happens in a thread, as its storage may be slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from resp_server.net import children
+from resp_server.serving.job_catalog import Event, Readers
+from state_backend.log.change_log import ChangeLog
+from state_backend.model.errors import SparkisError, StoreError
+from state_backend.model.key_groups import ALL, NONE, KeyGroups
+
+logger = logging.getLogger("sparkis.server")
+
+# While there is no new job, doubled up to what the log's filesystem says.
+LOOK_FOR_JOBS_S = 1.0
+# An applier that dies is started again after a pause that doubles up to the longest.
+RESTART_PAUSE_S = 0.1
+RESTART_PAUSE_S_MAX = 5.0
+STOP_TIMEOUT_S = 5.0
+# Room that there is again may be what was given up for want of it: it is not relied on before (guess).
+ROOM_AFTER_S = 30.0
+# A line of an applier holds the job's descriptors; asyncio's own limit of 64 KiB is too few for many states.
+EVENT_BYTES_MAX = 16 << 20
+
+
+class Visible(NamedTuple):
+    """What readers see of a job. Its epochs come in the order of (term, epoch); terms grow over generations."""
+
+    generation: str
+    term: int
+    epoch: int
+
+
+class JobFollower:
+    """One job: its applier process, and what readers see of it.
+
+    owned: those of the wanted slots that readers can read; visible: the epoch that they see at least. Both are known,
+    and not None, once the job is shown; `changed` is called when they may have changed.
+    """
+
+    def __init__(
+        self,
+        readers: Readers,
+        log: str,
+        job: str,
+        folder: Path,
+        *,
+        retention_ms: int | None,
+        slots: KeyGroups,
+        tells_events: bool,
+        changed: Callable[[], None],
+    ) -> None:
+        self.log = log
+        self.name = job
+        self.renamed_from: str | None = None  # known when it is shown
+        self.owned: KeyGroups | None = None
+        self.visible: Visible | None = None
+        self._wanted = slots
+        self._wants = 0  # lines about slots that this applier was sent
+        self._tells_events = tells_events
+        self._loading = ""
+        self._is_incomplete = False
+        self._changed = changed
+        self._readers = readers
+        self._folder = folder
+        self._retention_ms = retention_ms
+        self._process: asyncio.subprocess.Process | None = None
+        self._full_until_s = -math.inf
+        self._is_shown = False
+        self._is_store_trusted = True
+        self._readable = -1
+        self.opened = asyncio.Event()
+        self._waiting: set[tuple[int, asyncio.Future[bool]]] = set()
+        readers.found(job)
+        self._task = asyncio.create_task(self._keep_running())
+
+    def notice(self) -> None:
+        """Tell the applier to look at the log now."""
+        self._send(b"\n")
+
+    def want(self, slots: KeyGroups) -> None:
+        """Have the applier own these slots and no others; who calls this knows that `owned` may be fewer."""
+        self._wanted = slots
+        if self.owned is not None:
+            self.owned &= slots
+        self._send_wanted()
+
+    def tell_events(self, is_wanted: bool) -> None:
+        """Have the applier keep what happens to each key, or not."""
+        self._tells_events = is_wanted
+        self._send(b"events on\n" if is_wanted else b"events off\n")
+
+    def _send_wanted(self) -> None:
+        self._wants += 1
+        self._send(b"slots %b\n" % str(self._wanted).encode())
+
+    def _send(self, line: bytes) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(ConnectionError, RuntimeError):
+                self._process.stdin.write(line)
+
+    async def wait(self, epoch: int, timeout_s: float) -> bool:
+        """Return whether an epoch, or a later one, can be read by all readers; wait for it that long."""
+        if self._readable >= epoch:
+            return True
+        reached = asyncio.get_running_loop().create_future()
+        waiting = (epoch, reached)
+        self._waiting.add(waiting)
+        try:
+            return await asyncio.wait_for(reached, timeout_s)
+        except TimeoutError:
+            return False
+        finally:
+            self._waiting.discard(waiting)
+
+    @property
+    def has_room(self) -> bool:
+        """Tell whether its store can be written, and could for a while."""
+        return asyncio.get_running_loop().time() >= self._full_until_s
+
+    async def stop(self) -> None:
+        """End the applier."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        await self._end_process()
+
+    async def _keep_running(self) -> None:
+        pause_s = RESTART_PAUSE_S
+        while True:
+            started_s = time.monotonic()
+            try:
+                await self._run()
+            except OSError as error:
+                logger.error("job %s: cannot start its applier: %s", self.name, error)
+            self._readers.tell(self.name, {"is_stale": True})
+            if time.monotonic() - started_s > RESTART_PAUSE_S_MAX:
+                pause_s = RESTART_PAUSE_S
+            logger.warning("job %s: its applier ended; starting another in %s s", self.name, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, RESTART_PAUSE_S_MAX)
+
+    async def _run(self) -> None:
+        """Run one applier to its end."""
+        command = [sys.executable, "-m", "state_backend.apply.applier"]
+        command += ["--log", self.log, "--job", self.name, "--store", str(self._folder)]
+        slots = self._wanted
+        if slots != ALL:
+            command += ["--slots", str(slots)]
+        if self._retention_ms is not None:
+            command += ["--compact", "--retention-ms", str(self._retention_ms)]
+        tells_events = self._tells_events
+        command += ["--events"] if tells_events else []
+        command += [] if self._is_store_trusted else ["--anew"]
+        self._is_store_trusted = True
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=EVENT_BYTES_MAX,
+            env=children.environment(),
+        )
+        self._process, self._wants = process, 0
+        if self._wanted != slots:  # since it was started
+            self._send_wanted()
+        if self._tells_events != tells_events:
+            self.tell_events(self._tells_events)
+        assert process.stdout is not None
+        async for line in process.stdout:
+            await self._take(json.loads(line))
+        if -await process.wait() in children.CRASHES:
+            self._is_store_trusted = False
+            self._hide()
+
+    async def _end_process(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()  # an applier ends with its input, after the epoch in hand
+        try:
+            await asyncio.wait_for(process.wait(), STOP_TIMEOUT_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _take(self, event: Event) -> None:
+        if event["event"] == "open":
+            await self._open(event)
+        elif event["event"] == "damaged":
+            self._hide()
+        else:
+            told = {
+                "committed_epoch": event.get("committed", -1),
+                "committed_clock_ms": event.get("committed_clock_ms", 0),
+                "is_incomplete": event["is_incomplete"],
+                "held_epoch": event["held_epoch"],
+                "held_since_ms": event["held_since_ms"],
+                "is_stale": event["is_stale"],
+                "error": event["error"],
+            }
+            self._readers.tell(self.name, told)
+            self._see_room(event["is_full"])
+            if event["error"]:
+                self.opened.set()
+            if self._is_shown:
+                self._see(event)
+                self._reach(event["applied"])
+
+    def _hide(self) -> None:
+        """Have readers close the store: it is not what was written, and its applier makes another one."""
+        if self._is_shown:
+            logger.error("job %s: its store is damaged; it is not read until it is built anew from the log", self.name)
+        self._is_shown, self._readable = False, -1
+        self.owned = NONE
+        self._readers.hide(self.name)
+        self._changed()
+
+    def _see(self, event: Event) -> None:
+        """Take what an applier says of the store that is shown."""
+        slots = KeyGroups.parse(event["slots"])
+        if self.owned is None or event["wants"] == self._wants:
+            self.owned = slots & self._wanted
+        else:
+            # It has not read yet what was wanted last: a slot that was given up and wanted again may still be listed.
+            self.owned &= slots
+        if self._loading != event["loading"]:
+            self._loading = event["loading"]
+            owned, missing = event["slots"] or "none", self._loading or "none"
+            logger.info("job %s: slots that can be read: %s; that are being loaded: %s", self.name, owned, missing)
+        if event["is_incomplete"] and not self._is_incomplete:
+            logger.warning(
+                "job %s: its log begins after the query did, so keys that have not changed since are missing; "
+                "start the query with a new checkpoint to have them all",
+                self.name,
+            )
+        self._is_incomplete = event["is_incomplete"]
+        generation = self.visible.generation if self.visible is not None else ""
+        self.visible = Visible(event.get("generation", generation), event["term"], event["applied"])
+        self._changed()
+
+    def _see_room(self, is_full: bool) -> None:
+        if is_full:
+            self._full_until_s = math.inf
+        elif self._full_until_s == math.inf:
+            self._full_until_s = asyncio.get_running_loop().time() + ROOM_AFTER_S
+
+    def _reach(self, epoch: int) -> None:
+        """Tell those who wait for it that an epoch can be read."""
+        self._readable = epoch
+        for wanted, reached in self._waiting:
+            if epoch >= wanted and not reached.done():
+                reached.set_result(True)
+
+    async def _open(self, event: Event) -> None:
+        """Have a store shown; what is told next is about this store."""
+        self._is_shown = False
+        try:
+            await self._readers.open(self.name, event)
+        except SparkisError as error:
+            logger.error("%s", error)
+            self.opened.set()
+            if isinstance(error, StoreError) and self._process is not None and self._process.stdin is not None:
+                self._process.stdin.close()  # a store is announced once: the next applier announces it again
+            return
+        self._is_shown = True
+        self._see(event)
+        self.renamed_from = event["renamed_from"]
+        self.opened.set()
+        states = [state["name"] for state in event["states"]]
+        logger.info("job %s: serving generation %s, states %s", self.name, event["generation"], states)
+
+
+class _Looks:
+    """When a log is looked at for jobs next."""
+
+    def __init__(self) -> None:
+        self.due_s = -math.inf
+        self._interval_s = LOOK_FOR_JOBS_S
+
+    def done(self, *, has_news: bool, interval_s_max: float) -> None:
+        """Plan the next look."""
+        self.due_s = asyncio.get_running_loop().time() + self._interval_s - LOOK_FOR_JOBS_S / 2
+        self._interval_s = LOOK_FOR_JOBS_S if has_news else min(2 * self._interval_s, interval_s_max)
+
+
+class Followers:
+    """All jobs of some log roots.
+
+    With a retention time their appliers write snapshots into the logs, and sweep what these cover and what is older.
+    With some slots only, their appliers hold no others; which ones can change at any time.
+
+    on_change is called, on the event loop's thread, when `held` or `visible` became another.
+    """
+
+    def __init__(
+        self,
+        readers: Readers,
+        logs: list[str],
+        folder: Path,
+        *,
+        retention_ms: int | None = None,
+        slots: KeyGroups = ALL,
+        tells_events: bool = False,
+    ) -> None:
+        self._tells_events = tells_events
+        self.on_change: Callable[[], None] = lambda: None
+        self._wanted = slots
+        self._has_caught_up = False
+        self._held = NONE
+        self._visible: Mapping[str, Visible] = {}
+        self._readers = readers
+        self._retention_ms = retention_ms
+        self._logs = {log: ChangeLog(log) for log in logs}
+        self._folder = folder
+        self._followers: dict[str, JobFollower] = {}
+        self._refused: set[tuple[str, str]] = set()
+        self._unreachable: set[str] = set()
+        self._reached: set[str] = set()
+        self._looks = {root: _Looks() for root in logs}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def held(self) -> KeyGroups:
+        """The wanted slots that every job shown here owns, so that they can be answered; none before `catch_up`."""
+        return self._held
+
+    @property
+    def visible(self) -> Mapping[str, Visible]:
+        """What readers see, at least, of each job that is shown."""
+        return self._visible
+
+    @property
+    def have_room(self) -> bool:
+        """Tell whether the stores can be written, and could for a while."""
+        return all(follower.has_room for follower in self._followers.values())
+
+    def want(self, slots: KeyGroups) -> None:
+        """Hold these slots and no others: lost ones are not held at once, gained ones are when they are loaded."""
+        if slots == self._wanted:
+            return
+        logger.info("slots wanted: %s", slots or "none")
+        self._wanted = slots
+        for follower in self._followers.values():
+            follower.want(slots)
+        self._note_change()
+
+    def tell_events(self, is_wanted: bool) -> None:
+        """Have what happens to each key kept for readers that notify of it, or not."""
+        self._tells_events = is_wanted
+        for follower in self._followers.values():
+            follower.tell_events(is_wanted)
+
+    def _note_change(self) -> None:
+        """Learn what is held and seen now, and tell of it if it is something else than before."""
+        shown = {name: each.visible for name, each in self._followers.items() if each.visible is not None}
+        held = self._wanted if self._has_caught_up else NONE
+        for follower in self._followers.values():
+            if held and follower.owned is not None and follower.owned != held:
+                held &= follower.owned
+        if (held, shown) != (self._held, self._visible):
+            self._held, self._visible = held, shown
+            self.on_change()
+
+    async def start(self) -> None:
+        """Follow what is there, and look for new jobs at least as often as each log's filesystem says."""
+        await self._look()
+        self._task = asyncio.create_task(self._keep_looking())
+
+    async def catch_up(self) -> None:
+        """Wait until every log was reached once, and every job that is there can be read, or cannot for a reason."""
+        while len(self._reached) < len(self._logs):
+            await asyncio.sleep(LOOK_FOR_JOBS_S / 10)
+        await asyncio.gather(*(follower.opened.wait() for follower in self._followers.values()))
+        self._has_caught_up = True
+        self._note_change()
+
+    async def stop(self) -> None:
+        """End every applier."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.gather(*(follower.stop() for follower in self._followers.values()))
+        self._followers.clear()
+
+    async def notice(self, job: str) -> None:
+        """Look at a job's log now; it may be a new job."""
+        if job not in self._followers:
+            await self._look()
+        if job in self._followers:
+            self._followers[job].notice()
+
+    async def wait(self, job: str, epoch: int, timeout_s: float) -> bool:
+        """Return whether an epoch of a job can be read; wait for it that long."""
+        if job not in self._followers:
+            await self._look()
+        return job in self._followers and await self._followers[job].wait(epoch, timeout_s)
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_FOR_JOBS_S)
+            now_s = asyncio.get_running_loop().time()
+            await self._look({root for root, looks in self._looks.items() if now_s >= looks.due_s})
+
+    async def _look(self, roots: Collection[str] | None = None) -> None:
+        """Look for jobs in some logs, or in all of them."""
+        for root, log in self._logs.items():
+            if roots is not None and root not in roots:
+                continue
+            known = len(self._followers)
+            try:
+                jobs = await asyncio.to_thread(log.jobs)
+                self._unreachable.discard(root)
+                self._reached.add(root)
+            except SparkisError as error:
+                if root not in self._unreachable:
+                    self._unreachable.add(root)
+                    logger.error("%s; going on with what is known", error)
+                self._looks[root].done(has_news=False, interval_s_max=log.filesystem.jobs_interval_s_max)
+                continue
+            for job in jobs:
+                self._follow(root, job)
+            for job in [name for name, each in self._followers.items() if each.log == root and name not in jobs]:
+                await self._leave_if_dropped(log, job, jobs)
+            has_news = len(self._followers) != known
+            self._looks[root].done(has_news=has_news, interval_s_max=log.filesystem.jobs_interval_s_max)
+
+    async def _leave_if_dropped(self, log: ChangeLog, job: str, jobs: list[str]) -> None:
+        """Stop to follow a job that is no more, unless it goes on under a name that is not shown yet.
+
+        A job that its log just does not have, because the storage is away, is shown as it was.
+        """
+        try:
+            term = await asyncio.to_thread(log.job(job).dropped)
+        except SparkisError as error:
+            logger.error("%s; going on with what is known", error)
+            return
+        if term is None or (term.renamed_to in jobs and not self._is_shown(term.renamed_to)):
+            return
+        await self._followers.pop(job).stop()
+        self._readers.forget(job)
+        self._note_change()
+        await asyncio.to_thread(shutil.rmtree, self._folder / job, ignore_errors=True)
+        logger.info("job %s: %s", job, "dropped" if term.renamed_to is None else f"goes on as {term.renamed_to}")
+
+    def _is_shown(self, job: str | None) -> bool:
+        return job in self._followers and self._followers[job].renamed_from is not None
+
+    def _follow(self, root: str, job: str) -> None:
+        known = self._followers.get(job)
+        if known is None:
+            self._followers[job] = JobFollower(
+                self._readers,
+                root,
+                job,
+                self._folder,
+                retention_ms=self._retention_ms,
+                slots=self._wanted,
+                tells_events=self._tells_events,
+                changed=self._note_change,
+            )
+        elif known.log != root and (root, job) not in self._refused:
+            self._refused.add((root, job))
+            logger.error("job %s is in the logs %s and %s; only the first is served: rename one", job, known.log, root)

@@ -1,0 +1,88 @@
+"""The listener for the project's own processes: RESP with a token, apart from the port that clients use.
+
+    AUTH token                     +OK; anything else before it ends the connection (see `token_port`)
+    NOTICE job epoch               +OK; the job's applier looks at the log now
+    WAIT job epoch timeout_ms      :1 when the epoch can be read, :0 when it cannot after that time
+    TOPOLOGY node json             +OK; clients are answered as by this node (its id or host:port) of this topology
+                                   from now on, or an error that tells why not, and nothing changes
+
+Few connections, few requests: a task for each connection, replies in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from resp_server.cluster.topology import Topology, TopologyError
+from resp_server.cluster.topology_source import Membership
+from resp_server.net.children import TOKEN_VARIABLE as TOKEN_VARIABLE
+from resp_server.net.tls import Certificates
+from resp_server.protocol.errors import PlainError, ReplyError
+from resp_server.protocol.replies import OK, Reply, encode
+from resp_server.protocol.request_parser import Request
+from resp_server.serving.appliers import Followers
+from resp_server.serving.token_port import TokenPort
+
+PROTOCOL = 2
+# Drivers, and their tasks in between (guess).
+CONNECTIONS_MAX = 1024
+WAIT_MS_MAX = 600_000
+
+
+class ControlListener:
+    """Answers the verbs of the control plane on a port of the loopback interface."""
+
+    def __init__(
+        self, followers: Followers, membership: Membership, token: str, certificates: Certificates | None = None
+    ) -> None:
+        def take_in(writer: asyncio.StreamWriter) -> _Caller:
+            return _Caller(followers, membership)
+
+        self._port = TokenPort(
+            "the server", token, take_in, peers_max=CONNECTIONS_MAX, protocol=PROTOCOL, certificates=certificates
+        )
+
+    async def start(self) -> int:
+        """Listen on a free port and return it."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        self._port.start(listener)
+        return port
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        self._port.close()
+
+
+class _Caller:
+    """Who calls on one connection."""
+
+    def __init__(self, followers: Followers, membership: Membership) -> None:
+        self._followers = followers
+        self._membership = membership
+
+    def lost(self) -> None:
+        """Nothing is kept of it."""
+
+    async def answer(self, request: Request) -> bytes:
+        """Answer a request."""
+        return encode(await self._answer(request), PROTOCOL)
+
+    async def _answer(self, request: Request) -> Reply:
+        try:
+            match [bytes(request[0]).upper(), *(bytes(word).decode() for word in request[1:])]:
+                case [b"NOTICE", str(job), str(_)]:
+                    await self._followers.notice(job)
+                    return OK
+                case [b"WAIT", str(job), str(epoch), str(timeout_ms)]:
+                    timeout_s = min(int(timeout_ms), WAIT_MS_MAX) / 1000
+                    return int(await self._followers.wait(job, int(epoch), timeout_s))
+                case [b"TOPOLOGY", str(node), str(text)]:
+                    self._membership.take(Topology.parse(text), node)
+                    return OK
+        except TopologyError as error:
+            return PlainError(str(error))
+        except ValueError:
+            pass
+        return ReplyError("not a request of the control plane")

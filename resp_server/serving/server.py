@@ -1,0 +1,336 @@
+"""A server: its sockets, its clients, and the clock that looks after them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from ipaddress import ip_address
+from typing import Any
+
+from resp_server import native
+from resp_server.acl.users import Users
+from resp_server.client.connection import Connection
+from resp_server.client.turn_scheduler import Turns
+from resp_server.client.write_queue import Outbox
+from resp_server.cluster.node_view import Standing
+from resp_server.cluster.topology import Topology
+from resp_server.commands import command_table
+from resp_server.commands.client import client_line
+from resp_server.execution.config import ServerConfig
+from resp_server.execution.context import Instance
+from resp_server.execution.dispatcher import Dispatcher
+from resp_server.net.addresses import address_of
+from resp_server.net.listeners import PolledListener, listen_at_ports, take_client
+from resp_server.net.tls import Certificates, TlsListener
+from resp_server.protocol.errors import DeniedError, PlainError, ReplyError
+from resp_server.push.cluster_bus import Peers
+from resp_server.push.invalidation_sender import Telling
+from resp_server.session.session import Session
+from state_backend.model.clock import Clock, now_ms
+from state_backend.store.keyspace import Keyspace
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 1.0
+# How long an epoch goes untold to clients that follow this server, or track what they read, and ask nothing (guess).
+TELL_SECONDS = 0.02
+
+
+class Server:
+    """Answers clients from a keyspace.
+
+    Runs on the event loop that `start` is called on; whoever changes the keyspace does it on that loop's thread.
+    """
+
+    def __init__(
+        self,
+        keyspace: Keyspace,
+        config: ServerConfig,
+        clock: Clock = now_ms,
+        dispatcher: Callable[[Instance], Dispatcher] = Dispatcher,
+        connection: Callable[[Server], Connection] = Connection,
+    ) -> None:
+        self.instance = Instance(config, keyspace, command_table(), clock)
+        self.instance.output_bytes = self._output_bytes
+        self.instance.cut = self._cut
+        self.instance.line_of = lambda session: client_line(self.instance, session, self.instance.clock())
+        self.instance.push = self._push
+        self._peers = Peers(self.instance)
+        self.instance.publishing.forward = self._peers.forward
+        self.instance.resume = self._resume
+        self.dispatcher = dispatcher(self.instance)
+        self._connect = connection
+        self.turns = Turns()
+        self.instance.put_off = self.turns.put_off
+        self.outbox = Outbox()
+        self._connections: dict[int, Connection] = {}
+        self._strangers: dict[int, Connection] = {}  # who had to authenticate when it came, the oldest first
+        self._next_id = 1
+        self._listeners: list[asyncio.Server | TlsListener | PolledListener] = []
+        self._sweep: asyncio.TimerHandle | None = None
+        self._poller: Any = None
+        self._told: set[Connection] = set()
+        self._telling: asyncio.TimerHandle | None = None
+        self._invalid = Telling(self.instance, self._connections)
+        self.instance.tracking.on_begin = self._begin_telling
+        self.instance.tell_owed = self._invalid.tell_client
+
+    @property
+    def users(self) -> Users:
+        """Who may do what."""
+        return self.instance.users
+
+    def reload_users(self) -> None:
+        """Read the ACL file again, for all connections; AccessError says what is wrong with it, and nothing changes."""
+        self.users.load()
+        self.instance.look_at_users()
+
+    @property
+    def port(self) -> int:
+        """The port that the server listens on; known after `start`."""
+        return self.instance.port
+
+    @property
+    def tls_port(self) -> int:
+        """The port where TLS is spoken, which may be the only one; 0: there is none."""
+        return self.instance.tls_port
+
+    async def start(self) -> None:
+        """Listen. OSError if an address cannot be had; a loopback address that the machine lacks is left out.
+
+        TlsError for a certificate that cannot be used.
+        """
+        config = self.instance.config
+        certificates = None if config.tls is None else Certificates(config.tls)
+        plain, encrypted = listen_at_ports(config)
+        self.instance.port = (plain or encrypted)[0].getsockname()[1]
+        self.begin_polling()
+        if self._poller is not None:
+            self._listeners += [PolledListener(self._poller, each, lambda: self._connect(self)) for each in plain]
+            plain = []
+        for each in plain:
+            self._listeners.append(
+                await asyncio.get_running_loop().create_server(
+                    lambda: self._connect(self), sock=each, backlog=config.backlog_connections
+                )
+            )
+        if certificates is not None:
+            self.instance.tls_port = encrypted[0].getsockname()[1]
+            for each in encrypted:
+                self._listeners.append(TlsListener(each, certificates, lambda: self._connect(self), self._has_room))
+        self.look_after()
+
+    def begin_polling(self) -> None:
+        """Have clients' sockets on the compiled core's own epoll, where there is one; on the loop that this runs on."""
+        if native.sockets is not None:
+            self._poller = native.sockets.Poller(asyncio.get_running_loop(), self.instance, self.dispatcher.compiled)
+            self.dispatcher.poll(self._poller)
+
+    async def take(self, client: socket.socket, connect: Callable[[], Connection]) -> None:
+        """Take in a client that somebody else accepted. OSError if it has gone."""
+        if self._poller is not None:
+            take_client(self._poller, client, connect())
+        else:
+            await asyncio.get_running_loop().connect_accepted_socket(connect, client)
+
+    def _has_room(self, arriving: int) -> bool:
+        """Tell whether one more client may begin a handshake."""
+        stats = self.instance.stats
+        has_room = len(self._connections) + arriving < self.instance.config.clients_max
+        if not has_room and not self._make_room():
+            stats.connections_received += 1
+            stats.connections_rejected += 1
+            return False
+        return True
+
+    def _make_room(self) -> bool:
+        """Cut the client that has had most time to authenticate and did not; False if all did."""
+        while self._strangers:
+            session_id = next(iter(self._strangers))
+            connection = self._strangers.pop(session_id)
+            if not connection.session.is_authenticated:
+                self._cut(session_id, "it has not authenticated, and others need its place")
+                return True
+        return False
+
+    async def stop(self) -> None:
+        """Stop listening, send what was answered, close all connections; takes at most `stop_ms_max`."""
+        self._peers.stop()
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        for timer in (self._sweep, self._telling):
+            if timer is not None:
+                timer.cancel()
+        self._invalid.stop()
+        for connection in list(self._connections.values()):
+            connection.close()
+        ends = asyncio.get_running_loop().time() + self.instance.config.stop_ms_max / 1000
+        while self._connections and asyncio.get_running_loop().time() < ends:
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections.values()):
+            connection.abort("the server stops")
+        await asyncio.sleep(0)
+        self.dispatcher.stop()
+        if self._poller is not None:
+            self._poller.close()
+            await asyncio.sleep(0)
+        self.instance.close()
+
+    def set_loading(self, is_loading: bool) -> None:
+        """Answer commands about keys with LOADING, or answer them."""
+        self.instance.is_loading = is_loading
+
+    def show_topology(self, topology: Topology, node_id: str) -> None:
+        """Answer as this node of a cluster from now on."""
+        self.instance.stand(Standing(topology, node_id))
+
+    def when_events_are_wanted(self, then: Callable[[bool], None]) -> None:
+        """Have this called now, and when it changes whether appliers have to keep what happens to keys."""
+        self.instance.notifications.on_wanted = then
+        then(self.instance.notifications.is_wanted)
+
+    async def settled(self) -> None:
+        """Return once what was told before holds for all clients: in a single process it does at once."""
+
+    # -- called by connections ----------------------------------------------------------------------------------------
+
+    def admit(self, transport: asyncio.Transport) -> ReplyError | None:
+        """Say why a new client may not stay, or None."""
+        stats, config = self.instance.stats, self.instance.config
+        stats.connections_received += 1
+        if len(self._connections) >= config.clients_max and not self._make_room():
+            stats.connections_rejected += 1
+            return PlainError("max number of clients reached")
+        is_nopass = self.instance.users.default.is_nopass
+        if config.protected_mode and is_nopass and not is_local(transport.get_extra_info("peername")):
+            stats.connections_rejected += 1
+            return DeniedError()
+        return None
+
+    def session_of(self, transport: asyncio.Transport, session_id: int | None = None) -> Session:
+        """Make the session of a new client, with the next id unless it has one already."""
+        config = self.instance.config
+        _keep_alive(transport, config.tcp_keepalive_seconds)
+        if session_id is None:
+            session_id, self._next_id = self._next_id, self._next_id + 1
+        address, local = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
+        session = Session(session_id, address, local, self.instance.users.default, self.instance.clock())
+        session.observe(self.instance.is_observed)
+        if self.instance.cluster is not None:
+            session.serve_from(self.instance.cluster.is_replica)
+        return session
+
+    def add(self, connection: Connection) -> None:
+        """Take a client in."""
+        self._connections[connection.session.id] = connection
+        if not connection.session.is_authenticated:
+            self._strangers[connection.session.id] = connection
+        self.instance.sessions[connection.session.id] = connection.session
+
+    def remove(self, session_id: int) -> None:
+        """Forget a client that has gone."""
+        self._connections.pop(session_id, None)
+        self._strangers.pop(session_id, None)
+        session = self.instance.sessions.pop(session_id, None)
+        if session is not None:
+            self.instance.leave(session)
+
+    def keep_told(self, connection: Connection) -> None:
+        """Have a client told what is new for as long as it follows."""
+        self._told.add(connection)
+        self._keep_telling()
+
+    def _begin_telling(self) -> None:
+        self.instance.look()  # what changes from now on is told, whether anybody has read it or not
+        self._keep_telling()
+
+    def _keep_telling(self) -> None:
+        if self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell)
+
+    def _tell(self) -> None:
+        self._telling = None
+        if self._told or self.instance.tracking.clients or self.instance.tracking.is_freeing:
+            self._keep_telling()
+            self.instance.look()
+            self._told = {each for each in self._told if each.is_following}
+            for each in list(self._told):
+                each.tell()
+            self._invalid.tell()
+            self.instance.tracking.free()
+
+    def _cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
+        """Cut a client's connection for a reason; others do not see it any more."""
+        connection = self._connections[session_id]
+        self.remove(session_id)
+        connection.abort(reason)
+
+    def _resume(self) -> None:
+        for connection in self._connections.values():
+            connection.resume()
+
+    def _push(self, session_id: int, frames: bytes) -> None:
+        connection = self._connections.get(session_id)
+        if connection is not None:
+            connection.push(frames)
+
+    def _output_bytes(self, session_id: int) -> int:
+        connection = self._connections.get(session_id)
+        return 0 if connection is None else connection.output_bytes
+
+    # -- once a second ------------------------------------------------------------------------------------------------
+
+    def look_after(self) -> None:
+        """Begin to look after the clients."""
+        loop = asyncio.get_running_loop()
+        if self._sweep is not None:  # by how much it comes late is how long the loop was held up
+            self.instance.note_event("event-loop", int((loop.time() - self._sweep.when()) * 1000))
+        self._sweep = loop.call_later(SWEEP_SECONDS, self.look_after)
+        self.instance.stats.sample(loop.time())
+        self.sweep(self.instance.clock())
+
+    def sweep(self, now: int) -> None:
+        """Close clients that said nothing for too long, end replies that take too long. `now` in milliseconds."""
+        self.instance.held.look(now)
+        self.instance.pause_left_ms()
+        self.instance.monitors.announce()
+        config = self.instance.config
+        idle_ms_max, limits = config.idle_timeout_seconds * 1000, config.request_limits
+        for connection in list(self._connections.values()):
+            connection.check_age(now)
+            connection.check_limits(now, limits)
+            connection.check_stranger(now)
+            if connection.session.is_subscriber:
+                continue  # it may well have nothing to say
+            if idle_ms_max and now - connection.session.active_ms > idle_ms_max:
+                connection.close()
+
+
+def is_local(peername: object) -> bool:
+    """Tell whether a peer is on this machine: a loopback address, or a socket that is no network's."""
+    if not isinstance(peername, tuple):
+        return True
+    address = ip_address(str(peername[0]).partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _address(name: object) -> str:
+    if not isinstance(name, tuple):
+        return str(name)
+    return address_of(*name[:2])
+
+
+def _keep_alive(transport: asyncio.Transport, seconds: int) -> None:
+    """Have the system ask a silent peer, the first time after so many seconds, then three times a third apart."""
+    sock = transport.get_extra_info("socket")
+    if not seconds or sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, seconds // 3))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

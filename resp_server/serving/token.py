@@ -1,0 +1,34 @@
+"""The secret that the project's own processes show each other: from a file or the environment, never a command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from resp_server.serving.control_api import TOKEN_VARIABLE
+
+
+def add_token_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names the token's file."""
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help=f"the secret that registry and servers share (default: {TOKEN_VARIABLE} in the environment)",
+    )
+
+
+def token_of(options: argparse.Namespace) -> str:
+    """Return the token, and take it out of the environment; ValueError if there is none."""
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    if options.token_file is not None:
+        try:
+            token = Path(options.token_file).read_text().strip()
+        except OSError as error:
+            raise ValueError(f"--token-file {options.token_file}: {error.strerror}") from None
+    if not token:
+        raise ValueError(
+            f"there is no token: give registry and servers the same secret in {TOKEN_VARIABLE}, or in a file with "
+            "--token-file"
+        )
+    return token

@@ -1,0 +1,269 @@
+"""A port of the project's own processes: RESP, and whoever has the token gets in, whatever others send meanwhile.
+
+Who has yet to show it stands in one of a few places of their own, so that those who are in need none of them. Such a
+place is had for a few seconds in all, the TLS handshake included, and for one short request. When all are taken, the
+one that has been there for longest makes room, but not before it has had time to send what it came with: so a flood of
+connections that never say anything passes by, however large it is. Who comes waits at the socket then, in order of
+arrival. Refusing the newest instead would leave the places to those who were there first, which is the flood.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from resp_server.net.tls import ACCEPT_PAUSE_S, ACCEPTS_AT_ONCE, Certificates, why
+from resp_server.protocol.errors import PlainError, internal_error
+from resp_server.protocol.replies import OK, encode
+from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
+
+logger = logging.getLogger("sparkis.control")
+
+# Those who have yet to show the token. With TLS each takes some 0.3 MB (uvloop's buffers and OpenSSL's).
+ARRIVING_MAX = 256
+# In all, from the connection to the right token (guess: some round trips and a busy machine).
+AUTH_S_MAX = 5.0
+# What is sent up to the token's end, and a little more that came with it.
+AUTH_BYTES_MAX = 16 << 10
+# Before this nobody makes room for another one: time for what it came with, with TLS for the handshakes of all (guess).
+GRACE_S = 0.05
+TLS_GRACE_S = 0.25
+# At the socket, for those for whom there is no place yet. The system's own limit is 4096 as a rule.
+BACKLOG_CONNECTIONS = 4096
+# Topologies of a thousand nodes and what servers report take some 200 KB.
+REQUEST_BYTES_MAX = 1 << 20
+READ_BYTES_MAX = 64 << 10
+
+
+class Peer(Protocol):
+    """Who is in, on one connection."""
+
+    async def answer(self, request: Request) -> bytes:
+        """Answer a request."""
+
+    def lost(self) -> None:
+        """Take in that the connection is gone."""
+
+
+# Makes a peer of a connection that got in.
+TakeIn = Callable[[asyncio.StreamWriter], Peer]
+
+
+class _Arriving(asyncio.Protocol):
+    """A connection that has yet to show the token."""
+
+    def __init__(self, port: TokenPort, client: socket.socket) -> None:
+        self._port = port
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._parser = RequestParser(RequestLimits(AUTH_BYTES_MAX, AUTH_BYTES_MAX), is_restricted=True)
+        self._bytes = 0
+        self._is_refused = False
+        self.since_s = self._loop.time()
+        self._late = self._loop.call_later(AUTH_S_MAX, self.drop)
+        self._connecting = self._loop.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        certificates = self._port.certificates
+        context = None if certificates is None else certificates.for_client()
+        try:
+            await self._loop.connect_accepted_socket(lambda: self, self._client, ssl=context)
+        except Exception as error:
+            if not isinstance(error, OSError):
+                internal_error(error)
+            logger.debug("a connection was not taken in: %s", why(error))
+            self.drop()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self._bytes += len(data)
+        requests = self._parser.feed(data) if self._bytes <= AUTH_BYTES_MAX else []
+        if requests and self._port.is_token(requests[0]):
+            self._get_in()
+        elif requests or self._parser.error is not None or self._bytes > AUTH_BYTES_MAX:
+            self._refuse(f"AUTH with {self._port.name}'s token comes first")
+
+    def _get_in(self) -> None:
+        assert self._transport is not None
+        if self._port.is_full:
+            self._refuse(f"{self._port.name} has as many connections as it may have")
+            return
+        self._forget()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader, self._serve)
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._parser.is_restricted = False
+        self._parser.limits = RequestLimits(REQUEST_BYTES_MAX, REQUEST_BYTES_MAX)
+        await self._port.serve(reader, writer, self._parser)
+
+    def _refuse(self, reason: str) -> None:
+        """Say why, and close; a peer that does not take that, or keeps TLS open, is dropped when its time is up."""
+        assert self._transport is not None
+        self._is_refused = True
+        self._transport.write(encode(PlainError(reason), self._port.protocol))
+        self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._forget()
+
+    def drop(self) -> None:
+        """End it now."""
+        self._forget()
+        self._connecting.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            self._client.close()
+
+    def _forget(self) -> None:
+        self._late.cancel()
+        self._port.left(self)
+
+
+class TokenPort:
+    """Takes the connections of a listening socket. Runs on the event loop's thread.
+
+    name: whose port it is, for those who are refused. peers_max: how many may be in.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        token: str,
+        take_in: TakeIn,
+        *,
+        peers_max: int,
+        protocol: int,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self.name = name
+        self.protocol = protocol
+        self.certificates = certificates
+        self._token = token.encode()
+        self._take_in = take_in
+        self._peers_max = peers_max
+        self._grace_s = GRACE_S if certificates is None else TLS_GRACE_S
+        self._peers: dict[Peer, asyncio.StreamWriter] = {}
+        self._arriving: dict[_Arriving, None] = {}
+        self._listener: socket.socket | None = None
+        self._pause: asyncio.Handle | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether as many are in as may be."""
+        return len(self._peers) >= self._peers_max
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many have yet to show the token, and how many are in."""
+        return len(self._arriving), len(self._peers)
+
+    def start(self, listener: socket.socket) -> None:
+        """Take connections."""
+        listener.listen(BACKLOG_CONNECTIONS)
+        listener.setblocking(False)
+        self._listener = listener
+        self._listen()
+
+    def close(self) -> None:
+        """Take no more connections, and let everybody go."""
+        if self._listener is None:
+            return
+        self._stop_listening()
+        self._listener.close()
+        self._listener = None
+        for arriving in list(self._arriving):
+            arriving.drop()
+        for writer in self._peers.values():
+            writer.close()
+
+    def is_token(self, request: Request) -> bool:
+        """Tell whether a request is AUTH with the token."""
+        is_auth = len(request) == 2 and request[0].upper() == b"AUTH"
+        return is_auth and hmac.compare_digest(bytes(request[1]), self._token)
+
+    def left(self, arriving: _Arriving) -> None:
+        """Take in that somebody has got in, or is gone."""
+        self._arriving.pop(arriving, None)
+
+    # -- the listening socket -----------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._pause = None
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def _stop_listening(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+        assert self._listener is not None
+        asyncio.get_running_loop().remove_reader(self._listener)
+
+    def _listen_after(self, seconds: float) -> None:
+        self._stop_listening()
+        self._pause = asyncio.get_running_loop().call_later(seconds, self._listen)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        for _ in range(ACCEPTS_AT_ONCE):
+            oldest = next(iter(self._arriving), None)
+            if oldest is not None and len(self._arriving) >= ARRIVING_MAX:
+                stays_s = oldest.since_s + self._grace_s - asyncio.get_running_loop().time()
+                if stays_s > 0:
+                    self._listen_after(stays_s)
+                    return
+                oldest.drop()
+            try:
+                client, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionError):
+                return
+            except OSError as error:
+                logger.error("cannot take a connection: %s; trying again in %s s", error.strerror, ACCEPT_PAUSE_S)
+                for each in list(self._arriving)[: len(self._arriving) // 2]:
+                    each.drop()
+                self._listen_after(ACCEPT_PAUSE_S)
+                return
+            client.setblocking(False)
+            self._arriving[_Arriving(self, client)] = None
+
+    # -- who is in ----------------------------------------------------------------------------------------------------
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, parser: RequestParser) -> None:
+        """Answer who got in until the connection ends. What a request raises is its answer."""
+        writer.write(encode(OK, self.protocol))
+        peer = self._take_in(writer)
+        self._peers[peer] = writer
+        try:
+            data = b""
+            while True:
+                for request in parser.feed(data):
+                    writer.write(await self._answer(peer, request))
+                await writer.drain()
+                if parser.error is not None or not (data := await reader.read(READ_BYTES_MAX)):
+                    return
+        except OSError as error:  # those of TLS are some of these
+            logger.debug("a connection broke: %s", error)
+        except asyncio.CancelledError:
+            pass  # the process ends
+        finally:
+            del self._peers[peer]
+            writer.close()
+            peer.lost()
+
+    async def _answer(self, peer: Peer, request: Request) -> bytes:
+        try:
+            return await peer.answer(request)
+        except Exception as error:
+            return encode(internal_error(error), self.protocol)

@@ -1,0 +1,1 @@
+"""What a server knows of one connection: who it is, its transaction, its subscriptions, what it tracks."""

@@ -1,0 +1,103 @@
+"""What one connection is subscribed to, and the frames of pub/sub.
+
+RESP2  *3 message <channel> <text>         RESP3  the same as a push, `>3` and `>4`
+       *4 pmessage <pattern> <channel> <text>
+       *3 smessage <shard channel> <text>
+       *3 subscribe <channel> <count>      and so on: the answers, one for each channel or pattern
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+from resp_server.protocol.errors import PlainError
+
+# What one client may be subscribed to, and how long a name or a pattern may be (guesses: Redis has no limit). When it
+# goes all of it is forgotten in one turn, and each pattern is held against the name of each message's channel.
+SUBSCRIPTIONS_MAX = 16_384
+SUBSCRIBED_BYTES_MAX = 16 << 20
+NAME_BYTES_MAX = 1024
+
+
+class Way(Enum):
+    """How a client can be subscribed: to channels, to patterns of their names, or to channels of a slot."""
+
+    CHANNEL = b""
+    PATTERN = b"p"
+    SHARD = b"s"
+
+
+class Subscriptions:
+    """The channels, patterns and shard channels of one connection, each in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._by_way: dict[Way, dict[bytes, None]] = {way: {} for way in Way}
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_way.values()))
+
+    def of(self, way: Way) -> Mapping[bytes, None]:
+        """Return those of one way."""
+        return self._by_way[way]
+
+    def add(self, way: Way, name: bytes) -> None:
+        """Add one; it may be there before."""
+        if name not in self._by_way[way]:
+            self._by_way[way][name] = None
+            self._bytes += len(name)
+
+    def remove(self, way: Way, name: bytes) -> bool:
+        """Take one out; False if it is not there."""
+        if name not in self._by_way[way]:
+            return False
+        del self._by_way[way][name]
+        self._bytes -= len(name)
+        return True
+
+    def count(self, way: Way) -> int:
+        """Return the number that answers tell: patterns count as channels, shard channels by themselves."""
+        if way is Way.SHARD:
+            return len(self._by_way[way])
+        return len(self._by_way[Way.CHANNEL]) + len(self._by_way[Way.PATTERN])
+
+    def check_room(self, way: Way, names: Sequence[bytes]) -> None:
+        """Raise PlainError if a client would be subscribed to too much."""
+        new = {name for name in names if name not in self._by_way[way]}
+        if len(self) + len(new) > SUBSCRIPTIONS_MAX or self._bytes + sum(map(len, new)) > SUBSCRIBED_BYTES_MAX:
+            raise self.no_room()
+        for name in new:
+            check_name(name)
+
+    def no_room(self) -> PlainError:
+        """Return what is answered to a client that would be subscribed to too much."""
+        return PlainError(
+            f"a client may be subscribed to {SUBSCRIPTIONS_MAX} channels and patterns of "
+            f"{SUBSCRIBED_BYTES_MAX >> 20} MiB; unsubscribe from some, or use a pattern"
+        )
+
+
+def check_name(name: bytes) -> None:
+    """Raise PlainError for a name of a channel, or a pattern, that is too long."""
+    if len(name) > NAME_BYTES_MAX:
+        raise PlainError(f"the name of a channel, or a pattern, may have {NAME_BYTES_MAX} bytes; one has {len(name)}")
+
+
+def answer(verb: bytes, name: bytes | None, count: int, protocol: int) -> bytes:
+    """Return what SUBSCRIBE and its like answer for one channel."""
+    mark = b">" if protocol >= 3 else b"*"
+    if name is None:
+        shown = b"_\r\n" if protocol >= 3 else b"$-1\r\n"
+    else:
+        shown = b"$%d\r\n%b\r\n" % (len(name), name)
+    return b"%b3\r\n$%d\r\n%b\r\n%b:%d\r\n" % (mark, len(verb), verb, shown, count)
+
+
+def message(way: Way, pattern: bytes, channel: bytes, text: bytes, protocol: int) -> bytes:
+    """Return a message as it is sent to who is subscribed in this way; `pattern` is for patterns alone."""
+    mark = b">" if protocol >= 3 else b"*"
+    body = b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(channel), channel, len(text), text)
+    if way is Way.PATTERN:
+        return b"%b4\r\n$8\r\npmessage\r\n$%d\r\n%b\r\n%b" % (mark, len(pattern), pattern, body)
+    return b"%b3\r\n$%d\r\n%bmessage\r\n%b" % (mark, 7 + len(way.value), way.value, body)

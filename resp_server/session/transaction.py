@@ -1,0 +1,68 @@
+"""What a connection has queued since MULTI, what it watches, and where its next EXEC reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from resp_server.protocol.errors import PlainError
+from resp_server.protocol.request_parser import Request
+
+# What may be queued between MULTI and EXEC (guesses: Redis takes what a query buffer may hold, a gigabyte).
+QUEUED_REQUESTS_MAX = 65_536
+QUEUED_BYTES_MAX = 64 << 20
+# What a word takes beside its bytes: an object's head, and its place in a list.
+WORD_OVERHEAD_BYTES = 41
+
+
+class Transaction:
+    """What a client has queued since MULTI.
+
+    is_void: a command was refused, so that EXEC will be. needs_state: some command is not answered while jobs are
+    loaded. slots: those of the keys, as far as they were looked at; the first one first.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.size_bytes = 0
+        self.is_void = False
+        self.needs_state = False
+        self.slots: dict[int, None] = {}
+
+    def add(self, request: Request) -> None:
+        """Queue a request; PlainError if too much is queued."""
+        self.size_bytes += sum(map(len, request)) + WORD_OVERHEAD_BYTES * len(request)
+        if len(self.requests) >= QUEUED_REQUESTS_MAX or self.size_bytes > QUEUED_BYTES_MAX:
+            raise PlainError(
+                f"a transaction may have {QUEUED_REQUESTS_MAX} commands and {QUEUED_BYTES_MAX >> 20} MiB; split it"
+            )
+        self.requests.append(request)
+
+
+class Mark(NamedTuple):
+    """What a watched key was like: see `resp_server.execution.watch`."""
+
+    lineage: str
+    epoch: int
+    seen: str
+    is_whole: bool
+
+    @property
+    def text(self) -> bytes:
+        """The mark as others keep it, to give it back."""
+        return f"{self.epoch} {int(self.is_whole)} {self.seen} {self.lineage}".encode()
+
+    @classmethod
+    def parse(cls, text: bytes) -> Mark:
+        """Read what `text` wrote; PlainError if this is no such thing."""
+        words = text.decode("utf-8", "replace").split(" ", 3)
+        if len(words) != 4 or not words[0].lstrip("-").isdecimal() or words[1] not in ("0", "1"):
+            raise PlainError("a mark is what STATE MARK answers, as it is")
+        return cls(words[3], int(words[0]), words[2], words[1] == "1")
+
+
+class ReadsAt(NamedTuple):
+    """What STATE AT asked of the next EXEC: the (term, epoch) of each job, and a clock reading."""
+
+    epochs: Mapping[str, tuple[int, int]]
+    clock_ms: int
