@@ -844,7 +844,9 @@ class LmdbTransaction:
     def _change_small_map(self, at: bytes, old: bytes | None, changes: dict[bytes, Change], number: int) -> None:
         before = dict(packed_map.pairs(payload_of(old))) if old is not None else {}
         fields = dict(before)
-        expiring = {name: change for name, change in changes.items() if change.op == Op.PUT and change.expire_at_ms}
+        expiring = {
+            name: change for name, change in changes.items() if change.op == Op.PUT and change.expire_at_ms is not None
+        }
         for name, change in changes.items():
             if change.op == Op.PUT:
                 fields[name] = change.value or b""

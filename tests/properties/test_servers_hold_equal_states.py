@@ -64,7 +64,7 @@ class ServersHoldEqualStates(RuleBasedStateMachine):
         }.items():
             self.patches.enter_context(patch(f"state_backend.{name}", value))
         self.folder = Path(tempfile.mkdtemp())
-        self.now_ms = 1_000_000
+        self.now_ms = 1_000_000_000  # hours behind 1970, where clocks begin
         self.writer = LogWriter(self.folder / "log", "job", STATES, "q")
         self.oracle = MemoryStore("q")
         self.states: list[set[Any]] = []

@@ -253,6 +253,17 @@ def test_the_lock_file_has_its_room_before_it_is_mapped(tmp_path: Path) -> None:
 # Conflicts and undeclared states --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("expire_at_ms", [0, -1])
+def test_what_expired_before_1970_is_not_there(tmp_path: Path, expire_at_ms: int) -> None:
+    store = LmdbStore(tmp_path, "q")
+    changes = [put(b"value", expire_at_ms=expire_at_ms), put_field(b"a", expire_at_ms), put_field(b"b")]
+    store.apply(epoch_of(0, changes, clock_ms=10), STATES)
+    with store.snapshot(10) as snapshot:
+        assert snapshot.value(b"value") is None
+        assert snapshot.fields(b"map", [b"a", b"b"]) == [None, b"v"]
+    store.close()
+
+
 def test_a_conflict_changes_nothing(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, "g")
     store.apply(epoch_of(0, [put(b"a")]), STATES)
