@@ -168,12 +168,12 @@ class Assigned:
         self._folder, self._stack = folder, stack
         self._log = folder / "log"
         shutil.copytree(log, self._log)  # the registry writes into it
-        self._run("registry.process", "--port", "0", "--replicas", str(replicas))
+        self._run("registry", "--port", "0", "--replicas", str(replicas))
         self.servers: list[Running] = []
 
     def _run(self, program: str, *options: str) -> Running:
         given = ("--log", str(self._log), *options)
-        return self._stack.enter_context(sparkis_program(("-m", f"resp_server.{program}"), *given))
+        return self._stack.enter_context(sparkis_program(("-m", f"resp_server.programs.{program}"), *given))
 
     def start(self) -> None:
         """Start another server."""

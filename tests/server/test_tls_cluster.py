@@ -44,7 +44,7 @@ class Cluster:
         """Start a process, and return the port that it listens on."""
         errors = self._stack.enter_context((self.folder / f"{name}.log").open("wb"))
         process = subprocess.Popen(
-            [sys.executable, "-m", f"resp_server.{program}", "--child", *options],
+            [sys.executable, "-m", f"resp_server.programs.{program}", "--child", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -60,14 +60,14 @@ class Cluster:
         return (self.folder / f"{name}.log").read_text()
 
     def registry(self, *options: str) -> int:
-        return self.start("registry", "registry.process", "--log", str(self.log), "--port", "0", *options)
+        return self.start("registry", "registry", "--log", str(self.log), "--port", "0", *options)
 
     def server(self, name: str, *options: str) -> int:
         given = ("--log", str(self.log), "--store", str(self.folder / name), "--port", "0", *options)
         return self.start(name, "state_server", *given)
 
     def proxy(self, name: str, *options: str) -> int:
-        return self.start(name, "router.process", "--port", "0", "--bind", "127.0.0.1", *options)
+        return self.start(name, "proxy", "--port", "0", "--bind", "127.0.0.1", *options)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -166,19 +166,19 @@ def test_tls_options_that_make_no_sense_are_refused_by_name(tmp_path: Path, auth
     ca, tls = ["--tls-ca-cert-file", str(authority.ca)], authority.options()
     at_log = ["--log", str(tmp_path / "log")]
     for program, options, told in (
-        ("process", [*at_log, *ca], "--tls-ca-cert-file has no use without"),
+        ("serve", [*at_log, *ca], "--tls-ca-cert-file has no use without"),
         (
-            "process",
+            "serve",
             [*at_log, *tls, "--tls-port", "0", "--cluster", "c.json", "--cluster-node", "a:1"],
             "--tls-port cannot be with --cluster",
         ),
         ("state_server", [*at_log, *tls[:2]], "--tls-cert-file is given and --tls-key-file is not"),
-        ("registry.process", [*at_log, *ca], "without --tls-cert-file and --tls-key-file"),
-        ("router.process", [*at_log, "--upstream-tls", "yes"], "--upstream-tls yes needs --tls-ca-cert-file"),
-        ("router.process", [*at_log, *tls[2:]], "--tls-key-file is given and --tls-cert-file is not"),
+        ("registry", [*at_log, *ca], "without --tls-cert-file and --tls-key-file"),
+        ("proxy", [*at_log, "--upstream-tls", "yes"], "--upstream-tls yes needs --tls-ca-cert-file"),
+        ("proxy", [*at_log, *tls[2:]], "--tls-key-file is given and --tls-cert-file is not"),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", f"resp_server.{program}", "--port", "0", *options],
+            [sys.executable, "-m", f"resp_server.programs.{program}", "--port", "0", *options],
             capture_output=True,
             text=True,
             env=os.environ | {"SPARKIS_CONTROL_TOKEN": TOKEN},

@@ -89,10 +89,10 @@ def test_the_parts_stay_connected_when_users_are_loaded_anew_and_are_in_no_list(
             assert now >= proxies
 
 
-@pytest.mark.parametrize("program", ["process", "state_server", "router.process"])
+@pytest.mark.parametrize("program", ["serve", "state_server", "proxy"])
 def test_what_finds_no_file_of_users_does_not_start_and_says_so(tmp_path: Path, program: str) -> None:
-    command = [sys.executable, "-m", f"resp_server.{program}", "--log", str(tmp_path), "--port", "0"]
-    command += ["--aclfile", "/nowhere", *([] if program == "router.process" else ["--store", str(tmp_path / "store")])]
+    command = [sys.executable, "-m", f"resp_server.programs.{program}", "--log", str(tmp_path), "--port", "0"]
+    command += ["--aclfile", "/nowhere", *([] if program == "proxy" else ["--store", str(tmp_path / "store")])]
     environment = {**os.environ, "SPARKIS_CONTROL_TOKEN": CONTROL_TOKEN}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=WAIT_S_MAX, check=False)
     assert done.returncode == 1
