@@ -62,7 +62,8 @@ class Scene:
         """Start a keeper as a task does; return its exit code, which is there when the keeper is."""
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        program = f"import os, sys\nfrom resp_server.programs import executor_supervisor as keeper\n{before}\nsys.exit(keeper.main())"
+        module = "from resp_server.programs import executor_supervisor as keeper"
+        program = f"import os, sys\n{module}\n{before}\nsys.exit(keeper.main())"
         command = [sys.executable, "-c", program, "--lock", str(lock), "--folder", str(self.folder)]
         command += ["--watch", f"{self.executor.pid}:{start_of(self.executor.pid)}"]
         command += ["--", sys.executable, "-c", SERVER, str(self.server)]
