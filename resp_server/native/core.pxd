@@ -80,7 +80,7 @@ cdef class Core:
     cdef bint is_resp3
     cdef readonly bint is_full  # it stopped because enough was answered for now
     cdef readonly bint is_incomplete  # it stopped at a request that is not all there
-    # What was answered since the last call of `Reads.flush`, and by the last call of `answer_all`.
+    # What was answered since the last call of `Reads.collect`, and by the last call of `answer_all`.
     cdef uint64_t calls[COMMANDS]
     cdef uint64_t answered[COMMANDS]
     cdef uint64_t hits, misses
@@ -100,7 +100,7 @@ cdef class Core:
     cdef int find_ranks(self) except -1
     cdef bint find_node(self, int job, uint64_t set_id, uint64_t number, Lookup* node) except -1
     cdef int64_t rank_in_tree(self, int job, uint64_t set_id, double score, const Word* member) except -2
-    cdef bint add_portion(self, object view, const uint8_t* start, size_t size, bint is_node) except -1
+    cdef bint add_portion(self, object view, const uint8_t* start, size_t size, Rules rules, bint is_node) except -1
     cdef int forget_portions(self) noexcept
     cdef bint has_portion(self, const uint8_t* start) noexcept
     cdef const uint8_t* reply_all(self, uint32_t first, uint32_t end, const uint8_t* stopped, list keys_read) except NULL
@@ -129,6 +129,7 @@ cdef class Reads:
     cdef bint look_ahead(self, object session, const uint8_t* data, size_t size) except -1
     cdef int find(self) except -1
     cdef int forget(self) noexcept
+    cdef Rules rules_of(self, object user)
     cdef size_t take(self, object session, const uint8_t* data, size_t size, Output* out) except? 0
     cdef list left(self, object session, const uint8_t* data, size_t size, size_t* took)
     cdef int count(self, int64_t elapsed_ns) noexcept

@@ -544,6 +544,7 @@ cdef class Core:
             at = self.reply_all(first, last, stopped, keys_read)
             if at != stopped:
                 self.is_incomplete = False
+            if at != stopped or self.is_incomplete:
                 break
         self.is_full = self.is_full or (at < end and self.out.used >= self.limit)
         return at - start
@@ -604,19 +605,21 @@ cdef class Core:
         job.renewal = self.renewal
         return job.is_readable
 
-    cdef bint add_portion(self, object view, const uint8_t* start, size_t size, bint is_node) except -1:
-        """Cut a buffer's requests and prepare their look-ups behind those of other buffers; False if there is no room."""
+    cdef bint add_portion(self, object view, const uint8_t* start, size_t size, Rules rules, bint is_node) except -1:
+        """Cut a buffer's requests and prepare their look-ups behind those of other buffers.
+
+        False if not all of its whole requests are among them: there was no room, or one is not ours.
+        """
         cdef Portion* portion = &self.portions[self.portion_count]
         cdef const uint8_t* end = start + size
         self.is_node, self.is_incomplete = is_node, False
         self.look_at(view)
         portion.start, portion.first_request = start, <uint32_t>self.request_count
-        portion.stopped = self.gather(start, end, None)
-        if portion.stopped == start:
-            return True
-        portion.end_request, portion.is_incomplete = <uint32_t>self.request_count, self.is_incomplete
-        self.portion_count += 1
-        return self.request_count < REQUESTS_MAX and (self.is_incomplete or portion.stopped == end)
+        portion.stopped = self.gather(start, end, rules)
+        if portion.stopped > start:
+            portion.end_request, portion.is_incomplete = <uint32_t>self.request_count, self.is_incomplete
+            self.portion_count += 1
+        return self.portion_count < REQUESTS_MAX and (self.is_incomplete or portion.stopped == end)
 
     cdef int forget_portions(self) noexcept:
         self.portion_count = self.next_portion = 0
@@ -1311,18 +1314,19 @@ cdef class Reads:
         return requests
 
     cdef bint look_ahead(self, object session, const uint8_t* data, size_t size) except -1:
-        """Prepare a buffer's look-ups, to be made with those of other clients; False if there is no room for more.
+        """Prepare a buffer's look-ups, to be made with those of other clients.
 
-        `find` makes them, then `take` answers each buffer, in the same order. Nothing else runs in between, or `forget`
-        has to be called.
+        False if no buffer behind this one should be looked ahead: no room is left, or something of this one is for
+        `take` alone, or for the general path. `find` makes the look-ups, then `take` answers each buffer, in the same
+        order. Where anything else runs in between, `forget` has to be called.
         """
         instance = self.instance
-        if not session.is_usual or instance.is_loading:
-            return True
-        if not session.user.is_unrestricted or session.tracked is not None or session.following is not None:
-            return True
+        if not session.is_usual or instance.is_loading or session.tracked is not None or session.following is not None:
+            return False
         try:
-            return self.core.add_portion(instance.view, data, size, instance.cluster is not None)
+            return self.core.add_portion(
+                instance.view, data, size, self.rules_of(session.user), instance.cluster is not None
+            )
         except Exception as error:
             instance.report(error)
             self.core.forget_portions()
@@ -1341,6 +1345,14 @@ cdef class Reads:
         """Forget what was looked up ahead."""
         return self.core.forget_portions()
 
+    cdef Rules rules_of(self, object user):
+        """Return what a user may read; None: everything."""
+        if user.is_unrestricted:
+            return None
+        if user.quick is None:
+            user.quick = self.table(user)
+        return user.quick
+
     cdef size_t take(self, object session, const uint8_t* data, size_t size, Output* out) except? 0:
         """Answer requests from the front of a buffer behind what is in `out`; return how many bytes they are."""
         cdef Rules rules = None
@@ -1353,14 +1365,10 @@ cdef class Reads:
         instance = self.instance
         core.is_incomplete = core.is_full = self.is_asked = False
         tracked = following = None
-        if not core.has_portion(data):  # else nothing about the client is special
+        if not core.has_portion(data):
             if not session.is_usual or instance.is_loading:
                 return 0
-            user, tracked, following = session.user, session.tracked, session.following
-            if not user.is_unrestricted:
-                rules = user.quick
-                if rules is None:
-                    rules = user.quick = self.table(user)
+            tracked, following, rules = session.tracked, session.following, self.rules_of(session.user)
             if tracked is not None:
                 if tracked.redirect or tracked.is_optin or tracked.is_optout:
                     return 0

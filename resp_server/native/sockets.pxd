@@ -37,6 +37,7 @@ cdef class Poller:
     cdef int go_on(self, int64_t ends_ns) except -1
     cdef int hear(self, int64_t ends_ns) except -1
     cdef int answer_heard(self) except -1
+    cdef bint looks_ahead(self, Transport transport) except -1
     cdef int run_soon(self) except -1
     cdef int send_later(self, Transport transport) except -1
 

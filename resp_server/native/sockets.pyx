@@ -184,23 +184,33 @@ cdef class Poller:
         """Answer what was read from several sockets; their keys are looked up together."""
         cdef list heard = self.heard
         cdef Transport transport
+        cdef Py_ssize_t at = 0, end
         if not heard:
             return 0
         self.heard, self.input_used = [], 0
-        if self.reads is not None and len(heard) > 1:
-            self.reads.forget()
-            for transport in heard:
-                if transport.protocol.is_calm and not transport.is_closed:
-                    if not self.reads.look_ahead(
-                        transport.protocol.session, <const uint8_t*>transport.input, transport.input_bytes
-                    ):
-                        break
-            self.reads.find()
-        for transport in heard:
-            transport.answer_input()
-            if self.out.used > OUTPUT_BYTES_MAX:
-                self.flush()
+        while at < len(heard):
+            # What stops the look ahead is answered behind those before it, and the others are looked up anew behind it.
+            end = at + 1
+            if self.reads is not None and len(heard) - at > 1:
+                while self.looks_ahead(<Transport>heard[end - 1]) and end < len(heard):
+                    end += 1
+                self.reads.find()
+            for transport in heard[at:end]:
+                transport.answer_input()
+                if self.out.used > OUTPUT_BYTES_MAX:
+                    self.flush()
+            if self.reads is not None:
+                self.reads.forget()
+            at = end
         return 0
+
+    cdef bint looks_ahead(self, Transport transport) except -1:
+        protocol = transport.protocol
+        return (
+            protocol.is_calm
+            and not transport.is_closed
+            and self.reads.look_ahead(protocol.session, <const uint8_t*>transport.input, transport.input_bytes)
+        )
 
     cdef int run_soon(self) except -1:
         if not self.is_due:

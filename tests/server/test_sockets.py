@@ -314,6 +314,44 @@ def test_a_subscriber_that_is_told_to_pause_while_it_has_sent_something_is_not_c
     assert (got.count(message), got.count(pong)) == (count, count)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_clients_of_one_round_are_answered_each_by_its_own(start: Callable[..., Any], seed: int) -> None:
+    """What several clients sent is looked up together: plain ones, some with a user's rules, some that track, some that go."""
+    dice = random.Random(seed)
+    running = start()
+    running.connect().answers(asked(b"ACL", b"SETUSER", b"ann", b"on", b"nopass", b"~job:*", b"~nope", b"&*", b"+@all"), b"+OK\r\n")
+    peers = [running.connect() for _ in range(16)]
+    talks = [mixture(dice, 150) for _ in peers]
+    for at in range(0, 16, 5):
+        peers[at].answers(asked(b"AUTH", b"ann", b"any"), b"+OK\r\n")
+    for at in range(1, 16, 5):
+        peers[at].send(asked(b"HELLO", b"3") + asked(b"CLIENT", b"TRACKING", b"ON"))
+        peers[at].read_until(b"+OK\r\n")
+        numbers = [dice.randrange(KEYS) for _ in range(400)]
+        talks[at] = b"".join(map(get, numbers)), b"".join(bulk(b"%d" % number) for number in numbers)
+    going = {2, 9}
+    left = [sent for sent, _ in talks]
+
+    def send() -> None:
+        """Send in a turn of the server's own loop, so that it finds all of it at once."""
+        for at in dice.sample(range(len(peers)), len(peers)):
+            size = dice.choice((0, 30, 200, len(get(1)), 3_000))
+            if left[at] and size:
+                peers[at].send(left[at][:size])
+                left[at] = left[at][size:]
+            if at in going and dice.random() < 0.1:
+                going.remove(at)
+                left[at] = b""
+                peers[at].socket.close()
+                talks[at] = b"", b""
+
+    while any(left):
+        running.call(send)
+    for peer, (sent, expected) in zip(peers, talks, strict=True):
+        if sent:
+            assert peer.read(len(expected)) == expected
+
+
 def test_bytes_are_counted_once(start: Callable[..., Any]) -> None:
     running = start()
     peer = running.connect()
