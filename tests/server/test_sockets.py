@@ -319,7 +319,9 @@ def test_clients_of_one_round_are_answered_each_by_its_own(start: Callable[..., 
     """What several clients sent is looked up together: plain ones, some with a user's rules, some that track, some that go."""
     dice = random.Random(seed)
     running = start()
-    running.connect().answers(asked(b"ACL", b"SETUSER", b"ann", b"on", b"nopass", b"~job:*", b"~nope", b"&*", b"+@all"), b"+OK\r\n")
+    running.connect().answers(
+        asked(b"ACL", b"SETUSER", b"ann", b"on", b"nopass", b"~job:*", b"~nope", b"&*", b"+@all"), b"+OK\r\n"
+    )
     peers = [running.connect() for _ in range(16)]
     talks = [mixture(dice, 150) for _ in peers]
     for at in range(0, 16, 5):
