@@ -316,7 +316,7 @@ def test_a_subscriber_that_is_told_to_pause_while_it_has_sent_something_is_not_c
 
 @pytest.mark.parametrize("seed", range(4))
 def test_clients_of_one_round_are_answered_each_by_its_own(start: Callable[..., Any], seed: int) -> None:
-    """What several clients sent is looked up together: of plain ones, of a user with rules, of some that track or go."""
+    """What several clients sent is looked up together: plain ones, one with rules, some that track, some that go."""
     dice = random.Random(seed)
     running = start()
     running.connect().answers(
