@@ -1,1 +1,4 @@
-"""The table of Redis' commands and ours: facts, where keys are, how a command is declared."""
+"""The table of Redis' commands and ours: facts, where their keys are, and how a command is declared.
+
+The commands' bodies are in `commands`; `execution` runs them.
+"""

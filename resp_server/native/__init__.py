@@ -1,6 +1,6 @@
 """The compiled part of the server: parsing and replies (`core.pyx`), clients' sockets (`sockets.pyx`, Linux).
 
-A proxy's is `hop.pyx` (see `router.compiled`).
+A proxy's is `hop.pyx` (see `resp_server.proxy.compiled`).
 
 Optional: where it is not built, or SPARKIS_PURE is set, the general path answers everything. CORE says which it is.
 """

@@ -6,7 +6,7 @@ of the event loop. MGET becomes a STATE MGET for each server. Replies are found 
 are; when all that one client waits for are there (`Asking`), they are its answer.
 
 The hop stops at a request that is none of these, and leaves it to the general path. Errors, pushes, replies in parts
-and lost connections are the general path's too: to it a run is what any question is (see `router.asks.Asked`).
+and lost connections are the general path's too: to it a run is what any question is (see `resp_server.proxy.asks.Asked`).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -305,7 +305,7 @@ cdef class Asking:
 
 
 cdef class Run:
-    """What is asked over one connection in one round. `wants` and the rest are as in `router.asks.Asked`."""
+    """What is asked over one connection in one round. `wants` and the rest are as in `resp_server.proxy.asks.Asked`."""
 
     cdef Hop hop
     cdef object lane

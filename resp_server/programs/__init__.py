@@ -1,1 +1,4 @@
-"""The programs: one module for each, from options to the end."""
+"""The programs: one module for each, from its options to its end.
+
+What they start is elsewhere: `serving`, `proxy`, `registry`, `workers`.
+"""

@@ -72,7 +72,7 @@ class Feed(asyncio.Protocol):
         self.address = address
         self.upstreams = upstreams
         self.wanted = _none()
-        self._wanted_count = self._wanted_bytes = 0
+        self._wanted_bytes = 0
         self.pings = 0  # sent, or to be sent when there is a connection
         self.pongs = 0
         self._feeds = feeds
@@ -90,7 +90,8 @@ class Feed(asyncio.Protocol):
 
     def has_room(self, name: bytes) -> bool:
         """Tell whether the server lets this connection be subscribed to another channel or pattern."""
-        return self._wanted_count < SUBSCRIPTIONS_MAX and self._wanted_bytes + len(name) <= SUBSCRIBED_BYTES_MAX
+        count = sum(map(len, self.wanted.values()))
+        return count < SUBSCRIPTIONS_MAX and self._wanted_bytes + len(name) <= SUBSCRIBED_BYTES_MAX
 
     def want(self, way: Way, name: bytes, is_wanted: bool) -> None:
         """Take in whether messages to a channel or pattern are to come over this connection."""
@@ -99,11 +100,10 @@ class Feed(asyncio.Protocol):
             return
         if is_wanted:
             names.add(name)
+            self._wanted_bytes += len(name)
         else:
-            names.discard(name)
-        sign = 1 if is_wanted else -1
-        self._wanted_count += sign
-        self._wanted_bytes += sign * len(name)
+            names.remove(name)
+            self._wanted_bytes -= len(name)
         self._changed[way].add(name)
 
     def settle(self, letters: str) -> None:
@@ -156,7 +156,7 @@ class Feed(asyncio.Protocol):
     @property
     def is_empty(self) -> bool:
         """Tell whether nothing is wanted of the server any more."""
-        return not self._wanted_count
+        return not any(self.wanted.values())
 
     @property
     def is_behind(self) -> bool:

@@ -1,1 +1,4 @@
-"""What clients are sent without asking: messages, notifications, invalidations, MONITOR."""
+"""What clients are sent without asking: messages, keyspace notifications, invalidations, MONITOR.
+
+What one connection subscribed to or tracks is in `session`; a proxy's connections for messages are in `proxy`.
+"""

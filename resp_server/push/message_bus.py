@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # hold 64 MiB, base64 takes a third more, and each of 40 processes may send as much to one that stands still.
 PASSED_ON_BYTES_MAX = 1 << 20
 WAITING_BYTES_MAX = 16 << 20
-# As `instance.GATHER_S_MAX`.
+# As `context.GATHER_S_MAX`.
 PASS_ON_S_MAX = 2.0
 # More than it takes to hold a message against all patterns, and to send it to all, behind others that wait.
 DELIVERED_S_MAX = 60.0

@@ -129,6 +129,8 @@ class PubSub:
 
     def _leave(self, session: Session, way: Way, name: bytes) -> None:
         """Forget that a client is subscribed to a channel or pattern."""
+        if name not in self.names(way):
+            return  # it came again after RESET, and left before its turn came
         sessions = self._patterns[name].sessions if way is Way.PATTERN else self._named[way][name]
         sessions.pop(session, None)
         if sessions:
@@ -148,10 +150,11 @@ class PubSub:
         return len(self._named[way].get(name, ()))
 
     def sessions(self, way: Way, name: bytes) -> list[Session]:
-        """Return who is subscribed to a channel, or to a pattern as it was written."""
-        if way is Way.PATTERN:
-            return list(self._patterns[name].sessions) if name in self._patterns else []
-        return list(self._named[way].get(name, ()))
+        """Return the clients that are subscribed to a channel, or to a pattern as it was written."""
+        if name not in self.names(way):
+            return []
+        sessions = self._patterns[name].sessions if way is Way.PATTERN else self._named[way][name]
+        return [session for session in sessions if session.is_subscribed(way, name)]
 
     def counting(self, found: Found, way: Way, channel: bytes) -> Iterator[None]:
         """Count who would get a message on a channel, by a name or pattern at each step."""

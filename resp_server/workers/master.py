@@ -10,7 +10,7 @@ by all at one moment: each opens it, then all stand still, and go on when the la
 to another worker never sees an older epoch.
 
     master to worker    {"event": "start", ...}        once, with everything a server has to know
-                        {"event": "found", "job"}, "told", "forget", "hide"   what is known of a job (see `shown`)
+                        {"event": "found", "job"}, "told", "forget", "hide"   what is known of a job (see `job_catalog`)
                         {"event": "open", "job", "of"}, then "hold", then "show"; or "drop" if one could not open it
                         {"event": "loading", "is_loading"}, "port"
                         {"event": "topology", "of", "node_id"}          what it is in a cluster

@@ -191,6 +191,11 @@ cdef inline const uint8_t* node_at(const uint8_t* page, uint32_t index, size_t p
     return page + offset
 
 
+cdef inline uint64_t child_of(const uint8_t* node) noexcept nogil:
+    """Return the number of the page that a branch's node leads to."""
+    return u64(node) & 0xFFFFFFFFFFFFU
+
+
 # The last eight bytes of a name never begin before its node does, so reading them never leaves the page.
 
 
@@ -395,7 +400,7 @@ cdef inline void descend(const Map* map, Lookup* lookup, bint is_leaf) noexcept 
     elif is_leaf:
         lookup.outcome = take(map, lookup, node) if compare(node, lookup, high_of(node), low_of(node)) == 0 else MISSING
     else:
-        number = u64(node) & 0xFFFFFFFFFFFFU
+        number = child_of(node)
         lookup.size = <size_t>number
         if number < map.pages:
             prefetch(map.base + number * map.page_bytes)
@@ -432,7 +437,7 @@ cdef bint add_leaves(const Map* map, Directory* directory, uint64_t number, uint
             return False
         if i:  # the first one's name is its parent's, whatever stands there
             first = high_of(node)  # positions and ordinals (from 1 up): no two names begin with the same eight bytes
-        if not add_leaves(map, directory, u64(node) & 0xFFFFFFFFFFFFU, first, levels - 1):
+        if not add_leaves(map, directory, child_of(node), first, levels - 1):
             return False
     return True
 
@@ -491,10 +496,6 @@ cdef inline bint enter_level(const Map* map, const Tree* tree, Walk* walk, uint3
 
 cdef inline const uint8_t* node_of(const Map* map, const Walk* walk, uint32_t level) noexcept nogil:
     return node_at(walk.levels[level].page, walk.levels[level].at, map.page_bytes)
-
-
-cdef inline uint64_t child_of(const uint8_t* node) noexcept nogil:
-    return u64(node) & 0xFFFFFFFFFFFFU
 
 
 cdef int seek(const Map* map, const Tree* tree, Walk* walk, uint64_t position) noexcept nogil:

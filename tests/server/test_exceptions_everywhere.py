@@ -178,15 +178,15 @@ def name_of(code: CodeType) -> str:
 # What guards others: the event loop, or whoever brings answers, calls these, and they call what is guarded. Nobody
 # guards these, so they do nothing else.
 GUARDS = {
-    "outbox.py:Outbox.flush",
-    "server.py:Server._tell",
-    "server.py:Server._keep_telling",
-    "turns.py:Turns._step",
-    "instance.py:Instance.attempt",
-    "router/asks.py:Step.attempt",
-    "router/dispatcher.py:Batch.put",
-    "router/dispatcher.py:ProxyDispatcher.when_there.<locals>.answered",
-    "router/lane.py:Lane._flush",
+    "client/write_queue.py:Outbox.flush",
+    "serving/server.py:Server._tell",
+    "serving/server.py:Server._keep_telling",
+    "client/turn_scheduler.py:Turns._step",
+    "execution/context.py:Instance.attempt",
+    "proxy/asks.py:Step.attempt",
+    "proxy/dispatcher.py:Batch.put",
+    "proxy/dispatcher.py:ProxyDispatcher.when_there.<locals>.answered",
+    "proxy/lane.py:Lane._flush",
 }
 
 
