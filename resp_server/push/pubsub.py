@@ -128,11 +128,11 @@ class PubSub:
                 yield
 
     def _leave(self, session: Session, way: Way, name: bytes) -> None:
-        """Forget that a client is subscribed to a channel or pattern."""
-        if name not in self.names(way):
-            return  # it came again after RESET, and left before its turn came
-        sessions = self._patterns[name].sessions if way is Way.PATTERN else self._named[way][name]
-        sessions.pop(session, None)
+        """Forget that a client is subscribed to a channel or pattern, if it is."""
+        sessions = self._subscribed(way, name)
+        if session not in sessions:
+            return  # after RESET it came again, and left before its turn came
+        del sessions[session]
         if sessions:
             return
         if way is Way.PATTERN:
@@ -141,20 +141,22 @@ class PubSub:
             del self._named[way][name]
         self.on_change(way, name)
 
+    def _subscribed(self, way: Way, name: bytes) -> dict[Session, None]:
+        if way is Way.PATTERN:
+            return self._patterns[name].sessions if name in self._patterns else {}
+        return self._named[way].get(name, {})
+
     def names(self, way: Way) -> Collection[bytes]:
         """Return the channels or patterns that somebody is subscribed to."""
         return self._patterns if way is Way.PATTERN else self._named[way]
 
     def count(self, way: Way, name: bytes) -> int:
         """Return how many clients are subscribed to a channel."""
-        return len(self._named[way].get(name, ()))
+        return len(self._subscribed(way, name))
 
     def sessions(self, way: Way, name: bytes) -> list[Session]:
         """Return the clients that are subscribed to a channel, or to a pattern as it was written."""
-        if name not in self.names(way):
-            return []
-        sessions = self._patterns[name].sessions if way is Way.PATTERN else self._named[way][name]
-        return [session for session in sessions if session.is_subscribed(way, name)]
+        return [session for session in self._subscribed(way, name) if session.is_subscribed(way, name)]
 
     def counting(self, found: Found, way: Way, channel: bytes) -> Iterator[None]:
         """Count who would get a message on a channel, by a name or pattern at each step."""
