@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
@@ -23,6 +21,7 @@ from state_backend.log.promotion import promote
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import DescriptorError, EpochHoleError, FencedWriterError, JobInUseError, LogError
 from state_backend.model.records import Change, Op
+from tests.unit.state_backend.dying import Died, Dying
 
 STATES = (
     StateDescriptor("temp", key="k", value="v"),
@@ -149,54 +148,15 @@ def test_a_state_that_was_left_out_and_not_yet_emptied_is_not_carried_on(tmp_pat
     assert {change.state for change in content(tmp_path, "new")} == {"facts", "hours", "trail", "planes"}
 
 
-class Interrupted(Exception):
-    """The process ended here."""
-
-
-class Counting(LocalFilesystem):
-    """Ends the process, as it were, before its nth change of the disk; and counts them."""
-
-    def __init__(self, root: Path, allowed: int) -> None:
-        super().__init__(root)
-        self.left = allowed
-
-    def _spend(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Interrupted
-
-    def create(self, path: str, content: bytes) -> bool:
-        self._spend()
-        return super().create(path, content)
-
-    def replace(self, path: str, content: bytes, *, is_durable: bool = True) -> None:
-        self._spend()
-        super().replace(path, content, is_durable=is_durable)
-
-    def remove(self, path: str) -> None:
-        self._spend()
-        super().remove(path)
-
-    def make_folder(self, path: str) -> None:
-        self._spend()
-        super().make_folder(path)
-
-    @contextmanager
-    def open_new(self, path: str) -> Iterator[BinaryIO]:
-        self._spend()
-        with super().open_new(path) as file:
-            yield file
-
-
 def test_a_crash_at_any_write_leaves_a_whole_job_and_the_command_goes_on(tmp_path: Path) -> None:
     for allowed in range(100):
         root = tmp_path / str(allowed)
         old_job(root)
         before = content(root, "old")
         try:
-            rename(Counting(root, allowed), "old", "new")
+            rename(Dying(root, allowed), "old", "new")
             break
-        except Interrupted:
+        except Died:
             pass
         jobs = ChangeLog(root).jobs()
         assert jobs in (["old"], ["new", "old"], ["new"])
@@ -221,8 +181,8 @@ def test_a_crash_at_any_write_leaves_a_whole_job_and_the_command_goes_on(tmp_pat
 
 def test_the_writer_of_the_old_name_is_fenced(tmp_path: Path) -> None:
     writer = old_job(tmp_path)
-    with pytest.raises(Interrupted):
-        rename(Counting(tmp_path, 5), "old", "new")
+    with pytest.raises(Died):
+        rename(Dying(tmp_path, 5), "old", "new")
     with pytest.raises(FencedWriterError):
         writer.publish([])
     rename(tmp_path, "old", "new")

@@ -27,6 +27,7 @@ from state_backend.model.errors import (
     RewoundCheckpointError,
 )
 from state_backend.model.records import Change, Op, changes_in, runs_of
+from tests.unit.state_backend.dying import Died, Dying
 
 TEMP = StateDescriptor("temp", key="k", value="v")
 CITY = StateDescriptor("city", key="k", field="f", value="v")
@@ -341,33 +342,6 @@ def test_a_crash_in_a_rewind_leaves_the_chain_as_it_was_or_as_it_is_to_be(tmp_pa
         assert again.publish([put(b"two")], epoch=2) == 2
         assert contents(root) == [*whole[:2], [put(b"two")]]
     assert 5 < allowed < 100
-
-
-class Died(Exception):
-    """The process ended here."""
-
-
-class Dying(LocalFilesystem):
-    """Ends the process, as it were, before its nth change of the disk."""
-
-    left = 1 << 30
-
-    def _spend(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Died
-
-    def create(self, path: str, content: bytes) -> bool:
-        self._spend()
-        return super().create(path, content)
-
-    def copy(self, source: str, target: str) -> bool:
-        self._spend()
-        return super().copy(source, target)
-
-    def make_folder(self, path: str) -> None:
-        self._spend()
-        super().make_folder(path)
 
 
 def test_a_rewind_begins_another_generation_and_its_tasks_write_there(tmp_path: Path) -> None:

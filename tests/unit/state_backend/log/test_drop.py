@@ -18,6 +18,7 @@ from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import FencedWriterError, JobInUseError, LogError
 from state_backend.model.records import Change, Op
+from tests.unit.state_backend.dying import Died, Dying
 
 STATE = StateDescriptor("s", key="k", value="v")
 
@@ -72,31 +73,6 @@ def test_a_job_that_is_being_written_is_dropped_by_force_alone(tmp_path: Path) -
     with pytest.raises(FencedWriterError, match="was dropped while query q wrote it"):
         writer.publish([put(b"3")])
     assert left(tmp_path) == ["alive", "terms"]
-
-
-class Died(Exception):
-    """The process ended here."""
-
-
-class Dying(LocalFilesystem):
-    """Ends the process, as it were, before its nth change of the disk."""
-
-    def __init__(self, root: Path, allowed: int) -> None:
-        super().__init__(root)
-        self.left = allowed
-
-    def _spend(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise Died
-
-    def create(self, path: str, content: bytes) -> bool:
-        self._spend()
-        return super().create(path, content)
-
-    def remove(self, path: str) -> None:
-        self._spend()
-        super().remove(path)
 
 
 def test_a_crash_anywhere_leaves_the_job_as_it_was_or_dropped(tmp_path: Path) -> None:
