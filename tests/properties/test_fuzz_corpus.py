@@ -12,10 +12,10 @@ from compat.fuzz.lines import all_lines, files
 from compat.fuzz.places import EPOCHS, NODE, PASSWORD, PROXY, SAID, TWO, USER
 from compat.fuzz.seeds import conversations, first_inputs
 from compat.fuzz.subject import ASKED, FoundError, Subject, chunks_of
+from resp_server.client import connection
 from resp_server.client.connection import Connection
 from resp_server.command_table.table import Command
 from resp_server.execution.dispatcher import Dispatcher
-from resp_server.net.client import connection
 from resp_server.protocol.replies import Pending
 
 

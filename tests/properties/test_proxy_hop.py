@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from steps import result_of
 
-from resp_server.metrics.stats import Tally
+from resp_server.metrics.stats import Stats, Tally
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.proxy.asks import Ask
 from resp_server.proxy.compiled import hop
@@ -96,7 +96,7 @@ class Scene:
         assert hop is not None
         self.hop = hop.Hop(
             self.upstreams,
-            SimpleNamespace(report=print, stats=SimpleNamespace(input_bytes=0, output_bytes=0)),
+            SimpleNamespace(report=print, stats=Stats()),
             [(*row, self.tallies[row[0]]) for row in rows],
         )
 
@@ -139,7 +139,7 @@ def test_replies_come_in_the_order_of_the_requests(asked: list[tuple[bytes, ...]
         assert rest == b""
         assert run.wants == 0
     assert taker.replies == [b"".join(map(reply_to, asked))]
-    scene.hop.count()
+    scene.hop.collect()
     assert scene.tallies["get"].calls == sum(each[0].upper() == b"GET" for each in asked)
 
 
@@ -198,7 +198,7 @@ def test_replies_from_uneven_epochs_are_asked_for_again() -> None:
             lane.runs[0].feed(b"$1\r\na\r\n", 0, told)
         assert taker.replies == ([b"$1\r\na\r\n" * 2] if is_even else [])
         assert taker.again == ([] if is_even else [data])
-        scene.hop.count()
+        scene.hop.collect()
         assert scene.tallies["get"].calls == (2 if is_even else 0)
 
 

@@ -76,13 +76,15 @@ def answers(client: Any) -> bool:
     return False
 
 
-def shown_at(port: int, authority: Authority) -> bytes | None:
-    """Return the certificate that a server shows to a new connection."""
-    with (
-        socket.create_connection(("127.0.0.1", port), WAIT_S_MAX) as plain,
-        authority.context().wrap_socket(plain, server_hostname="127.0.0.1") as wrapped,
-    ):
-        return wrapped.getpeercert(binary_form=True)
+def shown_at(port: int, authority: Authority, connections: int) -> list[bytes | None]:
+    """Return the certificates that a server shows to new connections, all open at a time: so each worker has some."""
+    with ExitStack() as stack:
+        shown = []
+        for _ in range(connections):
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_S_MAX))
+            wrapped = stack.enter_context(authority.context().wrap_socket(plain, server_hostname="127.0.0.1"))
+            shown.append(wrapped.getpeercert(binary_form=True))
+        return shown
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -215,21 +217,21 @@ def test_a_new_certificate_is_shown_to_new_connections(
 ) -> None:
     authority.issue("changing")
     server = serve(*authority.options("changing", auth_clients="no"), workers=workers)
-    before = shown_at(server.port, authority)
+    (before,) = set(shown_at(server.port, authority, 2 * workers))
     with connect(server, single_connection_client=True, **authority.client()) as client:
         assert client.ping()
         authority.issue("changing")
-        after = [shown_at(server.port, authority) for _ in range(2 * workers)]
+        after = shown_at(server.port, authority, 2 * workers)
         assert before not in after and len(set(after)) == 1
         assert client.get("job:n:1") == b"1"
 
     (authority.folder / "changing.crt").write_text("no certificate")
-    assert [shown_at(server.port, authority) for _ in range(2 * workers)] == after
+    assert shown_at(server.port, authority, 2 * workers) == after
     eventually(
         lambda: "going on with what was there before" in capfd.readouterr().err, what="a wrong file is not told of"
     )
     authority.issue("changing")
-    assert {shown_at(server.port, authority) for _ in range(2 * workers)}.isdisjoint({before, *after})
+    assert set(shown_at(server.port, authority, 2 * workers)).isdisjoint({before, *after})
 
 
 def test_another_ca_counts_for_new_clients(serve: Serve, authority: Authority, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from resp_server.client import turn_scheduler as turns
 from resp_server.client.turn_scheduler import Turns
-from resp_server.net.client import turn_scheduler as turns
 
 
 async def rounds(count: int) -> None:
