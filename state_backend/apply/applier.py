@@ -96,9 +96,9 @@ LISTED_EVERY_LOOKS = 60
 TRIM_ABOVE_CHANGES = 50_000
 # Below this, free pages are soon used again, or not worth a copy (guess).
 COMPACT_ABOVE_BYTES = 64 << 20
-# While readers are further behind than those that move with each request, free pages are soon as many again after a
-# copy (measured: readers that hold eight epochs of 1 % of the keys keep three times as many pages as the state has).
-READERS_BEHIND_MAX = 2
+# While epochs come, free pages are soon as many again after a copy (measured: epochs that rewrite everything keep twice
+# as many as the state has, readers that hold eight epochs of 1 % of the keys three times). A copy takes a second for a
+# million keys, in which no epoch is applied.
 COMPACT_PAUSE_S = 300.0
 # A job that has changed nothing for so long is at rest: what writing its epochs takes is given back (guess; jobs with a
 # batch every ten seconds are not at rest).
@@ -644,15 +644,15 @@ class Applier:
     def _compact(self, is_at_rest: bool) -> None:
         """Move to a copy of the store without free pages, if these outweigh the others. Readers are told to follow.
 
-        At rest fewer of them are enough.
+        At rest fewer of them are enough. Soon after a copy there is another one at rest alone, if they outweigh others.
         """
         assert self._store is not None
         used, free = self._store.used_bytes()
         is_early = time.monotonic() < self._compact_after_s
-        is_worth_it = free >= max(used, self._compact_above_bytes)
+        is_worth_it = free >= max(used, self._compact_above_bytes) and (is_at_rest or not is_early)
         if is_at_rest and not is_early:
             is_worth_it |= free >= max(used // COMPACT_AT_REST_SHARE, COMPACT_AT_REST_ABOVE_BYTES)
-        if not is_worth_it or (is_early and self._store.readers_behind() > READERS_BEHIND_MAX):
+        if not is_worth_it:
             return
         current = self._log.current()
         if current is None or current.generation != self._store.generation:

@@ -371,15 +371,6 @@ class LmdbStore(Store):
             page_bytes = stats[0]["psize"]
             return pages * page_bytes, (self._env.info()["last_pgno"] + 1 - pages) * page_bytes
 
-    def readers_behind(self) -> int:
-        """Return by how many transactions the slowest reader is behind the newest."""
-        with self._explained(lmdb.Error):
-            # A head, then a line for each reader: process, thread, transaction (or -).
-            rows = [line.split() for line in self._env.readers().splitlines()[1:]]
-            reading = [int(row[2]) for row in rows if len(row) == 3 and row[2].isdigit()]
-            newest = int(self._env.info()["last_txnid"])
-        return newest - min(reading, default=newest)
-
     def copy_to(self, path: Path) -> None:
         """Copy the store without its free pages. The folder appears as a whole; the call takes as long as the copy."""
         unfinished = path.with_name("copy")

@@ -36,6 +36,7 @@ FIELDS = [b"field:%d" % number for number in range(packed_map.FIELDS_MAX + 20)]
 APPLIER = """
 import sys, state_backend.apply.applier as applier
 applier.COMPACT_ABOVE_BYTES = 1 << 16
+applier.COMPACT_PAUSE_S = 0.0
 applier.main(sys.argv[1:])
 """
 
