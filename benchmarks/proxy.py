@@ -30,7 +30,7 @@ from benchmarks.servers import (
     START_TIMEOUT_S,
     STATE,
     TOKEN,
-    Numbers,
+    ProcessStats,
     Served,
     VoidError,
     key,
@@ -135,7 +135,7 @@ class SparkisProxied(Proxied):
             return -1, 0
         return (-1, 0) if row["error"] else (int(row["applied"]), int(row["keys"]))
 
-    def put(self, numbers: Numbers, turn: int) -> None:
+    def put(self, numbers: ProcessStats, turn: int) -> None:
         epoch = publish(self.writer, runs_of_values(numbers, turn))
         self._registry.call("NOTICE", JOB, str(epoch))
         self.writer.beat()
@@ -178,7 +178,7 @@ class RedisProxied(Proxied):
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def put(self, numbers: Numbers, turn: int) -> None:
+    def put(self, numbers: ProcessStats, turn: int) -> None:
         with Client("127.0.0.1", self.port, timeout_s=30) as client:
             plain = numbers.tolist()
             for start in range(0, len(plain), MSET_KEYS):

@@ -45,7 +45,7 @@ from state_backend.model.records import Change, Op, runs_of, schema
 # The password of the listener for our own processes.
 TOKEN = secrets.token_hex(16)
 
-Numbers = npt.NDArray[np.int64]
+ProcessStats = npt.NDArray[np.int64]
 
 JOB, STATE, MAP_STATE, LIST_STATE, RANK_STATE = "bench", "value", "map", "list", "rank"
 MAPS, FIELDS = 10_000, 10
@@ -106,7 +106,7 @@ def states() -> list[StateDescriptor]:
     ]
 
 
-def runs_of_values(numbers: Numbers, turn: int) -> Iterator[pa.RecordBatch]:
+def runs_of_values(numbers: ProcessStats, turn: int) -> Iterator[pa.RecordBatch]:
     """Make sorted runs that put these keys, a column at a time: the load must not cost more than the server does."""
     for start in range(0, len(numbers), RUN_KEYS):
         some = pa.array(numbers[start : start + RUN_KEYS])
@@ -194,10 +194,10 @@ class Served(ABC):
         self._failure: Exception | None = None
 
     @abstractmethod
-    def put(self, numbers: Numbers, turn: int) -> None:
+    def put(self, numbers: ProcessStats, turn: int) -> None:
         """Give these keys the value of a turn."""
 
-    def change(self, numbers: Numbers) -> None:
+    def change(self, numbers: ProcessStats) -> None:
         """Change these keys, and remember it."""
         with self._in_change:
             self.put(numbers, self._turn)
@@ -361,7 +361,7 @@ class Sparkis(Served):
         found = next((line for line in lines if line.startswith(f"job_{JOB}:")), "")
         return int(found.partition("epoch=")[2].partition(",")[0]) if found else -1
 
-    def put(self, numbers: Numbers, turn: int) -> None:
+    def put(self, numbers: ProcessStats, turn: int) -> None:
         epoch = publish(self.writer, runs_of_values(numbers, turn))
         self._control.call("NOTICE", JOB, str(epoch))  # as the sink does
         self.writer.beat()
@@ -429,7 +429,7 @@ class RedisServer(Served):
             for number in range(LISTS):
                 client.call("RPUSH", key(number, LIST_STATE), *elements(number))
 
-    def put(self, numbers: Numbers, turn: int) -> None:
+    def put(self, numbers: ProcessStats, turn: int) -> None:
         with Client("127.0.0.1", self.port, timeout_s=30) as client:
             plain = numbers.tolist()
             for start in range(0, len(plain), MSET_KEYS):

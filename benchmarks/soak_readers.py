@@ -48,7 +48,7 @@ def goes_on() -> bool:
     return not select.select([0], [], [], 0)[0] or bool(os.read(0, 4096))
 
 
-class Tally:
+class CommandStats:
     """Counts what was compared, and says so now and then."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Tally:
 
 def read_as_client(port: int, plan: Plan) -> None:
     """Ask for some keys between two looks at the marker; where these agree, every reply is compared."""
-    model, tally, random, newest = Model(plan), Tally(), Random(os.getpid()), -1
+    model, command_stats, random, newest = Model(plan), CommandStats(), Random(os.getpid()), -1
     while goes_on():
         with redis.Redis(port=port) as client:
             for _ in range(QUESTIONS_PER_CONNECTION):
@@ -81,13 +81,13 @@ def read_as_client(port: int, plan: Plan) -> None:
                     raise WrongError(f"a client that had seen epoch {newest} was shown {first}, then {last}")
                 newest = last
                 if first != last:
-                    tally.count(newest, skipped=len(names))
+                    command_stats.count(newest, skipped=len(names))
                     continue
                 model.advance(newest)
                 compared = 0
                 for name, reply in zip(names, replies, strict=True):
                     compared += _compare(name, reply, model.held.get(name), newest, from_ms, to_ms)
-                tally.count(newest, compared=compared, skipped=len(names) - compared)
+                command_stats.count(newest, compared=compared, skipped=len(names) - compared)
                 time.sleep(PAUSE_S)
 
 
@@ -139,7 +139,7 @@ def _short(found: object) -> str:
 
 def read_store(folder: Path, plan: Plan) -> None:
     """Compare all of the store at one epoch, again and again; stay at an epoch for a while, as a slow reader would."""
-    model, tally, random, newest = Model(plan), Tally(), Random(os.getpid()), -1
+    model, command_stats, random, newest = Model(plan), CommandStats(), Random(os.getpid()), -1
     for store in _stores(folder):
         with store.snapshot(now_ms()) as shown:
             while goes_on() and store.path.exists():
@@ -159,7 +159,7 @@ def read_store(folder: Path, plan: Plan) -> None:
                     there = found.held.get(name)
                     reply = None if there is None else there.shown(from_ms)
                     compared += _compare(name, reply or None, model.held.get(name), newest, from_ms, to_ms)
-                tally.count(newest, compared=compared)
+                command_stats.count(newest, compared=compared)
         store.close()
 
 

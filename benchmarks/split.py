@@ -25,8 +25,8 @@ from benchmarks.options import Options
 from benchmarks.results import Row, alone
 from benchmarks.servers import JOB, VoidError, key, load_log, states, temporary_folder, value
 from resp_server.client.connection import Connection
-from resp_server.client.turn_scheduler import Turns
-from resp_server.client.write_queue import Outbox, Sender
+from resp_server.client.turn_scheduler import TurnScheduler
+from resp_server.client.write_queue import Sender, WriteQueue
 from resp_server.execution.config import ServerConfig
 from resp_server.protocol.request_parser import Request
 from resp_server.serving.server import Server
@@ -99,7 +99,7 @@ class SocketTransport(asyncio.Transport):
         self._far.close()
 
 
-class NeverLong(Turns):
+class NeverLong(TurnScheduler):
     """Nothing has to wait: buffers come one after the other here, and not in rounds of an event loop."""
 
     @property
@@ -108,7 +108,7 @@ class NeverLong(Turns):
         return False
 
 
-class AtOnce(Outbox):
+class AtOnce(WriteQueue):
     """Nothing waits for the end of a round, for the same reason."""
 
     def add(self, sender: Sender, reply: bytes) -> None:
@@ -202,7 +202,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     keyspace = Keyspace()
     keyspace.put(Job(JOB, store.generation, states(), store, is_stale=False))
     server = Server(keyspace, ServerConfig())
-    server.turns, server.outbox = NeverLong(), AtOnce()
+    server.turn_scheduler, server.write_queue = NeverLong(), AtOnce()
     transport = SocketTransport()
     connection = Connection(server)
     connection.connection_made(transport)
@@ -227,7 +227,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
         rest = max(0.0, whole - sum(steps.values()))
         rounds.append({**steps, REST: rest, WHOLE: whole, IN_PYTHON: in_python})
     transport.close()
-    server.instance.close()
+    server.context.close()
     return rounds
 
 

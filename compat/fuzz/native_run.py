@@ -174,7 +174,7 @@ def of_records(dice: random.Random, folder: str) -> Iterator[None]:
             for _ in range(4):
                 _lie(store, dice)
                 connection.session.protocol = dice.choice((2, 3))
-                server.instance.renew()
+                server.context.renew()
                 with store.snapshot(NOW_MS) as snapshot:
                     _scan(snapshot.pages, dice)
                 for _ in range(INPUTS_PER_LIE):
@@ -186,7 +186,7 @@ def of_records(dice: random.Random, folder: str) -> Iterator[None]:
                             break
                         data = left
                     taken.append(None)
-            server.instance.close()
+            server.context.close()
 
         taken: list[None] = []
         loop.run_until_complete(talk(keyspace, store, taken))

@@ -22,7 +22,7 @@ from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.feeds import feed_clients
-from resp_server.proxy.upstream import Upstreams
+from resp_server.proxy.upstream import UpstreamCluster
 from resp_server.serving.server import Server
 from state_backend.codec import packed_map
 from state_backend.lmdb.store import LmdbStore
@@ -96,7 +96,7 @@ class Place:
     def _made(self, keyspace: Keyspace, *, is_loading: bool = False, **parts: Any) -> Server:
         with patch("resp_server.serving.server.command_table", _table):
             server = Server(keyspace, self._config, self._now_ms, **parts)
-        server.instance.is_loading = is_loading
+        server.context.is_loading = is_loading
         return server
 
     def _restrict(self, server: Server) -> None:
@@ -113,7 +113,7 @@ class Place:
     @property
     def is_idle(self) -> bool:
         """Tell whether nothing is left of clients that are gone."""
-        return not self.server._connections and not self.server.instance.sessions
+        return not self.server._connections and not self.server.context.sessions
 
     def change(self, turn: int) -> None:
         """Change some keys, as a micro-batch does, if epochs are to come."""
@@ -151,16 +151,16 @@ class ProxyPlace(Place):
         shown = [topology(each) for each in hosts] if self._options & NODE else [topology(*hosts)] * 2
         for host, its_topology in zip(hosts, shown, strict=True):
             self._add(host, its_topology)
-        many = [Upstreams(f"application {at}", self._config.password) for at in range(len(set(map(id, shown))))]
+        many = [UpstreamCluster(f"application {at}", self._config.password) for at in range(len(set(map(id, shown))))]
         applications = self._applications = Applications(many)
         proxy = self._made(
             Keyspace(),
-            dispatcher=lambda instance: ProxyDispatcher(instance, applications),
+            dispatcher=lambda server: ProxyDispatcher(server, applications),
             connection=ProxyConnection,
         )
         self._restrict(proxy)
-        proxy.instance.upstreams = applications.facts
-        self._feeds = feed_clients(applications, proxy.instance)
+        proxy.context.upstreams = applications.facts
+        self._feeds = feed_clients(applications, proxy.context)
         applications.start()
         for upstreams, its_topology in zip(many, shown, strict=False):
             upstreams.take(its_topology, "the place")
@@ -235,7 +235,7 @@ def _close(server: Server) -> None:
     for connection in list(server._connections.values()):
         connection.abort("the place is left")
     server._invalid.stop()
-    server.instance.close()
+    server.context.close()
     for timer in (server._telling, server._sweep):
         if timer is not None:
             timer.cancel()

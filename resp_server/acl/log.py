@@ -37,7 +37,7 @@ class Entry:
         return mine == theirs and abs(self.updated_ms - other.updated_ms) <= ALIKE_MS_MAX
 
 
-class Denials:
+class DenialLog:
     """The newest denials, the newest one first."""
 
     def __init__(self) -> None:

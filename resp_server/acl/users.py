@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from resp_server.acl.log import Denials
+from resp_server.acl.log import DenialLog
 from resp_server.acl.rate_limits import Limit, Rate
 from resp_server.acl.rules import BLANK, DEFAULT_USER, Catalogue, RuleError, User, hashed, merge_selectors
 from resp_server.session.session import Account
@@ -82,7 +82,7 @@ class Users:
     ) -> None:
         self._catalogue = catalogue
         self.path = path
-        self.denials = Denials()
+        self.denials = DenialLog()
         self._rates = {each.user.encode(): Rate(each) for each in limits}
         self.default = self._rated(User.default(catalogue))
         self._by_name = {DEFAULT_USER: self.default}

@@ -30,7 +30,7 @@ _LITERAL = re.compile(rb"(?:[^*?\[\\]|\\.)*", re.DOTALL)
 _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 
 
-class Reach(Enum):
+class Coverage(Enum):
     """How much of a state's keys a user may read."""
 
     NOTHING = 0
@@ -38,29 +38,30 @@ class Reach(Enum):
     ALL = 2
 
 
-def reach_of(patterns: Sequence[bytes], key_format: KeyFormat) -> Reach:
+def coverage_of(patterns: Sequence[bytes], key_format: KeyFormat) -> Coverage:
     """Say how much of the keys of a format some globs match, as far as their beginnings tell."""
     head = key_format.literals[0].encode()
-    found = Reach.NOTHING
+    found = Coverage.NOTHING
     for pattern in patterns:
         literal = _LITERAL.match(pattern)
         begins = _ESCAPED.sub(rb"\1", literal[0] if literal else b"")
         rest = pattern[literal.end() if literal else 0 :]
         if rest and not rest.strip(b"*") and head.startswith(begins):
-            return Reach.ALL
+            return Coverage.ALL
         goes_on = begins == head if not key_format.columns else begins.startswith(head)
         if goes_on or (rest and head.startswith(begins)):
-            found = Reach.SOME
+            found = Coverage.SOME
     return found
 
 
-def hears_of(user: Account, job: str) -> bool:
+def can_see_job(user: Account, job: str) -> bool:
     """Tell whether a user is told of a job's epochs, by who may know no more of it than its name.
 
     Jobs whose keys do not begin with their names are told of to those alone who may read all keys.
     """
     return (
-        user.reads_all_keys or reach_of(user.read_patterns, KeyFormat((f"{job}:", ""), ("key",))) is not Reach.NOTHING
+        user.reads_all_keys
+        or coverage_of(user.read_patterns, KeyFormat((f"{job}:", ""), ("key",))) is not Coverage.NOTHING
     )
 
 
@@ -73,7 +74,7 @@ class Seen(NamedTuple):
     job: Job
     snapshot: Snapshot
     states: Sequence[StateDescriptor]
-    reach: Mapping[str, Reach]
+    reach: Mapping[str, Coverage]
     is_whole: bool
 
     @property
@@ -83,7 +84,7 @@ class Seen(NamedTuple):
 
     def keys_of(self, state: str) -> int | None:
         """Return how many keys a state has."""
-        return self.applied.keys.get(state, 0) if self.is_whole or self.reach[state] is Reach.ALL else None
+        return self.applied.keys.get(state, 0) if self.is_whole or self.reach[state] is Coverage.ALL else None
 
     @property
     def known_keys(self) -> int:
@@ -95,7 +96,7 @@ class Seen(NamedTuple):
     @property
     def keys(self) -> int | None:
         """How many keys the user may read; None: that is not known."""
-        return self.known_keys if self.is_whole or Reach.SOME not in self.reach.values() else None
+        return self.known_keys if self.is_whole or Coverage.SOME not in self.reach.values() else None
 
     @property
     def error(self) -> str:
@@ -103,18 +104,18 @@ class Seen(NamedTuple):
         return self.job.error if self.is_whole or not self.job.error else "see the server's log"
 
 
-class Sight:
+class Visibility:
     """What one user sees of a view."""
 
     def __init__(self, user: Account, view: KeyspaceView) -> None:
         self._user = user
         self.is_everything = user.reads_all_keys
         self.view = view
-        self._reach: dict[str, Mapping[str, Reach]] = {}
+        self._reach: dict[str, Mapping[str, Coverage]] = {}
         if not self.is_everything:
             for job in view.jobs():
-                reach = {each.name: reach_of(user.read_patterns, each.format_for(job.name)) for each in job.states}
-                if set(reach.values()) - {Reach.NOTHING}:
+                reach = {each.name: coverage_of(user.read_patterns, each.format_for(job.name)) for each in job.states}
+                if set(reach.values()) - {Coverage.NOTHING}:
                     self._reach[job.name] = reach
             self.view = view.of_jobs(self._reach)
 
@@ -122,8 +123,8 @@ class Sight:
         """Iterate over the jobs that the user may read some keys of."""
         for job, snapshot in self.view.snapshots():
             reach = self._reach.get(job.name, {})
-            states = [each for each in job.states if self.is_everything or reach[each.name] is not Reach.NOTHING]
-            is_whole = self.is_everything or set(reach.values()) == {Reach.ALL}
+            states = [each for each in job.states if self.is_everything or reach[each.name] is not Coverage.NOTHING]
+            is_whole = self.is_everything or set(reach.values()) == {Coverage.ALL}
             yield Seen(job, snapshot, states, reach, is_whole)
 
     def sees(self, job: str) -> bool:

@@ -22,9 +22,9 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, cast
 
 from resp_server import native
-from resp_server.client.turn_scheduler import MUCH_BYTES, Turn
-from resp_server.execution.context import Call
-from resp_server.execution.exec_runner import Execution
+from resp_server.client.turn_scheduler import MUCH_BYTES, ScheduledTurn
+from resp_server.execution.context import CommandContext
+from resp_server.execution.exec_runner import ExecRunner
 from resp_server.net.guarded import alone
 from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError
 from resp_server.protocol.replies import InSteps, Pending, Sliced, SlicedEncoder
@@ -70,9 +70,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: Server, session_id: int | None = None) -> None:
         self._server = server
         self._given_id = session_id
-        self._instance = server.instance
+        self._server_context = server.context
         self._dispatcher = server.dispatcher
-        self._outbox = server.outbox
+        self._outbox = server.write_queue
         self._loop = asyncio.get_running_loop()
         self._requests: Iterator[Request] = iter(())
         self._input = b""  # comes after the requests
@@ -91,7 +91,7 @@ class Connection(asyncio.Protocol):
         self._is_writable = True
         self._is_reading = True
         self._is_ending = False
-        self._next_turn: asyncio.Handle | Turn | None = None
+        self._next_turn: asyncio.Handle | ScheduledTurn | None = None
 
     # -- called by the event loop -------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._is_polled = native.sockets is not None and isinstance(transport, native.sockets.Transport)
         self._put = self._transport.write if self._is_polled else self._put_off
-        config = self._instance.config
+        config = self._server_context.config
         self._transport.set_write_buffer_limits(high=config.output_pause_bytes)
         refusal = self._server.admit(self._transport)
         if refusal is not None:
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
             return
         self.session = self._server.session_of(self._transport, self._given_id)
-        self._call = Call(self.session, self._instance)
+        self._context = CommandContext(self.session, self._server_context)
         self._parser = RequestParser(config.request_limits, not self.session.is_authenticated, in_portions=True)
         self._compiled = self._dispatcher.compiled
         self.is_calm = True
@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._instance.stats.input_bytes += len(data)
+            self._server_context.stats.input_bytes += len(data)
             self._take(data)
         except Exception as error:
             self.break_off(error)
@@ -123,20 +123,20 @@ class Connection(asyncio.Protocol):
     def requests_received(self, requests: list[Request], data: bytes) -> None:
         """Take what the compiled core left of a buffer: requests that it cut, and what is behind them."""
         try:
-            self._instance.stats.input_bytes += len(data)
+            self._server_context.stats.input_bytes += len(data)
             self._requests = iter(requests)
             self._begin(data)
         except Exception as error:
             self.break_off(error)
 
     def _take(self, data: bytes) -> None:
-        self._instance.stats.reads += not self._is_polled  # of others the poller counts its own
+        self._server_context.stats.reads += not self._is_polled  # of others the poller counts its own
         if self.is_calm:
             self._begin(data)
         elif not self._transport.is_closing():  # else it was not let in, or is on its way out
             self._input += data
             self._is_begun = False
-            if self._pending is not None or isinstance(self._next_turn, Turn):
+            if self._pending is not None or isinstance(self._next_turn, ScheduledTurn):
                 self._set_reading(False)
             if self._next_turn is None and self._is_writable:
                 self._turn()
@@ -144,8 +144,8 @@ class Connection(asyncio.Protocol):
     def _begin(self, data: bytes) -> None:
         """Answer what came to a calm connection, at once if it is little or others do not have to wait for it."""
         self._input, self.is_calm = data, False
-        if len(data) > MUCH_BYTES and self._server.turns.is_long:
-            self._next_turn = self._server.turns.put_off(self._turn)
+        if len(data) > MUCH_BYTES and self._server.turn_scheduler.is_long:
+            self._next_turn = self._server.turn_scheduler.defer(self._turn)
         elif self._is_writable:
             self._turn()
 
@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
             return  # it was not let in
         if self._next_turn is not None:
             self._next_turn.cancel()
-        self._instance.attempt(self._end_sliced)
+        self._server_context.attempt(self._end_sliced)
         if self._pending is not None:
             self._pending.when_resolved(None)
         self._requests, self._input = iter(()), b""
@@ -187,7 +187,7 @@ class Connection(asyncio.Protocol):
 
     def break_off(self, error: Exception) -> None:
         """End the connection because of what is no request's error: behind what was answered, it says so."""
-        line = self._instance.report(error).line
+        line = self._server_context.report(error).line
         self.is_calm = False
         self.session.close()
         if self._transport.is_closing():
@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
                 self._close_transport()
                 return
         except Exception as another:
-            self._instance.report(another)
+            self._server_context.report(another)
         self._transport.abort()
 
     def send_now(self, reply: bytes) -> None:
@@ -207,7 +207,7 @@ class Connection(asyncio.Protocol):
         try:
             self._unsent_bytes -= len(reply)
             if not self._transport.is_closing():  # it may have been cut since
-                self._instance.stats.writes += 1
+                self._server_context.stats.writes += 1
                 self._transport.write(reply)
         except Exception as error:
             self.break_off(error)
@@ -228,21 +228,21 @@ class Connection(asyncio.Protocol):
     @property
     def is_following(self) -> bool:
         """Tell whether this is a client that follows the server."""
-        return self.session.following is not None and not self._transport.is_closing()
+        return self.session.epoch_feed is not None and not self._transport.is_closing()
 
     @alone
     def tell(self) -> None:
         """Tell a client that follows this server what is new, unless a reply is on its way."""
-        following = self.session.following
+        epoch_feed = self.session.epoch_feed
         is_between = self._sliced is None and self._is_writable
-        if following is not None and is_between and self._instance.moves != following.moves:
-            self._send([self._instance.news(following)])
+        if epoch_feed is not None and is_between and self._server_context.change_counter != epoch_feed.change_counter:
+            self._send([self._server_context.pending_pushes(epoch_feed)])
 
     @alone
     def tell_invalid(self) -> None:
         """Tell a client that tracks which keys changed, unless that would be within a reply, or much waits for it."""
         if self._sliced is None and self._is_writable and not self._transport.is_closing():
-            self._send([self._instance.invalid_for(self.session, is_within=self._pending is not None)])
+            self._send([self._server_context.invalid_for(self.session, is_within=self._pending is not None)])
 
     @property
     def is_writable(self) -> bool:
@@ -258,9 +258,9 @@ class Connection(asyncio.Protocol):
         """
         if self._transport.is_closing():
             return
-        following = self.session.following
-        if following is not None and self._instance.moves != following.moves:
-            frame = self._instance.news(following) + frame
+        epoch_feed = self.session.epoch_feed
+        if epoch_feed is not None and self._server_context.change_counter != epoch_feed.change_counter:
+            frame = self._server_context.pending_pushes(epoch_feed) + frame
         if self._sliced is not None or not (self._pending is None or isinstance(self._pending, Rest)):
             self._pushed.append(frame)
             self._pushed_bytes += len(frame)
@@ -284,14 +284,18 @@ class Connection(asyncio.Protocol):
             self._stranger_since_ms = None
         elif self._stranger_since_ms is None:
             self._stranger_since_ms = now_ms
-        elif now_ms - self._stranger_since_ms > self._instance.config.auth_seconds_max * 1000:
-            self.abort(f"it did not authenticate within {self._instance.config.auth_seconds_max} s")
+        elif now_ms - self._stranger_since_ms > self._server_context.config.auth_seconds_max * 1000:
+            self.abort(f"it did not authenticate within {self._server_context.config.auth_seconds_max} s")
 
     @alone
     def check_age(self, now_ms: int) -> None:
         """End a reply in steps that keeps its epoch from being freed for too long."""
         age_ms = now_ms - self._sliced_since_ms
-        if self._sliced is None or age_ms <= self._instance.config.sliced_reply_ms_max or not self._sliced.holds_epoch:
+        if (
+            self._sliced is None
+            or age_ms <= self._server_context.config.sliced_reply_ms_max
+            or not self._sliced.holds_epoch
+        ):
             return
         if self._sliced.has_begun:
             self.abort(f"a reply in steps was not complete after {age_ms} ms")
@@ -306,10 +310,10 @@ class Connection(asyncio.Protocol):
     def _turn(self) -> None:
         """Answer for as long as a turn may take, and send it all at once."""
         self._next_turn = None
-        if self._transport.is_closing() or (self._instance.paused_until_ms and self._is_held_back()):
+        if self._transport.is_closing() or (self._server_context.paused_until_ms and self._is_held_back()):
             return
-        self._instance.renew()
-        self.session.active_ms = self._instance.view.now_ms
+        self._server_context.renew()
+        self.session.active_ms = self._server_context.view.now_ms
         self._ends_ns = perf_counter_ns() + TURN_NS_MAX
         out: list[bytes] = []
         self._out = out
@@ -321,7 +325,7 @@ class Connection(asyncio.Protocol):
                 self.session.user.rate.take(0, sum(map(len, out)))
         if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
             self._settle(has_more)
-        if self.session.following is not None:
+        if self.session.epoch_feed is not None:
             self._server.keep_told(self)
         is_waiting = has_more or self._pending is not None
         self.is_calm = not (is_waiting or self._input or self._parser.buffered_bytes) and self._is_reading
@@ -329,15 +333,15 @@ class Connection(asyncio.Protocol):
     def _go_on(self, out: list[bytes]) -> bool:
         """Answer further batches while the turn lasts; return whether there is more to do."""
         has_more, ends_ns = True, self._ends_ns
-        is_paused = self._instance.paused_until_ms
+        is_paused = self._server_context.paused_until_ms
         while has_more and not is_paused and perf_counter_ns() < ends_ns and sum(map(len, out)) < TURN_BYTES_MAX:
             has_more = self._progress(out)
-            is_paused = self._instance.paused_until_ms
+            is_paused = self._server_context.paused_until_ms
         return has_more
 
     def _is_held_back(self) -> bool:
         """Wait for the end of a CLIENT PAUSE, unless an answer is on its way; tell whether that is so."""
-        left_ms = self._instance.pause_left_ms()
+        left_ms = self._server_context.pause_left_ms()
         self.session.is_held_back = left_ms > 0 and self._sliced is None and self._pending is None
         if self.session.is_held_back:
             self.is_calm = False
@@ -356,7 +360,7 @@ class Connection(asyncio.Protocol):
             return
         self._set_reading(self._is_writable and not has_more and not is_waiting and not self._is_ending)
         if has_more and self._is_writable:
-            self._next_turn = self._server.turns.put_off(self._turn)
+            self._next_turn = self._server.turn_scheduler.defer(self._turn)
 
     def _progress(self, out: list[bytes]) -> bool:
         """Answer a batch of requests, or make a step of a reply; return whether there is more to do."""
@@ -364,18 +368,18 @@ class Connection(asyncio.Protocol):
             pending, self._pending = self._pending, None
             pending.when_resolved(None)
             if self._sliced is None and not isinstance(pending, Rest):
-                out.append(self._instance.invalid_for(self.session, is_within=True))
-                reply = self._dispatcher.later_reply(self._call, pending)
+                out.append(self._server_context.invalid_for(self.session, is_within=True))
+                reply = self._dispatcher.later_reply(self._context, pending)
                 if not isinstance(reply, bytes):
                     self._sliced = reply
                     return True
                 out.append(reply)
                 out += self._take_pushed()
-                out.append(self._instance.invalid_for(self.session))
+                out.append(self._server_context.invalid_for(self.session))
                 return not self.session.is_closing
         if self._sliced is not None:
             self._step(self._sliced, out)
-            if isinstance(self._sliced, Execution) and self._sliced.pending is not None:
+            if isinstance(self._sliced, ExecRunner) and self._sliced.pending is not None:
                 self._wait_for(self._sliced.pending)
                 return False
             if self._sliced is None:
@@ -383,8 +387,8 @@ class Connection(asyncio.Protocol):
             return self._sliced is not None or not self.session.is_closing
         before = len(out)
         has_more = self._answer(out)
-        if self.session.following is not None and self._sliced is None:
-            out.insert(before, self._instance.news(self.session.following))
+        if self.session.epoch_feed is not None and self._sliced is None:
+            out.insert(before, self._server_context.pending_pushes(self.session.epoch_feed))
         return has_more
 
     def _answer(self, out: list[bytes]) -> bool:
@@ -401,7 +405,7 @@ class Connection(asyncio.Protocol):
                 return False
         some: Iterator[Request] = islice(self._requests, most)
         some = some if rate is None else counted(some, rate)
-        later = self._dispatcher.answer(self._call, some, out, self._ends_ns)
+        later = self._dispatcher.answer(self._context, some, out, self._ends_ns)
         if isinstance(later, Pending):
             self._wait_for(later)
             return False
@@ -426,13 +430,13 @@ class Connection(asyncio.Protocol):
 
         It may even be that the view is newer then. So which keys changed is told before the reply and behind it.
         """
-        following = self.session.following
-        if following is not None:
-            out.insert(before, self._instance.news(following))
-            out.append(self._instance.news_around(following))
+        epoch_feed = self.session.epoch_feed
+        if epoch_feed is not None:
+            out.insert(before, self._server_context.pending_pushes(epoch_feed))
+            out.append(self._server_context.news_around(epoch_feed))
         if self.session.tracked is not None:
-            self._instance.look()
-            out.append(self._instance.invalid_for(self.session, is_within=True))
+            self._server_context.look()
+            out.append(self._server_context.invalid_for(self.session, is_within=True))
 
     def _take_input(self, out: list[bytes]) -> bool:
         """Answer what the compiled core can, and return True; or make requests of the input."""
@@ -452,7 +456,7 @@ class Connection(asyncio.Protocol):
     def _end_with(self, error: ProtocolError, out: list[bytes]) -> None:
         """Answer a protocol error, and nothing after it."""
         log.info("closed %s: %s", self.session.address, error)
-        self._instance.stats.closed_for_input += isinstance(error, QueryBufferError)
+        self._server_context.stats.closed_for_input += isinstance(error, QueryBufferError)
         if not isinstance(error, QueryBufferError) and not self.session.is_silent:
             out.append(b"-%b\r\n" % error.line)
         self.session.close()
@@ -475,9 +479,9 @@ class Connection(asyncio.Protocol):
             self._next_turn.cancel()
         self._next_turn = self._loop.call_soon(self._turn)
 
-    def _begin_sliced(self, later: Sliced | Execution) -> None:
-        self._sliced = later if isinstance(later, Execution) else SlicedEncoder(later, self.session.protocol)
-        self._sliced_since_ms = self._instance.view.now_ms
+    def _begin_sliced(self, later: Sliced | ExecRunner) -> None:
+        self._sliced = later if isinstance(later, ExecRunner) else SlicedEncoder(later, self.session.protocol)
+        self._sliced_since_ms = self._server_context.view.now_ms
 
     def _step(self, sliced: InSteps, out: list[bytes]) -> None:
         try:
@@ -493,8 +497,8 @@ class Connection(asyncio.Protocol):
             return
         if sliced.is_done:
             self._end_sliced()
-        elif sliced.held_bytes > self._instance.config.output_bytes_max:
-            self._instance.stats.closed_for_output += 1
+        elif sliced.held_bytes > self._server_context.config.output_bytes_max:
+            self._server_context.stats.closed_for_output += 1
             self.abort(f"a reply of more than {sliced.held_bytes} bytes")
             self.session.close()
 
@@ -518,7 +522,7 @@ class Connection(asyncio.Protocol):
     def check_limits(self, now_ms: int, limits: RequestLimits) -> None:
         """Take what may be asked at once from now on; cut a client for which too much has waited for too long."""
         self._parser.limits = limits
-        config, is_subscriber = self._instance.config, self.session.is_subscriber
+        config, is_subscriber = self._server_context.config, self.session.is_subscriber
         soft_bytes = config.subscriber_output_soft_bytes if is_subscriber else config.output_soft_bytes
         soft_seconds = config.subscriber_output_soft_seconds if is_subscriber else config.output_soft_seconds
         if not soft_bytes or self.output_bytes <= soft_bytes:
@@ -526,22 +530,22 @@ class Connection(asyncio.Protocol):
         elif self._over_since_ms is None:
             self._over_since_ms = now_ms
         elif now_ms - self._over_since_ms > soft_seconds * 1000:
-            self._instance.stats.closed_for_output += 1
+            self._server_context.stats.closed_for_output += 1
             self.abort(f"more than {soft_bytes} bytes of output have waited for more than {soft_seconds} s")
 
     def _check_output(self) -> None:
         """Cut a client for which more waits to be sent than may."""
-        config = self._instance.config
+        config = self._server_context.config
         is_subscriber = self.session.is_subscriber
         bytes_max = config.subscriber_output_bytes_max if is_subscriber else config.output_bytes_max
         if self.output_bytes > bytes_max:
             self._outbox.flush()  # what the client takes does not count
         if self.output_bytes > bytes_max:
-            self._instance.stats.closed_for_output += 1
+            self._server_context.stats.closed_for_output += 1
             self.abort("more output is waiting than a client may have")
 
     def _write(self, reply: bytes) -> None:
-        self._instance.stats.output_bytes += len(reply)
+        self._server_context.stats.output_bytes += len(reply)
         self._put(reply)
 
     def _put_off(self, reply: bytes) -> None:

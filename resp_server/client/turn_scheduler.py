@@ -18,7 +18,7 @@ ROUND_NS_MAX = 5_000_000
 MUCH_BYTES = 1024
 
 
-class Turn:
+class ScheduledTurn:
     """A turn that is to come, unless it is cancelled."""
 
     __slots__ = ("is_cancelled", "run")
@@ -31,11 +31,11 @@ class Turn:
         self.is_cancelled = True
 
 
-class Turns:
+class TurnScheduler:
     """The turns that wait, in their order."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Turn] = deque()
+        self._waiting: deque[ScheduledTurn] = deque()
         self._is_due = False  # `_step` comes with the next round
         self._is_in_round = False
         self._ends_ns = 0
@@ -52,9 +52,9 @@ class Turns:
             return False
         return perf_counter_ns() >= self._ends_ns
 
-    def put_off(self, run: Callable[[], None]) -> Turn:
+    def defer(self, run: Callable[[], None]) -> ScheduledTurn:
         """Have a turn come when those before it are done."""
-        turn = Turn(run)
+        turn = ScheduledTurn(run)
         self._waiting.append(turn)
         self._go_on()
         return turn

@@ -20,7 +20,7 @@ class Sender(Protocol):
         """Send. It does not raise: others' replies wait behind."""
 
 
-class Outbox:
+class WriteQueue:
     """What waits to be sent, in the order in which it was answered."""
 
     def __init__(self) -> None:

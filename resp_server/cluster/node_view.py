@@ -12,7 +12,7 @@ from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import slot_of
 
 
-class Standing:
+class NodeView:
     """One topology as one of its nodes sees it. Never changes: a new topology makes a new one.
 
     slots: those whose keys it shows, its own or, for a replica, its master's.

@@ -13,13 +13,13 @@ from resp_server.cluster.topology import Health, Node
 from resp_server.protocol.replies import Reply
 
 if TYPE_CHECKING:
-    from resp_server.cluster.node_view import Standing
+    from resp_server.cluster.node_view import NodeView
 
 # Standard: how far Redis' second port, which is none of ours, lies from the first.
 BUS_PORT_OFFSET = 10_000
 
 
-def slots(standing: Standing) -> Reply:
+def slots(standing: NodeView) -> Reply:
     """Return the ranges in order, each with its owner and those of the replicas that can answer."""
     topology = standing.topology
     rows = [(first, last, node) for node in topology.masters for first, last in node.slots.ranges]
@@ -37,7 +37,7 @@ def _endpoint(node: Node) -> Reply:
     return [node.host.encode(), node.port, node.id.encode(), {}]
 
 
-def shards(standing: Standing) -> Reply:
+def shards(standing: NodeView) -> Reply:
     """Return each master with its replicas, and what they answer."""
     topology = standing.topology
     return [
@@ -61,17 +61,17 @@ def _shard_node(node: Node) -> Reply:
     }
 
 
-def shard_id(standing: Standing) -> str:
+def shard_id(standing: NodeView) -> str:
     """Return the id that a master and its replicas share."""
     return hashlib.sha1(f"shard of {standing.master.id}".encode(), usedforsecurity=False).hexdigest()
 
 
-def nodes(standing: Standing) -> str:
+def nodes(standing: NodeView) -> str:
     """Return a line for each node."""
     return "".join(f"{node_line(standing, node)}\n" for node in standing.topology.nodes)
 
 
-def node_line(standing: Standing, node: Node) -> str:
+def node_line(standing: NodeView, node: Node) -> str:
     """Return what CLUSTER NODES says of one node."""
     has_failed = node.health is Health.FAIL
     flags = ["myself"] * (node is standing.myself) + ["slave" if node.is_replica else "master"] + ["fail"] * has_failed
@@ -88,7 +88,7 @@ def node_line(standing: Standing, node: Node) -> str:
     return " ".join(words)
 
 
-def info(standing: Standing) -> str:
+def info(standing: NodeView) -> str:
     """Return the lines of CLUSTER INFO. Slots that cannot be answered do not make others unanswerable."""
     masters = standing.topology.masters
     assigned = sum(len(node.slots) for node in masters)

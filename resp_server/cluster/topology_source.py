@@ -30,7 +30,7 @@ class TakesTopology(Protocol):
         """Take it as its node of an id or an address; TopologyError, and then what was shown is kept."""
 
 
-class Membership:
+class TopologySource:
     """The topology that is shown. Runs on the event loop's thread."""
 
     def __init__(self, server: ShowsTopology) -> None:

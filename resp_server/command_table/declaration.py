@@ -1,10 +1,10 @@
 """How a command is declared: a decorator on its function, and what the function's signature says.
 
     @command("getrange")
-    def getrange(call: Call, key: bytes, start: int, end: int) -> bytes:
+    def getrange(context: CommandContext, key: bytes, start: int, end: int) -> bytes:
         '''Returns a substring of the string stored at a key.'''
 
-Parameters after `call` are the command's arguments, in order: `bytes` as sent, `int` a 64-bit number, or
+Parameters after `context` are the command's arguments, in order: `bytes` as sent, `int` a 64-bit number, or
 `Annotated[type, convert]` with a function that takes bytes and raises ReplyError. A default makes one optional, `*rest`
 takes any number, `*rest: OneOrMore` at least one. A first parameter of `NameAsTyped` is the command's name. Arity,
 conversion and the error texts follow from that. The first
@@ -12,7 +12,7 @@ docstring line is the summary in COMMAND DOCS. Everything else about a command o
 command of ours gives it to the decorator.
 
 The function returns plain Python (see `protocol.replies`) or raises ReplyError. What it needs from the other processes
-that serve the same port it asks with `Instance.gather`, by a `@question("...")` that each of them answers.
+that serve the same port it asks with `ServerContext.gather`, by a `@question("...")` that each of them answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from resp_server.protocol.errors import not_an_integer, wrong_arity, wrong_subco
 from resp_server.protocol.replies import Reply
 
 if TYPE_CHECKING:
-    from resp_server.execution.context import Instance
+    from resp_server.execution.context import ServerContext
 
 Body = Callable[..., Reply]
 Convert = Callable[[bytes], Any]
@@ -178,10 +178,10 @@ class Question:
     """What every process of a server can be asked on behalf of a command; argument and answer are JSON."""
 
     name: str
-    answer: Callable[[Instance, Any], Any]
+    answer: Callable[[ServerContext, Any], Any]
 
 
-def question(name: str) -> Callable[[Callable[[Instance, Any], Any]], Question]:
+def question(name: str) -> Callable[[Callable[[ServerContext, Any], Any]], Question]:
     """Declare a function to be what a process answers when it is asked this."""
     return partial(Question, name)
 

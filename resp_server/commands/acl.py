@@ -13,7 +13,7 @@ from resp_server.acl.rules import CATEGORIES, Denial, Selector, User, denial_tex
 from resp_server.acl.users import Change, Outcome
 from resp_server.command_table.declaration import OneOrMore, command, integer, question
 from resp_server.command_table.table import Command
-from resp_server.execution.context import Call, Instance
+from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, ReplyError, typed
 from resp_server.protocol.replies import OK, Reply, ReplySet
 
@@ -24,27 +24,27 @@ CATEGORY_BYTES_MAX = 128
 
 
 @command("acl|whoami")
-def acl_whoami(call: Call) -> bytes:
+def acl_whoami(context: CommandContext) -> bytes:
     """Returns the authenticated username of the current connection."""
-    return call.session.user.name
+    return context.session.user.name
 
 
 @command("acl|users")
-def acl_users(call: Call) -> Reply:
+def acl_users(context: CommandContext) -> Reply:
     """Lists all ACL users."""
-    return [user.name for user in call.instance.users]
+    return [user.name for user in context.server.users]
 
 
 @command("acl|list")
-def acl_list(call: Call) -> Reply:
+def acl_list(context: CommandContext) -> Reply:
     """Dumps the effective rules in ACL file format."""
-    return [b"user %b %b" % (user.name, user.text) for user in call.instance.users]
+    return [b"user %b %b" % (user.name, user.text) for user in context.server.users]
 
 
 @command("acl|getuser")
-def acl_getuser(call: Call, name: bytes) -> Reply:
+def acl_getuser(context: CommandContext, name: bytes) -> Reply:
     """Lists the ACL rules of a user."""
-    user = call.instance.users.get(name)
+    user = context.server.users.get(name)
     if user is None:
         return None
     own, *others = user.selectors
@@ -61,48 +61,48 @@ def _selector(selector: Selector) -> dict[bytes, Reply]:
 
 
 @command("acl|cat")
-def acl_cat(call: Call, category: bytes | None = None) -> Reply:
+def acl_cat(context: CommandContext, category: bytes | None = None) -> Reply:
     """Lists the ACL categories, or the commands inside a category."""
     if category is None:
         return [each.encode() for each in CATEGORIES]
     wanted = category.decode("latin-1").lower()
     if wanted not in CATEGORIES:
         raise PlainError(f"Unknown category '{typed(category[:CATEGORY_BYTES_MAX])}'")
-    everything = [each for one in call.instance.table for each in (one, *one.subcommands.values())]
+    everything = [each for one in context.server.table for each in (one, *one.subcommands.values())]
     return [each.name.encode() for each in everything if f"@{wanted}" in each.facts.acl_categories]
 
 
 @command("acl|setuser")
-def acl_setuser(call: Call, name: bytes, *rules: bytes) -> Reply:
+def acl_setuser(context: CommandContext, name: bytes, *rules: bytes) -> Reply:
     """Creates and modifies an ACL user and its rules."""
-    return _change(call, {"set": [each.decode("latin-1") for each in (name, *rules)]})
+    return _change(context, {"set": [each.decode("latin-1") for each in (name, *rules)]})
 
 
 @command("acl|deluser")
-def acl_deluser(call: Call, *names: OneOrMore) -> Reply:
+def acl_deluser(context: CommandContext, *names: OneOrMore) -> Reply:
     """Deletes ACL users, and terminates their connections."""
     change: Change = {"delete": [each.decode("latin-1") for each in names]}
-    return call.instance.change_users(change, call.session, lambda outcome: len(_checked(outcome).rules))
+    return context.server.change_users(change, context.session, lambda outcome: len(_checked(outcome).rules))
 
 
 @command("acl|load")
-def acl_load(call: Call) -> Reply:
+def acl_load(context: CommandContext) -> Reply:
     """Reloads the rules from the configured ACL file."""
-    return _change(call, {"load": True})
+    return _change(context, {"load": True})
 
 
 @command("acl|save")
-def acl_save(call: Call) -> Reply:
+def acl_save(context: CommandContext) -> Reply:
     """Saves the effective ACL rules in the configured ACL file."""
-    return _change(call, {"save": True})
+    return _change(context, {"save": True})
 
 
-def _change(call: Call, change: Change) -> Reply:
+def _change(context: CommandContext, change: Change) -> Reply:
     def finish(outcome: Outcome) -> Reply:
         _checked(outcome)
         return OK
 
-    return call.instance.change_users(change, call.session, finish)
+    return context.server.change_users(change, context.session, finish)
 
 
 def _checked(outcome: Outcome) -> Outcome:
@@ -112,7 +112,7 @@ def _checked(outcome: Outcome) -> Outcome:
 
 
 @command("acl|genpass")
-def acl_genpass(call: Call, bits: int = GENPASS_BITS) -> bytes:
+def acl_genpass(context: CommandContext, bits: int = GENPASS_BITS) -> bytes:
     """Generates a pseudorandom, secure password that can be used to identify ACL users."""
     if not 0 < bits <= GENPASS_BITS_MAX:
         raise PlainError(
@@ -124,20 +124,20 @@ def acl_genpass(call: Call, bits: int = GENPASS_BITS) -> bytes:
 
 
 @command("acl|dryrun")
-def acl_dryrun(call: Call, name: bytes, *words: OneOrMore) -> Reply:
+def acl_dryrun(context: CommandContext, name: bytes, *words: OneOrMore) -> Reply:
     """Simulates the execution of a command by a user, without executing the command."""
-    user = call.instance.users.get(name)
+    user = context.server.users.get(name)
     if user is None:
         raise PlainError(f"User '{typed(name)}' not found")
-    found = _command_of(call, words)
+    found = _command_of(context, words)
     found.check_arity(words)
     denied = user.denial(found, words)
     return OK if denied is None else _denial_text(user, found, words, denied)
 
 
-def _command_of(call: Call, words: Sequence[bytes]) -> Command:
+def _command_of(context: CommandContext, words: Sequence[bytes]) -> Command:
     try:
-        return call.instance.table.find(words)
+        return context.server.table.find(words)
     except ReplyError:
         raise PlainError(f"Command '{typed(words[0])}' not found") from None
 
@@ -148,27 +148,27 @@ def _denial_text(user: User, found: Command, words: Sequence[bytes], denied: Den
 
 
 @command("acl|log")
-def acl_log(call: Call, argument: bytes | None = None) -> Reply:
+def acl_log(context: CommandContext, argument: bytes | None = None) -> Reply:
     """Lists recent security events generated due to ACL rules."""
     if argument is not None and argument.lower() == b"reset":
-        return call.instance.gather(reset_denials, None, lambda answers: OK)
+        return context.server.gather(reset_denials, None, lambda answers: OK)
     count = LOG_ENTRIES if argument is None else max(0, integer(argument))
-    now_ms = call.instance.clock()
-    return call.instance.gather(
+    now_ms = context.server.clock()
+    return context.server.gather(
         denials, None, lambda answers: [_entry_row(each, now_ms) for each in joined(answers)[:count]]
     )
 
 
 @question("denials")
-def denials(instance: Instance, nothing: None) -> Sequence[dict[str, Any]]:
+def denials(server: ServerContext, nothing: None) -> Sequence[dict[str, Any]]:
     """Return the entries of ACL LOG of this process."""
-    return instance.users.denials.to_json()
+    return server.users.denials.to_json()
 
 
 @question("reset denials")
-def reset_denials(instance: Instance, nothing: None) -> None:
+def reset_denials(server: ServerContext, nothing: None) -> None:
     """Forget the entries of ACL LOG of this process."""
-    instance.users.denials.reset()
+    server.users.denials.reset()
 
 
 def _entry_row(entry: Entry, now_ms: int) -> Reply:
@@ -187,6 +187,6 @@ def _entry_row(entry: Entry, now_ms: int) -> Reply:
 
 
 @command("acl|help")
-def acl_help(call: Call) -> Reply:
+def acl_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
-    return call.instance.table.help("acl")
+    return context.server.table.help("acl")

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, size_of, sliced
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView
@@ -40,9 +40,9 @@ def offset(word: bytes, bits: int = 0) -> int:
 
 
 @command("getbit")
-def getbit(call: Call, key: bytes, at: Annotated[int, offset]) -> int:
+def getbit(context: CommandContext, key: bytes, at: Annotated[int, offset]) -> int:
     """Returns a bit value by offset."""
-    text = call.counted(call.at(key).text(key))
+    text = context.counted(context.at(key).text(key))
     if text is None or at >> 3 >= size_of(text):
         return 0
     byte = b"".join(pieces(text, at >> 3, (at >> 3) + 1))[0]
@@ -98,17 +98,17 @@ def _filled(byte: int, kept: int, fill: int) -> int:
 
 
 @command("bitcount")
-def bitcount(call: Call, key: bytes, *words: bytes) -> Reply:
+def bitcount(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     """Counts the number of set bits (population counting) in a string."""
     span = Span()
     if words:
         if not 2 <= len(words) <= 3:
             raise syntax_error()
         span = Span(integer(words[0]), integer(words[1]), _unit(words[2:]))
-    text = call.counted(call.at(key).text(key))
+    text = context.counted(context.at(key).text(key))
     if span.stop is not None and span.start < 0 and span.stop < 0 and span.start > span.stop:
         return 0  # as Redis, before it looks how long the string is
-    return _of_pieces(call, text, key, lambda text: _counts(text, span), int)
+    return _of_pieces(context, text, key, lambda text: _counts(text, span), int)
 
 
 def _counts(text: Text | None, span: Span) -> Iterator[Sequence[Reply]]:
@@ -118,7 +118,7 @@ def _counts(text: Text | None, span: Span) -> Iterator[Sequence[Reply]]:
 
 
 def _of_pieces(
-    call: Call,
+    context: CommandContext,
     text: Text | None,
     key: bytes,
     made_of: Callable[[Text | None], Iterator[Sequence[Reply]]],
@@ -126,13 +126,13 @@ def _of_pieces(
 ) -> Reply:
     """Answer by what is found in a value's pieces: of a very long one in steps."""
     if size_of(text) > BYTES_AT_ONCE_MAX:
-        return sliced(call, lambda view: made_of(view.at(key).text(key)), shape)
+        return sliced(context, lambda view: made_of(view.at(key).text(key)), shape)
     found = [each for part in made_of(text) for each in part]
     return sum(found) if shape is int else found[0]
 
 
 @command("bitpos")
-def bitpos(call: Call, key: bytes, bit: int, *words: bytes) -> Reply:
+def bitpos(context: CommandContext, key: bytes, bit: int, *words: bytes) -> Reply:
     """Finds the first set (1) or clear (0) bit in a string."""
     if bit not in (0, 1):
         raise PlainError("The bit argument must be 1 or 0.")
@@ -142,8 +142,8 @@ def bitpos(call: Call, key: bytes, bit: int, *words: bytes) -> Reply:
             raise syntax_error()
         start, is_bits = integer(words[0]), _unit(words[2:])
         span = Span(start, integer(words[1]) if len(words) > 1 else None, is_bits)
-    text = call.counted(call.at(key).text(key))
-    return _of_pieces(call, text, key, lambda text: _position(text, bit, span), FirstOf)
+    text = context.counted(context.at(key).text(key))
+    return _of_pieces(context, text, key, lambda text: _position(text, bit, span), FirstOf)
 
 
 def _position(text: Text | None, bit: int, span: Span) -> Iterator[Sequence[Reply]]:
@@ -218,12 +218,12 @@ def _numbers(words: Sequence[bytes]) -> Iterator[list[Number]]:
 
 
 @command("bitfield_ro")
-def bitfield_ro(call: Call, key: bytes, *words: bytes) -> Reply:
+def bitfield_ro(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     """Performs arbitrary read-only bitfield integer operations on strings."""
     if len(words) > 3 * SLICE_ENTRIES:
-        return sliced(call, lambda view: _fields(view, key, words))
+        return sliced(context, lambda view: _fields(view, key, words))
     asked = [each for part in _numbers(words) for each in part]
-    text = call.counted(call.at(key).text(key))
+    text = context.counted(context.at(key).text(key))
     return [each.of(text) for each in asked]
 
 

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 from resp_server.command_table.declaration import INTEGER_MAX, OneOrMore, command, integer, question
 from resp_server.commands.connection import client_name, library_text
-from resp_server.execution.context import Call, Instance
+from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error, typed
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from resp_server.session.session import ReplyMode, Session
 from resp_server.session.subscriptions import Subscriptions, Way
-from resp_server.session.tracking import Tracked
+from resp_server.session.tracking import TrackingState
 
-NOT_TRACKED = Tracked()
+NOT_TRACKED = TrackingState()
 
 CLIENT_TYPES = (b"normal", b"master", b"replica", b"slave", b"pubsub")
 
@@ -31,71 +31,71 @@ Switch = Annotated[bool, on_or_off]
 
 
 @command("client|id")
-def client_id(call: Call) -> int:
+def client_id(context: CommandContext) -> int:
     """Returns the unique client ID of the connection."""
-    return call.session.id
+    return context.session.id
 
 
 @command("client|getname")
-def client_getname(call: Call) -> bytes | None:
+def client_getname(context: CommandContext) -> bytes | None:
     """Returns the name of the connection."""
-    return call.session.name or None
+    return context.session.name or None
 
 
 @command("client|setname")
-def client_setname(call: Call, name: Annotated[bytes, client_name]) -> Reply:
+def client_setname(context: CommandContext, name: Annotated[bytes, client_name]) -> Reply:
     """Sets the connection name."""
-    call.session.name = name
+    context.session.name = name
     return OK
 
 
 @command("client|setinfo")
-def client_setinfo(call: Call, attribute: bytes, value: bytes) -> Reply:
+def client_setinfo(context: CommandContext, attribute: bytes, value: bytes) -> Reply:
     """Sets information specific to the client or connection."""
     match attribute.lower():
         case b"lib-name":
-            call.session.lib_name = library_text(attribute, value)
+            context.session.lib_name = library_text(attribute, value)
         case b"lib-ver":
-            call.session.lib_ver = library_text(attribute, value)
+            context.session.lib_ver = library_text(attribute, value)
         case _:
             raise PlainError(f"Unrecognized option '{typed(attribute)}'")
     return OK
 
 
 @command("client|no-evict")
-def client_no_evict(call: Call, is_on: Switch) -> Reply:
+def client_no_evict(context: CommandContext, is_on: Switch) -> Reply:
     """Sets the client eviction mode of the connection."""
-    call.session.is_no_evict = is_on
+    context.session.is_no_evict = is_on
     return OK
 
 
 @command("client|no-touch")
-def client_no_touch(call: Call, is_on: Switch) -> Reply:
+def client_no_touch(context: CommandContext, is_on: Switch) -> Reply:
     """Controls whether commands sent by the client affect the LRU/LFU of accessed keys."""
-    call.session.is_no_touch = is_on
+    context.session.is_no_touch = is_on
     return OK
 
 
 @command("client|reply")
-def client_reply(call: Call, mode: bytes) -> Reply:
+def client_reply(context: CommandContext, mode: bytes) -> Reply:
     """Instructs the server whether to reply to commands."""
     modes = {b"ON": ReplyMode.ON, b"OFF": ReplyMode.OFF, b"SKIP": ReplyMode.SKIP_NEXT}
     if mode.upper() not in modes:
         raise syntax_error()
     wanted = modes[mode.upper()]
-    if wanted is not ReplyMode.SKIP_NEXT or call.session.reply_mode is not ReplyMode.OFF:  # OFF stays
-        call.session.reply(wanted)
+    if wanted is not ReplyMode.SKIP_NEXT or context.session.reply_mode is not ReplyMode.OFF:  # OFF stays
+        context.session.reply(wanted)
     return OK
 
 
 @command("client|info")
-def client_info(call: Call) -> Reply:
+def client_info(context: CommandContext) -> Reply:
     """Returns information about the connection."""
-    return Verbatim(client_line(call.instance, call.session, call.now_ms).encode("utf-8", "surrogateescape"))
+    return Verbatim(client_line(context.server, context.session, context.now_ms).encode("utf-8", "surrogateescape"))
 
 
 @command("client|list")
-def client_list(call: Call, *options: bytes) -> Reply:
+def client_list(context: CommandContext, *options: bytes) -> Reply:
     """Lists open connections."""
     option = options[0].upper() if options else None
     ids: list[int] | None = None
@@ -113,16 +113,16 @@ def client_list(call: Call, *options: bytes) -> Reply:
         return Verbatim("".join(chosen).encode("utf-8", "surrogateescape"))
 
     each_once = None if ids is None else list(dict.fromkeys(ids))
-    return call.instance.gather(client_lines, {"ids": each_once, "kind": kind}, join)
+    return context.server.gather(client_lines, {"ids": each_once, "kind": kind}, join)
 
 
 @question("client lines")
-def client_lines(instance: Instance, which: Mapping[str, Any]) -> list[tuple[int, str]]:
+def client_lines(server: ServerContext, which: Mapping[str, Any]) -> list[tuple[int, str]]:
     """Return (id, line of CLIENT LIST) of clients here, by their ids (None: all) and their kind (empty: any)."""
-    sessions, ids, kind = instance.sessions, which["ids"], which["kind"]
+    sessions, ids, kind = server.sessions, which["ids"], which["kind"]
     chosen = sessions.values() if ids is None else [sessions[each] for each in ids if each in sessions]
-    now_ms = instance.clock()
-    return [(each.id, client_line(instance, each, now_ms)) for each in chosen if kind in ("", kind_of(each))]
+    now_ms = server.clock()
+    return [(each.id, client_line(server, each, now_ms)) for each in chosen if kind in ("", kind_of(each))]
 
 
 def kind_of(session: Session) -> str:
@@ -143,7 +143,7 @@ def _session_id(word: bytes) -> int:
         raise PlainError("Invalid client ID") from None
 
 
-def client_line(instance: Instance, session: Session, now_ms: int) -> str:
+def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
     """Return a connection in the words of CLIENT LIST. What does not exist here (Redis' own buffers) is 0."""
     transaction = session.transaction
     queued, queued_bytes = (-1, 0) if transaction is None else (len(transaction.requests), transaction.size_bytes)
@@ -154,7 +154,7 @@ def client_line(instance: Instance, session: Session, now_ms: int) -> str:
     flags += "t" * tracked.is_on + "R" * tracked.is_broken + "B" * tracked.is_bcast + "r" * session.is_readonly
     flags = "O" * session.is_monitor + "b" * session.is_held_back + flags
     flags = flags + "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
-    output_bytes = instance.output_bytes(session.id)
+    output_bytes = server.output_bytes(session.id)
     return (
         f"id={session.id} addr={session.address} laddr={session.local_address} fd=-1 "
         f"name={typed(session.name)} age={(now_ms - session.created_ms) // 1000} "
@@ -168,33 +168,33 @@ def client_line(instance: Instance, session: Session, now_ms: int) -> str:
 
 
 @command("client|kill")
-def client_kill(call: Call, *words: OneOrMore) -> Reply:
+def client_kill(context: CommandContext, *words: OneOrMore) -> Reply:
     """Terminates open connections."""
     is_old_form = len(words) == 1
     # With the old form, clients may kill themselves.
-    wanted = {"skipme": False, "addr": typed(words[0])} if is_old_form else _kill_options(call.instance, words)
+    wanted = {"skipme": False, "addr": typed(words[0])} if is_old_form else _kill_options(context.server, words)
 
     def join(answers: Sequence[list[int]]) -> Reply:
         killed = [each for answer in answers for each in answer]
-        if call.session.id in killed:
-            call.session.close()  # it still gets the reply
+        if context.session.id in killed:
+            context.session.close()  # it still gets the reply
         if not is_old_form:
             return len(killed)
         if not killed:
             raise PlainError("No such client")
         return OK
 
-    return call.instance.gather(kill_clients, wanted | {"caller": call.session.id}, join)
+    return context.server.gather(kill_clients, wanted | {"caller": context.session.id}, join)
 
 
-def _kill_options(instance: Instance, words: Sequence[bytes]) -> dict[str, Any]:
+def _kill_options(server: ServerContext, words: Sequence[bytes]) -> dict[str, Any]:
     """Read filters; all have to apply. Of a filter that is given twice the last one counts."""
     wanted: dict[str, Any] = {"skipme": True}
     for option, word in zip_longest(words[::2], words[1::2]):
         name = option.decode("latin-1").lower()
         if word is None or name not in KILL_FILTERS:
             raise syntax_error()
-        if name == "user" and instance.users.get(word) is None:
+        if name == "user" and server.users.get(word) is None:
             raise PlainError(f"No such user '{typed(word)}'")
         wanted[name] = KILL_FILTERS[name](word)
     return wanted
@@ -238,13 +238,13 @@ KILL_FILTERS: Mapping[str, Callable[[bytes], Any]] = {
 
 
 @question("kill clients")
-def kill_clients(instance: Instance, wanted: Mapping[str, Any]) -> list[int]:
+def kill_clients(server: ServerContext, wanted: Mapping[str, Any]) -> list[int]:
     """Cut the connections that all filters apply to, and return their ids; the caller's own is not cut."""
-    now_ms = instance.clock()
-    killed = [each.id for each in instance.sessions.values() if _is_to_be_killed(each, wanted, now_ms)]
+    now_ms = server.clock()
+    killed = [each.id for each in server.sessions.values() if _is_to_be_killed(each, wanted, now_ms)]
     for session_id in killed:
         if session_id != wanted["caller"]:
-            instance.cut(session_id)
+            server.cut(session_id)
     return killed
 
 
@@ -262,7 +262,7 @@ def _is_to_be_killed(session: Session, wanted: Mapping[str, Any], now_ms: int) -
 
 
 @command("client|pause")
-def client_pause(call: Call, timeout: bytes, mode: bytes = b"ALL") -> Reply:
+def client_pause(context: CommandContext, timeout: bytes, mode: bytes = b"ALL") -> Reply:
     """Suspends commands processing."""
     if mode.upper() not in (b"WRITE", b"ALL"):
         raise PlainError("CLIENT PAUSE mode must be WRITE or ALL")
@@ -274,30 +274,30 @@ def client_pause(call: Call, timeout: bytes, mode: bytes = b"ALL") -> Reply:
         raise PlainError("timeout is negative")
     if mode.upper() == b"WRITE":
         return OK  # writes are refused whether they are paused or not
-    until_ms = min(call.instance.clock() + left_ms, INTEGER_MAX)
-    return call.instance.gather(pause_clients, until_ms, lambda answers: OK)
+    until_ms = min(context.server.clock() + left_ms, INTEGER_MAX)
+    return context.server.gather(pause_clients, until_ms, lambda answers: OK)
 
 
 @question("pause clients")
-def pause_clients(instance: Instance, until_ms: int) -> None:
+def pause_clients(server: ServerContext, until_ms: int) -> None:
     """Answer nobody at this process until a time."""
-    instance.pause(until_ms)
+    server.pause(until_ms)
 
 
 @command("client|unpause")
-def client_unpause(call: Call) -> Reply:
+def client_unpause(context: CommandContext) -> Reply:
     """Resumes processing commands from paused clients."""
-    return call.instance.gather(unpause_clients, None, lambda answers: OK)
+    return context.server.gather(unpause_clients, None, lambda answers: OK)
 
 
 @question("unpause clients")
-def unpause_clients(instance: Instance, nothing: None) -> None:
+def unpause_clients(server: ServerContext, nothing: None) -> None:
     """Answer all at this process again."""
-    instance.unpause()
+    server.unpause()
 
 
 @command("client|unblock")
-def client_unblock(call: Call, client: bytes, reason: bytes = b"TIMEOUT") -> Reply:
+def client_unblock(context: CommandContext, client: bytes, reason: bytes = b"TIMEOUT") -> Reply:
     """Unblocks a client blocked by a blocking command from a different connection."""
     if reason.upper() not in (b"TIMEOUT", b"ERROR"):
         raise PlainError("CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
@@ -306,6 +306,6 @@ def client_unblock(call: Call, client: bytes, reason: bytes = b"TIMEOUT") -> Rep
 
 
 @command("client|help")
-def client_help(call: Call) -> Reply:
+def client_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
-    return call.instance.table.help("client")
+    return context.server.table.help("client")

@@ -8,94 +8,94 @@ from typing import TYPE_CHECKING
 from resp_server.cluster import replies as texts
 from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import SLICE_ENTRIES, sliced
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, cluster_disabled, typed
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
 
 if TYPE_CHECKING:
-    from resp_server.acl.visibility import Sight
-    from resp_server.cluster.node_view import Standing
+    from resp_server.acl.visibility import Visibility
+    from resp_server.cluster.node_view import NodeView
     from resp_server.cluster.topology import Node
 
 
-def _standing(call: Call) -> Standing:
+def _standing(context: CommandContext) -> NodeView:
     """Return what this server is in its cluster; PlainError if it is in none. Comes before any look at arguments."""
-    if call.instance.cluster is None:
+    if context.server.cluster is None:
         raise cluster_disabled()
-    return call.instance.cluster
+    return context.server.cluster
 
 
 @command("asking")
-def asking(call: Call) -> Reply:
+def asking(context: CommandContext) -> Reply:
     """Signals that a cluster client is following an -ASK redirect."""
-    _standing(call)  # No slot is ever on its way from one node to another: there is nothing to allow.
+    _standing(context)  # No slot is ever on its way from one node to another: there is nothing to allow.
     return OK
 
 
 @command("readonly")
-def readonly(call: Call) -> Reply:
+def readonly(context: CommandContext) -> Reply:
     """Enables read-only queries for a connection to a Redis Cluster replica node."""
-    _standing(call)
-    call.session.read_only(True)
+    _standing(context)
+    context.session.read_only(True)
     return OK
 
 
 @command("readwrite")
-def readwrite(call: Call) -> Reply:
+def readwrite(context: CommandContext) -> Reply:
     """Enables read-write queries for a connection to a Reids Cluster replica node."""
-    _standing(call)
-    call.session.read_only(False)
+    _standing(context)
+    context.session.read_only(False)
     return OK
 
 
 @command("cluster|slots")
-def cluster_slots(call: Call) -> Reply:
+def cluster_slots(context: CommandContext) -> Reply:
     """Returns the mapping of cluster slots to nodes."""
-    return texts.slots(_standing(call))
+    return texts.slots(_standing(context))
 
 
 @command("cluster|shards")
-def cluster_shards(call: Call) -> Reply:
+def cluster_shards(context: CommandContext) -> Reply:
     """Returns the mapping of cluster slots to shards."""
-    return texts.shards(_standing(call))
+    return texts.shards(_standing(context))
 
 
 @command("cluster|nodes")
-def cluster_nodes(call: Call) -> Reply:
+def cluster_nodes(context: CommandContext) -> Reply:
     """Returns the cluster configuration for a node."""
-    return Verbatim(texts.nodes(_standing(call)).encode())
+    return Verbatim(texts.nodes(_standing(context)).encode())
 
 
 @command("cluster|info")
-def cluster_info(call: Call) -> Reply:
+def cluster_info(context: CommandContext) -> Reply:
     """Returns information about the state of a node."""
-    return Verbatim(texts.info(_standing(call)).encode())
+    return Verbatim(texts.info(_standing(context)).encode())
 
 
 @command("cluster|myid")
-def cluster_myid(call: Call) -> bytes:
+def cluster_myid(context: CommandContext) -> bytes:
     """Returns the ID of a node."""
-    return _standing(call).myself.id.encode()
+    return _standing(context).myself.id.encode()
 
 
 @command("cluster|myshardid")
-def cluster_myshardid(call: Call) -> bytes:
+def cluster_myshardid(context: CommandContext) -> bytes:
     """Returns the shard ID of a node."""
-    return texts.shard_id(_standing(call)).encode()
+    return texts.shard_id(_standing(context)).encode()
 
 
 @command("cluster|links")
-def cluster_links(call: Call) -> Reply:
+def cluster_links(context: CommandContext) -> Reply:
     """Returns a list of all TCP links to and from peer nodes."""
-    _standing(call)
+    _standing(context)
     return []
 
 
 @command("cluster|replicas")
-def cluster_replicas(call: Call, node_id: bytes) -> Reply:
+def cluster_replicas(context: CommandContext, node_id: bytes) -> Reply:
     """Lists the replica nodes of a master node."""
-    standing = _standing(call)
+    standing = _standing(context)
     node = _node(standing, node_id)
     if node.is_replica:
         raise PlainError("The specified node is not a master")
@@ -103,19 +103,19 @@ def cluster_replicas(call: Call, node_id: bytes) -> Reply:
 
 
 @command("cluster|slaves")
-def cluster_slaves(call: Call, node_id: bytes) -> Reply:
+def cluster_slaves(context: CommandContext, node_id: bytes) -> Reply:
     """Lists the replica nodes of a master node."""
-    return cluster_replicas(call, node_id)
+    return cluster_replicas(context, node_id)
 
 
 @command("cluster|count-failure-reports")
-def cluster_count_failure_reports(call: Call, node_id: bytes) -> int:
+def cluster_count_failure_reports(context: CommandContext, node_id: bytes) -> int:
     """Returns the number of active failure reports active for a node."""
-    _node(_standing(call), node_id)
+    _node(_standing(context), node_id)
     return 0
 
 
-def _node(standing: Standing, node_id: bytes) -> Node:
+def _node(standing: NodeView, node_id: bytes) -> Node:
     for node in standing.topology.nodes:
         if node.id.encode() == node_id:
             return node
@@ -123,37 +123,37 @@ def _node(standing: Standing, node_id: bytes) -> Node:
 
 
 @command("cluster|keyslot")
-def cluster_keyslot(call: Call, key: bytes) -> int:
+def cluster_keyslot(context: CommandContext, key: bytes) -> int:
     """Returns the hash slot for a key."""
-    _standing(call)
+    _standing(context)
     return slot_of(key)
 
 
 @command("cluster|countkeysinslot")
-def cluster_countkeysinslot(call: Call, slot: bytes) -> Reply:
+def cluster_countkeysinslot(context: CommandContext, slot: bytes) -> Reply:
     """Returns the number of keys in a hash slot."""
-    _standing(call)
+    _standing(context)
     number = integer(slot)
     if not 0 <= number < SLOTS:
         raise PlainError("Invalid slot")
-    return sliced(call, lambda view: ([len(keys)] for keys in _keys_in(call.sight_of(view), number)), int)
+    return sliced(context, lambda view: ([len(keys)] for keys in _keys_in(context.visibility_of(view), number)), int)
 
 
 @command("cluster|getkeysinslot")
-def cluster_getkeysinslot(call: Call, slot: bytes, count: bytes) -> Reply:
+def cluster_getkeysinslot(context: CommandContext, slot: bytes, count: bytes) -> Reply:
     """Returns the key names in a hash slot."""
-    _standing(call)
+    _standing(context)
     number, keys_max = integer(slot), integer(count)
     if not 0 <= number < SLOTS or keys_max < 0:
         raise PlainError("Invalid slot or number of keys")
-    return sliced(call, lambda view: _first(_keys_in(call.sight_of(view), number), keys_max))
+    return sliced(context, lambda view: _first(_keys_in(context.visibility_of(view), number), keys_max))
 
 
-def _keys_in(sight: Sight, slot: int) -> Iterator[Sequence[bytes]]:
+def _keys_in(visibility: Visibility, slot: int) -> Iterator[Sequence[bytes]]:
     """Iterate over the keys of a slot, in steps of bounded time: none of a slot that this server does not show."""
     cursor = slot << HASH_BITS
     while True:
-        cursor, keys = sight.scan(cursor, SLICE_ENTRIES)
+        cursor, keys = visibility.scan(cursor, SLICE_ENTRIES)
         yield [key for key in keys if slot_of(key) == slot]
         if not cursor or slot_at(cursor) != slot:
             return
@@ -168,7 +168,7 @@ def _first(parts: Iterator[Sequence[bytes]], count: int) -> Iterator[Sequence[by
 
 
 @command("cluster|help")
-def cluster_help(call: Call) -> Reply:
+def cluster_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
-    _standing(call)
-    return call.instance.table.help("cluster")
+    _standing(context)
+    return context.server.table.help("cluster")

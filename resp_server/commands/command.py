@@ -9,7 +9,7 @@ from resp_server.command_table.declaration import command
 from resp_server.command_table.facts import Facts
 from resp_server.command_table.key_specs import keys_of
 from resp_server.command_table.table import Command
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import Frames, Reply, ReplySet, Sliced, encode
@@ -24,21 +24,21 @@ ARGUMENT_ORDER = (
 
 
 @command("command")
-def command_(call: Call) -> Reply:
+def command_(context: CommandContext) -> Reply:
     """Returns detailed information about all commands."""
-    return _rows(call, list(call.instance.table))
+    return _rows(context, list(context.server.table))
 
 
-def _rows(call: Call, commands: Sequence[Command | None]) -> Sliced:
+def _rows(context: CommandContext, commands: Sequence[Command | None]) -> Sliced:
     """Return commands' rows, nil for one that there is not, in steps: one takes up to half a millisecond."""
-    row = _written(call, info_row)
+    row = _written(context, info_row)
     rows = ([None if each is None else row(each)] for each in commands)
     return Sliced(rows, lambda: None, count=len(commands))
 
 
-def _written(call: Call, make: Callable[[Command], Reply]) -> Callable[[Command], Frames]:
+def _written(context: CommandContext, make: Callable[[Command], Reply]) -> Callable[[Command], Frames]:
     """Return what makes a row, and keeps it as it is sent: every client of some kinds asks for all when it begins."""
-    rows, protocol = call.instance.table.rows, call.session.protocol
+    rows, protocol = context.server.table.rows, context.session.protocol
 
     def row(command: Command) -> Frames:
         key = (make.__name__, command.name, protocol)
@@ -51,33 +51,33 @@ def _written(call: Call, make: Callable[[Command], Reply]) -> Callable[[Command]
 
 
 @command("command|count")
-def command_count(call: Call) -> int:
+def command_count(context: CommandContext) -> int:
     """Returns a count of commands."""
-    return len(call.instance.table)
+    return len(context.server.table)
 
 
 @command("command|info")
-def command_info(call: Call, *names: bytes) -> Reply:
+def command_info(context: CommandContext, *names: bytes) -> Reply:
     """Returns information about one, multiple or all commands."""
-    table = call.instance.table
-    return _rows(call, [table.get(name) for name in names] if names else list(table))
+    table = context.server.table
+    return _rows(context, [table.get(name) for name in names] if names else list(table))
 
 
 @command("command|docs")
-def command_docs(call: Call, *names: bytes) -> Reply:
+def command_docs(context: CommandContext, *names: bytes) -> Reply:
     """Returns documentary information about one, multiple or all commands."""
-    table = call.instance.table
+    table = context.server.table
     given = [table.get(name) for name in names] if names else list(table)
     found = {each.name.encode(): each for each in given if each is not None}
-    row = _written(call, docs_row)
+    row = _written(context, docs_row)
     rows = ([name, row(each)] for name, each in found.items())
     return Sliced(rows, lambda: None, dict, len(found))
 
 
 @command("command|list")
-def command_list(call: Call, *filters: bytes) -> Reply:
+def command_list(context: CommandContext, *filters: bytes) -> Reply:
     """Returns a list of command names."""
-    table = call.instance.table
+    table = context.server.table
     everything = [each for one in table for each in (one, *one.subcommands.values())]
     if not filters:
         return [each.name.encode() for each in everything]
@@ -97,20 +97,20 @@ def command_list(call: Call, *filters: bytes) -> Reply:
 
 
 @command("command|getkeys")
-def command_getkeys(call: Call, name: bytes, *words: bytes) -> Reply:
+def command_getkeys(context: CommandContext, name: bytes, *words: bytes) -> Reply:
     """Extracts the key names from an arbitrary command."""
-    return [key for key, _ in _keys(call, (name, *words))]
+    return [key for key, _ in _keys(context, (name, *words))]
 
 
 @command("command|getkeysandflags")
-def command_getkeysandflags(call: Call, name: bytes, *words: bytes) -> Reply:
+def command_getkeysandflags(context: CommandContext, name: bytes, *words: bytes) -> Reply:
     """Extracts the key names and access flags for an arbitrary command."""
-    return [[key, ReplySet(flags)] for key, flags in _keys(call, (name, *words))]
+    return [[key, ReplySet(flags)] for key, flags in _keys(context, (name, *words))]
 
 
-def _keys(call: Call, request: Sequence[bytes]) -> list[tuple[bytes, Sequence[str]]]:
+def _keys(context: CommandContext, request: Sequence[bytes]) -> list[tuple[bytes, Sequence[str]]]:
     try:
-        found = call.instance.table.find(request)
+        found = context.server.table.find(request)
     except ReplyError:
         raise PlainError("Invalid command specified") from None
     if all("not_key" in spec["flags"] for spec in found.facts.key_specs):
@@ -126,9 +126,9 @@ def _keys(call: Call, request: Sequence[bytes]) -> list[tuple[bytes, Sequence[st
 
 
 @command("command|help")
-def command_help(call: Call) -> Reply:
+def command_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
-    return call.instance.table.help("command")
+    return context.server.table.help("command")
 
 
 def info_row(command: Command) -> Reply:

@@ -1,7 +1,7 @@
 """CONFIG: the settings in Redis' names, and those of them that may change while the server runs.
 
 A setting that may change is a field of `ServerConfig`, which every process of the server replaces at once
-(`Instance.configure`); whoever acts on it looks at `Instance.config` each time.
+(`ServerContext.configure`); whoever acts on it looks at `ServerContext.config` each time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resp_server.command_table.declaration import OneOrMore, command, integer, question
-from resp_server.execution.context import Call, Instance
+from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.net.listeners import ACCEPTED_MAX
 from resp_server.net.tls import ACCEPTS_AT_ONCE
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error, typed
@@ -28,7 +28,7 @@ OUTPUT_BYTES_MAX = QUERY_BUFFER_BYTES_MAX = 1 << 30
 BULK_BYTES_MAX = 512 << 20
 UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1 << 10, "m": 10**6, "mb": 1 << 20, "g": 10**9, "gb": 1 << 30}
 
-Show = Callable[[Instance], str]
+Show = Callable[[ServerContext], str]
 Read = Callable[[bytes], Any]
 
 
@@ -52,17 +52,17 @@ class Setting:
 
 def shown(field: str) -> Setting:
     """Declare a setting of the start that is shown as it is."""
-    return Setting(lambda instance: _text(getattr(instance.config, field)))
+    return Setting(lambda server: _text(getattr(server.config, field)))
 
 
 def fixed(value: str) -> Setting:
     """Declare a setting of Redis that can be nothing else here."""
-    return Setting(lambda instance: value, is_variable=True)
+    return Setting(lambda server: value, is_variable=True)
 
 
 def changing(field: str, read: Read, show: Callable[[Any], str] | None = None) -> Setting:
     """Declare a setting that may change while the server runs. show: its text, if that is not plain."""
-    return Setting(lambda instance: (show or _text)(getattr(instance.config, field)), field, read, True)
+    return Setting(lambda server: (show or _text)(getattr(server.config, field)), field, read, True)
 
 
 def number(least: int, most: int) -> Read:
@@ -111,8 +111,8 @@ def _text(value: Any) -> str:
     return " ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
 
 
-def _port(instance: Instance) -> str:
-    return str(instance.port if instance.port != instance.tls_port else 0)
+def _port(server: ServerContext) -> str:
+    return str(server.port if server.port != server.tls_port else 0)
 
 
 # The limits of each class of clients: hard, soft, and seconds.
@@ -122,9 +122,9 @@ OUTPUT_LIMITS = {
 }
 
 
-def _output_limits(instance: Instance) -> str:
+def _output_limits(server: ServerContext) -> str:
     return " ".join(
-        f"{name} {' '.join(str(getattr(instance.config, field)) for field in fields)}"
+        f"{name} {' '.join(str(getattr(server.config, field)) for field in fields)}"
         for name, fields in OUTPUT_LIMITS.items()
     )
 
@@ -164,11 +164,11 @@ SETTINGS: dict[str, Setting] = {
     "bind": shown("hosts"),
     "client-query-buffer-limit": changing("query_buffer_bytes_max", size(MIB, QUERY_BUFFER_BYTES_MAX)),
     "client-output-buffer-limit": Setting(_output_limits, "output_bytes_max", output_limits, is_variable=True),
-    "cluster-enabled": Setting(lambda instance: "no" if instance.cluster is None else "yes"),
-    "daemonize": Setting(lambda instance: "no"),
+    "cluster-enabled": Setting(lambda server: "no" if server.cluster is None else "yes"),
+    "daemonize": Setting(lambda server: "no"),
     "databases": shown("databases"),
     "hide-user-data-from-log": fixed("no"),
-    "io-threads": Setting(lambda instance: "1"),
+    "io-threads": Setting(lambda server: "1"),
     "latency-monitor-threshold": changing("latency_over_ms", number(0, 2**63 - 1)),
     "latency-tracking": fixed("yes"),
     "latency-tracking-info-percentiles": fixed("50 99 99.9"),
@@ -193,7 +193,7 @@ SETTINGS: dict[str, Setting] = {
     "tcp-backlog": shown("backlog_connections"),
     "tcp-keepalive": changing("tcp_keepalive_seconds", number(0, INT32_MAX)),
     "tracking-table-max-keys": changing("tracked_keys_max", number(0, 2**63 - 1)),
-    "tls-port": Setting(lambda instance: str(instance.tls_port), is_variable=True),
+    "tls-port": Setting(lambda server: str(server.tls_port), is_variable=True),
     "timeout": changing("idle_timeout_seconds", number(0, INT32_MAX)),
 }
 
@@ -203,15 +203,15 @@ TLS_FIELDS = {"tls-cert-file": "cert", "tls-key-file": "key", "tls-ca-cert-file"
 
 def of_tls(field: str) -> Setting:
     """Declare one of the files of TLS; new ones are read by themselves."""
-    return Setting(lambda instance: _text(getattr(instance.config.tls, field)))
+    return Setting(lambda server: _text(getattr(server.config.tls, field)))
 
 
-def settings_of(instance: Instance) -> Mapping[str, Setting]:
+def settings_of(server: ServerContext) -> Mapping[str, Setting]:
     """Return the settings that a server has."""
     settings = dict(SETTINGS)
-    if instance.config.tls is not None:
+    if server.config.tls is not None:
         settings |= {name: of_tls(field) for name, field in TLS_FIELDS.items()}
-    if instance.cluster is not None:  # keys are answered while others are nobody's
+    if server.cluster is not None:  # keys are answered while others are nobody's
         settings["cluster-require-full-coverage"] = fixed("no")
     return settings
 
@@ -221,16 +221,18 @@ PATTERNS_AT_ONCE = 16
 
 
 @command("config|get")
-def config_get(call: Call, *patterns: OneOrMore) -> Reply:
+def config_get(context: CommandContext, *patterns: OneOrMore) -> Reply:
     """Returns the effective values of configuration parameters."""
-    settings = settings_of(call.instance)
+    settings = settings_of(context.server)
     if len(patterns) <= PATTERNS_AT_ONCE:
-        shown = [word for part in _shown(call.instance, settings, patterns) for word in part]
+        shown = [word for part in _shown(context.server, settings, patterns) for word in part]
         return dict(zip(shown[::2], shown[1::2], strict=True))
-    return Sliced(_shown(call.instance, settings, patterns), lambda: None, dict)
+    return Sliced(_shown(context.server, settings, patterns), lambda: None, dict)
 
 
-def _shown(instance: Instance, settings: Mapping[str, Setting], patterns: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+def _shown(
+    server: ServerContext, settings: Mapping[str, Setting], patterns: Sequence[bytes]
+) -> Iterator[Sequence[bytes]]:
     """Find the settings that patterns name; show them, a name and a value in turn, once all are found."""
     found: dict[str, bytes] = {}  # by their names, as the client typed them first
     for pattern in patterns:
@@ -245,21 +247,21 @@ def _shown(instance: Instance, settings: Mapping[str, Setting], patterns: Sequen
         for name in settings:
             if matches(name.encode()):
                 found.setdefault(name, name.encode())
-    yield [word for name, typed in found.items() for word in (typed, settings[name].show(instance).encode())]
+    yield [word for name, typed in found.items() for word in (typed, settings[name].show(server).encode())]
 
 
 @command("config|set")
-def config_set(call: Call, name: bytes, value: bytes, *more: bytes) -> Reply:
+def config_set(context: CommandContext, name: bytes, value: bytes, *more: bytes) -> Reply:
     """Sets configuration parameters in-flight."""
     if len(more) % 2:
         raise syntax_error()
-    changes = _changes(call.instance, [(name, value), *zip(more[::2], more[1::2], strict=True)])
-    return call.instance.gather(configure, changes, lambda answers: OK)
+    changes = _changes(context.server, [(name, value), *zip(more[::2], more[1::2], strict=True)])
+    return context.server.gather(configure, changes, lambda answers: OK)
 
 
-def _changes(instance: Instance, pairs: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
+def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
     """Return what fields of ServerConfig become; PlainError for the first pair that cannot be, and nothing changes."""
-    settings = settings_of(instance)
+    settings = settings_of(server)
     names = [name.decode("utf-8", "replace").lower() for name, _ in pairs]
     for at, (name, (as_typed, _)) in enumerate(zip(names, pairs, strict=True)):
         if name not in settings:
@@ -277,7 +279,7 @@ def _changes(instance: Instance, pairs: Sequence[tuple[bytes, bytes]]) -> Mappin
                 changes |= found if isinstance(found, dict) else {setting.field: found}
             except SettingError as error:
                 raise _failed(name, str(error)) from None
-        elif value.decode("utf-8", "replace") != setting.show(instance):
+        elif value.decode("utf-8", "replace") != setting.show(server):
             raise _failed(name, "can't set immutable config")
     return changes
 
@@ -287,30 +289,30 @@ def _failed(name: str, reason: str) -> PlainError:
 
 
 @question("configure")
-def configure(instance: Instance, changes: Mapping[str, Any]) -> None:
+def configure(server: ServerContext, changes: Mapping[str, Any]) -> None:
     """Change settings of this process."""
-    instance.configure(changes)
+    server.configure(changes)
 
 
 @command("config|resetstat")
-def config_resetstat(call: Call) -> Reply:
+def config_resetstat(context: CommandContext) -> Reply:
     """Resets the server's statistics."""
-    return call.instance.gather(reset_statistics, None, lambda answers: OK)
+    return context.server.gather(reset_statistics, None, lambda answers: OK)
 
 
 @question("reset statistics")
-def reset_statistics(instance: Instance, nothing: None) -> None:
+def reset_statistics(server: ServerContext, nothing: None) -> None:
     """Count from zero again in this process."""
-    instance.reset_statistics()
+    server.reset_statistics()
 
 
 @command("config|rewrite")
-def config_rewrite(call: Call) -> Reply:
+def config_rewrite(context: CommandContext) -> Reply:
     """Persists the effective configuration to file."""
     raise PlainError("The server is running without a config file")
 
 
 @command("config|help")
-def config_help(call: Call) -> Reply:
+def config_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
-    return call.instance.table.help("config")
+    return context.server.table.help("config")

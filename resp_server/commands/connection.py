@@ -5,7 +5,7 @@ from __future__ import annotations
 from resp_server.acl.rules import DEFAULT_USER, Reason
 from resp_server.command_table.declaration import command, integer
 from resp_server.execution.config import REDIS_VERSION
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import (
     NoAuthError,
     NoProtoError,
@@ -25,80 +25,80 @@ CLIENT_NAME_BYTES_MAX = 256
 
 
 @command("ping")
-def ping(call: Call, message: bytes | None = None) -> Reply:
+def ping(context: CommandContext, message: bytes | None = None) -> Reply:
     """Returns the server's liveliness response."""
-    session = call.session
+    session = context.session
     if session.subscriptions is not None and session.protocol == RESP2:
         return [b"pong", message or b""]
     return "PONG" if message is None else message
 
 
 @command("echo")
-def echo(call: Call, message: bytes) -> bytes:
+def echo(context: CommandContext, message: bytes) -> bytes:
     """Returns the given string."""
     return message
 
 
 @command("select")
-def select(call: Call, index: int) -> Reply:
+def select(context: CommandContext, index: int) -> Reply:
     """Changes the selected database."""
     if not -INT32_MAX - 1 <= index <= INT32_MAX:
         raise PlainError(f"value is out of range, value must between {-INT32_MAX - 1} and {INT32_MAX}")
-    if index and call.instance.cluster is not None:
+    if index and context.server.cluster is not None:
         raise PlainError("SELECT is not allowed in cluster mode")
-    if not 0 <= index < call.instance.config.databases:
+    if not 0 <= index < context.server.config.databases:
         raise PlainError("DB index is out of range")
-    call.session.select(index)
+    context.session.select(index)
     return OK
 
 
 @command("quit")
-def quit_(call: Call, *ignored: bytes) -> Reply:
+def quit_(context: CommandContext, *ignored: bytes) -> Reply:
     """Closes the connection."""
-    call.session.close()
+    context.session.close()
     return OK
 
 
 @command("reset")
-def reset(call: Call) -> Reply:
+def reset(context: CommandContext) -> Reply:
     """Resets the connection."""
-    call.instance.leave(call.session)
-    call.session.restart()
+    context.server.leave(context.session)
+    context.session.restart()
     return "RESET"
 
 
 @command("auth")
-def auth(call: Call, first: bytes, *second: bytes) -> Reply:
+def auth(context: CommandContext, first: bytes, *second: bytes) -> Reply:
     """Authenticates the connection."""
     if len(second) > 1:
         raise syntax_error()
-    if not second and call.instance.users.default.is_nopass:
+    if not second and context.server.users.default.is_nopass:
         raise PlainError(
             "AUTH <password> called without any password configured for the default user. "
             "Are you sure your configuration is correct?"
         )
     user, password = (first, second[0]) if second else (DEFAULT_USER, first)
-    _log_in(call, user, password, b"AUTH")
+    _log_in(context, user, password, b"AUTH")
     return OK
 
 
-def _log_in(call: Call, name: bytes, password: bytes, asked: bytes) -> None:
+def _log_in(context: CommandContext, name: bytes, password: bytes, asked: bytes) -> None:
     """Let the client in, or raise WrongPassError. asked: the command that it used."""
-    user = call.instance.users.log_in(name, password)
+    user = context.server.users.log_in(name, password)
     if user is None:
-        call.deny(Reason.AUTH, asked, name)
+        context.deny(Reason.AUTH, asked, name)
         raise WrongPassError
-    call.session.authenticate(user)
+    context.session.authenticate(user)
 
 
 @command("hello")
-def hello(call: Call, *arguments: bytes) -> Reply:
+def hello(context: CommandContext, *arguments: bytes) -> Reply:
     """Handshakes with the Redis server."""
-    session = call.session
+    session = context.session
     protocol = _protocol(arguments[0]) if arguments else session.protocol
     credentials, name = _hello_options(arguments[1:])
     if credentials is not None:
-        _log_in(call, *credentials, b"HELLO")
+        _log_in(context, *credentials, b"HELLO")
     if not session.is_authenticated:
         raise NoAuthError(
             "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> "
@@ -112,8 +112,8 @@ def hello(call: Call, *arguments: bytes) -> Reply:
         b"version": REDIS_VERSION.encode(),
         b"proto": protocol,
         b"id": session.id,
-        b"mode": b"standalone" if call.instance.cluster is None else b"cluster",
-        b"role": b"replica" if call.instance.is_slave else b"master",
+        b"mode": b"standalone" if context.server.cluster is None else b"cluster",
+        b"role": b"replica" if context.server.is_slave else b"master",
         b"modules": [],
     }
 

@@ -8,7 +8,7 @@ from itertools import chain
 
 from resp_server.command_table.declaration import command
 from resp_server.commands.generic import in_slices, sliced
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol import rdb_encoder as rdb
 from resp_server.protocol.replies import FirstOf, LongBulk, Reply, WithLong
 from state_backend.model.descriptor import Kind
@@ -85,16 +85,16 @@ FORMS = {
 
 
 @command("dump")
-def dump(call: Call, key: bytes) -> Reply:
+def dump(context: CommandContext, key: bytes) -> Reply:
     """Returns a serialized representation of the value stored at a key."""
-    entry = call.entry(key)
+    entry = context.entry(key)
     if entry is None:
         return None
-    if _size(call.at(key), key, entry.kind) <= AT_ONCE_ITEMS_MAX:
-        (bulk,) = [each for part in _steps(call.view, key) for each in part]
+    if _size(context.at(key), key, entry.kind) <= AT_ONCE_ITEMS_MAX:
+        (bulk,) = [each for part in _steps(context.view, key) for each in part]
         if bulk.length <= AT_ONCE_BYTES_MAX:
             return b"".join(bulk.parts)
-    return sliced(call, lambda view: _steps(view, key), FirstOf)
+    return sliced(context, lambda view: _steps(view, key), FirstOf)
 
 
 def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from resp_server.command_table.declaration import command
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, typed
 from resp_server.protocol.replies import Reply
 
 
 @command("function|list")
-def function_list(call: Call, *options: bytes) -> Reply:
+def function_list(context: CommandContext, *options: bytes) -> Reply:
     """Returns information about all libraries."""
     words, seen = iter(options), set[bytes]()
     for word in words:

@@ -9,9 +9,9 @@ from functools import partial
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
-from resp_server.acl.visibility import Sight
+from resp_server.acl.visibility import Visibility
 from resp_server.command_table.declaration import OneOrMore, command, integer, is_integer
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.glob import Matches, matcher
 from resp_server.protocol.replies import FirstOf, LongBulk, Reply, Sliced, WithLong
@@ -114,23 +114,25 @@ class ScanOptions:
 
 
 @command("exists")
-def exists(call: Call, *keys: OneOrMore) -> Reply:
+def exists(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Determines whether one or more keys exist."""
-    return _count(call, keys)
+    return _count(context, keys)
 
 
 @command("touch")
-def touch(call: Call, *keys: OneOrMore) -> Reply:
+def touch(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Returns the number of existing keys out of those specified after updating the time they were last accessed."""
-    return _count(call, keys)
+    return _count(context, keys)
 
 
-def _count(call: Call, keys: Sequence[bytes]) -> Reply:
+def _count(context: CommandContext, keys: Sequence[bytes]) -> Reply:
     if len(keys) <= SLICE_ENTRIES:
-        return sum(call.entry(key) is not None for key in keys)
+        return sum(context.entry(key) is not None for key in keys)
     return sliced(
-        call,
-        lambda view: ([call.counted(view.at(key).entry(key)) is not None for key in some] for some in in_slices(keys)),
+        context,
+        lambda view: (
+            [context.counted(view.at(key).entry(key)) is not None for key in some] for some in in_slices(keys)
+        ),
         int,
     )
 
@@ -146,31 +148,31 @@ def sent(item: Text | None) -> Reply:
 
 
 def sliced(
-    call: Call,
+    context: CommandContext,
     parts: Callable[[KeyspaceView], Iterator[Sequence[Reply]]],
     shape: type = list,
     count: Callable[[KeyspaceView], int | Iterator[int] | None] = lambda view: None,
 ) -> Sliced:
     """Make a reply in steps from a view of its own, which stays where it is until the reply is sent."""
-    view = call.pin()
+    view = context.pin()
     try:
-        return Sliced(parts(view), partial(call.unpin, view), shape, count(view))
+        return Sliced(parts(view), partial(context.unpin, view), shape, count(view))
     except BaseException:
-        call.unpin(view)
+        context.unpin(view)
         raise
 
 
-def text_reply(call: Call, text: Text | None, read: Callable[[KeyspaceView], Text | None]) -> Reply:
+def text_reply(context: CommandContext, text: Text | None, read: Callable[[KeyspaceView], Text | None]) -> Reply:
     """Answer a value: a very long one in steps, from a view of its own, in which it may be another one by then."""
     if not isinstance(text, LongText):
         return text
     if text.length <= BYTES_AT_ONCE_MAX:
         return whole(text)
-    return sliced(call, lambda view: iter([WithLong([sent(read(view))])]), FirstOf)
+    return sliced(context, lambda view: iter([WithLong([sent(read(view))])]), FirstOf)
 
 
 def items_reply(
-    call: Call,
+    context: CommandContext,
     read: Callable[[KeyspaceView], Iterator[Text | None]],
     count: Callable[[KeyspaceView], int | Iterator[int]],
     shape: type = list,
@@ -181,10 +183,10 @@ def items_reply(
     """
     items: list[bytes | None] = []
     size = 0
-    for item in read(call.view):
+    for item in read(context.view):
         size += size_of(item)
         if len(items) >= SLICE_ENTRIES or size > BYTES_AT_ONCE_MAX:
-            return sliced(call, lambda view: in_steps(read(view)), shape, count)
+            return sliced(context, lambda view: in_steps(read(view)), shape, count)
         items.append(item if item is None else whole(item))
     if shape is dict:
         return dict(zip(items[::2], items[1::2], strict=True))
@@ -217,9 +219,9 @@ def in_slices(items: Iterable[Item], count: int = SLICE_ENTRIES) -> Iterator[lis
 
 
 @command("type")
-def type_(call: Call, key: bytes) -> str:
+def type_(context: CommandContext, key: bytes) -> str:
     """Determines the type of value stored at a key."""
-    entry = call.entry(key)
+    entry = context.entry(key)
     return "none" if entry is None else TYPE_NAMES[entry.kind]
 
 
@@ -228,31 +230,31 @@ NO_EXPIRY = -1
 
 
 @command("pexpiretime")
-def pexpiretime(call: Call, key: bytes) -> int:
+def pexpiretime(context: CommandContext, key: bytes) -> int:
     """Returns the expiration time of a key as a Unix milliseconds timestamp."""
-    entry = call.entry(key)
+    entry = context.entry(key)
     if entry is None:
         return NO_KEY
     return NO_EXPIRY if entry.expire_at_ms is None else entry.expire_at_ms
 
 
 @command("expiretime")
-def expiretime(call: Call, key: bytes) -> int:
+def expiretime(context: CommandContext, key: bytes) -> int:
     """Returns the expiration time of a key as a Unix timestamp."""
-    return _seconds(pexpiretime(call, key))
+    return _seconds(pexpiretime(context, key))
 
 
 @command("pttl")
-def pttl(call: Call, key: bytes) -> int:
+def pttl(context: CommandContext, key: bytes) -> int:
     """Returns the expiration time in milliseconds of a key."""
-    expire_at_ms: int = pexpiretime(call, key)
-    return expire_at_ms if expire_at_ms < 0 else expire_at_ms - call.now_ms
+    expire_at_ms: int = pexpiretime(context, key)
+    return expire_at_ms if expire_at_ms < 0 else expire_at_ms - context.now_ms
 
 
 @command("ttl")
-def ttl(call: Call, key: bytes) -> int:
+def ttl(context: CommandContext, key: bytes) -> int:
     """Returns the expiration time in seconds of a key."""
-    return _seconds(pttl(call, key))
+    return _seconds(pttl(context, key))
 
 
 def _seconds(milliseconds: int) -> int:
@@ -261,24 +263,24 @@ def _seconds(milliseconds: int) -> int:
 
 
 @command("randomkey")
-def randomkey(call: Call) -> Reply:
+def randomkey(context: CommandContext) -> Reply:
     """Returns a random key name from the database."""
-    for key in islice(call.sight.random_keys(), 2):
+    for key in islice(context.visibility.random_keys(), 2):
         if key is not None:
             return key
     # Much has expired: it may take long.
-    return sliced(call, lambda view: _random_key(call.sight_of(view)), FirstOf)
+    return sliced(context, lambda view: _random_key(context.visibility_of(view)), FirstOf)
 
 
-def _random_key(sight: Sight) -> Iterator[Sequence[Reply]]:
-    return ([] if key is None else [key] for key in sight.random_keys())
+def _random_key(visibility: Visibility) -> Iterator[Sequence[Reply]]:
+    return ([] if key is None else [key] for key in visibility.random_keys())
 
 
 @command("scan")
-def scan(call: Call, cursor: Cursor, *words: bytes) -> Reply:
+def scan(context: CommandContext, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over the key names in the database."""
     options = ScanOptions.parse(words, "scan")
-    next_cursor, found = call.sight.scan(cursor, options.count, options.kinds)
+    next_cursor, found = context.visibility.scan(cursor, options.count, options.kinds)
     return scan_reply(next_cursor, found, options.matches)
 
 
@@ -329,16 +331,16 @@ def matching(
 
 
 @command("keys")
-def keys(call: Call, pattern: bytes) -> Reply:
+def keys(context: CommandContext, pattern: bytes) -> Reply:
     """Returns all key names that match a pattern."""
     matches = matcher(pattern)
-    return sliced(call, lambda view: _keys(call.sight_of(view), matches))
+    return sliced(context, lambda view: _keys(context.visibility_of(view), matches))
 
 
-def _keys(sight: Sight, matches: Matches) -> Iterator[list[bytes]]:
+def _keys(visibility: Visibility, matches: Matches) -> Iterator[list[bytes]]:
     cursor = 0
     while True:
-        cursor, found = sight.scan(cursor, SLICE_ENTRIES)
+        cursor, found = visibility.scan(cursor, SLICE_ENTRIES)
         yield from matching(found, matches)
         if not cursor:
             return

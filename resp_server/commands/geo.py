@@ -16,7 +16,7 @@ from typing import NamedTuple
 from resp_server.command_table.declaration import NameAsTyped, OneOrMore, command, integer
 from resp_server.commands.generic import in_slices
 from resp_server.commands.steps import Held, answered, in_order
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import exact_double
 from resp_server.protocol.errors import PlainError, syntax_error, typed
 from resp_server.protocol.replies import NO_ARRAY, DoubleText, Reply
@@ -72,35 +72,37 @@ def _degrees(place: Place) -> Reply:
 
 
 @command("geopos")
-def geopos(call: Call, key: bytes, *members: bytes) -> Reply:
+def geopos(context: CommandContext, key: bytes, *members: bytes) -> Reply:
     """Returns the longitude and latitude of members from a geospatial index."""
-    return _of_members(call, key, members, lambda score: NO_ARRAY if score is None else _degrees(place_of(score)))
+    return _of_members(context, key, members, lambda score: NO_ARRAY if score is None else _degrees(place_of(score)))
 
 
 @command("geohash")
-def geohash(call: Call, key: bytes, *members: bytes) -> Reply:
+def geohash(context: CommandContext, key: bytes, *members: bytes) -> Reply:
     """Returns members from a geospatial index as geohash strings."""
-    return _of_members(call, key, members, lambda score: None if score is None else geohash_text(score))
+    return _of_members(context, key, members, lambda score: None if score is None else geohash_text(score))
 
 
-def _of_members(call: Call, key: bytes, members: Sequence[bytes], shown: Callable[[float | None], Reply]) -> Reply:
+def _of_members(
+    context: CommandContext, key: bytes, members: Sequence[bytes], shown: Callable[[float | None], Reply]
+) -> Reply:
     """Answer something for each member's score, or for None."""
-    call.counted(call.at(key).sorted_size(key) or None)
+    context.counted(context.at(key).sorted_size(key) or None)
 
     def steps(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
         return (list(map(shown, view.at(key).scores(key, some))) for some in in_slices(members, STEP_MEMBERS))
 
-    return answered(call, steps, len(members) <= STEP_MEMBERS)
+    return answered(context, steps, len(members) <= STEP_MEMBERS)
 
 
 @command("geodist")
-def geodist(call: Call, key: bytes, one: bytes, other: bytes, *unit: bytes) -> Reply:
+def geodist(context: CommandContext, key: bytes, one: bytes, other: bytes, *unit: bytes) -> Reply:
     """Returns the distance between two members of a geospatial index."""
     if len(unit) > 1:
         raise syntax_error()
     meters = _unit(unit[0]) if unit else 1.0
-    snapshot = call.at(key)
-    if call.counted(snapshot.sorted_size(key) or None) is None:
+    snapshot = context.at(key)
+    if context.counted(snapshot.sorted_size(key) or None) is None:
         return None
     first, second = snapshot.scores(key, (one, other))
     if first is None or second is None:
@@ -241,20 +243,27 @@ def _refuse(option: bytes, behind: Sequence[bytes]) -> int:
     raise syntax_error()
 
 
-def _is_there(call: Call, key: bytes) -> bool:
-    return call.counted(call.at(key).sorted_size(key) or None) is not None
+def _is_there(context: CommandContext, key: bytes) -> bool:
+    return context.counted(context.at(key).sorted_size(key) or None) is not None
 
 
 @command("geosearch")
 def geosearch(
-    call: Call, name: NameAsTyped, key: bytes, one: bytes, two: bytes, three: bytes, four: bytes, *rest: OneOrMore
+    context: CommandContext,
+    name: NameAsTyped,
+    key: bytes,
+    one: bytes,
+    two: bytes,
+    three: bytes,
+    four: bytes,
+    *rest: OneOrMore,
 ) -> Reply:
     """Queries a geospatial index for members inside an area of a box or a circle."""
-    is_there, search, words = _is_there(call, key), Search(), (one, two, three, four, *rest)
+    is_there, search, words = _is_there(context, key), Search(), (one, two, three, four, *rest)
 
     def check_member(member: bytes) -> None:
         if is_there:
-            _place_of_member(call.at(key), key, member)
+            _place_of_member(context.at(key), key, member)
 
     search.read_options(words, lambda option, behind: search.take_middle_or_shape(option, behind, check_member))
     if search.place is None and search.member is None:
@@ -262,32 +271,34 @@ def geosearch(
     if search.radius is None and search.box is None:
         raise PlainError(f"exactly one of BYRADIUS and BYBOX can be specified for {typed(name)}")
     search.check()
-    return _searched(call, key, search) if is_there else []
+    return _searched(context, key, search) if is_there else []
 
 
 @command("georadius_ro")
 def georadius_ro(
-    call: Call, key: bytes, longitude: bytes, latitude: bytes, radius: bytes, unit: bytes, *words: bytes
+    context: CommandContext, key: bytes, longitude: bytes, latitude: bytes, radius: bytes, unit: bytes, *words: bytes
 ) -> Reply:
     """Returns members from a geospatial index that are within a distance from a coordinate."""
-    is_there = _is_there(call, key)
+    is_there = _is_there(context, key)
     search = Search(place=_place((longitude, latitude)))
     search.read_radius((radius, unit))
     search.read_options(words, _refuse)
     search.check()
-    return _searched(call, key, search) if is_there else []
+    return _searched(context, key, search) if is_there else []
 
 
 @command("georadiusbymember_ro")
-def georadiusbymember_ro(call: Call, key: bytes, member: bytes, radius: bytes, unit: bytes, *words: bytes) -> Reply:
+def georadiusbymember_ro(
+    context: CommandContext, key: bytes, member: bytes, radius: bytes, unit: bytes, *words: bytes
+) -> Reply:
     """Returns members from a geospatial index that are within a distance from a member."""
-    is_there, search = _is_there(call, key), Search(member=member)
+    is_there, search = _is_there(context, key), Search(member=member)
     if is_there:
-        _place_of_member(call.at(key), key, member)
+        _place_of_member(context.at(key), key, member)
         search.read_radius((radius, unit))
     search.read_options(words, _refuse)
     search.check()
-    return _searched(call, key, search) if is_there else []
+    return _searched(context, key, search) if is_there else []
 
 
 class Area(NamedTuple):
@@ -304,9 +315,9 @@ class Area(NamedTuple):
         return cls(shape, [(start, max(start, stop)) for start, stop in ends])
 
 
-def _searched(call: Call, key: bytes, search: Search) -> Reply:
+def _searched(context: CommandContext, key: bytes, search: Search) -> Reply:
     """Answer a search that was read and makes sense."""
-    now = call.view
+    now = context.view
     area = Area.of(now.at(key), key, search)
 
     def steps(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
@@ -315,7 +326,7 @@ def _searched(call: Call, key: bytes, search: Search) -> Reply:
         for some in _chosen(found, search):
             yield list(map(search.row, some))
 
-    return answered(call, steps, sum(stop - start for start, stop in area.ranges) <= STEP_MEMBERS)
+    return answered(context, steps, sum(stop - start for start, stop in area.ranges) <= STEP_MEMBERS)
 
 
 def _chosen(found: Iterator[Sequence[Found]], search: Search) -> Iterator[Sequence[Found]]:

@@ -23,7 +23,7 @@ from resp_server.commands.generic import (
 )
 from resp_server.commands.random_items import Source, count_and_option, one_of, random_item, random_items
 from resp_server.commands.steps import answered
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, WrongTypeError
 from resp_server.protocol.replies import PackedPairs, Pairs, Reply, WithLong
 from state_backend.codec import packed_map
@@ -40,10 +40,10 @@ COUNTS_AT_ONCE_MAX = 3
 
 
 @command("hget")
-def hget(call: Call, key: bytes, field: bytes) -> Reply:
+def hget(context: CommandContext, key: bytes, field: bytes) -> Reply:
     """Returns the value of a field in a hash."""
-    text = call.counted(_text(call.view, key, field))
-    return text if type(text) is bytes else text_reply(call, text, lambda view: _text(view, key, field))
+    text = context.counted(_text(context.view, key, field))
+    return text if type(text) is bytes else text_reply(context, text, lambda view: _text(view, key, field))
 
 
 def _text(view: KeyspaceView, key: bytes, field: bytes) -> Text | None:
@@ -51,13 +51,13 @@ def _text(view: KeyspaceView, key: bytes, field: bytes) -> Text | None:
 
 
 @command("hmget")
-def hmget(call: Call, key: bytes, *fields: OneOrMore) -> Reply:
+def hmget(context: CommandContext, key: bytes, *fields: OneOrMore) -> Reply:
     """Returns the values of all fields in a hash."""
     if len(fields) <= FIELDS_READ:
-        texts = call.at(key).field_texts(key, fields)
+        texts = context.at(key).field_texts(key, fields)
         if LongText not in map(type, texts):
             return texts
-    return items_reply(call, lambda view: _texts(view, key, fields), lambda view: len(fields))
+    return items_reply(context, lambda view: _texts(view, key, fields), lambda view: len(fields))
 
 
 def _texts(view: KeyspaceView, key: bytes, fields: Sequence[bytes]) -> Iterator[Text | None]:
@@ -66,25 +66,25 @@ def _texts(view: KeyspaceView, key: bytes, fields: Sequence[bytes]) -> Iterator[
 
 
 @command("hexists")
-def hexists(call: Call, key: bytes, field: bytes) -> int:
+def hexists(context: CommandContext, key: bytes, field: bytes) -> int:
     """Determines whether a field exists in a hash."""
-    return int(call.counted(_text(call.view, key, field)) is not None)
+    return int(context.counted(_text(context.view, key, field)) is not None)
 
 
 @command("hstrlen")
-def hstrlen(call: Call, key: bytes, field: bytes) -> int:
+def hstrlen(context: CommandContext, key: bytes, field: bytes) -> int:
     """Returns the length of the value of a field."""
-    return size_of(call.counted(_text(call.view, key, field)))
+    return size_of(context.counted(_text(context.view, key, field)))
 
 
 @command("hlen")
-def hlen(call: Call, key: bytes) -> Reply:
+def hlen(context: CommandContext, key: bytes) -> Reply:
     """Returns the number of fields in a hash."""
-    numbers = list(islice(call.at(key).map_sizes(key), COUNTS_AT_ONCE_MAX))
+    numbers = list(islice(context.at(key).map_sizes(key), COUNTS_AT_ONCE_MAX))
     if len(numbers) < COUNTS_AT_ONCE_MAX:
         return sum(numbers)
     # Many have expired and are not yet removed: they are counted in steps.
-    return sliced(call, lambda view: ([number] for number in view.at(key).map_sizes(key)), int)
+    return sliced(context, lambda view: ([number] for number in view.at(key).map_sizes(key)), int)
 
 
 def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
@@ -98,9 +98,9 @@ def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
     return words[2:]
 
 
-def _expiries(call: Call, key: bytes, words: Sequence[bytes], shown: Callable[[int], int]) -> Reply:
+def _expiries(context: CommandContext, key: bytes, words: Sequence[bytes], shown: Callable[[int], int]) -> Reply:
     """Answer when fields expire, of milliseconds what is shown: -1 for never, -2 for a missing field."""
-    next(call.at(key).map_sizes(key), None)  # a wrong kind is said before a wrong argument
+    next(context.at(key).map_sizes(key), None)  # a wrong kind is said before a wrong argument
     fields = _fields_of(words)
 
     def steps(view: KeyspaceView) -> Iterator[Sequence[int]]:
@@ -108,7 +108,7 @@ def _expiries(call: Call, key: bytes, words: Sequence[bytes], shown: Callable[[i
             times = view.at(key).field_expiries(key, some)
             yield [-2 if at_ms is None else shown(at_ms) if at_ms else -1 for at_ms in times]
 
-    return answered(call, steps, len(fields) <= SLICE_ENTRIES)
+    return answered(context, steps, len(fields) <= SLICE_ENTRIES)
 
 
 def _seconds(milliseconds: int) -> int:
@@ -117,60 +117,60 @@ def _seconds(milliseconds: int) -> int:
 
 
 @command("hpexpiretime")
-def hpexpiretime(call: Call, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+def hpexpiretime(context: CommandContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the Unix time, in milliseconds, at which hash fields expire."""
-    return _expiries(call, key, (fields, count, *words), lambda at_ms: at_ms)
+    return _expiries(context, key, (fields, count, *words), lambda at_ms: at_ms)
 
 
 @command("hexpiretime")
-def hexpiretime(call: Call, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+def hexpiretime(context: CommandContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the Unix time, in seconds, at which hash fields expire."""
-    return _expiries(call, key, (fields, count, *words), _seconds)
+    return _expiries(context, key, (fields, count, *words), _seconds)
 
 
 @command("hpttl")
-def hpttl(call: Call, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+def hpttl(context: CommandContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the remaining time to live of hash fields, in milliseconds."""
-    now_ms = call.now_ms
-    return _expiries(call, key, (fields, count, *words), lambda at_ms: at_ms - now_ms)
+    now_ms = context.now_ms
+    return _expiries(context, key, (fields, count, *words), lambda at_ms: at_ms - now_ms)
 
 
 @command("httl")
-def httl(call: Call, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
+def httl(context: CommandContext, key: bytes, fields: bytes, count: bytes, *words: OneOrMore) -> Reply:
     """Returns the remaining time to live of hash fields, in seconds."""
-    now_ms = call.now_ms
-    return _expiries(call, key, (fields, count, *words), lambda at_ms: _seconds(at_ms - now_ms))
+    now_ms = context.now_ms
+    return _expiries(context, key, (fields, count, *words), lambda at_ms: _seconds(at_ms - now_ms))
 
 
 @command("hgetall")
-def hgetall(call: Call, key: bytes) -> Reply:
+def hgetall(context: CommandContext, key: bytes) -> Reply:
     """Returns all fields and values in a hash."""
-    packed = call.at(key).packed_map(key)
+    packed = context.at(key).packed_map(key)
     if packed is not None:
-        call.counted(packed)
+        context.counted(packed)
         return PackedPairs(packed_map.count(packed), packed_map.body(packed))
-    return _all(call, key, lambda pair: pair, dict)
+    return _all(context, key, lambda pair: pair, dict)
 
 
 @command("hkeys")
-def hkeys(call: Call, key: bytes) -> Reply:
+def hkeys(context: CommandContext, key: bytes) -> Reply:
     """Returns all fields in a hash."""
-    return _all(call, key, itemgetter(slice(0, 1)))
+    return _all(context, key, itemgetter(slice(0, 1)))
 
 
 @command("hvals")
-def hvals(call: Call, key: bytes) -> Reply:
+def hvals(context: CommandContext, key: bytes) -> Reply:
     """Returns all values in a hash."""
-    return _all(call, key, itemgetter(slice(1, 2)))
+    return _all(context, key, itemgetter(slice(1, 2)))
 
 
-def _all(call: Call, key: bytes, of_pair: Callable[[Pair], Sequence[Text]], shape: type = list) -> Reply:
+def _all(context: CommandContext, key: bytes, of_pair: Callable[[Pair], Sequence[Text]], shape: type = list) -> Reply:
     """Return all of a map, of no matter how many fields; `of_pair` takes what is sent of a pair."""
-    call.counted(next(call.at(key).map_sizes(key), None) or None)
-    cursor, pairs = call.at(key).scan_map(key, 0, SLICE_ENTRIES)
+    context.counted(next(context.at(key).map_sizes(key), None) or None)
+    cursor, pairs = context.at(key).scan_map(key, 0, SLICE_ENTRIES)
     items = [each for pair in pairs for each in of_pair(pair)]
     if cursor or sum(map(size_of, items)) > BYTES_AT_ONCE_MAX:
-        return sliced(call, lambda view: _steps(view, key, of_pair), shape, lambda view: view.at(key).map_sizes(key))
+        return sliced(context, lambda view: _steps(view, key, of_pair), shape, lambda view: view.at(key).map_sizes(key))
     texts = list(map(whole, items))
     return dict(zip(texts[::2], texts[1::2], strict=True)) if shape is dict else texts
 
@@ -187,10 +187,10 @@ def _steps(view: KeyspaceView, key: bytes, of_pair: Callable[[Pair], Sequence[Te
 
 
 @command("hrandfield")
-def hrandfield(call: Call, key: bytes, *words: bytes) -> Reply:
+def hrandfield(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     """Returns one or more random fields from a hash."""
     count, has_values = count_and_option(words, b"WITHVALUES") if words else (None, False)
-    call.counted(next(call.at(key).map_sizes(key), None) or None)
+    context.counted(next(context.at(key).map_sizes(key), None) or None)
 
     def taken(pairs: Iterable[Pair]) -> Iterator[bytes | Pair]:
         return iter(pairs) if has_values else (field for field, _ in pairs)
@@ -208,23 +208,23 @@ def hrandfield(call: Call, key: bytes, *words: bytes) -> Reply:
         lambda view: one_of(scan(view.at(key)), key),
     )
     if count is None:
-        return random_item(call, source)
-    return random_items(call, source, count, Pairs if has_values else list)
+        return random_item(context, source)
+    return random_items(context, source, count, Pairs if has_values else list)
 
 
 @command("hscan")
-def hscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
+def hscan(context: CommandContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over fields and values of a hash."""
-    entry = call.entry(key)
+    entry = context.entry(key)
     if entry is None:
         return [b"0", []]
     if entry.kind is not Kind.MAP:
         raise WrongTypeError
     options = ScanOptions.parse(words, "hscan")
-    found = next(_scanned(call.view, key, cursor, options))
+    found = next(_scanned(context.view, key, cursor, options))
     if found and sum(map(size_of, found)) <= BYTES_AT_ONCE_MAX:
         return [found[0], list(map(whole, found[1:]))]
-    return sliced(call, lambda view: _scan_parts(_scanned(view, key, cursor, options)), count=lambda view: 2)
+    return sliced(context, lambda view: _scan_parts(_scanned(view, key, cursor, options)), count=lambda view: 2)
 
 
 def _scan_parts(steps: Iterator[Sequence[Text]]) -> Iterator[Sequence[Reply]]:

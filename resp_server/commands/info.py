@@ -14,8 +14,8 @@ from resp_server.command_table.declaration import command, question
 from resp_server.commands.server import last_save_s
 from resp_server.commands.state import age_ms, committed_at, lag_ms
 from resp_server.execution.config import REDIS_VERSION
-from resp_server.execution.context import Call, Instance
-from resp_server.metrics.process_stats import Numbers
+from resp_server.execution.context import CommandContext, ServerContext
+from resp_server.metrics.process_stats import ProcessStats
 from resp_server.native import CORE
 from resp_server.protocol.replies import Reply, Verbatim
 from resp_server.session.subscriptions import Way
@@ -37,27 +37,29 @@ DENIED = {"auth": "auth", "cmd": "command", "key": "key", "channel": "channel"}
 
 
 @command("info")
-def info(call: Call, *names: bytes) -> Reply:
+def info(context: CommandContext, *names: bytes) -> Reply:
     """Returns information and statistics about the server."""
     wanted = _wanted([name.decode("utf-8", "replace").lower() for name in names])
-    wanted -= OF_STATE if call.instance.upstreams is not None else {PROXY}
+    wanted -= OF_STATE if context.server.upstreams is not None else {PROXY}
 
     def join(answers: Sequence[Mapping[str, Any]]) -> Reply:
-        total = Numbers.total(map(Numbers.from_json, answers))
-        texts = [_section_text(title, make(call, total)) for name, (title, make) in SECTIONS.items() if name in wanted]
+        total = ProcessStats.total(map(ProcessStats.from_json, answers))
+        texts = [
+            _section_text(title, make(context, total)) for name, (title, make) in SECTIONS.items() if name in wanted
+        ]
         return Verbatim("\r\n".join(texts).encode())
 
-    return call.instance.gather(numbers, None, join)
+    return context.server.gather(numbers, None, join)
 
 
 @question("numbers")
-def numbers(instance: Instance, nothing: None) -> Mapping[str, Any]:
+def numbers(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return the numbers of this process."""
-    sessions, tracking = instance.sessions.values(), instance.tracking
+    sessions, tracking = server.sessions.values(), server.tracking
     watched = [len(each.watched) for each in sessions if each.watched]
-    waiting = [instance.output_bytes(each.id) for each in sessions]
-    channels, patterns, shard_channels = (len(instance.publishing.hub.names(way)) for way in Way)
-    own = Numbers.of_this_process(instance.stats, len(sessions), instance.memory_at_start)
+    waiting = [server.output_bytes(each.id) for each in sessions]
+    channels, patterns, shard_channels = (len(server.message_bus.hub.names(way)) for way in Way)
+    own = ProcessStats.of_this_process(server.stats, len(sessions), server.memory_at_start)
     own = replace(
         own,
         output_bytes=sum(waiting),
@@ -90,51 +92,51 @@ def _section_text(title: str, section: Section) -> str:
     return f"# {title}\r\n" + "".join(f"{name}:{value}\r\n" for name, value in section.items())
 
 
-def _server(call: Call, total: Numbers) -> Section:
-    instance = call.instance
-    uptime_seconds = max(0, call.now_ms - instance.started_ms) // 1000
+def _server(context: CommandContext, total: ProcessStats) -> Section:
+    server = context.server
+    uptime_seconds = max(0, context.now_ms - server.started_ms) // 1000
     return {
         "redis_version": REDIS_VERSION,
         "redis_git_sha1": "00000000",
         "redis_git_dirty": 0,
         "redis_build_id": 0,
-        "redis_mode": "standalone" if instance.cluster is None else "cluster",
+        "redis_mode": "standalone" if server.cluster is None else "cluster",
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "arch_bits": 64 if sys.maxsize > 2**32 else 32,
         "monotonic_clock": "POSIX clock_gettime",
         "multiplexing_api": "uvloop",
         "atomicvar_api": "c11-builtin",
         "gcc_version": "0.0.0",
-        "process_id": instance.process_id,
+        "process_id": server.process_id,
         "process_supervised": "no",
-        "run_id": instance.run_id,
-        "tcp_port": instance.port,
-        "server_time_usec": instance.clock() * 1000,
+        "run_id": server.run_id,
+        "tcp_port": server.port,
+        "server_time_usec": server.clock() * 1000,
         "uptime_in_seconds": uptime_seconds,
         "uptime_in_days": uptime_seconds // 86_400,
         "hz": 1,
         "configured_hz": 1,
-        "lru_clock": call.now_ms // 1000 & LRU_CLOCK_MAX,
+        "lru_clock": context.now_ms // 1000 & LRU_CLOCK_MAX,
         "executable": sys.executable,
         "sparkis_core": CORE,
         "config_file": "",
         "io_threads_active": 0,
-        **_listeners(instance),
+        **_listeners(server),
     }
 
 
-def _listeners(instance: Instance) -> Section:
-    hosts = "".join(f",bind={host}" for host in instance.config.hosts)
-    ports = {"tcp": instance.port if instance.port != instance.tls_port else 0, "tls": instance.tls_port}
+def _listeners(server: ServerContext) -> Section:
+    hosts = "".join(f",bind={host}" for host in server.config.hosts)
+    ports = {"tcp": server.port if server.port != server.tls_port else 0, "tls": server.tls_port}
     found = [f"name={name}{hosts},port={port}" for name, port in ports.items() if port]
     return {f"listener{number}": text for number, text in enumerate(found)}
 
 
-def _clients(call: Call, total: Numbers) -> Section:
+def _clients(context: CommandContext, total: ProcessStats) -> Section:
     return {
         "connected_clients": total.clients,
         "cluster_connections": 0,
-        "maxclients": call.instance.config.clients_max,
+        "maxclients": context.server.config.clients_max,
         "client_recent_max_input_buffer": 0,
         "client_recent_max_output_buffer": total.output_bytes_most,
         "blocked_clients": total.held_back,
@@ -148,7 +150,7 @@ def _clients(call: Call, total: Numbers) -> Section:
     }
 
 
-def _memory(call: Call, total: Numbers) -> Section:
+def _memory(context: CommandContext, total: ProcessStats) -> Section:
     """Return the memory of the processes, which is real, in Redis' words.
 
     used is what the system holds for them in memory; pages of code and stores that several map are counted in each.
@@ -230,11 +232,11 @@ def _human(size: float) -> str:
     return f"{size:.2f}T"
 
 
-def _persistence(call: Call, total: Numbers) -> Section:
+def _persistence(context: CommandContext, total: ProcessStats) -> Section:
     """Return what is true of a server that only reads: nothing is saved here, and nothing forks."""
-    loading = {"loading_start_time": call.instance.started_ms // 1000, "loading_eta_seconds": LOADING_ETA_S}
+    loading = {"loading_start_time": context.server.started_ms // 1000, "loading_eta_seconds": LOADING_ETA_S}
     return {
-        "loading": int(call.instance.is_loading),
+        "loading": int(context.server.is_loading),
         "async_loading": 0,
         "current_cow_peak": 0,
         "current_cow_size": 0,
@@ -244,7 +246,7 @@ def _persistence(call: Call, total: Numbers) -> Section:
         "current_save_keys_total": 0,
         "rdb_changes_since_last_save": 0,
         "rdb_bgsave_in_progress": 0,
-        "rdb_last_save_time": last_save_s(call),
+        "rdb_last_save_time": last_save_s(context),
         "rdb_last_bgsave_status": "ok",
         "rdb_last_bgsave_time_sec": -1,
         "rdb_current_bgsave_time_sec": -1,
@@ -264,11 +266,11 @@ def _persistence(call: Call, total: Numbers) -> Section:
         "aof_last_cow_size": 0,
         "module_fork_in_progress": 0,
         "module_fork_last_cow_size": 0,
-        **(loading if call.instance.is_loading else {}),
+        **(loading if context.server.is_loading else {}),
     }
 
 
-def _stats(call: Call, total: Numbers) -> Section:
+def _stats(context: CommandContext, total: ProcessStats) -> Section:
     stats = total.stats
     return {
         "total_connections_received": stats.connections_received,
@@ -286,8 +288,8 @@ def _stats(call: Call, total: Numbers) -> Section:
         "sync_full": 0,
         "sync_partial_ok": 0,
         "sync_partial_err": 0,
-        "expired_subkeys": sum(applied.expired_fields for applied in _applied(call)),
-        "expired_keys": sum(applied.expired_keys for applied in _applied(call)),
+        "expired_subkeys": sum(applied.expired_fields for applied in _applied(context)),
+        "expired_keys": sum(applied.expired_keys for applied in _applied(context)),
         "expired_stale_perc": "0.00",
         "expired_time_cap_reached_count": 0,
         "expire_cycle_cpu_milliseconds": 0,
@@ -327,19 +329,20 @@ def _stats(call: Call, total: Numbers) -> Section:
         "reply_buffer_expands": 0,
         "eventloop_cycles": stats.rounds,
         "eventloop_duration_sum": stats.rounds_ns // 1000,
-        "eventloop_duration_cmd_sum": sum(tally.nanoseconds for tally in stats.commands.values()) // 1000,
+        "eventloop_duration_cmd_sum": sum(command_stats.nanoseconds for command_stats in stats.commands.values())
+        // 1000,
         "instantaneous_eventloop_cycles_per_sec": round(stats.rounds_per_second),
         "instantaneous_eventloop_duration_usec": round(stats.round_ns / 1000),
         **{f"acl_access_denied_{name}": stats.denied[reason] for name, reason in DENIED.items()},
     }
 
 
-def _replication(call: Call, total: Numbers) -> Section:
+def _replication(context: CommandContext, total: ProcessStats) -> Section:
     head: dict[str, object] = {"role": "master"}
-    cluster = call.instance.cluster
+    cluster = context.server.cluster
     replicas = [] if cluster is None else [*cluster.topology.replicas(cluster.myself)]
-    if call.instance.is_slave:
-        is_stale = any(job.is_stale for job in call.instance.keyspace.jobs.values())
+    if context.server.is_slave:
+        is_stale = any(job.is_stale for job in context.server.keyspace.jobs.values())
         head = {
             "role": "slave",
             "master_host": "spark" if cluster is None else cluster.master.host,
@@ -360,7 +363,7 @@ def _replication(call: Call, total: Numbers) -> Section:
             for number, each in enumerate(replicas)
         },
         "master_failover_state": "no-failover",
-        "master_replid": call.instance.run_id,
+        "master_replid": context.server.run_id,
         "master_replid2": "0" * 40,
         "master_repl_offset": 0,
         "second_repl_offset": -1,
@@ -371,7 +374,7 @@ def _replication(call: Call, total: Numbers) -> Section:
     }
 
 
-def _cpu(call: Call, total: Numbers) -> Section:
+def _cpu(context: CommandContext, total: ProcessStats) -> Section:
     return {
         "used_cpu_sys": f"{total.system_s:.6f}",
         "used_cpu_user": f"{total.user_s:.6f}",
@@ -382,52 +385,52 @@ def _cpu(call: Call, total: Numbers) -> Section:
     }
 
 
-def _commandstats(call: Call, total: Numbers) -> Section:
+def _commandstats(context: CommandContext, total: ProcessStats) -> Section:
     rows = {}
-    for name, tally in total.stats.commands.items():
-        if not tally.is_used:
+    for name, command_stats in total.stats.commands.items():
+        if not command_stats.is_used:
             continue
-        microseconds = tally.nanoseconds // 1000
-        per_call = microseconds / tally.calls if tally.calls else 0.0
+        microseconds = command_stats.nanoseconds // 1000
+        per_call = microseconds / command_stats.calls if command_stats.calls else 0.0
         rows[f"cmdstat_{name}"] = (
-            f"calls={tally.calls},usec={microseconds},usec_per_call={per_call:.2f},"
-            f"rejected_calls={tally.rejected},failed_calls={tally.failed}"
+            f"calls={command_stats.calls},usec={microseconds},usec_per_call={per_call:.2f},"
+            f"rejected_calls={command_stats.rejected},failed_calls={command_stats.failed}"
         )
     return rows
 
 
-def _errorstats(call: Call, total: Numbers) -> Section:
+def _errorstats(context: CommandContext, total: ProcessStats) -> Section:
     return {f"errorstat_{code}": f"count={count}" for code, count in sorted(total.stats.errors.items())}
 
 
-def _latencystats(call: Call, total: Numbers) -> Section:
+def _latencystats(context: CommandContext, total: ProcessStats) -> Section:
     """Return which time most calls of a command took at most: in the middle of the step of `Tally.took` it is in."""
     return {
         f"latency_percentiles_usec_{name}": ",".join(
-            f"p{percent:g}={tally.percentile_ns(percent) / 1000:.3f}" for percent in PERCENTILES
+            f"p{percent:g}={command_stats.percentile_ns(percent) / 1000:.3f}" for percent in PERCENTILES
         )
-        for name, tally in total.stats.commands.items()
-        if any(tally.took)
+        for name, command_stats in total.stats.commands.items()
+        if any(command_stats.took)
     }
 
 
-def _keyspace(call: Call, total: Numbers) -> Section:
+def _keyspace(context: CommandContext, total: ProcessStats) -> Section:
     """Return the line of the only database."""
-    jobs = list(call.sight_of(call.jobs).jobs())
+    jobs = list(context.visibility_of(context.jobs).jobs())
     rows = [_expiry_counts(seen) for seen in jobs]
     keys, expiring, maps = (sum(counts) for counts in zip((0, 0, 0), *rows, strict=True))
-    mean_ms = _mean_ttl_ms(call, [seen for seen in jobs if seen.is_whole and seen.applied.expiring])
+    mean_ms = _mean_ttl_ms(context, [seen for seen in jobs if seen.is_whole and seen.applied.expiring])
     return {"db0": f"keys={keys},expires={expiring},avg_ttl={mean_ms},subexpiry={maps}"} if keys else {}
 
 
-def _mean_ttl_ms(call: Call, jobs: Sequence[Seen]) -> int:
+def _mean_ttl_ms(context: CommandContext, jobs: Sequence[Seen]) -> int:
     """Return for how long keys that expire have to live still, in the mean of some of them, as Redis does.
 
     0 if few keys expire and no sample has one of them.
     """
     total_ms = weights = 0.0
     for seen in jobs[:SAMPLED_JOBS_MAX]:
-        ttls = sampled_ttls(call.jobs.of_job(seen.job.name), call.now_ms)
+        ttls = sampled_ttls(context.jobs.of_job(seen.job.name), context.now_ms)
         if ttls:
             total_ms += sum(ttls) / len(ttls) * seen.applied.expiring
             weights += seen.applied.expiring
@@ -458,14 +461,14 @@ def _expiry_counts(seen: Seen) -> tuple[int, int, int]:
     return (applied.key_count, applied.expiring, applied.expiring_maps) if seen.is_whole else (seen.known_keys, 0, 0)
 
 
-def _applied(call: Call) -> list[Applied]:
+def _applied(context: CommandContext) -> list[Applied]:
     """Return what the stores of all jobs hold that the user may read all of."""
-    return [seen.applied for seen in call.sight_of(call.jobs).jobs() if seen.is_whole]
+    return [seen.applied for seen in context.visibility_of(context.jobs).jobs() if seen.is_whole]
 
 
-def _sparkis(call: Call, total: Numbers) -> Section:
+def _sparkis(context: CommandContext, total: ProcessStats) -> Section:
     """Return a line per job: what is readable, what is committed, and how far that is apart."""
-    found = list(call.sight_of(call.jobs).jobs())
+    found = list(context.visibility_of(context.jobs).jobs())
     sizes = {seen.job.name: seen.job.store.used_bytes() for seen in found if seen.is_whole}
     rows: dict[str, object] = {
         "sparkis_jobs": len(found),
@@ -474,7 +477,7 @@ def _sparkis(call: Call, total: Numbers) -> Section:
     }
     for seen in found:
         job, applied = seen.job, seen.applied
-        behind_ms, old_ms = lag_ms(job, applied), age_ms(applied, call.now_ms)
+        behind_ms, old_ms = lag_ms(job, applied), age_ms(applied, context.now_ms)
         rows[f"job_{job.name}"] = (
             f"epoch={applied.epoch},committed_epoch={job.committed_epoch},lag_epochs={job.lag_epochs(applied)},"
             f"lag_ms={'unknown' if behind_ms is None else behind_ms},"
@@ -487,16 +490,16 @@ def _sparkis(call: Call, total: Numbers) -> Section:
     return rows
 
 
-def _proxy(call: Call, total: Numbers) -> Section:
+def _proxy(context: CommandContext, total: ProcessStats) -> Section:
     """Return what a proxy knows of its servers. The keys and jobs are theirs."""
-    return {} if call.instance.upstreams is None else call.instance.upstreams()
+    return {} if context.server.upstreams is None else context.server.upstreams()
 
 
 PROXY = "proxy"
 OF_STATE = {"keyspace", "sparkis"}
 
 # In Redis' order. A name that is not here asks for nothing, which is no error.
-SECTIONS: dict[str, tuple[str, Callable[[Call, Numbers], Section]]] = {
+SECTIONS: dict[str, tuple[str, Callable[[CommandContext, ProcessStats], Section]]] = {
     "server": ("Server", _server),
     "clients": ("Clients", _clients),
     "memory": ("Memory", _memory),
@@ -504,11 +507,11 @@ SECTIONS: dict[str, tuple[str, Callable[[Call, Numbers], Section]]] = {
     "stats": ("Stats", _stats),
     "replication": ("Replication", _replication),
     "cpu": ("CPU", _cpu),
-    "modules": ("Modules", lambda call, total: {}),
+    "modules": ("Modules", lambda context, total: {}),
     "commandstats": ("Commandstats", _commandstats),
     "errorstats": ("Errorstats", _errorstats),
     "latencystats": ("Latencystats", _latencystats),
-    "cluster": ("Cluster", lambda call, total: {"cluster_enabled": int(call.instance.cluster is not None)}),
+    "cluster": ("Cluster", lambda context, total: {"cluster_enabled": int(context.server.cluster is not None)}),
     "keyspace": ("Keyspace", _keyspace),
     "sparkis": ("Sparkis", _sparkis),
     PROXY: ("Proxy", _proxy),

@@ -12,9 +12,9 @@ from itertools import accumulate
 from typing import Any
 
 from resp_server.command_table.declaration import command, question
-from resp_server.execution.context import Call, Instance
+from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.latency import Event, LatencyEvents, Sample
-from resp_server.metrics.stats import Stats, Tally
+from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.errors import PlainError, typed
 from resp_server.protocol.replies import Reply, Verbatim
 
@@ -44,56 +44,56 @@ ADVICE = {
 
 
 @question("latency events")
-def latency_events(instance: Instance, nothing: None) -> Mapping[str, Any]:
+def latency_events(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return the events of this process."""
-    return instance.latency.to_json()
+    return server.latency.to_json()
 
 
 @question("forget latency events")
-def forget_latency_events(instance: Instance, names: list[str]) -> list[str]:
+def forget_latency_events(server: ServerContext, names: list[str]) -> list[str]:
     """Forget events of this process, all of them if none is named, and return which ones there were."""
-    forgotten = [name for name in names or list(instance.latency.each) if name in instance.latency.each]
-    instance.latency.reset(forgotten)
+    forgotten = [name for name in names or list(server.latency.each) if name in server.latency.each]
+    server.latency.reset(forgotten)
     return forgotten
 
 
 @command("latency|latest")
-def latency_latest(call: Call) -> Reply:
+def latency_latest(context: CommandContext) -> Reply:
     """Returns the latest latency samples for all events."""
 
     def join(answers: Sequence[Any]) -> Reply:
         events = LatencyEvents.joined(answers).each.items()
         return [[name.encode(), *event.samples[-1], event.most_ms] for name, event in events]
 
-    return call.instance.gather(latency_events, None, join)
+    return context.server.gather(latency_events, None, join)
 
 
 @command("latency|history")
-def latency_history(call: Call, event: bytes) -> Reply:
+def latency_history(context: CommandContext, event: bytes) -> Reply:
     """Returns timestamp-latency samples for an event."""
 
     def join(answers: Sequence[Any]) -> Reply:
         found = LatencyEvents.joined(answers).each.get(event.decode("latin-1"))
         return [] if found is None else [list(sample) for sample in found.samples]
 
-    return call.instance.gather(latency_events, None, join)
+    return context.server.gather(latency_events, None, join)
 
 
 @command("latency|reset")
-def latency_reset(call: Call, *events: bytes) -> Reply:
+def latency_reset(context: CommandContext, *events: bytes) -> Reply:
     """Resets the latency data for one or more events."""
     names = [event.decode("latin-1") for event in events]
 
     def join(answers: Sequence[list[str]]) -> Reply:
         return len({name for answer in answers for name in answer})
 
-    return call.instance.gather(forget_latency_events, names, join)
+    return context.server.gather(forget_latency_events, names, join)
 
 
 @command("latency|graph")
-def latency_graph(call: Call, event: bytes) -> Reply:
+def latency_graph(context: CommandContext, event: bytes) -> Reply:
     """Returns a latency graph for an event."""
-    now_s = call.instance.clock() // 1000
+    now_s = context.server.clock() // 1000
 
     def join(answers: Sequence[Any]) -> Reply:
         found = LatencyEvents.joined(answers).each.get(event.decode("latin-1"))
@@ -101,7 +101,7 @@ def latency_graph(call: Call, event: bytes) -> Reply:
             raise PlainError(f"No samples available for event '{typed(event)}'")
         return Verbatim(graph(typed(event), found, now_s).encode("utf-8", "surrogateescape"))
 
-    return call.instance.gather(latency_events, None, join)
+    return context.server.gather(latency_events, None, join)
 
 
 def graph(name: str, event: Event, now_s: int) -> str:
@@ -136,10 +136,10 @@ def _age(seconds: int) -> str:
 
 
 @command("latency|doctor")
-def latency_doctor(call: Call) -> Reply:
+def latency_doctor(context: CommandContext) -> Reply:
     """Returns a human-readable latency analysis report."""
-    is_watched = call.instance.config.latency_over_ms > 0
-    return call.instance.gather(
+    is_watched = context.server.config.latency_over_ms > 0
+    return context.server.gather(
         latency_events, None, lambda answers: Verbatim(report(LatencyEvents.joined(answers), is_watched).encode())
     )
 
@@ -166,9 +166,9 @@ def report(events: LatencyEvents, is_watched: bool) -> str:
 
 
 @command("latency|histogram")
-def latency_histogram(call: Call, *names: bytes) -> Reply:
+def latency_histogram(context: CommandContext, *names: bytes) -> Reply:
     """Returns the cumulative distribution of latencies of a subset or all commands."""
-    wanted = None if not names else _full_names(call, names)
+    wanted = None if not names else _full_names(context, names)
 
     def join(answers: Sequence[Any]) -> Reply:
         total = Stats()
@@ -176,27 +176,31 @@ def latency_histogram(call: Call, *names: bytes) -> Reply:
             total.add(Stats.from_json(answer))
         chosen = total.commands if wanted is None else [name for name in wanted if name in total.commands]
         tallies = {name: total.commands[name] for name in chosen}
-        return {name.encode(): histogram(tally) for name, tally in tallies.items() if any(tally.took)}
+        return {
+            name.encode(): histogram(command_stats)
+            for name, command_stats in tallies.items()
+            if any(command_stats.took)
+        }
 
-    return call.instance.gather(statistics, None, join)
+    return context.server.gather(statistics, None, join)
 
 
-def _full_names(call: Call, names: Sequence[bytes]) -> list[str]:
+def _full_names(context: CommandContext, names: Sequence[bytes]) -> list[str]:
     """Return the full names of commands, and of a container's subcommands; what there is not is left out."""
-    found = [each for each in map(call.instance.table.get, names) if each is not None]
+    found = [each for each in map(context.server.table.get, names) if each is not None]
     every = [one.name for each in found for one in (each, *each.subcommands.values())]
     return list(dict.fromkeys(every))
 
 
 @question("statistics")
-def statistics(instance: Instance, nothing: None) -> Mapping[str, Any]:
+def statistics(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return what this process counted."""
-    return instance.stats.to_json()
+    return server.stats.to_json()
 
 
-def histogram(tally: Tally) -> Reply:
+def histogram(command_stats: CommandStats) -> Reply:
     """Return how many calls took at most how many microseconds, of the steps in which there are any."""
-    counts = [sum(tally.took[: FIRST_BITS + 1]), *tally.took[FIRST_BITS + 1 :]]
+    counts = [sum(command_stats.took[: FIRST_BITS + 1]), *command_stats.took[FIRST_BITS + 1 :]]
     rows = {}
     for step, (count, cumulative) in enumerate(zip(counts, accumulate(counts), strict=True)):
         if count:
@@ -206,6 +210,6 @@ def histogram(tally: Tally) -> Reply:
 
 
 @command("latency|help")
-def latency_help(call: Call) -> Reply:
+def latency_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
-    return call.instance.table.help("latency")
+    return context.server.table.help("latency")

@@ -15,7 +15,7 @@ from typing import Any
 
 from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import size_of
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply, Sliced, WithLong
 from state_backend.model.errors import WrongKindError
@@ -67,9 +67,9 @@ class Asked:
 
 
 @command("lcs")
-def lcs(call: Call, key: bytes, other: bytes, *words: bytes) -> Reply:
+def lcs(context: CommandContext, key: bytes, other: bytes, *words: bytes) -> Reply:
     """Finds the longest common substring."""
-    texts = [_text(call, each) for each in (key, other)]
+    texts = [_text(context, each) for each in (key, other)]
     asked = Asked.parse(words)
     sizes = [size_of(text) for text in texts]
     if max(sizes) > STRING_BYTES_MAX:
@@ -85,9 +85,9 @@ def lcs(call: Call, key: bytes, other: bytes, *words: bytes) -> Reply:
     return Sliced(([] if reply is None else [reply] for reply in steps), lambda: None, FirstOf)
 
 
-def _text(call: Call, key: bytes) -> Text | None:
+def _text(context: CommandContext, key: bytes) -> Text | None:
     try:
-        return call.counted(call.at(key).text(key))
+        return context.counted(context.at(key).text(key))
     except WrongKindError:
         raise PlainError("The specified keys must contain string values") from None
 

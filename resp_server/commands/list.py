@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, in_steps, sliced
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
 from resp_server.protocol.replies import FirstOf, PackedItems, Reply
 from state_backend.store.keyspace import KeyspaceView
@@ -15,16 +15,16 @@ from state_backend.store.store import Snapshot
 
 
 @command("llen")
-def llen(call: Call, key: bytes) -> int:
+def llen(context: CommandContext, key: bytes) -> int:
     """Returns the length of a list."""
-    return call.counted(call.at(key).list_size(key) or None) or 0
+    return context.counted(context.at(key).list_size(key) or None) or 0
 
 
 @command("lindex")
-def lindex(call: Call, key: bytes, index: bytes) -> bytes | None:
+def lindex(context: CommandContext, key: bytes, index: bytes) -> bytes | None:
     """Returns an element from a list by its index."""
-    snapshot = call.at(key)
-    size = call.counted(snapshot.list_size(key) or None)
+    snapshot = context.at(key)
+    size = context.counted(snapshot.list_size(key) or None)
     if size is None:
         return None  # whatever the index is, as in Redis
     number = integer(index)
@@ -33,10 +33,10 @@ def lindex(call: Call, key: bytes, index: bytes) -> bytes | None:
 
 
 @command("lrange")
-def lrange(call: Call, key: bytes, start: int, stop: int) -> Reply:
+def lrange(context: CommandContext, key: bytes, start: int, stop: int) -> Reply:
     """Returns a range of elements from a list."""
-    snapshot = call.at(key)
-    size = call.counted(snapshot.list_size(key) or None) or 0
+    snapshot = context.at(key)
+    size = context.counted(snapshot.list_size(key) or None) or 0
     first, end = range_of(start, stop, size)
     if end - first <= SLICE_ENTRIES:
         parts: list[bytes] = []
@@ -53,7 +53,7 @@ def lrange(call: Call, key: bytes, start: int, stop: int) -> Reply:
         return range_of(start, stop, view.at(key).list_size(key))
 
     return sliced(
-        call,
+        context,
         lambda view: in_steps(view.at(key).list_elements(key, *bounds(view))),
         count=lambda view: bounds(view)[1] - bounds(view)[0],
     )
@@ -135,12 +135,12 @@ def _rank(number: int) -> int:
 
 
 @command("lpos")
-def lpos(call: Call, key: bytes, element: bytes, *words: bytes) -> Reply:
+def lpos(context: CommandContext, key: bytes, element: bytes, *words: bytes) -> Reply:
     """Returns the index of matching elements in a list."""
     search = Search.parse(words)
-    size = call.counted(call.at(key).list_size(key) or None) or 0
+    size = context.counted(context.at(key).list_size(key) or None) or 0
     if size <= SLICE_ENTRIES:
-        found = [at for some in search.found(call.at(key), key, element) for at in some]
+        found = [at for some in search.found(context.at(key), key, element) for at in some]
         return found if search.count is not None else next(iter(found), None)
     shape = FirstOf if search.count is None else list
-    return sliced(call, lambda view: search.found(view.at(key), key, element), shape)
+    return sliced(context, lambda view: search.found(view.at(key), key, element), shape)

@@ -11,8 +11,8 @@ from typing import Any
 
 from resp_server.command_table.declaration import command, question
 from resp_server.commands.info import numbers
-from resp_server.execution.context import Call, Instance
-from resp_server.metrics.process_stats import Numbers
+from resp_server.execution.context import CommandContext, ServerContext
+from resp_server.metrics.process_stats import ProcessStats
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.process_memory import give_back
 
@@ -37,21 +37,21 @@ NO_ISSUE = "Hi Sam, I can't find any memory issue in your instance. I can only a
 
 
 @command("memory|stats")
-def memory_stats(call: Call) -> Reply:
+def memory_stats(context: CommandContext) -> Reply:
     """Returns details about memory usage."""
-    return call.instance.gather(numbers, None, lambda answers: _stats(call, _total(answers)))
+    return context.server.gather(numbers, None, lambda answers: _stats(context, _total(answers)))
 
 
-def _total(answers: Sequence[Mapping[str, Any]]) -> Numbers:
-    return Numbers.total(map(Numbers.from_json, answers))
+def _total(answers: Sequence[Mapping[str, Any]]) -> ProcessStats:
+    return ProcessStats.total(map(ProcessStats.from_json, answers))
 
 
-def _stats(call: Call, total: Numbers) -> Reply:
+def _stats(context: CommandContext, total: ProcessStats) -> Reply:
     used, started = total.resident_bytes, total.started_bytes
     overhead = min(used, total.own_bytes)
-    seen = list(call.sight_of(call.jobs).jobs())
+    seen = list(context.visibility_of(context.jobs).jobs())
     keys = sum(each.known_keys for each in seen)
-    stored, _ = stored_bytes(call)
+    stored, _ = stored_bytes(context)
     return {
         b"peak.allocated": total.resident_bytes_peak,
         b"total.allocated": used,
@@ -81,21 +81,21 @@ def _stats(call: Call, total: Numbers) -> Reply:
     }
 
 
-def stored_bytes(call: Call) -> tuple[int, int]:
+def stored_bytes(context: CommandContext) -> tuple[int, int]:
     """Return what the stores of all shown jobs take on disk: in use, and free pages."""
-    sizes = [job.store.used_bytes() for job, _ in call.jobs.snapshots()]
+    sizes = [job.store.used_bytes() for job, _ in context.jobs.snapshots()]
     return sum(used for used, _ in sizes), sum(free for _, free in sizes)
 
 
 @command("memory|doctor")
-def memory_doctor(call: Call) -> Reply:
+def memory_doctor(context: CommandContext) -> Reply:
     """Outputs a memory problems report."""
-    return call.instance.gather(
-        numbers, None, lambda answers: Verbatim(report(_total(answers), *stored_bytes(call)).encode())
+    return context.server.gather(
+        numbers, None, lambda answers: Verbatim(report(_total(answers), *stored_bytes(context)).encode())
     )
 
 
-def report(total: Numbers, stored: int, free: int) -> str:
+def report(total: ProcessStats, stored: int, free: int) -> str:
     """Say what is to be seen in the numbers, in Redis' words where it has some."""
     if stored < SMALL_BYTES:
         return EMPTY
@@ -124,24 +124,24 @@ def report(total: Numbers, stored: int, free: int) -> str:
 
 
 @command("memory|malloc-stats")
-def memory_malloc_stats(call: Call) -> Reply:
+def memory_malloc_stats(context: CommandContext) -> Reply:
     """Returns the allocator statistics."""
     return Verbatim(b"Stats not supported for the current allocator")
 
 
 @command("memory|purge")
-def memory_purge(call: Call) -> Reply:
+def memory_purge(context: CommandContext) -> Reply:
     """Asks the allocator to release memory."""
-    return call.instance.gather(purge, None, lambda answers: OK)
+    return context.server.gather(purge, None, lambda answers: OK)
 
 
 @question("purge")
-def purge(instance: Instance, nothing: None) -> None:
+def purge(server: ServerContext, nothing: None) -> None:
     """Have the C library give back what it holds and nobody uses."""
     give_back()
 
 
 @command("memory|help")
-def memory_help(call: Call) -> Reply:
+def memory_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
-    return call.instance.table.help("memory")
+    return context.server.table.help("memory")

@@ -12,7 +12,7 @@ from itertools import islice
 
 from resp_server.command_table.declaration import INTEGER_MAX, command, integer
 from resp_server.commands.generic import size_of, sliced
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import Reply
 from state_backend.model.descriptor import Kind
@@ -41,10 +41,10 @@ def _is_number(text: bytes) -> bool:
 
 
 @command("object|encoding")
-def object_encoding(call: Call, key: bytes) -> Reply:
+def object_encoding(context: CommandContext, key: bytes) -> Reply:
     """Returns the internal encoding of a Redis object."""
-    entry = call.entry(key)
-    return None if entry is None else _encoding(call.at(key), key, entry.kind)
+    entry = context.entry(key)
+    return None if entry is None else _encoding(context.at(key), key, entry.kind)
 
 
 def _encoding(snapshot: Snapshot, key: bytes, kind: Kind) -> bytes:
@@ -90,21 +90,21 @@ def _are_short(texts: Iterable[bytes]) -> bool:
 
 
 @command("object|refcount")
-def object_refcount(call: Call, key: bytes) -> int | None:
+def object_refcount(context: CommandContext, key: bytes) -> int | None:
     """Returns the reference count of a value of a key."""
-    return None if call.entry(key) is None else 1  # nothing is shared
+    return None if context.entry(key) is None else 1  # nothing is shared
 
 
 @command("object|idletime")
-def object_idletime(call: Call, key: bytes) -> int | None:
+def object_idletime(context: CommandContext, key: bytes) -> int | None:
     """Returns the time since the last access to a Redis object."""
-    return None if call.entry(key) is None else 0  # when a key was read is not kept, as nothing is evicted for that
+    return None if context.entry(key) is None else 0  # when a key was read is not kept, as nothing is evicted for that
 
 
 @command("object|freq")
-def object_freq(call: Call, key: bytes) -> None:
+def object_freq(context: CommandContext, key: bytes) -> None:
     """Returns the logarithmic access frequency counter of a Redis object."""
-    if call.entry(key) is not None:
+    if context.entry(key) is not None:
         raise PlainError(
             "An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching "
             "between policies at runtime LRU and LFU data will take some time to adjust."
@@ -112,7 +112,7 @@ def object_freq(call: Call, key: bytes) -> None:
 
 
 @command("memory|usage")
-def memory_usage(call: Call, key: bytes, *words: bytes) -> Reply:
+def memory_usage(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     """Estimates the memory usage of a key."""
     items_max = SAMPLES_DEFAULT
     for at in range(0, len(words), 2):
@@ -122,13 +122,13 @@ def memory_usage(call: Call, key: bytes, *words: bytes) -> Reply:
         if items_max < 0:
             raise syntax_error()
         items_max = max(items_max, SAMPLES_DEFAULT) if items_max else INTEGER_MAX  # 0: all
-    numbers = list(islice(call.at(key).stored_sizes(key, items_max), STEPS_AT_ONCE_MAX))
+    numbers = list(islice(context.at(key).stored_sizes(key, items_max), STEPS_AT_ONCE_MAX))
     if len(numbers) < STEPS_AT_ONCE_MAX:
         return sum(numbers) if numbers else None
-    return sliced(call, lambda view: ([number] for number in view.at(key).stored_sizes(key, items_max)), int)
+    return sliced(context, lambda view: ([number] for number in view.at(key).stored_sizes(key, items_max)), int)
 
 
 @command("object|help")
-def object_help(call: Call) -> Reply:
+def object_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
-    return call.instance.table.help("object")
+    return context.server.table.help("object")

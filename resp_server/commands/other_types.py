@@ -6,13 +6,13 @@ Only those are here whose answer for a missing key follows from the command alon
 from __future__ import annotations
 
 from resp_server.command_table.declaration import command
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import WrongTypeError
 
 
 @command("xlen")
-def xlen(call: Call, key: bytes) -> int:
+def xlen(context: CommandContext, key: bytes) -> int:
     """Return the number of messages in a stream."""
-    if call.entry(key) is not None:
+    if context.entry(key) is not None:
         raise WrongTypeError
     return 0

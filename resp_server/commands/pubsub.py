@@ -9,7 +9,7 @@ from typing import Any
 from resp_server.command_table.declaration import OneOrMore, command, question
 from resp_server.command_table.facts import Facts
 from resp_server.commands.generic import in_slices, in_steps, sliced
-from resp_server.execution.context import Call, Instance
+from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import OK, Frames, Pending, Reply, Sliced
@@ -24,70 +24,70 @@ TOLD_BYTES_MAX = 8 << 20
 
 
 @command("subscribe")
-def subscribe(call: Call, *channels: OneOrMore) -> Reply:
+def subscribe(context: CommandContext, *channels: OneOrMore) -> Reply:
     """Listens for messages published to channels."""
-    return _subscribe(call, Way.CHANNEL, channels)
+    return _subscribe(context, Way.CHANNEL, channels)
 
 
 @command("psubscribe")
-def psubscribe(call: Call, *patterns: OneOrMore) -> Reply:
+def psubscribe(context: CommandContext, *patterns: OneOrMore) -> Reply:
     """Listens for messages published to channels that match one or more patterns."""
-    return _subscribe(call, Way.PATTERN, patterns)
+    return _subscribe(context, Way.PATTERN, patterns)
 
 
 @command("ssubscribe")
-def ssubscribe(call: Call, *channels: OneOrMore) -> Reply:
+def ssubscribe(context: CommandContext, *channels: OneOrMore) -> Reply:
     """Listens for messages published to shard channels."""
-    return _subscribe(call, Way.SHARD, channels)
+    return _subscribe(context, Way.SHARD, channels)
 
 
 @command("unsubscribe")
-def unsubscribe(call: Call, *channels: bytes) -> Reply:
+def unsubscribe(context: CommandContext, *channels: bytes) -> Reply:
     """Stops listening to messages posted to channels."""
-    return _unsubscribe(call, Way.CHANNEL, channels)
+    return _unsubscribe(context, Way.CHANNEL, channels)
 
 
 @command("punsubscribe")
-def punsubscribe(call: Call, *patterns: bytes) -> Reply:
+def punsubscribe(context: CommandContext, *patterns: bytes) -> Reply:
     """Stops listening to messages published to channels that match one or more patterns."""
-    return _unsubscribe(call, Way.PATTERN, patterns)
+    return _unsubscribe(context, Way.PATTERN, patterns)
 
 
 @command("sunsubscribe")
-def sunsubscribe(call: Call, *channels: bytes) -> Reply:
+def sunsubscribe(context: CommandContext, *channels: bytes) -> Reply:
     """Stops listening to messages posted to shard channels."""
-    return _unsubscribe(call, Way.SHARD, channels)
+    return _unsubscribe(context, Way.SHARD, channels)
 
 
-def _subscribe(call: Call, way: Way, names: Sequence[bytes]) -> Reply:
-    publishing = call.instance.publishing
-    return publishing.subscribed(call, publishing.hub.subscribe(call.session, way, names))
+def _subscribe(context: CommandContext, way: Way, names: Sequence[bytes]) -> Reply:
+    message_bus = context.server.message_bus
+    return message_bus.subscribed(context, message_bus.hub.subscribe(context.session, way, names))
 
 
-def _unsubscribe(call: Call, way: Way, names: Sequence[bytes]) -> Reply:
-    publishing = call.instance.publishing
-    subscribed = call.session.subscriptions
+def _unsubscribe(context: CommandContext, way: Way, names: Sequence[bytes]) -> Reply:
+    message_bus = context.server.message_bus
+    subscribed = context.session.subscriptions
     if not names and subscribed is not None and len(subscribed.of(way)) > NAMES_AT_ONCE:
-        return Sliced(_unsubscribing(call, way, list(subscribed.of(way))), lambda: None, Frames, acts=True)
-    return publishing.subscribed(call, publishing.hub.unsubscribe(call.session, way, names))
+        return Sliced(_unsubscribing(context, way, list(subscribed.of(way))), lambda: None, Frames, acts=True)
+    return message_bus.subscribed(context, message_bus.hub.unsubscribe(context.session, way, names))
 
 
-def _unsubscribing(call: Call, way: Way, names: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
+def _unsubscribing(context: CommandContext, way: Way, names: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
     for some in in_slices(names, NAMES_AT_ONCE):
-        reply = _unsubscribe(call, way, some)
+        reply = _unsubscribe(context, way, some)
         yield [reply.make() if isinstance(reply, Pending) else reply]  # nothing has to be waited for
 
 
 @command("publish")
-def publish(call: Call, channel: bytes, message: bytes) -> Reply:
+def publish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
     """Posts a message to a channel."""
-    return call.instance.publishing.publish(call, Way.CHANNEL, channel, message)
+    return context.server.message_bus.publish(context, Way.CHANNEL, channel, message)
 
 
 @command("spublish")
-def spublish(call: Call, channel: bytes, message: bytes) -> Reply:
+def spublish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
     """Post a message to a shard channel"""
-    return call.instance.publishing.publish(call, Way.SHARD, channel, message)
+    return context.server.message_bus.publish(context, Way.SHARD, channel, message)
 
 
 @command(
@@ -112,12 +112,12 @@ def spublish(call: Call, channel: bytes, message: bytes) -> Reply:
         ],
     ),
 )
-def state_publish(call: Call, way: bytes, name: bytes, message: bytes) -> Reply:
+def state_publish(context: CommandContext, way: bytes, name: bytes, message: bytes) -> Reply:
     """Posts a message to clients of this node alone, for another node of the cluster."""
     ways = {b"CHANNEL": Way.CHANNEL, b"SHARD": Way.SHARD}
     if way.upper() not in ways:
         raise PlainError("STATE PUBLISH is for CHANNEL or SHARD")
-    return call.instance.publishing.publish(call, ways[way.upper()], name, message, is_forwarded=False)
+    return context.server.message_bus.publish(context, ways[way.upper()], name, message, is_forwarded=False)
 
 
 @command(
@@ -131,73 +131,73 @@ def state_publish(call: Call, way: bytes, name: bytes, message: bytes) -> Reply:
         arguments=[{"name": "classes", "type": "string", "display_text": "classes"}],
     ),
 )
-def state_notify(call: Call, letters: bytes) -> Reply:
+def state_notify(context: CommandContext, letters: bytes) -> Reply:
     """Notifies this connection of events of these classes, whatever notify-keyspace-events says."""
     try:
-        call.instance.notifications.ask(call.session, classes_of(letters.decode("latin-1")))
+        context.server.notifications.ask(context.session, classes_of(letters.decode("latin-1")))
     except ClassesError as error:
         raise PlainError(str(error)) from None
     return OK
 
 
 @question(POST)
-def post(instance: Instance, argument: dict[str, str]) -> Reply:
+def post(server: ServerContext, argument: dict[str, str]) -> Reply:
     """Send a message to the clients of this process; return how many got it."""
-    return post_of(instance, argument)
+    return post_of(server, argument)
 
 
 @command("pubsub|channels")
-def pubsub_channels(call: Call, pattern: bytes = b"*") -> Reply:
+def pubsub_channels(context: CommandContext, pattern: bytes = b"*") -> Reply:
     """Returns the active channels."""
-    return _names(call, Way.CHANNEL, pattern)
+    return _names(context, Way.CHANNEL, pattern)
 
 
 @command("pubsub|shardchannels")
-def pubsub_shardchannels(call: Call, pattern: bytes = b"*") -> Reply:
+def pubsub_shardchannels(context: CommandContext, pattern: bytes = b"*") -> Reply:
     """Returns the active shard channels."""
-    return _names(call, Way.SHARD, pattern)
+    return _names(context, Way.SHARD, pattern)
 
 
 @command("pubsub|numsub")
-def pubsub_numsub(call: Call, *channels: bytes) -> Reply:
+def pubsub_numsub(context: CommandContext, *channels: bytes) -> Reply:
     """Returns a count of subscribers to channels."""
-    return _counts(call, Way.CHANNEL, channels)
+    return _counts(context, Way.CHANNEL, channels)
 
 
 @command("pubsub|shardnumsub")
-def pubsub_shardnumsub(call: Call, *channels: bytes) -> Reply:
+def pubsub_shardnumsub(context: CommandContext, *channels: bytes) -> Reply:
     """Returns the count of subscribers of shard channels."""
-    return _counts(call, Way.SHARD, channels)
+    return _counts(context, Way.SHARD, channels)
 
 
 @command("pubsub|numpat")
-def pubsub_numpat(call: Call) -> Reply:
+def pubsub_numpat(context: CommandContext) -> Reply:
     """Returns a count of unique pattern subscriptions."""
-    return _of_all(call, Way.PATTERN, len)
+    return _of_all(context, Way.PATTERN, len)
 
 
 @command("pubsub|help")
-def pubsub_help(call: Call) -> Reply:
+def pubsub_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
-    return call.instance.table.help("pubsub")
+    return context.server.table.help("pubsub")
 
 
-def _names(call: Call, way: Way, pattern: bytes) -> Reply:
-    matches = _matcher(call, pattern)
-    hub = call.instance.publishing.hub
-    if call.instance.ask_others is None and len(hub.names(way)) > NAMES_AT_ONCE:
+def _names(context: CommandContext, way: Way, pattern: bytes) -> Reply:
+    matches = _matcher(context, pattern)
+    hub = context.server.message_bus.hub
+    if context.server.ask_others is None and len(hub.names(way)) > NAMES_AT_ONCE:
         found = (name for name in list(hub.names(way)) if matches(name))
-        return sliced(call, lambda view: in_steps(found))
-    return _of_all(call, way, lambda names: [name for name in names if matches(name)])
+        return sliced(context, lambda view: in_steps(found))
+    return _of_all(context, way, lambda names: [name for name in names if matches(name)])
 
 
-def _matcher(call: Call, pattern: bytes) -> Callable[[bytes], object]:
+def _matcher(context: CommandContext, pattern: bytes) -> Callable[[bytes], object]:
     """Return a function that tells whether a channel matches, and is one that the client's user may know of."""
-    matches, user = matcher(pattern), call.user
+    matches, user = matcher(pattern), context.user
     return lambda name: matches(name) and user.can_subscribe(name)
 
 
-def _of_all(call: Call, way: Way, answer: Callable[[Collection[bytes]], Reply]) -> Reply:
+def _of_all(context: CommandContext, way: Way, answer: Callable[[Collection[bytes]], Reply]) -> Reply:
     """Answer what clients of all processes are subscribed to in one way."""
 
     def join(answers: Sequence[list[str] | None]) -> Reply:
@@ -205,27 +205,27 @@ def _of_all(call: Call, way: Way, answer: Callable[[Collection[bytes]], Reply]) 
             raise PlainError(f"a process's clients are subscribed to more than {TOLD_BYTES_MAX} bytes of names")
         return answer(dict.fromkeys(b64decode(name) for names in answers for name in names or ()))
 
-    return call.instance.gather(subscribed_names, way.value.decode(), join)
+    return context.server.gather(subscribed_names, way.value.decode(), join)
 
 
-def _counts(call: Call, way: Way, names: Sequence[bytes]) -> Reply:
+def _counts(context: CommandContext, way: Way, names: Sequence[bytes]) -> Reply:
     def join(answers: Sequence[list[int]]) -> Reply:
         counts = map(sum, zip(*answers, strict=True))
         return [word for pair in zip(names, counts, strict=True) for word in pair]
 
     texts = [b64encode(name).decode() for name in names]
-    return call.instance.gather(subscriber_counts, {"way": way.value.decode(), "names": texts}, join)
+    return context.server.gather(subscriber_counts, {"way": way.value.decode(), "names": texts}, join)
 
 
 @question("subscribed names")
-def subscribed_names(instance: Instance, way: str) -> list[str] | None:
+def subscribed_names(server: ServerContext, way: str) -> list[str] | None:
     """Return what clients of this process are subscribed to in one way; None: too much to be told."""
-    names = instance.publishing.hub.names(Way(way.encode()))
+    names = server.message_bus.hub.names(Way(way.encode()))
     return [b64encode(name).decode() for name in names] if sum(map(len, names)) <= TOLD_BYTES_MAX else None
 
 
 @question("subscriber counts")
-def subscriber_counts(instance: Instance, argument: dict[str, Any]) -> list[int]:
+def subscriber_counts(server: ServerContext, argument: dict[str, Any]) -> list[int]:
     """Return how many clients of this process are subscribed to each of some channels."""
-    hub, way = instance.publishing.hub, Way(argument["way"].encode())
+    hub, way = server.message_bus.hub, Way(argument["way"].encode())
     return [hub.count(way, b64decode(name)) for name in argument["names"]]

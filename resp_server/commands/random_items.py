@@ -10,7 +10,7 @@ from typing import Any
 from resp_server.command_table.declaration import INTEGER_MAX, integer
 from resp_server.commands.generic import SLICE_ENTRIES, in_slices, sliced
 from resp_server.commands.steps import answered
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView
@@ -71,20 +71,20 @@ class Source:
         self.one = one
 
 
-def random_item(call: Call, source: Source) -> Reply:
+def random_item(context: CommandContext, source: Source) -> Reply:
     """Answer one item; nil if there is none."""
-    if not source.size(call.view):
+    if not source.size(context.view):
         return None
-    for item in islice(source.one(call.view), 2):
+    for item in islice(source.one(context.view), 2):
         if item is not None:
             return item
     # Much has expired: it may take long.
-    return sliced(call, lambda view: ([] if item is None else [item] for item in source.one(view)), FirstOf)
+    return sliced(context, lambda view: ([] if item is None else [item] for item in source.one(view)), FirstOf)
 
 
-def random_items(call: Call, source: Source, count: int, shape: type = list) -> Reply:
+def random_items(context: CommandContext, source: Source, count: int, shape: type = list) -> Reply:
     """Answer so many items, each once; if the number is negative, each as often as chance has it."""
-    size = source.size(call.view)
+    size = source.size(context.view)
     if count < -REPEATED_MAX and size:
         raise PlainError(f"value is out of range, at most {REPEATED_MAX} items are given with repetition")
     wanted = min(count, size) if count >= 0 else -count
@@ -96,7 +96,7 @@ def random_items(call: Call, source: Source, count: int, shape: type = list) -> 
 
     make = _each_once if count > 0 else _repeated
     is_little = wanted <= (SLICE_ENTRIES if size <= SLICE_ENTRIES else STEP_DRAWS)
-    return answered(call, lambda view: make(source, view, abs(count)), is_little, shape, exact)
+    return answered(context, lambda view: make(source, view, abs(count)), is_little, shape, exact)
 
 
 def _repeated(source: Source, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:

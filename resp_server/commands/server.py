@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from resp_server.acl.visibility import Sight
+from resp_server.acl.visibility import Visibility
 from resp_server.command_table.declaration import OneOrMore, command, question
 from resp_server.commands.generic import sliced
 from resp_server.execution.config import REDIS_VERSION
-from resp_server.execution.context import GATHER_S_MAX, Call, Instance
-from resp_server.execution.exec_runner import QueuedCall
+from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerContext
+from resp_server.execution.exec_runner import ExecContext
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import OK, Pending, Reply, Verbatim
 from resp_server.push.monitor import ANNOUNCE, CUT, SHOW, Shown
@@ -24,30 +24,30 @@ ART = """\
 
 
 @command("dbsize")
-def dbsize(call: Call) -> Reply:
+def dbsize(context: CommandContext) -> Reply:
     """Returns the number of keys in the database."""
-    count = call.sight.key_count()
-    return sliced(call, lambda view: _key_counts(call.sight_of(view)), int) if count is None else count
+    count = context.visibility.key_count()
+    return sliced(context, lambda view: _key_counts(context.visibility_of(view)), int) if count is None else count
 
 
-def _key_counts(sight: Sight) -> Iterator[Sequence[Reply]]:
-    return ([count] for count in sight.key_counts())
+def _key_counts(visibility: Visibility) -> Iterator[Sequence[Reply]]:
+    return ([count] for count in visibility.key_counts())
 
 
 @command("time")
-def time(call: Call) -> Reply:
+def time(context: CommandContext) -> Reply:
     """Returns the server time."""
-    seconds, milliseconds = divmod(call.instance.clock(), 1000)
+    seconds, milliseconds = divmod(context.server.clock(), 1000)
     return [b"%d" % seconds, b"%d" % (milliseconds * 1000)]
 
 
 @command("role")
-def role(call: Call) -> Reply:
+def role(context: CommandContext) -> Reply:
     """Returns the replication role."""
-    cluster = call.instance.cluster
+    cluster = context.server.cluster
     if cluster is not None and cluster.is_replica:
         return [b"slave", cluster.master.host.encode(), cluster.master.port, b"connected", 0]
-    if call.instance.is_slave:
+    if context.server.is_slave:
         # The master is a Spark query: it has a name but no address.
         return [b"slave", b"spark", 0, b"connected", 0]
     replicas = () if cluster is None else cluster.topology.replicas(cluster.myself)
@@ -55,63 +55,63 @@ def role(call: Call) -> Reply:
 
 
 @command("lastsave")
-def lastsave(call: Call) -> Reply:
+def lastsave(context: CommandContext) -> Reply:
     """Returns the Unix timestamp of the last successful save to disk."""
-    return last_save_s(call)
+    return last_save_s(context)
 
 
-def last_save_s(call: Call) -> int:
+def last_save_s(context: CommandContext) -> int:
     """Return when the newest epoch that is shown was committed to its log, or else when the server started."""
-    times = [snapshot.applied.clock_ms for _, snapshot in call.jobs.snapshots() if snapshot.applied.epoch >= 0]
-    return max(times, default=call.instance.started_ms) // 1000
+    times = [snapshot.applied.clock_ms for _, snapshot in context.jobs.snapshots() if snapshot.applied.epoch >= 0]
+    return max(times, default=context.server.started_ms) // 1000
 
 
 @command("lolwut")
-def lolwut(call: Call, *ignored: bytes) -> Reply:
+def lolwut(context: CommandContext, *ignored: bytes) -> Reply:
     """Displays computer art and the Redis version"""
     return Verbatim(f"{ART}\nRedis ver. {REDIS_VERSION}\n".encode())
 
 
 @command("monitor")
-def monitor(call: Call) -> Reply:
+def monitor(context: CommandContext) -> Reply:
     """Listens for all requests received by the server in real-time."""
-    if isinstance(call, QueuedCall):
+    if isinstance(context, ExecContext):
         raise PlainError("MONITOR isn't allowed for DENY BLOCKING client")
-    call.instance.monitors.add(call.session)
-    if call.instance.ask_others is None:
+    context.server.monitors.add(context.session)
+    if context.server.ask_others is None:
         return OK
     told = Pending(GATHER_S_MAX, lambda: OK)
-    call.instance.monitors.announce(lambda: told.resolve(lambda: OK))
+    context.server.monitors.announce(lambda: told.resolve(lambda: OK))
     return told
 
 
 @question(ANNOUNCE)
-def monitors_are_elsewhere(instance: Instance, nothing: None) -> None:
+def monitors_are_elsewhere(server: ServerContext, nothing: None) -> None:
     """Pass on what requests come to this process from now on."""
-    instance.monitors.are_elsewhere(True)
+    server.monitors.are_elsewhere(True)
 
 
 @question(SHOW)
-def show_requests(instance: Instance, lines: Sequence[Sequence[Any]]) -> int:
+def show_requests(server: ServerContext, lines: Sequence[Sequence[Any]]) -> int:
     """Show requests of another process to those here who may see them; return how many want to see any."""
-    instance.monitors.take([Shown.from_json(each) for each in lines])
-    return len(instance.monitors)
+    server.monitors.take([Shown.from_json(each) for each in lines])
+    return len(server.monitors)
 
 
 @question(CUT)
-def cut_monitors(instance: Instance, nothing: None) -> int:
+def cut_monitors(server: ServerContext, nothing: None) -> int:
     """Cut those here who see requests, because another process could not pass on all."""
-    instance.monitors.cut()
-    return len(instance.monitors)
+    server.monitors.cut()
+    return len(server.monitors)
 
 
 @command("module|list")
-def module_list(call: Call) -> Reply:
+def module_list(context: CommandContext) -> Reply:
     """Returns all loaded modules."""
     return []
 
 
 @command("script|exists")
-def script_exists(call: Call, *digests: OneOrMore) -> Reply:
+def script_exists(context: CommandContext, *digests: OneOrMore) -> Reply:
     """Determines whether server-side Lua scripts exist in the script cache."""
     return [0 for _ in digests]

@@ -10,7 +10,7 @@ from resp_server.command_table.declaration import OneOrMore, command, integer
 from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, in_slices, items_reply, scan_reply
 from resp_server.commands.random_items import Source, count_of, one_of, random_item, random_items
 from resp_server.commands.steps import PARTS, Held, answered
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, ReplyError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import PackedItems, Reply, ReplySet
 from state_backend.codec import packed_list
@@ -22,90 +22,92 @@ STEP_LOOKUPS = 256
 
 
 @command("scard")
-def scard(call: Call, key: bytes) -> int:
+def scard(context: CommandContext, key: bytes) -> int:
     """Returns the number of members in a set."""
-    return call.counted(call.at(key).set_size(key) or None) or 0
+    return context.counted(context.at(key).set_size(key) or None) or 0
 
 
 @command("smembers")
-def smembers(call: Call, key: bytes) -> Reply:
+def smembers(context: CommandContext, key: bytes) -> Reply:
     """Returns all members of a set."""
-    packed = call.at(key).packed_set(key)
+    packed = context.at(key).packed_set(key)
     if packed is not None:
-        call.counted(packed)
+        context.counted(packed)
         count = packed_list.count(packed)
         return PackedItems(count, packed_list.part(packed, 0, count), ReplySet)
-    call.counted(call.at(key).set_size(key) or None)
-    return items_reply(call, lambda view: view.at(key).members(key), lambda view: view.at(key).set_size(key), ReplySet)
+    context.counted(context.at(key).set_size(key) or None)
+    return items_reply(
+        context, lambda view: view.at(key).members(key), lambda view: view.at(key).set_size(key), ReplySet
+    )
 
 
 @command("sismember")
-def sismember(call: Call, key: bytes, member: bytes) -> int:
+def sismember(context: CommandContext, key: bytes, member: bytes) -> int:
     """Determines whether a member belongs to a set."""
-    call.counted(call.at(key).set_size(key) or None)
-    return int(call.at(key).are_members(key, (member,))[0])
+    context.counted(context.at(key).set_size(key) or None)
+    return int(context.at(key).are_members(key, (member,))[0])
 
 
 @command("smismember")
-def smismember(call: Call, key: bytes, *members: OneOrMore) -> Reply:
+def smismember(context: CommandContext, key: bytes, *members: OneOrMore) -> Reply:
     """Determines whether multiple members belong to a set."""
-    call.counted(call.at(key).set_size(key) or None)
+    context.counted(context.at(key).set_size(key) or None)
 
     def steps(view: KeyspaceView) -> Iterator[Sequence[int]]:
         for some in in_slices(members):
             yield list(map(int, view.at(key).are_members(key, some)))
 
-    return answered(call, steps, len(members) <= SLICE_ENTRIES)
+    return answered(context, steps, len(members) <= SLICE_ENTRIES)
 
 
 @command("srandmember")
-def srandmember(call: Call, key: bytes, *words: bytes) -> Reply:
+def srandmember(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     """Get one or multiple random members from a set"""
     if len(words) > 1:
         raise syntax_error()
     count = count_of(words[0]) if words else None
-    call.counted(call.at(key).set_size(key) or None)
+    context.counted(context.at(key).set_size(key) or None)
     source = Source(
         lambda view: view.at(key).set_size(key),
         lambda view: view.at(key).members(key),
         lambda view: one_of(view.at(key).scan_set, key),
     )
-    return random_item(call, source) if count is None else random_items(call, source, count)
+    return random_item(context, source) if count is None else random_items(context, source, count)
 
 
 @command("sscan")
-def sscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
+def sscan(context: CommandContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over members of a set."""
-    entry = call.entry(key)
+    entry = context.entry(key)
     if entry is None:
         return [b"0", []]
     if entry.kind is not Kind.SET:
         raise WrongTypeError
     options = ScanOptions.parse(words, "sscan")
-    next_cursor, members = call.at(key).scan_set(key, cursor, options.count)
+    next_cursor, members = context.at(key).scan_set(key, cursor, options.count)
     return scan_reply(next_cursor, members, options.matches)
 
 
 @command("sinter")
-def sinter(call: Call, *keys: OneOrMore) -> Reply:
+def sinter(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Returns the intersect of multiple sets."""
-    return _joined(call, keys, _common, ReplySet)
+    return _joined(context, keys, _common, ReplySet)
 
 
 @command("sunion")
-def sunion(call: Call, *keys: OneOrMore) -> Reply:
+def sunion(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Returns the union of multiple sets."""
-    return _joined(call, keys, _all, ReplySet)
+    return _joined(context, keys, _all, ReplySet)
 
 
 @command("sdiff")
-def sdiff(call: Call, *keys: OneOrMore) -> Reply:
+def sdiff(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Returns the difference of multiple sets."""
-    return _joined(call, keys, _difference, ReplySet)
+    return _joined(context, keys, _difference, ReplySet)
 
 
 @command("sintercard")
-def sintercard(call: Call, number: bytes, *words: OneOrMore) -> Reply:
+def sintercard(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the number of members of the intersect of multiple sets."""
     keys, rest = numbered_keys(number, words)
     limit = limit_of(rest)
@@ -118,7 +120,7 @@ def sintercard(call: Call, number: bytes, *words: OneOrMore) -> Reply:
             if limit and left <= 0:
                 return
 
-    return _joined(call, keys, counts, int)
+    return _joined(context, keys, counts, int)
 
 
 def numbered_keys(number: bytes, words: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
@@ -160,11 +162,11 @@ class Sets(NamedTuple):
 Join = Callable[[KeyspaceView, Sets], Iterator[Sequence[Reply]]]
 
 
-def _joined(call: Call, keys: Sequence[bytes], join: Join, shape: type) -> Reply:
+def _joined(context: CommandContext, keys: Sequence[bytes], join: Join, shape: type) -> Reply:
     """Answer what several sets make together. A key of another kind is an error, whatever the others are."""
     total = SLICE_ENTRIES + 1
     if len(keys) <= SLICE_ENTRIES:
-        total = sum(call.counted(call.at(key).set_size(key) or None) or 0 for key in keys)
+        total = sum(context.counted(context.at(key).set_size(key) or None) or 0 for key in keys)
 
     def steps(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
         sizes: list[int] = []
@@ -173,7 +175,7 @@ def _joined(call: Call, keys: Sequence[bytes], join: Join, shape: type) -> Reply
             yield []
         yield from join(view, Sets(keys, sizes))
 
-    return answered(call, steps, total <= SLICE_ENTRIES, shape)
+    return answered(context, steps, total <= SLICE_ENTRIES, shape)
 
 
 def _all(view: KeyspaceView, sets: Sets) -> Iterator[Sequence[bytes]]:

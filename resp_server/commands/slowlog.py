@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from resp_server.command_table.declaration import command, integer, question
-from resp_server.execution.context import Call, Instance
+from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.slow_log import SlowRequest
 from resp_server.protocol.errors import PlainError, ReplyError
 from resp_server.protocol.replies import OK, Reply
@@ -21,10 +21,10 @@ COUNT = 10
 
 
 @command("slowlog|get")
-def slowlog_get(call: Call, count: bytes | None = None) -> Reply:
+def slowlog_get(context: CommandContext, count: bytes | None = None) -> Reply:
     """Returns the slow log's entries."""
     most = COUNT if count is None else _count(count)
-    kept = call.instance.config.slow_entries_max
+    kept = context.server.config.slow_entries_max
     wanted = kept if most < 0 else min(most, kept)
 
     def join(answers: Sequence[list[list[Any]]]) -> Reply:
@@ -32,7 +32,7 @@ def slowlog_get(call: Call, count: bytes | None = None) -> Reply:
         found.sort(key=lambda entry: (entry.at_ms, entry.id), reverse=True)
         return [_row(each) for each in found[:wanted]]
 
-    return call.instance.gather(slow_requests, wanted, join)
+    return context.server.gather(slow_requests, wanted, join)
 
 
 def _count(word: bytes) -> int:
@@ -57,37 +57,37 @@ def _row(entry: SlowRequest) -> Reply:
 
 
 @question("slow requests")
-def slow_requests(instance: Instance, count: int) -> list[list[Any]]:
+def slow_requests(server: ServerContext, count: int) -> list[list[Any]]:
     """Return the newest slow requests of this process."""
-    return [each.to_json() for each in instance.slow.newest(count)]
+    return [each.to_json() for each in server.slow.newest(count)]
 
 
 @command("slowlog|len")
-def slowlog_len(call: Call) -> Reply:
+def slowlog_len(context: CommandContext) -> Reply:
     """Returns the number of entries in the slow log."""
-    most = call.instance.config.slow_entries_max
-    return call.instance.gather(slow_count, None, lambda answers: min(sum(answers), most))
+    most = context.server.config.slow_entries_max
+    return context.server.gather(slow_count, None, lambda answers: min(sum(answers), most))
 
 
 @question("slow count")
-def slow_count(instance: Instance, nothing: None) -> int:
+def slow_count(server: ServerContext, nothing: None) -> int:
     """Return how many slow requests this process keeps."""
-    return len(instance.slow)
+    return len(server.slow)
 
 
 @command("slowlog|reset")
-def slowlog_reset(call: Call) -> Reply:
+def slowlog_reset(context: CommandContext) -> Reply:
     """Clears all entries from the slow log."""
-    return call.instance.gather(forget_slow_requests, None, lambda answers: OK)
+    return context.server.gather(forget_slow_requests, None, lambda answers: OK)
 
 
 @question("forget slow requests")
-def forget_slow_requests(instance: Instance, nothing: None) -> None:
+def forget_slow_requests(server: ServerContext, nothing: None) -> None:
     """Forget the slow requests of this process."""
-    instance.slow.clear()
+    server.slow.clear()
 
 
 @command("slowlog|help")
-def slowlog_help(call: Call) -> Reply:
+def slowlog_help(context: CommandContext) -> Reply:
     """Show helpful text about the different subcommands"""
-    return call.instance.table.help("slowlog")
+    return context.server.table.help("slowlog")

@@ -9,7 +9,7 @@ from typing import Any
 from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import SLICE_ENTRIES, in_slices
 from resp_server.commands.steps import Held, answered, in_order
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import read_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import Reply
@@ -82,16 +82,18 @@ class Asked:
 
 
 @command("sort_ro")
-def sort_ro(call: Call, key: bytes, *words: bytes) -> Reply:
+def sort_ro(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     """Returns the sorted elements of a list, a set, or a sorted set."""
-    asked = Asked.parse(words, lambda option, pattern: _check(call, key, option, pattern))
-    entry = call.entry(key)
+    asked = Asked.parse(words, lambda option, pattern: _check(context, key, option, pattern))
+    entry = context.entry(key)
     if entry is None:
         return []
     if entry.kind not in SORTED_KINDS:
         raise WrongTypeError
-    is_little = _size(call.at(key), key, entry.kind) * (1 + len(asked.gets)) <= SLICE_ENTRIES
-    return answered(call, lambda view: _steps(view, key, asked), is_little, list, lambda view: _count(view, key, asked))
+    is_little = _size(context.at(key), key, entry.kind) * (1 + len(asked.gets)) <= SLICE_ENTRIES
+    return answered(
+        context, lambda view: _steps(view, key, asked), is_little, list, lambda view: _count(view, key, asked)
+    )
 
 
 def _count(view: KeyspaceView, key: bytes, asked: Asked) -> int:
@@ -103,13 +105,13 @@ def _count(view: KeyspaceView, key: bytes, asked: Asked) -> int:
     return max(0, stop - start) * max(1, len(asked.gets))
 
 
-def _check(call: Call, key: bytes, option: str, pattern: bytes) -> None:
+def _check(context: CommandContext, key: bytes, option: str, pattern: bytes) -> None:
     """Refuse a pattern whose keys another node may have, or the user may not read."""
-    if call.instance.cluster is not None and pattern != b"#" and _slot_of(pattern) != slot_of(key):
+    if context.server.cluster is not None and pattern != b"#" and _slot_of(pattern) != slot_of(key):
         raise PlainError(
             f"{option} option of SORT denied in Cluster mode when keys formed by the pattern may be in different slots."
         )
-    check_user(call.user, option)
+    check_user(context.user, option)
 
 
 def check_user(user: Account, option: str) -> None:

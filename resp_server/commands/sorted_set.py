@@ -20,7 +20,7 @@ from resp_server.commands.generic import (
 )
 from resp_server.commands.random_items import Source, count_and_option, random_item, random_items
 from resp_server.commands.steps import answered
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import double_text, read_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error, wrong_arity
 from resp_server.protocol.replies import NO_ARRAY, Pairs, Reply
@@ -31,47 +31,47 @@ from state_backend.store.store import Snapshot
 
 
 @command("zcard")
-def zcard(call: Call, key: bytes) -> int:
+def zcard(context: CommandContext, key: bytes) -> int:
     """Returns the number of members in a sorted set."""
-    return call.counted(call.at(key).sorted_size(key) or None) or 0
+    return context.counted(context.at(key).sorted_size(key) or None) or 0
 
 
 @command("zscore")
-def zscore(call: Call, key: bytes, member: bytes) -> float | None:
+def zscore(context: CommandContext, key: bytes, member: bytes) -> float | None:
     """Returns the score of a member in a sorted set."""
-    return call.counted(call.at(key).scores(key, (member,))[0])
+    return context.counted(context.at(key).scores(key, (member,))[0])
 
 
 @command("zmscore")
-def zmscore(call: Call, key: bytes, *members: OneOrMore) -> Reply:
+def zmscore(context: CommandContext, key: bytes, *members: OneOrMore) -> Reply:
     """Returns the score of one or more members in a sorted set."""
-    call.counted(call.at(key).sorted_size(key) or None)
+    context.counted(context.at(key).sorted_size(key) or None)
 
     def steps(view: KeyspaceView) -> Iterator[Sequence[float | None]]:
         return (view.at(key).scores(key, some) for some in in_slices(members))
 
-    return answered(call, steps, len(members) <= SLICE_ENTRIES)
+    return answered(context, steps, len(members) <= SLICE_ENTRIES)
 
 
 @command("zrank")
-def zrank(call: Call, key: bytes, member: bytes, *words: bytes) -> Reply:
+def zrank(context: CommandContext, key: bytes, member: bytes, *words: bytes) -> Reply:
     """Returns the index of a member in a sorted set ordered by ascending scores."""
-    return _rank(call, "zrank", key, member, words)
+    return _rank(context, "zrank", key, member, words)
 
 
 @command("zrevrank")
-def zrevrank(call: Call, key: bytes, member: bytes, *words: bytes) -> Reply:
+def zrevrank(context: CommandContext, key: bytes, member: bytes, *words: bytes) -> Reply:
     """Returns the index of a member in a sorted set ordered by descending scores."""
-    return _rank(call, "zrevrank", key, member, words)
+    return _rank(context, "zrevrank", key, member, words)
 
 
-def _rank(call: Call, name: str, key: bytes, member: bytes, words: Sequence[bytes]) -> Reply:
+def _rank(context: CommandContext, name: str, key: bytes, member: bytes, words: Sequence[bytes]) -> Reply:
     if len(words) > 1:
         raise wrong_arity(name)
     if words and words[0].upper() != b"WITHSCORE":
         raise syntax_error()
-    snapshot = call.at(key)
-    rank = call.counted(snapshot.ranks(key, (member,))[0])
+    snapshot = context.at(key)
+    rank = context.counted(snapshot.ranks(key, (member,))[0])
     if rank is None:
         return NO_ARRAY if words else None
     if name == "zrevrank":
@@ -239,9 +239,9 @@ class Asked:
         return first + self.offset, first + self.offset + wanted
 
 
-def _range(call: Call, key: bytes, asked: Asked) -> Reply:
-    snapshot = call.at(key)
-    size = call.counted(snapshot.sorted_size(key) or None)
+def _range(context: CommandContext, key: bytes, asked: Asked) -> Reply:
+    snapshot = context.at(key)
+    size = context.counted(snapshot.sorted_size(key) or None)
     if size is None:
         return []
     first, end = asked.ranks(snapshot, key, size)
@@ -261,70 +261,70 @@ def _range(call: Call, key: bytes, asked: Asked) -> Reply:
         first, end = ranks(view)
         return end - first
 
-    return sliced(call, steps, Pairs if asked.has_scores else list, count)
+    return sliced(context, steps, Pairs if asked.has_scores else list, count)
 
 
 @command("zrange")
-def zrange(call: Call, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
+def zrange(context: CommandContext, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a range of indexes."""
-    return _range(call, key, Asked.parse(start, stop, words, None, None))
+    return _range(context, key, Asked.parse(start, stop, words, None, None))
 
 
 @command("zrevrange")
-def zrevrange(call: Call, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
+def zrevrange(context: CommandContext, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a range of indexes in reverse order."""
-    return _range(call, key, Asked.parse(start, stop, words, RankRange, True))
+    return _range(context, key, Asked.parse(start, stop, words, RankRange, True))
 
 
 @command("zrangebyscore")
-def zrangebyscore(call: Call, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
+def zrangebyscore(context: CommandContext, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a range of scores."""
-    return _range(call, key, Asked.parse(low, high, words, ScoreRange, False))
+    return _range(context, key, Asked.parse(low, high, words, ScoreRange, False))
 
 
 @command("zrevrangebyscore")
-def zrevrangebyscore(call: Call, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
+def zrevrangebyscore(context: CommandContext, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a range of scores in reverse order."""
-    return _range(call, key, Asked.parse(high, low, words, ScoreRange, True))
+    return _range(context, key, Asked.parse(high, low, words, ScoreRange, True))
 
 
 @command("zrangebylex")
-def zrangebylex(call: Call, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
+def zrangebylex(context: CommandContext, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a lexicographical range."""
-    return _range(call, key, Asked.parse(low, high, words, TextRange, False))
+    return _range(context, key, Asked.parse(low, high, words, TextRange, False))
 
 
 @command("zrevrangebylex")
-def zrevrangebylex(call: Call, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
+def zrevrangebylex(context: CommandContext, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a lexicographical range in reverse order."""
-    return _range(call, key, Asked.parse(high, low, words, TextRange, True))
+    return _range(context, key, Asked.parse(high, low, words, TextRange, True))
 
 
 @command("zcount")
-def zcount(call: Call, key: bytes, low: bytes, high: bytes) -> int:
+def zcount(context: CommandContext, key: bytes, low: bytes, high: bytes) -> int:
     """Returns the count of members in a sorted set that have scores within a range."""
-    return _count(call, key, ScoreRange.parse(low, high))
+    return _count(context, key, ScoreRange.parse(low, high))
 
 
 @command("zlexcount")
-def zlexcount(call: Call, key: bytes, low: bytes, high: bytes) -> int:
+def zlexcount(context: CommandContext, key: bytes, low: bytes, high: bytes) -> int:
     """Returns the number of members in a sorted set within a lexicographical range."""
-    return _count(call, key, TextRange.parse(low, high))
+    return _count(context, key, TextRange.parse(low, high))
 
 
-def _count(call: Call, key: bytes, of: Range) -> int:
-    size = call.counted(call.at(key).sorted_size(key) or None)
+def _count(context: CommandContext, key: bytes, of: Range) -> int:
+    size = context.counted(context.at(key).sorted_size(key) or None)
     if size is None:
         return 0
-    first, end = of.ranks(call.at(key), key, size)
+    first, end = of.ranks(context.at(key), key, size)
     return end - first
 
 
 @command("zrandmember")
-def zrandmember(call: Call, key: bytes, *words: bytes) -> Reply:
+def zrandmember(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     """Returns one or more random members from a sorted set."""
     count, has_scores = count_and_option(words, b"WITHSCORES") if words else (None, False)
-    call.counted(call.at(key).sorted_size(key) or None)
+    context.counted(context.at(key).sorted_size(key) or None)
 
     def members(view: KeyspaceView, start: int, stop: int) -> Iterator[bytes | tuple[bytes, float]]:
         found = view.at(key).sorted_members(key, start, stop)
@@ -339,20 +339,20 @@ def zrandmember(call: Call, key: bytes, *words: bytes) -> Reply:
 
     source = Source(size, lambda view: members(view, 0, size(view)), one)
     if count is None:
-        return random_item(call, source)
-    return random_items(call, source, count, Pairs if has_scores else list)
+        return random_item(context, source)
+    return random_items(context, source, count, Pairs if has_scores else list)
 
 
 @command("zscan")
-def zscan(call: Call, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
+def zscan(context: CommandContext, key: bytes, cursor: Cursor, *words: bytes) -> Reply:
     """Iterates over members and scores of a sorted set."""
-    entry = call.entry(key)
+    entry = context.entry(key)
     if entry is None:
         return [b"0", []]
     if entry.kind is not Kind.SORTED_SET:
         raise WrongTypeError
     options = ScanOptions.parse(words, "zscan")
-    next_cursor, members = call.at(key).scan_sorted(key, cursor, options.count)
+    next_cursor, members = context.at(key).scan_sorted(key, cursor, options.count)
     return scan_reply(
         next_cursor,
         members,

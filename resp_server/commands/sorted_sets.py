@@ -11,7 +11,7 @@ from resp_server.command_table.declaration import OneOrMore, command, integer
 from resp_server.commands.generic import SLICE_ENTRIES, in_slices
 from resp_server.commands.set import STEP_LOOKUPS, limit_of
 from resp_server.commands.steps import PARTS, Held, answered, in_order
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import exact_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import Pairs, Reply
@@ -136,27 +136,27 @@ Join = Callable[[KeyspaceView, Sequence[Source], Asked], Iterator[Sequence[Score
 
 
 @command("zunion")
-def zunion(call: Call, number: bytes, *words: OneOrMore) -> Reply:
+def zunion(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the union of multiple sorted sets."""
-    return _joined(call, "zunion", number, words, _union)
+    return _joined(context, "zunion", number, words, _union)
 
 
 @command("zinter")
-def zinter(call: Call, number: bytes, *words: OneOrMore) -> Reply:
+def zinter(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the intersect of multiple sorted sets."""
-    return _joined(call, "zinter", number, words, _common)
+    return _joined(context, "zinter", number, words, _common)
 
 
 @command("zdiff")
-def zdiff(call: Call, number: bytes, *words: OneOrMore) -> Reply:
+def zdiff(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the difference between multiple sorted sets."""
-    return _joined(call, "zdiff", number, words, _difference)
+    return _joined(context, "zdiff", number, words, _difference)
 
 
-def _joined(call: Call, name: str, number: bytes, words: Sequence[bytes], join: Join) -> Reply:
+def _joined(context: CommandContext, name: str, number: bytes, words: Sequence[bytes], join: Join) -> Reply:
     """Answer what several sets make together, by score."""
     asked = Asked(*_keys(name, number, words)[:1])
-    is_little = _look(call, asked.keys)
+    is_little = _look(context, asked.keys)
     asked.parse(words[len(asked.keys) :], is_weighed=join is not _difference)
 
     def steps(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
@@ -167,22 +167,22 @@ def _joined(call: Call, name: str, number: bytes, words: Sequence[bytes], join: 
         for some in in_order(join(view, sources, asked), 0, sum(source.size for source in sources)):
             yield [(member, score) if asked.has_scores else member for score, member in some]
 
-    return answered(call, steps, is_little, Pairs if asked.has_scores else list)
+    return answered(context, steps, is_little, Pairs if asked.has_scores else list)
 
 
-def _look(call: Call, keys: Sequence[bytes]) -> bool:
+def _look(context: CommandContext, keys: Sequence[bytes]) -> bool:
     """Tell whether sets are small, all together. A key of another kind is said before a wrong option."""
     if len(keys) > SLICE_ENTRIES:
         return False
-    sources = [_source(call.view, key, 1.0) for key in keys]
-    return sum(call.counted(source.size or None) or 0 for source in sources) <= SLICE_ENTRIES
+    sources = [_source(context.view, key, 1.0) for key in keys]
+    return sum(context.counted(source.size or None) or 0 for source in sources) <= SLICE_ENTRIES
 
 
 @command("zintercard")
-def zintercard(call: Call, number: bytes, *words: OneOrMore) -> Reply:
+def zintercard(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the number of members of the intersect of multiple sorted sets."""
     keys, rest = _keys("zintercard", number, words)
-    is_little = _look(call, keys)
+    is_little = _look(context, keys)
     limit = limit_of(rest)
 
     def steps(view: KeyspaceView) -> Iterator[Sequence[int]]:
@@ -193,7 +193,7 @@ def zintercard(call: Call, number: bytes, *words: OneOrMore) -> Reply:
             if 0 < limit <= found:
                 return
 
-    return answered(call, steps, is_little, int)
+    return answered(context, steps, is_little, int)
 
 
 def _union(view: KeyspaceView, sources: Sequence[Source], asked: Asked) -> Iterator[Sequence[Scored]]:

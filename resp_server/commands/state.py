@@ -15,7 +15,7 @@ from resp_server.acl.visibility import Seen
 from resp_server.command_table.declaration import OneOrMore, command
 from resp_server.command_table.facts import ANY_SLOTS, Facts
 from resp_server.commands.string import values_reply
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import NoPermError, PlainError, cluster_disabled, syntax_error, typed
 from resp_server.protocol.replies import OK, Frames, Reply, encode
 from resp_server.session.session import Account
@@ -50,11 +50,11 @@ THE_KEYS = THE_KEY | {"find_keys": {"type": "range", "spec": {"lastkey": -1, "ke
 
 
 @command("state|jobs", own=_facts())
-def state_jobs(call: Call) -> Reply:
+def state_jobs(context: CommandContext) -> Reply:
     """Lists the jobs whose states this server shows, and how they are."""
-    sight = call.sight
-    sight.view.check_whole()
-    return [_job_row(seen, call.now_ms) for seen in sight.jobs()]
+    visibility = context.visibility
+    visibility.view.check_whole()
+    return [_job_row(seen, context.now_ms) for seen in visibility.jobs()]
 
 
 def _job_row(seen: Seen, now_ms: int) -> Reply:
@@ -107,24 +107,24 @@ def lag_ms(job: Job, applied: Applied) -> int | None:
 
 
 @command("state|list", own=_facts("job"))
-def state_list(call: Call, job: bytes) -> Reply:
+def state_list(context: CommandContext, job: bytes) -> Reply:
     """Lists the states of a job, their kinds and how many keys they have."""
-    sight, found = call.sight, _job(call, job)
-    sight.view.check_whole()
+    visibility, found = context.visibility, _job(context, job)
+    visibility.view.check_whole()
     return [
         {b"name": state.name.encode(), b"kind": str(state.kind).encode(), b"keys": seen.keys_of(state.name)}
-        for seen in sight.jobs()
+        for seen in visibility.jobs()
         if seen.job.name == found.name
         for state in seen.states
     ]
 
 
 @command("state|describe", own=_facts("job:state"))
-def state_describe(call: Call, name: bytes) -> Reply:
+def state_describe(context: CommandContext, name: bytes) -> Reply:
     """Describes a state: how its keys are made, and of which columns."""
     job_name, _, state_name = name.partition(b":")
-    job = _job(call, job_name)
-    states = next((seen.states for seen in call.sight.jobs() if seen.job.name == job.name), ())
+    job = _job(context, job_name)
+    states = next((seen.states for seen in context.visibility.jobs() if seen.job.name == job.name), ())
     state = next((each for each in states if each.name.encode() == state_name), None)
     if state is None:
         raise PlainError(f"no such state '{typed(state_name)}' in job '{job.name}'; states: {_names(states) or 'none'}")
@@ -162,10 +162,10 @@ def _names(named: Sequence[Job] | Sequence[StateDescriptor]) -> str:
 
 
 @command("state|locate", own=_facts("key", first_key=2, last_key=2, step=1, key_specs=[THE_KEY]))
-def state_locate(call: Call, key: bytes) -> Reply:
+def state_locate(context: CommandContext, key: bytes) -> Reply:
     """Tells where a key is: its slot, the job and state that hold it, and the server."""
-    entry = call.at(key).entry(key)
-    job = None if entry is None else _job_holding(call, key)
+    entry = context.at(key).entry(key)
+    job = None if entry is None else _job_holding(context, key)
     return {
         b"slot": slot_of(key),
         b"job": _text(job),
@@ -174,9 +174,9 @@ def state_locate(call: Call, key: bytes) -> Reply:
     }
 
 
-def _job_holding(call: Call, key: bytes) -> str | None:
-    snapshot = call.at(key)
-    return next((job.name for job, each in call.view.snapshots() if each is snapshot), None)
+def _job_holding(context: CommandContext, key: bytes) -> str | None:
+    snapshot = context.at(key)
+    return next((job.name for job, each in context.view.snapshots() if each is snapshot), None)
 
 
 @command(
@@ -195,36 +195,36 @@ def _job_holding(call: Call, key: bytes) -> str | None:
         key_specs=[THE_KEYS],
     ),
 )
-def state_mget(call: Call, *keys: OneOrMore) -> Reply:
+def state_mget(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Returns what MGET returns, for keys of any of this server's slots: at one epoch of each job."""
-    return values_reply(call, keys)
+    return values_reply(context, keys)
 
 
 @command("state|lag", own=_facts())
-def state_lag(call: Call) -> Reply:
+def state_lag(context: CommandContext) -> Reply:
     """Tells how far each job's readable state is behind what the job has committed, and how old it is."""
     return [
         {
             b"job": seen.job.name.encode(),
-            **_freshness(seen, call.now_ms),
+            **_freshness(seen, context.now_ms),
         }
-        for seen in call.sight.jobs()
+        for seen in context.visibility.jobs()
     ]
 
 
 @command("state|follow", own=_facts())
-def state_follow(call: Call, what: bytes = b"") -> Reply:
+def state_follow(context: CommandContext, what: bytes = b"") -> Reply:
     """Has this connection told of the epochs and the topology that it is answered from, before they first are."""
     if what and what.upper() != b"KEYS":
         raise syntax_error()
-    check_sees_all(call)
-    told = call.instance.follow(call.session, has_keys=bool(what))
-    return Frames(encode(OK, call.session.protocol) + told)
+    check_sees_all(context)
+    told = context.server.follow(context.session, has_keys=bool(what))
+    return Frames(encode(OK, context.session.protocol) + told)
 
 
-def check_sees_all(call: Call) -> None:
+def check_sees_all(context: CommandContext) -> None:
     """Raise NoPermError for who may not read all keys, where all jobs are told of; proxies may, who ask for that."""
-    if not call.user.reads_all_keys:
+    if not context.user.reads_all_keys:
         raise NoPermError("This needs a user that may read all keys")
 
 
@@ -234,7 +234,7 @@ ABOUT_ALL_KEYS = ("dbsize", "keys", "randomkey", "scan", "info", *ABOUT_STATES)
 
 
 @dataclass(slots=True)
-class ReaderCall(Call):
+class ReaderContext(CommandContext):
     """A call for another user, who may read some keys."""
 
     reader: User
@@ -259,9 +259,9 @@ class ReaderCall(Call):
         ],
     ),
 )
-def state_within(call: Call, count: int, *words: OneOrMore) -> Reply:
+def state_within(context: CommandContext, count: int, *words: OneOrMore) -> Reply:
     """Answers a command about keys in general for a user who may read those that match a pattern, as proxies ask it."""
-    check_sees_all(call)
+    check_sees_all(context)
     if not 0 <= count < len(words):
         raise syntax_error()
     reader = User(b"")
@@ -271,31 +271,31 @@ def state_within(call: Call, count: int, *words: OneOrMore) -> Reply:
     except RuleError as error:
         raise PlainError(str(error)) from None
     request = words[count:]
-    found = call.instance.table.find(request)
+    found = context.server.table.find(request)
     found.check_arity(request)
     if found.name not in ABOUT_ALL_KEYS:
         raise PlainError(f"'{found.name}' is not about keys in general; ask it without STATE WITHIN")
-    return found.execute(ReaderCall(call.session, call.instance, reader), request)
+    return found.execute(ReaderContext(context.session, context.server, reader), request)
 
 
 @command("state|topology", own=_facts())
-def state_topology(call: Call) -> Reply:
+def state_topology(context: CommandContext) -> Reply:
     """Returns the topology of the cluster that this server is a node of, as JSON."""
-    if call.instance.cluster is None:
+    if context.server.cluster is None:
         raise cluster_disabled()
-    return json.dumps(call.instance.cluster.topology.to_json()).encode()
+    return json.dumps(context.server.cluster.topology.to_json()).encode()
 
 
 @command("state|help", own=_facts())
-def state_help(call: Call) -> Reply:
+def state_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
-    return call.instance.table.help("state")
+    return context.server.table.help("state")
 
 
-def _job(call: Call, name: bytes) -> Job:
-    sight = call.sight
-    jobs = {name: each for name, each in call.instance.keyspace.jobs.items() if sight.sees(name)}
-    if call.session.db != 0:
+def _job(context: CommandContext, name: bytes) -> Job:
+    visibility = context.visibility
+    jobs = {name: each for name, each in context.server.keyspace.jobs.items() if visibility.sees(name)}
+    if context.session.db != 0:
         jobs = {}
     found = jobs.get(name.decode("utf-8", "surrogateescape"))
     if found is None:

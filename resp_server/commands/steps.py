@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from resp_server.commands.generic import BYTES_AT_ONCE_MAX, in_slices, in_steps, sent, size_of, sliced
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import FirstOf, LongPair, Pairs, Reply, WithLong
 from state_backend.store.keyspace import KeyspaceView
@@ -32,7 +32,11 @@ RUN_ITEMS = 1024
 
 
 def answered(
-    call: Call, steps: Steps, is_little: bool, shape: type = list, count: Callable[[KeyspaceView], int] | None = None
+    context: CommandContext,
+    steps: Steps,
+    is_little: bool,
+    shape: type = list,
+    count: Callable[[KeyspaceView], int] | None = None,
 ) -> Reply:
     """Answer what steps make: at once where there is little of it, else one by one, from a view of their own.
 
@@ -41,7 +45,7 @@ def answered(
     if is_little:
         items: list[Any] = []
         size = 0
-        for part in steps(call.view):
+        for part in steps(context.view):
             items += part
             size += sum(map(_size_of, part))
             if size > BYTES_AT_ONCE_MAX:
@@ -49,8 +53,8 @@ def answered(
         else:
             return _joined(list(map(_whole, items)), shape)
     if count is None:
-        return sliced(call, lambda view: _paced(steps(view), shape), shape)
-    return sliced(call, lambda view: _paced_with_long(steps(view), shape), shape, count)
+        return sliced(context, lambda view: _paced(steps(view), shape), shape)
+    return sliced(context, lambda view: _paced_with_long(steps(view), shape), shape, count)
 
 
 def _size_of(item: Any) -> int:

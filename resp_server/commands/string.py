@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from resp_server.command_table.declaration import OneOrMore, command
 from resp_server.commands.generic import items_reply, size_of, text_reply
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.protocol.replies import Reply, Sliced
 from state_backend.model.errors import WrongKindError
 from state_backend.store.keyspace import KeyspaceView
@@ -14,26 +14,26 @@ from state_backend.store.store import LongText, Text
 
 
 @command("get")
-def get(call: Call, key: bytes) -> Reply:
+def get(context: CommandContext, key: bytes) -> Reply:
     """Returns the string value of a key."""
-    text = call.counted(call.view.at(key).text(key))
-    return text if type(text) is bytes else text_reply(call, text, lambda view: view.at(key).text(key))
+    text = context.counted(context.view.at(key).text(key))
+    return text if type(text) is bytes else text_reply(context, text, lambda view: view.at(key).text(key))
 
 
 @command("mget")
-def mget(call: Call, *keys: OneOrMore) -> Reply:
+def mget(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Atomically returns the string values of one or more keys."""
-    return values_reply(call, keys)
+    return values_reply(context, keys)
 
 
-def values_reply(call: Call, keys: Sequence[bytes]) -> Reply:
+def values_reply(context: CommandContext, keys: Sequence[bytes]) -> Reply:
     """Answer what MGET answers."""
-    reply = items_reply(call, lambda view: _texts(view, keys), lambda view: len(keys))
+    reply = items_reply(context, lambda view: _texts(view, keys), lambda view: len(keys))
     if isinstance(reply, Sliced):
-        reply.parts = _counted(call, reply.parts)
+        reply.parts = _counted(context, reply.parts)
         return reply
     for value in reply:
-        call.counted(value)
+        context.counted(value)
     return reply
 
 
@@ -46,30 +46,30 @@ def _texts(view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Text | None]:
             yield None
 
 
-def _counted(call: Call, parts: Iterator[Sequence[Reply]]) -> Iterator[Sequence[Reply]]:
+def _counted(context: CommandContext, parts: Iterator[Sequence[Reply]]) -> Iterator[Sequence[Reply]]:
     for part in parts:
         for value in part:
-            call.counted(value)
+            context.counted(value)
         yield part
 
 
 @command("strlen")
-def strlen(call: Call, key: bytes) -> int:
+def strlen(context: CommandContext, key: bytes) -> int:
     """Returns the length of a string value."""
-    return size_of(call.counted(call.at(key).text(key)))
+    return size_of(context.counted(context.at(key).text(key)))
 
 
 @command("getrange")
-def getrange(call: Call, key: bytes, start: int, end: int) -> Reply:
+def getrange(context: CommandContext, key: bytes, start: int, end: int) -> Reply:
     """Returns a substring of the string stored at a key."""
-    text = _part(call.counted(call.at(key).text(key)), start, end)
-    return text_reply(call, text, lambda view: _part(view.at(key).text(key), start, end))
+    text = _part(context.counted(context.at(key).text(key)), start, end)
+    return text_reply(context, text, lambda view: _part(view.at(key).text(key), start, end))
 
 
 @command("substr")
-def substr(call: Call, key: bytes, start: int, end: int) -> Reply:
+def substr(context: CommandContext, key: bytes, start: int, end: int) -> Reply:
     """Returns a substring from a string value."""
-    reply: Reply = getrange(call, key, start, end)
+    reply: Reply = getrange(context, key, start, end)
     return reply
 
 

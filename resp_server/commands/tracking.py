@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from resp_server.command_table.declaration import Question, command, integer, question
-from resp_server.execution.context import Call, Instance
+from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, syntax_error, typed
 from resp_server.protocol.replies import OK, Reply, ReplySet
 from resp_server.push.invalidation_sender import PASS_ON, pass_on
 from resp_server.push.tracking_table import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
-from resp_server.session.tracking import Tracked
+from resp_server.session.tracking import TrackingState
 
 OTHERWISE = "before disabling tracking for this client, and then re-enabling it with a different mode."
 
@@ -52,7 +52,7 @@ class Options:
         if not self.redirect:
             raise _no_such_client()
 
-    def check(self, now: Tracked) -> None:
+    def check(self, now: TrackingState) -> None:
         """Refuse what cannot be meant, or cannot be done from how the client tracks now."""
         is_bcast, is_optin, is_optout = (flag in self.flags for flag in (b"BCAST", b"OPTIN", b"OPTOUT"))
         if self.prefixes and not is_bcast:
@@ -67,7 +67,7 @@ class Options:
             raise PlainError(f"You can't switch OPTIN/OPTOUT mode {OTHERWISE}")
         self._check_prefixes(now)
 
-    def _check_prefixes(self, now: Tracked) -> None:
+    def _check_prefixes(self, now: TrackingState) -> None:
         # First: each is compared with each, which is for some hundred of them, and not for as many as a request has.
         if sum(len(each) + PREFIX_OVERHEAD_BYTES for each in now.prefixes.union(self.prefixes)) > PREFIX_BYTES_MAX:
             raise PlainError(
@@ -83,7 +83,7 @@ class Options:
                             "Prefixes for a single client must not overlap."
                         )
 
-    def apply(self, instance: Instance, client: Tracked) -> None:
+    def apply(self, server: ServerContext, client: TrackingState) -> None:
         """Track in this way from now on."""
         client.redirect = self.redirect
         client.is_bcast, client.is_optin, client.is_optout, client.is_noloop = (
@@ -91,30 +91,30 @@ class Options:
         )
         client.is_broken = False
         prefixes = (self.prefixes or [b""]) if client.is_bcast else ()
-        instance.tracking.begin(client, prefixes)
+        server.tracking.begin(client, prefixes)
 
 
 @command("client|tracking")
-def client_tracking(call: Call, switch: bytes, *words: bytes) -> Reply:
+def client_tracking(context: CommandContext, switch: bytes, *words: bytes) -> Reply:
     """Controls server-assisted client-side caching for the connection."""
     options = Options.of(words)
-    instance, session = call.instance, call.session
+    server, session = context.server, context.session
 
     def done() -> Reply:
         if switch.upper() == b"OFF":
             if session.tracked is not None:
-                instance.tracking.end(session.tracked)
+                server.tracking.end(session.tracked)
                 session.track(None)
         elif switch.upper() == b"ON":
-            tracked = session.tracked or Tracked(session.id, lambda: session.user)
+            tracked = session.tracked or TrackingState(session.id, lambda: session.user)
             options.check(tracked)
-            options.apply(instance, tracked)
+            options.apply(server, tracked)
             session.track(tracked)
         else:
             raise syntax_error()
         return OK
 
-    if not options.redirect or options.redirect in instance.sessions:
+    if not options.redirect or options.redirect in server.sessions:
         return done()
 
     def join(answers: Sequence[bool]) -> Reply:
@@ -122,7 +122,7 @@ def client_tracking(call: Call, switch: bytes, *words: bytes) -> Reply:
             raise _no_such_client()
         return done()
 
-    return instance.gather(is_client_here, options.redirect, join)
+    return server.gather(is_client_here, options.redirect, join)
 
 
 def _no_such_client() -> PlainError:
@@ -130,18 +130,18 @@ def _no_such_client() -> PlainError:
 
 
 @question("is a client here")
-def is_client_here(instance: Instance, session_id: int) -> bool:
+def is_client_here(server: ServerContext, session_id: int) -> bool:
     """Tell whether a client is at this process."""
-    return session_id in instance.sessions
+    return session_id in server.sessions
 
 
 TELL_INVALID = Question(PASS_ON, pass_on)
 
 
 @command("client|caching")
-def client_caching(call: Call, mode: bytes) -> Reply:
+def client_caching(context: CommandContext, mode: bytes) -> Reply:
     """Instructs the server whether to track the keys in the next request."""
-    tracked = call.session.tracked
+    tracked = context.session.tracked
     if tracked is None:
         raise PlainError(
             "CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled"
@@ -157,16 +157,16 @@ def client_caching(call: Call, mode: bytes) -> Reply:
 
 
 @command("client|getredir")
-def client_getredir(call: Call) -> int:
+def client_getredir(context: CommandContext) -> int:
     """Returns the client ID to which the connection's tracking notifications are redirected."""
-    tracked = call.session.tracked
+    tracked = context.session.tracked
     return -1 if tracked is None else tracked.redirect
 
 
 @command("client|trackinginfo")
-def client_trackinginfo(call: Call) -> Reply:
+def client_trackinginfo(context: CommandContext) -> Reply:
     """Returns information about server-assisted client-side caching for the connection."""
-    tracked = call.session.tracked
+    tracked = context.session.tracked
     if tracked is None:
         return {b"flags": ReplySet([b"off"]), b"redirect": -1, b"prefixes": []}
     flags = [

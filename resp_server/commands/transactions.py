@@ -8,8 +8,8 @@ from resp_server.command_table.declaration import OneOrMore, command, integer
 from resp_server.command_table.facts import Facts
 from resp_server.commands.generic import in_slices, sliced
 from resp_server.commands.state import THE_KEY, check_sees_all
-from resp_server.execution.context import Call
-from resp_server.execution.exec_runner import ToRun
+from resp_server.execution.context import CommandContext
+from resp_server.execution.exec_runner import ExecPlan
 from resp_server.execution.watch import mark_of
 from resp_server.protocol.errors import ExecAbortError, NotHeldError, PlainError, syntax_error
 from resp_server.protocol.replies import OK, FirstOf, Reply
@@ -24,27 +24,27 @@ WATCHED_BYTES_MAX = 16 << 20
 
 
 @command("multi")
-def multi(call: Call) -> Reply:
+def multi(context: CommandContext) -> Reply:
     """Starts a transaction."""
-    if call.session.transaction is not None:
+    if context.session.transaction is not None:
         raise PlainError("MULTI calls can not be nested")
-    call.session.begin_transaction()
+    context.session.begin_transaction()
     return OK
 
 
 @command("discard")
-def discard(call: Call) -> Reply:
+def discard(context: CommandContext) -> Reply:
     """Discards a transaction."""
-    if call.session.transaction is None:
+    if context.session.transaction is None:
         raise PlainError("DISCARD without MULTI")
-    call.session.end_transaction()
+    context.session.end_transaction()
     return OK
 
 
 @command("exec")
-def exec_(call: Call) -> Reply:
+def exec_(context: CommandContext) -> Reply:
     """Executes all commands in a transaction."""
-    session, cluster = call.session, call.instance.cluster
+    session, cluster = context.session, context.server.cluster
     transaction = session.transaction
     if transaction is None:
         raise PlainError("EXEC without MULTI")
@@ -53,20 +53,20 @@ def exec_(call: Call) -> Reply:
             cluster.check_slots(list(transaction.slots), session.is_readonly, may_differ=session.reads_at is not None)
         if transaction.is_void:
             raise ExecAbortError
-        return ToRun(transaction.requests, _view(call), dict(session.watched))
+        return ExecPlan(transaction.requests, _view(context), dict(session.watched))
     except BaseException:
         session.end_transaction()
         raise
 
 
-def _view(call: Call) -> KeyspaceView:
+def _view(context: CommandContext) -> KeyspaceView:
     """Open the view that all commands are answered from."""
-    reads_at = call.session.reads_at
+    reads_at = context.session.reads_at
     if reads_at is None:
-        return call.instance.pin()
-    view = call.instance.pin_at(reads_at)
+        return context.server.pin()
+    view = context.server.pin_at(reads_at)
     if view is None:
-        held = call.instance.held.held()
+        held = context.server.held.held()
         texts = [
             f"{job} {','.join(f'{term}:{epoch}' for term, epoch in epochs)}" for job, epochs in sorted(held.items())
         ]
@@ -97,9 +97,9 @@ def _view(call: Call) -> KeyspaceView:
         ],
     ),
 )
-def state_at(call: Call, *words: OneOrMore) -> Reply:
+def state_at(context: CommandContext, *words: OneOrMore) -> Reply:
     """Has the next EXEC read at these epochs, one of each job, and at this clock reading."""
-    check_sees_all(call)
+    check_sees_all(context)
     *rows, clock = words
     if len(rows) % 3:
         raise syntax_error()
@@ -107,29 +107,29 @@ def state_at(call: Call, *words: OneOrMore) -> Reply:
         job.decode("utf-8", "surrogateescape"): (integer(term), integer(epoch))
         for job, term, epoch in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
     }
-    call.session.reads_at = ReadsAt(epochs, integer(clock))
+    context.session.reads_at = ReadsAt(epochs, integer(clock))
     return OK
 
 
 @command("watch")
-def watch(call: Call, *keys: OneOrMore) -> Reply:
+def watch(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Monitors changes to keys to determine the execution of a transaction."""
-    session = call.session
+    session = context.session
     if session.transaction is not None:
         raise PlainError("WATCH inside MULTI is not allowed")
     new = [key for key in dict.fromkeys(keys) if (session.db, key) not in session.watched]
-    check_room(call, new)
+    check_room(context, new)
     if len(new) <= KEYS_AT_ONCE:
-        _watch(call, call.view, new)
+        _watch(context, context.view, new)
         return OK
-    reply = sliced(call, lambda view: _watching(call, view, new), FirstOf)
+    reply = sliced(context, lambda view: _watching(context, view, new), FirstOf)
     reply.acts = True
     return reply
 
 
-def check_room(call: Call, new: Collection[bytes]) -> None:
+def check_room(context: CommandContext, new: Collection[bytes]) -> None:
     """Raise PlainError if a client would watch too much."""
-    watched = call.session.watched
+    watched = context.session.watched
     held_bytes = sum(len(key) for _, key in watched) + sum(map(len, new))
     if len(watched) + len(new) > WATCHED_KEYS_MAX or held_bytes > WATCHED_BYTES_MAX:
         raise no_room()
@@ -142,23 +142,23 @@ def no_room() -> PlainError:
     )
 
 
-def _watching(call: Call, view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
+def _watching(context: CommandContext, view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
     for some in in_slices(keys, KEYS_AT_ONCE):
-        _watch(call, view, some)
+        _watch(context, view, some)
         yield []
     yield [OK]
 
 
-def _watch(call: Call, view: KeyspaceView, keys: Sequence[bytes]) -> None:
+def _watch(context: CommandContext, view: KeyspaceView, keys: Sequence[bytes]) -> None:
     """Note what keys are like now; none of them if one cannot be read."""
-    marks = {(call.session.db, key): mark_of(call.instance, view, key) for key in keys}
-    call.session.watched.update(marks)
+    marks = {(context.session.db, key): mark_of(context.server, view, key) for key in keys}
+    context.session.watched.update(marks)
 
 
 @command("unwatch")
-def unwatch(call: Call) -> Reply:
+def unwatch(context: CommandContext) -> Reply:
     """Forgets about watched keys of a transaction."""
-    call.session.watched = {}
+    context.session.watched = {}
     return OK
 
 
@@ -180,9 +180,9 @@ KEY_AND_MARK = [{"name": name, "type": "string", "display_text": name} for name 
         key_specs=[THE_KEY],
     ),
 )
-def state_mark(call: Call, key: bytes) -> bytes:
+def state_mark(context: CommandContext, key: bytes) -> bytes:
     """Returns what WATCH would remember of a key, for STATE EXPECT."""
-    return mark_of(call.instance, call.view, key).text
+    return mark_of(context.server, context.view, key).text
 
 
 @command(
@@ -196,12 +196,12 @@ def state_mark(call: Call, key: bytes) -> bytes:
         arguments=[{"name": "watched", "type": "block", "flags": ["multiple"], "arguments": KEY_AND_MARK}],
     ),
 )
-def state_expect(call: Call, *words: OneOrMore) -> Reply:
+def state_expect(context: CommandContext, *words: OneOrMore) -> Reply:
     """Has the next EXEC answer nil if one of these keys is not what its mark says any more."""
     if len(words) % 2:
         raise syntax_error()
-    check_sees_all(call)
+    check_sees_all(context)
     marks = {key: Mark.parse(text) for key, text in zip(words[::2], words[1::2], strict=True)}
-    check_room(call, marks)
-    call.session.watched.update({(0, key): mark for key, mark in marks.items()})
+    check_room(context, marks)
+    context.session.watched.update({(0, key): mark for key, mark in marks.items()})
     return OK

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from resp_server import native
 from resp_server.acl.rules import Use, User
 from resp_server.command_table.table import CommandTable
-from resp_server.execution.context import Instance
+from resp_server.execution.context import ServerContext
 from resp_server.protocol.request_parser import Request, RequestParser
 from resp_server.session.session import Session
 
@@ -36,7 +36,7 @@ class Reads(Protocol):
         """
 
 
-def reads_of(instance: Instance) -> Reads | None:
+def reads_of(server: ServerContext) -> Reads | None:
     """Return the compiled core for an instance; None where it is not there."""
     if native.core is None:
         return None
@@ -45,12 +45,12 @@ def reads_of(instance: Instance) -> Reads | None:
         """Keep what took long: a request, or the first of some that were answered together, and how many these are."""
         requests = RequestParser().feed(data)
         words: list[bytes] = list(requests[0])
-        command = instance.table.find(words)
+        command = server.table.find(words)
         if len(requests) > 1:
             words.append(b"... (%d more requests)" % (len(requests) - 1))
-        instance.note(session, command, words, elapsed_ns)
+        server.note(session, command, words, elapsed_ns)
 
-    reads: Reads = native.core.Reads(instance, lambda user: rules_of(user, instance.table), note)
+    reads: Reads = native.core.Reads(server, lambda user: rules_of(user, server.table), note)
     return reads
 
 

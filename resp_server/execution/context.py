@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from resp_server.acl.rules import Reason
 from resp_server.acl.users import Change, Outcome, Users
-from resp_server.acl.visibility import Sight
+from resp_server.acl.visibility import Visibility
 from resp_server.execution.config import ServerConfig
 from resp_server.metrics.latency import LatencyEvents
 from resp_server.metrics.process_stats import memory_now
@@ -19,23 +19,23 @@ from resp_server.metrics.stats import Stats
 from resp_server.protocol.errors import PlainError, internal_error
 from resp_server.protocol.replies import Pending, Reply
 from resp_server.push.keyspace_notifications import Notifications
-from resp_server.push.message_bus import Publishing
+from resp_server.push.message_bus import MessageBus
 from resp_server.push.monitor import Monitors
-from resp_server.push.tracking_table import Tracking
-from resp_server.session.epoch_feed import NO_TOPOLOGY, Following
+from resp_server.push.tracking_table import TrackingTable
+from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed
 from resp_server.session.session import RESP2, Session
 from resp_server.session.subscriptions import Subscriptions, Way
-from resp_server.session.tracking import PUSH, Tracked
+from resp_server.session.tracking import PUSH, TrackingState
 from resp_server.session.transaction import ReadsAt
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.key_groups import ALL
 from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
-from state_backend.store.pinned_epochs import HeldEpochs
+from state_backend.store.pinned_epochs import PinnedEpochs
 from state_backend.store.slot_view import SlotView
 from state_backend.store.store import Entry, Snapshot
 
 if TYPE_CHECKING:
-    from resp_server.cluster.node_view import Standing
+    from resp_server.cluster.node_view import NodeView
     from resp_server.command_table.declaration import Question
     from resp_server.command_table.table import Command, CommandTable
     from resp_server.session.session import Account
@@ -53,7 +53,7 @@ NEVER_NS = 1 << 63
 
 
 @dataclass
-class Instance:
+class ServerContext:
     """One server as its commands know it. Lives on the event loop's thread."""
 
     config: ServerConfig
@@ -68,7 +68,7 @@ class Instance:
     # While jobs of the logs are still to be opened: commands about keys are answered with LOADING.
     is_loading: bool = False
     # What this server is in a cluster; None: it is in none, and answers for all slots. Set by `stand`.
-    cluster: Standing | None = None
+    cluster: NodeView | None = None
     # The process that the outside sees: the master's, where workers serve.
     process_id: int = field(default_factory=os.getpid)
     # Bytes waiting to be sent to a session, for CLIENT LIST; the server, which has the sockets, fills it in.
@@ -80,15 +80,15 @@ class Instance:
     # Has those go on whom a pause holds back; filled in as well.
     resume: Callable[[], None] = lambda: None
     # Has something be called in a turn to come; filled in as well.
-    put_off: Callable[[Callable[[], None]], object] = lambda run: run()
+    defer: Callable[[Callable[[], None]], object] = lambda run: run()
     # Sends a session whole frames that it did not ask for (see `Connection.push`); filled in as well.
     push: Callable[[int, bytes], None] = lambda session_id, frames: None
-    # Tells the client that a client redirects to what is invalid (see `Telling`); filled in as well.
-    tell_owed: Callable[[Tracked], None] = lambda tracked: None
+    # Tells the client that a client redirects to what is invalid (see `InvalidationSender`); filled in as well.
+    tell_owed: Callable[[TrackingState], None] = lambda tracked: None
     # What is known of the servers behind a proxy, for INFO; None: this is none.
     upstreams: Callable[[], Mapping[str, object]] | None = None
     # Grows whenever an answer may be from another epoch, or of another topology, than those before.
-    moves: int = 0
+    change_counter: int = 0
     # Has whoever starts the processes that serve this port change users in all of them; None: this is the only one.
     ask_for_users: Callable[[Change, int, Callable[[dict[str, Any]], None]], None] | None = None
     # Asks the other processes that serve this port, and calls back with their answers; None: there are no others.
@@ -98,7 +98,7 @@ class Instance:
         self.started_ms = self.clock()
         config = self.config
         self.users = Users(self.table, config.password, config.acl_file, config.limits, config.upstream_password)
-        self.tracking = Tracking(self.config.tracked_keys_max)
+        self.tracking = TrackingTable(self.config.tracked_keys_max)
         self.view = self._own_view(self.started_ms)
         self.nothing = Keyspace().view(self.started_ms)
         self.slow, self.latency = SlowLog(), LatencyEvents()
@@ -106,8 +106,8 @@ class Instance:
         self.monitors = Monitors(self)
         self.paused_until_ms = 0  # by CLIENT PAUSE
         self.look_closely()
-        self.held = HeldEpochs(self.keyspace)
-        self.publishing = Publishing(self)
+        self.held = PinnedEpochs(self.keyspace)
+        self.message_bus = MessageBus(self)
         self.notifications = Notifications(self)
         self.keyspace.on_epoch = self._on_epoch
 
@@ -117,7 +117,7 @@ class Instance:
             self.renew()  # it keeps the files of stores that went until then, and no client may ask for long
         self.notifications.look_soon()
 
-    def stand(self, standing: Standing) -> None:
+    def stand(self, standing: NodeView) -> None:
         """Answer as this node of this topology from the next input buffer on."""
         self._note_changes(None)
         self.cluster = standing
@@ -125,7 +125,7 @@ class Instance:
         before.close()
         for session in self.sessions.values():
             session.serve_from(standing.is_replica)
-        self.publishing.leave_slots(standing.slots)
+        self.message_bus.leave_slots(standing.slots)
 
     def configure(self, changes: Mapping[str, Any]) -> None:
         """Change settings, given as fields of ServerConfig, from now on."""
@@ -206,7 +206,7 @@ class Instance:
     def _note_removal(self, snapshot: Snapshot, removals: int) -> None:
         """Tell who holds keys that have expired."""
         if not self.tracking.is_idle:
-            self.moves += 1
+            self.change_counter += 1
             self._tell_changed(snapshot.expired_since(removals))
 
     @property
@@ -215,7 +215,7 @@ class Instance:
         return self.config.is_slave if self.cluster is None else self.cluster.is_replica
 
     def _note_changes(self, keys: Sequence[bytes] | None) -> None:
-        self.moves += 1
+        self.change_counter += 1
         self._tell_changed(keys)
 
     def _tell_changed(self, keys: Sequence[bytes] | None) -> None:
@@ -233,16 +233,16 @@ class Instance:
         for _ in self.view.snapshots():
             pass
 
-    def news(self, following: Following) -> bytes:
+    def pending_pushes(self, epoch_feed: EpochFeed) -> bytes:
         """Return what a connection that follows this server has not been told, as it is sent."""
-        following.moves = self.moves
-        return following.news(self.view.reached(), self._topology_version)
+        epoch_feed.change_counter = self.change_counter
+        return epoch_feed.pending_pushes(self.view.reached(), self._topology_version)
 
-    def news_around(self, following: Following) -> bytes:
+    def news_around(self, epoch_feed: EpochFeed) -> bytes:
         """Move to the newest epochs, and return what is new, before a reply that may be as new or a little older."""
         self.look()
-        following.moves = self.moves
-        return following.news_around(self.view.reached(), self._topology_version)
+        epoch_feed.change_counter = self.change_counter
+        return epoch_feed.news_around(self.view.reached(), self._topology_version)
 
     @property
     def _topology_version(self) -> int:
@@ -251,15 +251,15 @@ class Instance:
     def follow(self, session: Session, *, has_keys: bool) -> bytes:
         """Have a connection told what is new, from now on; return what is readable. has_keys: and which keys change."""
         self._leave(session)
-        session.following = Following()
+        session.epoch_feed = EpochFeed()
         self.look()
         if has_keys:
-            self.tracking.followers[session.following] = None
-        return self.news(session.following)
+            self.tracking.appliers[session.epoch_feed] = None
+        return self.pending_pushes(session.epoch_feed)
 
     def leave(self, session: Session) -> None:
         """Tell a session nothing more that it has not asked for: it has gone, or sent RESET."""
-        for leave in (self.publishing.leave, self.monitors.remove, self._leave, self._end_tracking):
+        for leave in (self.message_bus.leave, self.monitors.remove, self._leave, self._end_tracking):
             self.attempt(leave, session)
 
     def _end_tracking(self, session: Session) -> None:
@@ -268,9 +268,9 @@ class Instance:
             session.track(None)
 
     def _leave(self, session: Session) -> None:
-        if session.following is not None:
-            self.tracking.followers.pop(session.following, None)
-            session.following = None
+        if session.epoch_feed is not None:
+            self.tracking.appliers.pop(session.epoch_feed, None)
+            session.epoch_feed = None
 
     def invalid_for(self, session: Session, *, is_within: bool = False) -> bytes:
         """Return what a client that tracks has to be told, as it is sent. is_within: see `Tracked.take`."""
@@ -356,7 +356,7 @@ class Instance:
     def cut_who_tracks(self) -> None:
         """Cut whoever may hold a key in a cache of its own, and may not have been told that the key changed."""
         for session in list(self.sessions.values()):
-            if session.tracked is not None or session.following is not None:
+            if session.tracked is not None or session.epoch_feed is not None:
                 self.cut(session.id, "which keys changed could not be told")
 
     def close(self) -> None:
@@ -377,21 +377,21 @@ def no_answer() -> Reply:
 
 
 @dataclass(slots=True)
-class Call:
+class CommandContext:
     """Who calls, and where. One per connection."""
 
     session: Session
-    instance: Instance
+    server: ServerContext
 
     @property
     def jobs(self) -> KeyspaceView:
         """All jobs, whichever database is selected."""
-        return self.instance.view
+        return self.server.view
 
     @property
     def view(self) -> KeyspaceView:
         """The selected database: all jobs are in database 0."""
-        return self.instance.view if self.session.db == 0 else self.instance.nothing
+        return self.server.view if self.session.db == 0 else self.server.nothing
 
     @property
     def user(self) -> Account:
@@ -399,18 +399,18 @@ class Call:
         return self.session.user
 
     @property
-    def sight(self) -> Sight:
+    def visibility(self) -> Visibility:
         """What who asks may be told of in the selected database."""
-        return self.sight_of(self.view)
+        return self.visibility_of(self.view)
 
-    def sight_of(self, view: KeyspaceView) -> Sight:
+    def visibility_of(self, view: KeyspaceView) -> Visibility:
         """Return what who asks may be told of in a view."""
-        return Sight(self.user, view)
+        return Visibility(self.user, view)
 
     @property
     def now_ms(self) -> int:
         """The input buffer's clock reading."""
-        return self.instance.view.now_ms
+        return self.server.view.now_ms
 
     def at(self, key: bytes) -> Snapshot:
         """Return what to ask for a key."""
@@ -423,28 +423,28 @@ class Call:
     def counted(self, found: Found) -> Found:
         """Count a look-up as a hit, or as a miss if it found nothing (None)."""
         if found is None:
-            self.instance.stats.misses += 1
+            self.server.stats.misses += 1
         else:
-            self.instance.stats.hits += 1
+            self.server.stats.hits += 1
         return found
 
     def deny(self, reason: Reason, of: bytes, user: bytes | None = None) -> None:
         """Keep for ACL LOG that something was denied: a command, a key, a channel, or to log in as a user."""
-        session, instance = self.session, self.instance
-        instance.stats.denied[reason.name.lower()] += 1
-        instance.users.denials.add(
+        session, server = self.session, self.server
+        server.stats.denied[reason.name.lower()] += 1
+        server.users.denials.add(
             reason,
             is_queued=session.transaction is not None,
             of=of,
             user=session.user.name if user is None else user,
-            client=instance.line_of(session),
+            client=server.line_of(session),
             now_ms=self.now_ms,
-            entries_max=instance.config.acl_log_entries_max,
+            entries_max=server.config.acl_log_entries_max,
         )
 
     def pin(self) -> KeyspaceView:
         """Open a view that stays at its jobs and epochs between the steps of a reply; `unpin` closes it."""
-        return self.instance.pin() if self.session.db == 0 else Keyspace().view(self.now_ms)
+        return self.server.pin() if self.session.db == 0 else Keyspace().view(self.now_ms)
 
     def unpin(self, view: KeyspaceView) -> None:
         """Let go of what `pin` returned."""

@@ -4,7 +4,7 @@
     -> queue, within a transaction -> run
 
 Whatever one request raises, in any of these, is its answer: a `ReplyError` as it is, what nobody expected as `ERR
-internal error <id>` (`Instance.report`). Requests before it and behind it are answered.
+internal error <id>` (`ServerContext.report`). Requests before it and behind it are answered.
 
 A connection without anything special (`Session.is_plain`) has a run of like requests about keys checked once, by the
 command's name as it was typed. What the compiled core answers (`compiled`) does not come here.
@@ -25,10 +25,10 @@ from resp_server.command_table.key_specs import keys_of
 from resp_server.command_table.table import Command
 from resp_server.commands.generic import in_slices
 from resp_server.execution.compiled import reads_of
-from resp_server.execution.context import NEVER_NS, Call, Instance
-from resp_server.execution.exec_runner import Execution, ToRun
+from resp_server.execution.context import NEVER_NS, CommandContext, ServerContext
+from resp_server.execution.exec_runner import ExecPlan, ExecRunner
 from resp_server.execution.long_requests import Cut, cut_of, head_of, in_portions, is_whole, too_long
-from resp_server.metrics.stats import Tally
+from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
     ExecAbortError,
     LoadingError,
@@ -42,7 +42,7 @@ from resp_server.protocol.errors import (
 from resp_server.protocol.replies import InSteps, Pending, Sliced, encode
 from resp_server.protocol.request_parser import LongRequest, Request
 from resp_server.session.session import RESP2, Session
-from resp_server.session.tracking import Tracked
+from resp_server.session.tracking import TrackingState
 from resp_server.session.transaction import Transaction
 from state_backend.lmdb.damage import of_damage
 from state_backend.model.errors import StoreError
@@ -64,7 +64,7 @@ LARGE_REPLY_BYTES = 16_384
 HTTP_WORDS = (b"post", b"host:")
 
 # A reply that is not sent at once: one in steps, or one that has to be waited for.
-Later = Sliced | Pending | Execution
+Later = Sliced | Pending | ExecRunner
 
 # What a client that sent MONITOR may not ask for, as in Redis, to which it is a kind of replica.
 NOT_FOR_MONITORS = frozenset(("readonly", "write", "may_replicate"))
@@ -82,7 +82,7 @@ class Known(NamedTuple):
     """A command about keys, which does not change what a session is, and its numbers."""
 
     command: Command
-    tally: Tally
+    command_stats: CommandStats
 
 
 def _is_about_keys(command: Command, name: bytes) -> bool:
@@ -102,7 +102,7 @@ def let_go(reply: bytes | Later | None) -> None:
     """Let go of what a reply would be made from, which nobody gets."""
     if isinstance(reply, Sliced):
         reply.release()
-    elif isinstance(reply, Execution):
+    elif isinstance(reply, ExecRunner):
         reply.close()
 
 
@@ -118,13 +118,13 @@ def end_caching(session: Session, request: Request) -> None:
 class Dispatcher:
     """Answers requests for one instance."""
 
-    def __init__(self, instance: Instance) -> None:
-        self._instance = instance
-        self._table = instance.table
-        self._stats = instance.stats
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
+        self._table = server.table
+        self._stats = server.stats
         self._known: dict[bytes, Known | None] = {}
         # What answers first of what comes in; None: everything is answered here.
-        self.compiled = reads_of(instance)
+        self.compiled = reads_of(server)
 
     def poll(self, poller: Any) -> None:
         """Have what this connects to on the compiled core's epoll as well."""
@@ -133,91 +133,99 @@ class Dispatcher:
         """End what this connects to."""
 
     def answer(
-        self, call: Call, requests: Iterator[Request], out: list[bytes], ends_ns: int = NEVER_NS
+        self, context: CommandContext, requests: Iterator[Request], out: list[bytes], ends_ns: int = NEVER_NS
     ) -> Later | None:
         """Answer requests in order until none is left, a reply is large or for later, or time or session are over.
 
         Replies are added to `out`; what was not answered is still in `requests`.
         """
-        session = call.session
+        session = context.session
         for name, run in groupby(requests, itemgetter(0)):
-            known = self._known_as(name) if session.is_plain and not self._instance.is_loading else None
+            known = self._known_as(name) if session.is_plain and not self._server.is_loading else None
             if known is not None:
-                later, is_over = self._answer_run(call, known, run, out, ends_ns)
+                later, is_over = self._answer_run(context, known, run, out, ends_ns)
             else:
-                later, is_over = self._answer_each(call, run, out, ends_ns)
+                later, is_over = self._answer_each(context, run, out, ends_ns)
             if is_over:
                 return later
         return None
 
     def _answer_run(
-        self, call: Call, known: Known, run: Iterator[Request], out: list[bytes], ends_ns: int
+        self, context: CommandContext, known: Known, run: Iterator[Request], out: list[bytes], ends_ns: int
     ) -> tuple[Later | None, bool]:
         """Answer requests of one command; counting costs one clock reading at either end.
 
         Returns a reply for later, and whether no more may be answered now.
         """
         started_ns = began_ns = perf_counter_ns()
-        before, noted_ns, later, is_over = len(out), self._instance.noted_ns, None, False
-        command, tally = known
-        rejected, cluster, run_one = tally.rejected, self._instance.cluster, self._run
-        call.session.last_command = command.name
+        before, noted_ns, later, is_over = len(out), self._server.noted_ns, None, False
+        command, command_stats = known
+        rejected, cluster, run_one = command_stats.rejected, self._server.cluster, self._run
+        context.session.last_command = command.name
         for request in run:
             try:
                 command.check_arity(request)
                 if cluster is not None:
-                    cluster.check(command.facts, head_of(request), call.session.is_readonly)
+                    cluster.check(command.facts, head_of(request), context.session.is_readonly)
             except Exception as error:
-                tally.rejected += 1
+                command_stats.rejected += 1
                 reply: bytes | Later = self.error_reply(error)
             else:
-                reply = run_one(call, command, tally, request)
+                reply = run_one(context, command, command_stats, request)
             now_ns = perf_counter_ns()
             if not isinstance(reply, bytes):
                 later, is_over = reply, True
-                tally.calls += 1
-                self._time(call, command, tally, request, reply, now_ns - began_ns)
+                command_stats.calls += 1
+                self._time(context, command, command_stats, request, reply, now_ns - began_ns)
                 break
             if now_ns - began_ns >= noted_ns:
-                self._instance.note(call.session, command, request, now_ns - began_ns)
+                self._server.note(context.session, command, request, now_ns - began_ns)
             began_ns = now_ns
             out.append(reply)
             if now_ns >= ends_ns or len(reply) > LARGE_REPLY_BYTES:
                 is_over = True
                 break
-        count = len(out) - before - (tally.rejected - rejected)
+        count = len(out) - before - (command_stats.rejected - rejected)
         if count:
-            tally.count(count, began_ns - started_ns)
+            command_stats.count(count, began_ns - started_ns)
         return later, is_over
 
     def _time(
-        self, call: Call, command: Command, tally: Tally, request: Request, reply: bytes | Later, nanoseconds: int
+        self,
+        context: CommandContext,
+        command: Command,
+        command_stats: CommandStats,
+        request: Request,
+        reply: bytes | Later,
+        nanoseconds: int,
     ) -> None:
         """Note how long a request took; of one that is answered in steps, when all of them are done."""
         if isinstance(reply, Sliced):
-            reply.when_made = lambda more_ns: self._time(call, command, tally, request, b"", nanoseconds + more_ns)
+            reply.when_made = lambda more_ns: self._time(
+                context, command, command_stats, request, b"", nanoseconds + more_ns
+            )
             return
-        if call.session.is_observed:
-            monitors = self._instance.monitors
-            if isinstance(reply, Execution):  # behind what it answers
-                reply.when_done = lambda: monitors.show(call.session, command, request)
+        if context.session.is_observed:
+            monitors = self._server.monitors
+            if isinstance(reply, ExecRunner):  # behind what it answers
+                reply.when_done = lambda: monitors.show(context.session, command, request)
             else:
-                monitors.show(call.session, command, request)
-        tally.nanoseconds += nanoseconds
-        tally.took[nanoseconds.bit_length()] += 1
-        if nanoseconds >= self._instance.noted_ns:
-            self._instance.note(call.session, command, request, nanoseconds)
+                monitors.show(context.session, command, request)
+        command_stats.nanoseconds += nanoseconds
+        command_stats.took[nanoseconds.bit_length()] += 1
+        if nanoseconds >= self._server.noted_ns:
+            self._server.note(context.session, command, request, nanoseconds)
 
     def _answer_each(
-        self, call: Call, run: Iterator[Request], out: list[bytes], ends_ns: int
+        self, context: CommandContext, run: Iterator[Request], out: list[bytes], ends_ns: int
     ) -> tuple[Later | None, bool]:
         """Answer requests one by one; returns as above."""
-        session = call.session
+        session = context.session
         for request in run:
             session.begin_command()
-            reply = self.reply_to(call, request)
+            reply = self.reply_to(context, request)
             end_caching(session, request)
-            if isinstance(reply, (Pending, Execution)):
+            if isinstance(reply, (Pending, ExecRunner)):
                 return reply, True
             if isinstance(reply, Sliced):
                 reply.is_silent = session.is_silent
@@ -228,7 +236,7 @@ class Dispatcher:
                 out.append(reply)
                 if len(reply) > LARGE_REPLY_BYTES:
                     return None, True
-            if session.is_closing or self._instance.paused_until_ms or perf_counter_ns() >= ends_ns:
+            if session.is_closing or self._server.paused_until_ms or perf_counter_ns() >= ends_ns:
                 return None, True
         return None, False
 
@@ -240,21 +248,21 @@ class Dispatcher:
             command = self._table.get(name)
             known = None
             if command is not None and _is_about_keys(command, name):
-                known = Known(command, self._stats.tally(command.name))
+                known = Known(command, self._stats.command_stats(command.name))
             if len(self._known) < SPELLINGS_MAX:
                 self._known[name] = known
             return known
 
-    def reply_to(self, call: Call, request: Request) -> bytes | Later:
+    def reply_to(self, context: CommandContext, request: Request) -> bytes | Later:
         """Answer one request, the general way."""
         command = None
         started = perf_counter_ns()
         try:
             command = self._table.find(request)
-            call.session.last_command = command.name
+            context.session.last_command = command.name
             command.check_arity(request)
-            self._check(call, command, head_of(request))
-            transaction = call.session.transaction
+            self._check(context, command, head_of(request))
+            transaction = context.session.transaction
             if transaction is not None and command.name not in NEVER_QUEUED:
                 if not is_whole(request):
                     raise too_long(command)
@@ -263,37 +271,37 @@ class Dispatcher:
             if command.declaration is None:
                 raise command.refusal()
         except Exception as error:
-            return self._rejected(call, command, request, error)
-        tally = self._stats.tally(command.name)
-        tally.calls += 1
-        if call.session.tracked is not None and command.name == "exec":
-            self._instance.look()  # so that its view is as new as what is told before it, and hardly ever newer
-        reply = self._run(call, command, tally, request)
+            return self._rejected(context, command, request, error)
+        command_stats = self._stats.command_stats(command.name)
+        command_stats.calls += 1
+        if context.session.tracked is not None and command.name == "exec":
+            self._server.look()  # so that its view is as new as what is told before it, and hardly ever newer
+        reply = self._run(context, command, command_stats, request)
         try:
-            self._time(call, command, tally, request, reply, perf_counter_ns() - started)
-            if call.session.tracked is not None:
-                self._track(call.session, call.session.tracked, command, request, reply)
+            self._time(context, command, command_stats, request, reply, perf_counter_ns() - started)
+            if context.session.tracked is not None:
+                self._track(context.session, context.session.tracked, command, request, reply)
         except Exception as error:
             let_go(reply)
-            if call.session.tracked is not None:
-                call.session.close()  # what it holds could be old, and nobody would tell
+            if context.session.tracked is not None:
+                context.session.close()  # what it holds could be old, and nobody would tell
             return self.error_reply(error)
         return reply
 
     def _track(
-        self, session: Session, tracked: Tracked, command: Command, request: Request, reply: bytes | Later
+        self, session: Session, tracked: TrackingState, command: Command, request: Request, reply: bytes | Later
     ) -> None:
         """Tell a client what is invalid before it gets a reply, then note what it has read, or will within EXEC.
 
         In this order: what has to make room is told behind the reply.
         """
         if tracked.redirect and tracked.is_owed:
-            self._instance.tell_owed(tracked)
+            self._server.tell_owed(tracked)
         elif tracked.is_owed:
-            self._instance.push(session.id, self._instance.invalid_for(session))
-        if not isinstance(reply, Execution):
+            self._server.push(session.id, self._server.invalid_for(session))
+        if not isinstance(reply, ExecRunner):
             if tracked.remembers and is_whole(request):  # of others each portion's are noted
-                self._instance.tracking.remember(tracked, keys_read(command, request))
+                self._server.tracking.remember(tracked, keys_read(command, request))
             return
         noting = self._noting(tracked, reply.requests, is_older=session.reads_at is not None)
         if len(reply.requests) > NOTED_REQUESTS:
@@ -301,9 +309,9 @@ class Dispatcher:
         else:
             deque(noting, maxlen=0)
 
-    def _noting(self, tracked: Tracked, requests: Sequence[Request], *, is_older: bool) -> Iterator[None]:
+    def _noting(self, tracked: TrackingState, requests: Sequence[Request], *, is_older: bool) -> Iterator[None]:
         """Note what is read by some requests at each step. is_older: at an epoch before what the client was told."""
-        tracking = self._instance.tracking
+        tracking = self._server.tracking
         for some in in_slices(requests, NOTED_REQUESTS):
             keys = [key for each in some for key in keys_read(self._table.find(each), each)]
             if is_older:
@@ -312,15 +320,15 @@ class Dispatcher:
                 tracking.remember(tracked, keys)
             yield
 
-    def _check(self, call: Call, command: Command, request: Request) -> None:
+    def _check(self, context: CommandContext, command: Command, request: Request) -> None:
         """Raise what a request is answered with that is neither queued nor run, whatever its arguments are."""
-        session, cluster, transaction = call.session, self._instance.cluster, call.session.transaction
+        session, cluster, transaction = context.session, self._server.cluster, context.session.transaction
         if command.facts.needs_auth and not session.is_authenticated:
             raise NoAuthError
         if transaction is not None and "no_multi" in command.facts.flags:
             raise PlainError("Command not allowed inside a transaction")
         if not session.user.is_unrestricted:
-            self._check_user(call, command, request)
+            self._check_user(context, command, request)
         if cluster is not None:
             cluster.check(command.facts, request, session.is_readonly)
         is_missing = command.declaration is None
@@ -338,17 +346,17 @@ class Dispatcher:
                 raise cluster_is_given(command.name)
             if not command.is_refused_when_run:
                 raise command.refusal()
-        if self._instance.is_loading:
+        if self._server.is_loading:
             needs_state = transaction is not None and transaction.needs_state and command.name == "exec"
             if needs_state or "loading" not in command.facts.flags:
                 raise LoadingError
 
-    def _check_user(self, call: Call, command: Command, request: Request) -> None:
+    def _check_user(self, context: CommandContext, command: Command, request: Request) -> None:
         """Raise NoPermError for what the client's user may not do."""
-        denied: Denial | None = call.session.user.denial(command, request)
+        denied: Denial | None = context.session.user.denial(command, request)
         if denied is not None:
-            call.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
-            raise NoPermError(denial_text(denied.reason, call.session.user.name, command.name))
+            context.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
+            raise NoPermError(denial_text(denied.reason, context.session.user.name, command.name))
 
     def _queue(self, transaction: Transaction, command: Command, request: Request) -> None:
         """Queue a request for EXEC, with what EXEC has to know of it; nothing if EXEC will be refused anyway."""
@@ -356,87 +364,91 @@ class Dispatcher:
             return
         transaction.add(request)
         transaction.needs_state |= "loading" not in command.facts.flags
-        if self._instance.cluster is not None and command.facts.key_specs:
+        if self._server.cluster is not None and command.facts.key_specs:
             for key, _ in keys_of(command.facts, request) or ():
                 transaction.slots[slot_of(key)] = None
 
-    def answer_queued(self, call: Call, request: Request) -> bytes | Sliced | Pending:
+    def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
         """Answer a request that was queued, and could be then."""
         started, reply = perf_counter_ns(), None
         try:
             command = self._table.find(request)
-            tally = self._stats.tally(command.name)
-            tally.calls += 1
-            denied: Denial | None = call.session.user.denial(command, request)
+            command_stats = self._stats.command_stats(command.name)
+            command_stats.calls += 1
+            denied: Denial | None = context.session.user.denial(command, request)
             if denied is not None:  # its rights were changed since
-                tally.failed += 1
-                call.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
+                command_stats.failed += 1
+                context.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
                 return self.error_reply(NoPermError(LATE_DENIAL.format(LATE_REASONS[denied.reason])))
-            reply = self._run(call, command, tally, request)
-            self._time(call, command, tally, request, reply, perf_counter_ns() - started)
-            assert not isinstance(reply, Execution)
+            reply = self._run(context, command, command_stats, request)
+            self._time(context, command, command_stats, request, reply, perf_counter_ns() - started)
+            assert not isinstance(reply, ExecRunner)
             return reply
         except Exception as error:
             let_go(reply)
             return self.error_reply(error)
 
-    def _rejected(self, call: Call, command: Command | None, request: Request, error: Exception) -> bytes:
-        if call.session.transaction is not None:
-            call.session.transaction.is_void = True
+    def _rejected(self, context: CommandContext, command: Command | None, request: Request, error: Exception) -> bytes:
+        if context.session.transaction is not None:
+            context.session.transaction.is_void = True
         if command is not None:
-            self._stats.tally(command.name).rejected += 1
+            self._stats.command_stats(command.name).rejected += 1
             if command.name == "exec":
-                call.session.end_transaction()
+                context.session.end_transaction()
                 return self.error_reply(ExecAbortError(self._expected(error)))
         elif request[0].lower() in HTTP_WORDS:
-            log.warning("closed %s: it speaks HTTP, which a web page may have made a browser do", call.session.address)
-            call.session.close()
+            log.warning(
+                "closed %s: it speaks HTTP, which a web page may have made a browser do", context.session.address
+            )
+            context.session.close()
             return b""
         return self.error_reply(error)
 
-    def _run(self, call: Call, command: Command, tally: Tally, request: Request) -> bytes | Later:
+    def _run(
+        self, context: CommandContext, command: Command, command_stats: CommandStats, request: Request
+    ) -> bytes | Later:
         try:
             cut = self._cut_of(command, request) if type(request) is LongRequest else None
             if cut is not None:
-                return self._in_portions(call, command, cut, request)
-            reply = command.execute(call, request)
+                return self._in_portions(context, command, cut, request)
+            reply = command.execute(context, request)
             kind = type(reply)
             if kind is bytes:
                 return b"$%d\r\n%b\r\n" % (len(reply), reply)
-            if kind is ToRun:
-                return Execution(self, call, reply)
-            return reply if kind is Sliced or kind is Pending else encode(reply, call.session.protocol)
+            if kind is ExecPlan:
+                return ExecRunner(self, context, reply)
+            return reply if kind is Sliced or kind is Pending else encode(reply, context.session.protocol)
         except Exception as error:
-            tally.failed += 1
-            if command.name == "exec" and call.session.transaction is not None:
-                call.session.end_transaction()
+            command_stats.failed += 1
+            if command.name == "exec" and context.session.transaction is not None:
+                context.session.end_transaction()
             return self.error_reply(error)
 
     def _cut_of(self, command: Command, request: Request) -> Cut | None:
         """Return how a long request is cut; None: it is answered as it is."""
         return cut_of(command, request)
 
-    def _in_portions(self, call: Call, command: Command, cut: Cut, request: Request) -> Sliced:
+    def _in_portions(self, context: CommandContext, command: Command, cut: Cut, request: Request) -> Sliced:
         """Answer a request of many words."""
-        tracked = call.session.tracked
+        tracked = context.session.tracked
 
         def note(portion: Request) -> None:
             if tracked is not None and tracked.remembers:
-                self._instance.tracking.remember(tracked, keys_read(command, portion))
+                self._server.tracking.remember(tracked, keys_read(command, portion))
 
-        return in_portions(call, command, cut, request, self._check, note)
+        return in_portions(context, command, cut, request, self._check, note)
 
-    def later_reply(self, call: Call, pending: Pending) -> bytes | InSteps:
+    def later_reply(self, context: CommandContext, pending: Pending) -> bytes | InSteps:
         """Return what a connection waited for as it is sent, or made in steps."""
-        return self.pending_reply(call, pending)
+        return self.pending_reply(context, pending)
 
-    def pending_reply(self, call: Call, pending: Pending) -> bytes:
+    def pending_reply(self, context: CommandContext, pending: Pending) -> bytes:
         """Return what was waited for as it is sent, or why it cannot be; nothing if replies are kept back."""
         try:
-            reply = encode(pending.make(), call.session.protocol)
+            reply = encode(pending.make(), context.session.protocol)
         except Exception as error:
             reply = self.error_reply(error)
-        return b"" if call.session.is_silent else reply
+        return b"" if context.session.is_silent else reply
 
     def error_reply(self, error: Exception) -> bytes:
         """Return an error as it is sent, and count it. One that nobody expected is logged under an id."""
@@ -448,7 +460,7 @@ class Dispatcher:
         """Return what a client is told of an exception."""
         if (damage := of_damage(error)) is not None:
             error = damage
-            self._instance.keyspace.suspect_stores()
+            self._server.keyspace.suspect_stores()
         if isinstance(error, StoreError):
-            return reply_error_of(error, is_node=self._instance.cluster is not None)
-        return error if isinstance(error, ReplyError) else self._instance.report(error)
+            return reply_error_of(error, is_node=self._server.cluster is not None)
+        return error if isinstance(error, ReplyError) else self._server.report(error)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
-from resp_server.execution.context import Call
+from resp_server.execution.context import CommandContext
 from resp_server.execution.watch import Watch
 from resp_server.protocol.replies import STEP_BYTES_MAX, Pending, Sliced, SlicedEncoder, encode_header
 from resp_server.protocol.request_parser import Request
@@ -24,7 +24,7 @@ STEP_NS_MAX = 1_000_000
 NOTHING_RUN = {2: b"*-1\r\n", 3: b"_\r\n"}
 
 
-class ToRun(NamedTuple):
+class ExecPlan(NamedTuple):
     """What EXEC found: commands, the view to answer them from, and the keys that must be what they were."""
 
     requests: Sequence[Request]
@@ -33,7 +33,7 @@ class ToRun(NamedTuple):
 
 
 @dataclass(slots=True)
-class QueuedCall(Call):
+class ExecContext(CommandContext):
     """Who called EXEC: all commands are answered from one view, which stays where it is."""
 
     pinned: KeyspaceView
@@ -44,7 +44,7 @@ class QueuedCall(Call):
 
     @property
     def view(self) -> KeyspaceView:
-        return self.pinned if self.session.db == 0 else self.instance.nothing
+        return self.pinned if self.session.db == 0 else self.server.nothing
 
     @property
     def now_ms(self) -> int:
@@ -57,16 +57,16 @@ class QueuedCall(Call):
         pass  # EXEC goes on with it
 
 
-class Execution:
+class ExecRunner:
     """Makes the reply to an EXEC, a step at a time, as `SlicedEncoder` does for others.
 
     While `pending` is there the next step has to wait for it. What CLIENT REPLY among the commands silences is left out
     here already.
     """
 
-    def __init__(self, dispatcher: Dispatcher, call: Call, to_run: ToRun) -> None:
+    def __init__(self, dispatcher: Dispatcher, context: CommandContext, to_run: ExecPlan) -> None:
         self._dispatcher = dispatcher
-        self._call = QueuedCall(call.session, call.instance, to_run.view)
+        self._context = ExecContext(context.session, context.server, to_run.view)
         self._to_run = to_run
         self._parts = self._make()
         self.pending: Pending | None = None
@@ -98,13 +98,13 @@ class Execution:
         """End the transaction. To be called once, at the end or instead of it."""
         self._parts.close()
         self._to_run.view.close()
-        self._call.session.end_transaction()
+        self._context.session.end_transaction()
         self.when_done()
-        if self._call.session.tracked is not None:
-            self._call.session.tracked.is_caching_given = False
+        if self._context.session.tracked is not None:
+            self._context.session.tracked.is_caching_given = False
 
     def _make(self) -> Generator[bytes]:
-        session = self._call.session
+        session = self._context.session
         for _ in self.before:
             yield b""
         for is_changed in self._look_at_watched():
@@ -121,18 +121,18 @@ class Execution:
             yield from self._answer(request)
 
     def _look_at_watched(self) -> Iterator[bool]:
-        watch = Watch(self._call.instance, self._call.pinned)
+        watch = Watch(self._context.server, self._context.pinned)
         # All databases but the first are empty, and stay so.
         return (watch.is_changed(key, mark) for (db, key), mark in self._to_run.watched.items() if db == 0)
 
     def _answer(self, request: Request) -> Iterator[bytes]:
-        session = self._call.session
-        reply = self._dispatcher.answer_queued(self._call, request)
+        session = self._context.session
+        reply = self._dispatcher.answer_queued(self._context, request)
         if isinstance(reply, Pending):
             self.pending = reply
             yield b""
             self.pending = None
-            reply = self._dispatcher.pending_reply(self._call, reply)
+            reply = self._dispatcher.pending_reply(self._context, reply)
         # A CLIENT REPLY SKIP among the commands silences the one after EXEC, and itself.
         is_skip = session.reply_mode is ReplyMode.SKIP_NEXT and session_is_told(request)
         is_silent = is_skip or session.reply_mode in (ReplyMode.OFF, ReplyMode.SKIP)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from resp_server.command_table.facts import ANY_SLOTS
 from resp_server.command_table.key_specs import keys_of
 from resp_server.commands.transactions import WATCHED_KEYS_MAX, check_room, no_room
-from resp_server.execution.context import Call
-from resp_server.execution.exec_runner import QueuedCall
+from resp_server.execution.context import CommandContext
+from resp_server.execution.exec_runner import ExecContext
 from resp_server.protocol.errors import CrossSlotError, PlainError
 from resp_server.protocol.replies import OK, FirstOf, Frames, Reply, Sliced
 from resp_server.protocol.request_parser import PORTION_WORDS, PORTION_WORDS_BYTES, LongRequest, Request
@@ -30,7 +30,7 @@ WHOLE_WORDS_MAX = 4096
 WHOLE_BYTES_MAX = 2 << 20
 
 # Raises what a portion is answered with that may not be run.
-Check = Callable[[Call, "Command", Request], None]
+Check = Callable[[CommandContext, "Command", Request], None]
 # Told of a portion that was answered.
 Note = Callable[[Request], None]
 
@@ -45,7 +45,7 @@ class Cut(NamedTuple):
     shape: type
     kept: int = 0
     is_counted: bool = False
-    check_room: Callable[[Call, Sequence[bytes]], None] = lambda call, words: None
+    check_room: Callable[[CommandContext, Sequence[bytes]], None] = lambda context, words: None
 
     def portions(self, command: Command, request: Request, words: int = PORTION_WORDS) -> Iterator[Request]:
         """Cut a request into portions of so many words."""
@@ -88,9 +88,9 @@ def is_whole(request: Request) -> bool:
     return len(request) <= WHOLE_WORDS_MAX and request.size_bytes <= WHOLE_BYTES_MAX
 
 
-def _room_of(way: Way) -> Callable[[Call, Sequence[bytes]], None]:
-    def check(call: Call, names: Sequence[bytes]) -> None:
-        subscriptions = call.session.subscriptions or Subscriptions()
+def _room_of(way: Way) -> Callable[[CommandContext, Sequence[bytes]], None]:
+    def check(context: CommandContext, names: Sequence[bytes]) -> None:
+        subscriptions = context.session.subscriptions or Subscriptions()
         if len(names) <= SUBSCRIPTIONS_MAX:
             subscriptions.check_room(way, names)
         else:
@@ -99,10 +99,12 @@ def _room_of(way: Way) -> Callable[[Call, Sequence[bytes]], None]:
     return check
 
 
-def _room_to_watch(call: Call, keys: Sequence[bytes]) -> None:
+def _room_to_watch(context: CommandContext, keys: Sequence[bytes]) -> None:
     if len(keys) > WATCHED_KEYS_MAX:
         raise no_room()
-    check_room(call, [key for key in dict.fromkeys(keys) if (call.session.db, key) not in call.session.watched])
+    check_room(
+        context, [key for key in dict.fromkeys(keys) if (context.session.db, key) not in context.session.watched]
+    )
 
 
 _FIELDS = Cut(list, 3, is_counted=True)
@@ -139,24 +141,26 @@ def _is_counted(command: Command, cut: Cut, request: Request) -> bool:
     return request[start - 1] == b"%d" % (len(request) - start)
 
 
-def in_portions(call: Call, command: Command, cut: Cut, request: Request, check: Check, note: Note) -> Sliced:
+def in_portions(
+    context: CommandContext, command: Command, cut: Cut, request: Request, check: Check, note: Note
+) -> Sliced:
     """Answer a long request in portions, from a view of its own."""
-    cut.check_room(call, request[command.words + cut.kept :])
-    view = call.pin()
-    parts = _parts(QueuedCall(call.session, call.instance, view), command, cut, request, check, note)
+    cut.check_room(context, request[command.words + cut.kept :])
+    view = context.pin()
+    parts = _parts(ExecContext(context.session, context.server, view), command, cut, request, check, note)
     count = len(request) - command.words - cut.kept if cut.shape is list else None
-    return Sliced(parts, partial(call.unpin, view), cut.shape, count, acts=cut.shape in (Frames, FirstOf))
+    return Sliced(parts, partial(context.unpin, view), cut.shape, count, acts=cut.shape in (Frames, FirstOf))
 
 
 def _parts(
-    call: QueuedCall, command: Command, cut: Cut, request: Request, check: Check, note: Note
+    context: ExecContext, command: Command, cut: Cut, request: Request, check: Check, note: Note
 ) -> Iterator[Sequence[Reply]]:
-    yield from _check_slots(call, command, cut, request)
+    yield from _check_slots(context, command, cut, request)
     for portion in cut.portions(command, request):
-        check(call, command, portion)
+        check(context, command, portion)
         yield []
     for portion in cut.portions(command, request):
-        reply = command.execute(call, portion)
+        reply = command.execute(context, portion)
         note(portion)
         if isinstance(reply, Sliced):
             for part in reply.parts:
@@ -168,9 +172,9 @@ def _parts(
         yield [OK]
 
 
-def _check_slots(call: Call, command: Command, cut: Cut, request: Request) -> Iterator[Sequence[Reply]]:
+def _check_slots(context: CommandContext, command: Command, cut: Cut, request: Request) -> Iterator[Sequence[Reply]]:
     """Raise CrossSlotError if portions have keys of different slots; those of one portion were checked."""
-    if call.instance.cluster is None or not command.facts.key_specs or ANY_SLOTS in command.facts.tips:
+    if context.server.cluster is None or not command.facts.key_specs or ANY_SLOTS in command.facts.tips:
         return
     slots = set()
     for portion in cut.portions(command, request):

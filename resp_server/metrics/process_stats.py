@@ -16,7 +16,7 @@ THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 
 @dataclass
-class Numbers:
+class ProcessStats:
     """What processes counted and used. Pages that several of them map are counted in each."""
 
     clients: int = 0

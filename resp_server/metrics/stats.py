@@ -36,7 +36,7 @@ SUMS = (
 
 
 @dataclass(slots=True)
-class Tally:
+class CommandStats:
     """One command's numbers. A rejected call never began (arity, NOAUTH, READONLY); a failed one answered an error.
 
     took: how many calls took a time of so many binary digits in nanoseconds. Calls that were answered together count
@@ -55,7 +55,7 @@ class Tally:
         self.nanoseconds += nanoseconds
         self.took[(nanoseconds // calls).bit_length()] += calls
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: CommandStats) -> None:
         """Add what another process counted."""
         self.calls += other.calls
         self.nanoseconds += other.nanoseconds
@@ -94,7 +94,7 @@ class Stats:
     output_bytes: int = 0
     hits: int = 0
     misses: int = 0
-    commands: dict[str, Tally] = field(default_factory=dict)
+    commands: dict[str, CommandStats] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
     commands_per_second: float = 0.0
     input_bytes_per_second: float = 0.0
@@ -119,11 +119,11 @@ class Stats:
         for add in self.collectors:
             add()
 
-    def tally(self, command: str) -> Tally:
+    def command_stats(self, command: str) -> CommandStats:
         """Return a command's numbers; the names are those of the command table."""
         found = self.commands.get(command)
         if found is None:
-            found = self.commands[command] = Tally()
+            found = self.commands[command] = CommandStats()
         return found
 
     def count_error(self, code: str) -> None:
@@ -139,22 +139,22 @@ class Stats:
     @property
     def calls(self) -> int:
         """How many commands were executed."""
-        return sum(tally.calls for tally in self.commands.values())
+        return sum(command_stats.calls for command_stats in self.commands.values())
 
     def add(self, other: Stats) -> None:
         """Add what another process counted."""
         for name in SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for command, theirs in other.commands.items():
-            self.tally(command).add(theirs)
+            self.command_stats(command).add(theirs)
         self.errors.update(other.errors)
         self.denied.update(other.denied)
 
     def reset(self) -> None:
         """Count from zero again; whoever holds a tally goes on with it."""
         self.collect()
-        for tally in self.commands.values():
-            tally.reset()
+        for command_stats in self.commands.values():
+            command_stats.reset()
         for name in SUMS:
             setattr(self, name, 0)
         self.errors.clear()
@@ -164,14 +164,16 @@ class Stats:
     def to_json(self) -> dict[str, Any]:
         """Return the numbers as another process of the server is told them."""
         self.collect()
-        commands = {name: asdict(tally) for name, tally in self.commands.items() if tally.is_used}
+        commands = {
+            name: asdict(command_stats) for name, command_stats in self.commands.items() if command_stats.is_used
+        }
         counted = {"commands": commands, "errors": dict(self.errors), "denied": dict(self.denied)}
         return {name: getattr(self, name) for name in SUMS} | counted
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Self:
         """Return what `to_json` made."""
-        commands = {name: Tally(**tally) for name, tally in told["commands"].items()}
+        commands = {name: CommandStats(**command_stats) for name, command_stats in told["commands"].items()}
         made = cls(commands=commands, errors=Counter(told["errors"]), denied=Counter(told["denied"]))
         for name in SUMS:
             setattr(made, name, told[name])

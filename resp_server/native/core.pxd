@@ -119,7 +119,7 @@ cdef class Core:
     cdef int put_members(self, const uint8_t* run, size_t size, int64_t first, int64_t last, bint is_reversed, bint has_scores) except -2
 
 cdef class Reads:
-    cdef object instance, stats, table, noted
+    cdef object server, stats, table, noted
     cdef Core core
     cdef Output own
     cdef list tallies, names

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from resp_server.execution.context import Instance
+from resp_server.execution.context import ServerContext
 from resp_server.protocol.request_parser import Request
 from resp_server.session.session import Session
 
@@ -20,7 +20,7 @@ class Reads:
     @property
     def is_incomplete(self) -> bool: ...
     def __init__(
-        self, instance: Instance, rules_of: Callable[[Any], Rules], note: Callable[[Session, bytes, int], None]
+        self, server: ServerContext, rules_of: Callable[[Any], Rules], note: Callable[[Session, bytes, int], None]
     ) -> None: ...
     def answer(self, session: Session, data: bytes) -> tuple[bytes, list[Request], bytes]: ...
 

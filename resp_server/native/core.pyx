@@ -1261,19 +1261,19 @@ cdef class Hearer:
 
 
 cdef class Reads:
-    """The stages around the core for one instance: who may, what is told before the replies, what is counted behind.
+    """The stages around the core for one server: who may, what is told before the replies, what is counted behind.
 
     rules_of: makes `Rules` of a user. note: keeps what took long.
     """
 
-    def __cinit__(self, instance, rules_of, note):
-        self.instance, self.stats, self.table, self.noted = instance, instance.stats, rules_of, note
+    def __cinit__(self, server, rules_of, note):
+        self.server, self.stats, self.table, self.noted = server, server.stats, rules_of, note
         self.core = Core()
         self.own.data, self.own.size = <char*>malloc(16384), 16384
         if self.own.data == NULL:
             raise MemoryError
         self.names = [name.decode() for name, _, _ in NAMES]
-        self.tallies = [instance.stats.tally(name) for name in self.names]
+        self.tallies = [server.stats.command_stats(name) for name in self.names]
         self.stats.collectors.append(self.collect)
 
     def __dealloc__(self):
@@ -1292,7 +1292,7 @@ cdef class Reads:
     def answer(self, session, bytes data):
         """Answer requests from the front of a buffer, and cut those that the general path has to answer next.
 
-        Returns the replies, the words of those requests, and what of the buffer is left. The instance's view was
+        Returns the replies, the words of those requests, and what of the buffer is left. The server's view was
         renewed for it.
         """
         cdef size_t took, size = PyBytes_GET_SIZE(data)
@@ -1320,15 +1320,15 @@ cdef class Reads:
         `take` alone, or for the general path. `find` makes the look-ups, then `take` answers each buffer, in the same
         order. Where anything else runs in between, `forget` has to be called.
         """
-        instance = self.instance
-        if not session.is_usual or instance.is_loading or session.tracked is not None or session.following is not None:
+        server = self.server
+        if not session.is_usual or server.is_loading or session.tracked is not None or session.epoch_feed is not None:
             return False
         try:
             return self.core.add_portion(
-                instance.view, data, size, self.rules_of(session.user), instance.cluster is not None
+                server.view, data, size, self.rules_of(session.user), server.cluster is not None
             )
         except Exception as error:
-            instance.report(error)
+            server.report(error)
             self.core.forget_portions()
             return False
 
@@ -1337,7 +1337,7 @@ cdef class Reads:
         try:
             self.core.find_all()
         except Exception as error:
-            self.instance.report(error)
+            self.server.report(error)
             self.core.forget_portions()
         return 0
 
@@ -1362,13 +1362,13 @@ cdef class Reads:
         cdef int64_t started_ns, elapsed_ns
         cdef Core core = self.core
         cdef bytes told
-        instance = self.instance
+        server = self.server
         core.is_incomplete = core.is_full = self.is_asked = False
-        tracked = following = None
+        tracked = epoch_feed = None
         if not core.has_portion(data):
-            if not session.is_usual or instance.is_loading:
+            if not session.is_usual or server.is_loading:
                 return 0
-            tracked, following, rules = session.tracked, session.following, self.rules_of(session.user)
+            tracked, epoch_feed, rules = session.tracked, session.epoch_feed, self.rules_of(session.user)
             if tracked is not None:
                 if tracked.redirect or tracked.is_optin or tracked.is_optout:
                     return 0
@@ -1378,9 +1378,9 @@ cdef class Reads:
         started_ns = monotonic_ns()
         core.out, core.moment_ms = out, started_ns // 1_000_000
         try:
-            took = core.answer_all(instance.view, data, size, session.protocol, rules, instance.cluster is not None, keys)
+            took = core.answer_all(server.view, data, size, session.protocol, rules, server.cluster is not None, keys)
         except Exception as error:
-            instance.report(error)  # logged and counted; the general path answers, and counts
+            server.report(error)  # logged and counted; the general path answers, and counts
             core.hits, core.misses = hits, misses
             core.is_incomplete = core.is_full = False  # more input is not what it takes
             core.forget_portions()
@@ -1390,16 +1390,16 @@ cdef class Reads:
             return 0
         elapsed_ns = monotonic_ns() - started_ns
         self.count(elapsed_ns)
-        session.active_ms = instance.view.now_ms
+        session.active_ms = server.view.now_ms
         session.last_command = self.names[core.last_command]
-        if elapsed_ns >= <int64_t>instance.noted_ns:
+        if elapsed_ns >= <int64_t>server.noted_ns:
             self.noted(session, PyBytes_FromStringAndSize(<const char*>data, took), elapsed_ns)
-        if tracked is not None or following is not None:
-            told = b"" if tracked is None else instance.invalid_for(session)
+        if tracked is not None or epoch_feed is not None:
+            told = b"" if tracked is None else server.invalid_for(session)
             if keys is not None:
-                instance.tracking.remember(tracked, keys)
-            if following is not None and instance.moves != following.moves:
-                told = instance.news(following) + told
+                server.tracking.remember(tracked, keys)
+            if epoch_feed is not None and server.change_counter != epoch_feed.change_counter:
+                told = server.pending_pushes(epoch_feed) + told
             if told:
                 reserve(out, PyBytes_GET_SIZE(told))
                 memmove(out.data + before + PyBytes_GET_SIZE(told), out.data + before, out.used - before)
@@ -1426,15 +1426,15 @@ cdef class Reads:
         return 0
 
     def collect(self):
-        """Add what was counted to the instance's numbers."""
+        """Add what was counted to the server's numbers."""
         cdef int command, bits
         cdef Core core = self.core
         for command in range(COMMANDS):
             if core.calls[command]:
-                tally = self.tallies[command]
-                tally.calls += core.calls[command]
-                tally.nanoseconds += self.nanoseconds[command]
-                took = tally.took
+                command_stats = self.tallies[command]
+                command_stats.calls += core.calls[command]
+                command_stats.nanoseconds += self.nanoseconds[command]
+                took = command_stats.took
                 for bits in range(64):
                     if self.times[command][bits]:
                         took[bits] += self.times[command][bits]

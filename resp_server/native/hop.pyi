@@ -4,14 +4,14 @@ from asyncio import Handle, Transport
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from resp_server.execution.context import Instance
-from resp_server.metrics.stats import Tally
+from resp_server.execution.context import ServerContext
+from resp_server.metrics.stats import CommandStats
 from resp_server.native.core import Hearer
 from resp_server.protocol.replies import Pending
 from resp_server.proxy.answers import Answer, Sent
-from resp_server.proxy.asks import Ask
+from resp_server.proxy.asks import UpstreamRequest
 from resp_server.proxy.connection import ProxyConnection
-from resp_server.proxy.upstream import Upstreams
+from resp_server.proxy.upstream import UpstreamCluster
 from resp_server.session.epoch_feed import Epochs, Told
 
 class Taker(Protocol):
@@ -25,7 +25,7 @@ class Taker(Protocol):
         """Take what was waited for, and what it is from."""
 
     def ask_again(self, data: bytes, told: Told) -> None:
-        """Ask again, the general way: replies are from earlier epochs than others before them."""
+        """UpstreamRequest again, the general way: replies are from earlier epochs than others before them."""
 
     def fail(self, index: int, error: Exception) -> None:
         """Take what was raised instead."""
@@ -36,7 +36,7 @@ class Run:
     is_begun: bool
     def take(self, replies: Sequence[bytes], told: Told) -> None: ...
     def fail_all(self, error: Exception) -> None: ...
-    def next_ask(self) -> Ask: ...
+    def next_ask(self) -> UpstreamRequest: ...
     def put(self, index: int, reply: Answer, told: Told = ()) -> None: ...
     def fail(self, index: int, error: Exception) -> None: ...
     def seen_by(self, index: int) -> Epochs: ...
@@ -47,7 +47,7 @@ class Hop:
     is_begun: bool
     last_command: str
     def __init__(
-        self, upstreams: Upstreams, instance: Instance, commands: Sequence[tuple[str, int, int, Tally]]
+        self, upstreams: UpstreamCluster, server: ServerContext, commands: Sequence[tuple[str, int, int, CommandStats]]
     ) -> None: ...
     def ask(self, taker: Taker, data: bytes, protocol: int) -> int: ...
     def collect(self) -> None: ...

@@ -20,7 +20,7 @@ from state_backend.native.lookup cimport slot_of
 
 from resp_server.session.epoch_feed import NOT_TOLD
 from resp_server.protocol.request_parser import RequestParser
-from resp_server.proxy.asks import ASKS_MAX, PING, SENDS_MAX, Ask, ask_by_slots, not_understood
+from resp_server.proxy.asks import ASKS_MAX, PING, SENDS_MAX, UpstreamRequest, ask_by_slots, not_understood
 from resp_server.proxy.answers import WHOLE_BYTES_MAX, Pieces, Sent
 from resp_server.proxy.reply_splitter import FrameError
 from resp_server.proxy.guard import behind, has_reached, together
@@ -443,8 +443,8 @@ cdef class Run:
             raise IndexError("nothing waits")
         self.next += 1
         if (<Asking>entry.asking).questions[entry.question].is_array:
-            return Ask(PING, 0, 2, self.deadline_s, self, index, self.lane.key.address, sends=SENDS_MAX)
-        return Ask(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
+            return UpstreamRequest(PING, 0, 2, self.deadline_s, self, index, self.lane.key.address, sends=SENDS_MAX)
+        return UpstreamRequest(self.text[entry.start : entry.end], entry.slot, 2, self.deadline_s, self, index, sends=1)
 
     def seen_by(self, index):
         """Return what the client has seen."""
@@ -480,12 +480,12 @@ cdef class Run:
 cdef class Hop:
     """Asks the servers of one application for what clients ask a proxy for.
 
-    commands: name, the least and the most words, a tally of calls; the first one is GET, the second MGET.
+    commands: name, the least and the most words, a command_stats of calls; the first one is GET, the second MGET.
     is_begun: what was looked at last ends in the beginning of a request.
     """
 
     cdef readonly object upstreams
-    cdef object instance, stats
+    cdef object server, stats
     cdef list names, tallies
     cdef Spec specs[COMMANDS_MAX]
     cdef int commands
@@ -502,20 +502,20 @@ cdef class Hop:
     cdef public bint is_begun
     cdef readonly object last_command
 
-    def __init__(self, upstreams, instance, commands):
+    def __init__(self, upstreams, server, commands):
         cdef int i = 0
-        self.upstreams, self.instance, self.stats = upstreams, instance, instance.stats
+        self.upstreams, self.server, self.stats = upstreams, server, server.stats
         self.names, self.tallies, self.runs = [], [], [None] * LANES_MAX
-        for name, least, most, tally in commands[:COMMANDS_MAX]:
+        for name, least, most, command_stats in commands[:COMMANDS_MAX]:
             set_spec(&self.specs[i], name.encode(), least, most)
             self.names.append(name)
-            self.tallies.append(tally)
+            self.tallies.append(command_stats)
             i += 1
         self.commands = i
         self.stats.collectors.append(self.collect)
 
     def ask(self, taker, bytes data, int protocol):
-        """Ask for what is plain reads at the front of a buffer; return how much of it they are, 0: none can be now."""
+        """UpstreamRequest for what is plain reads at the front of a buffer; return how much of it they are, 0: none can be now."""
         return self.ask_for(taker, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), protocol)
 
     cdef size_t ask_for(self, taker, const uint8_t* data, size_t size, int protocol) except? 0:
@@ -659,7 +659,7 @@ cdef class Hop:
         return 0
 
     cdef int send_keys(self, Asking asking, uint32_t index, uint8_t number) except -1:
-        """Ask for those keys of an MGET that are asked over a connection, if there are any."""
+        """UpstreamRequest for those keys of an MGET that are asked over a connection, if there are any."""
         cdef Question* question = &asking.questions[index]
         cdef Item* item = &asking.items[question.first]
         cdef Run run = <Run>self.runs[number]
@@ -681,7 +681,7 @@ cdef class Hop:
         return run.add(asking, index, 0, number, start)
 
     def collect(self):
-        """Add what was asked and answered to the instance's numbers."""
+        """Add what was asked and answered to the server's numbers."""
         cdef int i
         self.stats.input_bytes += self.input_bytes
         self.stats.output_bytes += self.output_bytes
@@ -714,7 +714,7 @@ cdef class Hop:
         try:
             self.ask_again(asking, NOT_TOLD)
         except Exception as error:
-            self.instance.report(error)
+            self.server.report(error)
         return 0
 
     cdef int give_up(self, Asking asking, error) except -1:
@@ -724,10 +724,10 @@ cdef class Hop:
             if asking.question_count == 1:
                 asking.taker.fail(0, error)
             else:
-                self.instance.report(error)
+                self.server.report(error)
                 self.ask_again(asking, NOT_TOLD)
         except Exception as another:
-            self.instance.report(another)
+            self.server.report(another)
         return 0
 
 
@@ -753,7 +753,7 @@ cdef class Asker(Hearer):
         return size
 
     def left_of(self, bytes data):
-        """Ask for what plain reads are at the front of what came; return all of it where that is none."""
+        """UpstreamRequest for what plain reads are at the front of what came; return all of it where that is none."""
         if self.begun:
             data, self.begun = self.begun + data, b""
         if self.begin(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data)) or self.keeps_begun(data):
@@ -761,12 +761,12 @@ cdef class Asker(Hearer):
         return data
 
     cdef bint begin(self, const uint8_t* data, size_t size) except -1:
-        """Ask for what plain reads are at the front of what came, if nothing is waited for."""
+        """UpstreamRequest for what plain reads are at the front of what came, if nothing is waited for."""
         self.hop.is_begun = False
         return self.connection.is_calm and self.session.is_plain and self.ask_for(data, size)
 
     def ask(self, bytes data):
-        """Ask for what plain reads are at the front of what was kept; tell whether there is something."""
+        """UpstreamRequest for what plain reads are at the front of what was kept; tell whether there is something."""
         return self.ask_for(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
     cdef bint ask_for(self, const uint8_t* data, size_t size) except -1:
@@ -775,7 +775,7 @@ cdef class Asker(Hearer):
         try:
             took = self.hop.ask_for(self, data, size, session.protocol)
         except Exception as error:  # nothing was asked so far: the general path meets it again, and answers it
-            self.hop.instance.report(error)
+            self.hop.server.report(error)
             return False
         if not took:
             return False
@@ -816,7 +816,7 @@ cdef class Asker(Hearer):
             if told is not self.last_told:  # what was added once is among what the client has seen
                 session.seen.add(told)
                 self.last_told = told
-            session.active_ms = hop.instance.view.now_ms
+            session.active_ms = hop.server.view.now_ms
             if type(reply) is not bytes:
                 connection.send_in_steps(reply)
                 return

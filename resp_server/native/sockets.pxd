@@ -13,7 +13,7 @@ cdef extern from "sys/epoll.h" nogil:
         epoll_data_t data
 
 cdef class Poller:
-    cdef object loop, instance, stats
+    cdef object loop, server, stats
     cdef Reads reads
     cdef int descriptor
     cdef char* input

@@ -55,9 +55,9 @@ cdef enum:
 cdef class Poller:
     """The sockets of one event loop. reads: what answers first of what comes, if there is something."""
 
-    def __cinit__(self, loop, instance, Reads reads=None):
+    def __cinit__(self, loop, server, Reads reads=None):
         self.callbacks = []
-        self.loop, self.instance, self.stats, self.reads = loop, instance, instance.stats, reads
+        self.loop, self.server, self.stats, self.reads = loop, server, server.stats, reads
         self.transports, self.waiting, self.closed = set(), [], []
         self.going, self.ready, self.heard = [], [], []
         self.descriptor = -1
@@ -115,7 +115,7 @@ cdef class Poller:
             try:
                 if not is_renewed:
                     is_renewed = True
-                    self.instance.renew()
+                    self.server.renew()
                 self.run_round(began_ns)
             except BaseException:
                 self.run_soon()  # epoll does not tell of what is left again
@@ -138,7 +138,7 @@ cdef class Poller:
         return 0
 
     def count(self):
-        """Add what was counted of rounds, bytes and calls of the system to the instance's numbers."""
+        """Add what was counted of rounds, bytes and calls of the system to the server's numbers."""
         stats = self.stats
         stats.input_bytes += self.input_bytes
         stats.output_bytes += self.output_bytes
@@ -235,7 +235,7 @@ cdef class Poller:
                     try:
                         callback()
                     except Exception as error:
-                        self.instance.report(error)
+                        self.server.report(error)
         finally:
             self.is_in_round = is_in_round
         return 0
@@ -507,7 +507,7 @@ cdef class Transport:
         return 0
 
     cdef int fail(self, error) except -1:
-        self.poller.instance.report(error)
+        self.poller.server.report(error)
         self.abort()
         return 0
 

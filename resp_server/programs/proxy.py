@@ -30,7 +30,7 @@ from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.feeds import feed_clients
 from resp_server.proxy.routes import APPLICATIONS_MAX
 from resp_server.proxy.sources import FileSource, LogSource, RegistrySource, Source
-from resp_server.proxy.upstream import TIMEOUT_S, Upstreams
+from resp_server.proxy.upstream import TIMEOUT_S, UpstreamCluster
 from resp_server.serving.server import Server
 from resp_server.serving.token import add_token_option, token_of
 from state_backend.log.filesystems import open_filesystem
@@ -139,31 +139,31 @@ async def _serve(options: argparse.Namespace) -> None:
     password = config.upstream_password or config.password
     sources = _sources(options)
     for source in sources:
-        source.upstreams = Upstreams(source.name, password, options.upstream_timeout / MS_PER_S)
+        source.upstreams = UpstreamCluster(source.name, password, options.upstream_timeout / MS_PER_S)
         source.upstreams.certificates = certificates
     applications = Applications([source.upstreams for source in sources])
     server = Server(
         Keyspace(),
         replace(config, upstream_password=None),  # with which nobody comes here
-        dispatcher=lambda instance: ProxyDispatcher(instance, applications),
+        dispatcher=lambda server: ProxyDispatcher(server, applications),
         connection=ProxyConnection,
     )
     load_users(server.users)
-    server.instance.upstreams = applications.facts
-    feeds = feed_clients(applications, server.instance)
+    server.context.upstreams = applications.facts
+    feeds = feed_clients(applications, server.context)
     applications.start()
-    following: list[asyncio.Task[None]] = []
+    epoch_feed: list[asyncio.Task[None]] = []
     try:
         for source in sources:
             source.begin()
-            following.append(asyncio.create_task(source.follow()))
+            epoch_feed.append(asyncio.create_task(source.follow()))
         await server.start()
         log_started(config, server.port, server.tls_port)
         if options.child:
             print(json.dumps({"port": server.port, "tls_port": server.tls_port}), flush=True)
         await until_told_to_end(watches_input=options.child, users=server)
     finally:
-        for task in following:
+        for task in epoch_feed:
             task.cancel()
         await server.stop()
         feeds.stop()

@@ -24,7 +24,7 @@ import uvloop
 
 from resp_server.acl.rate_limits import Limit
 from resp_server.acl.users import AccessError, Users
-from resp_server.cluster.topology_source import Membership, TopologyFile
+from resp_server.cluster.topology_source import TopologyFile, TopologySource
 from resp_server.commands.config import CLIENTS_MAX, INT32_MAX
 from resp_server.execution.config import LOOPBACK, ServerConfig
 from resp_server.native import CORE
@@ -34,9 +34,9 @@ from resp_server.net.tls import CA_OPTION, add_tls_options, certificates_of, fil
 from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
 from resp_server.programs.supervisor import SUPERVISED, supervise
 from resp_server.push.keyspace_notifications import ClassesError, classes_of, letters_of
-from resp_server.serving.appliers import Followers
+from resp_server.serving.appliers import Appliers
 from resp_server.serving.control_api import TOKEN_VARIABLE, ControlListener
-from resp_server.serving.job_catalog import Readers, ShownJobs
+from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
 from resp_server.serving.server import Server
 from resp_server.workers.master import Workers
 from state_backend.apply.compact import add_retention_option
@@ -276,7 +276,7 @@ async def _serve(
     folder: Path,
     supervised: Mapping[str, int],
 ) -> None:
-    readers: Readers
+    readers: JobCatalog
     server: Server | Workers
     make_room_for(config.clients_max)
     if options.workers > 1:
@@ -285,23 +285,23 @@ async def _serve(
         await server.start_processes()
     else:
         keyspace = Keyspace()
-        readers, server = ShownJobs(keyspace), Server(keyspace, config)
+        readers, server = LocalJobCatalog(keyspace), Server(keyspace, config)
         load_users(server.users)
     retention_ms = int(options.retention * 60_000) if options.compact else None
-    followers = Followers(readers, list(roots), folder, retention_ms=retention_ms)
-    server.when_events_are_wanted(followers.tell_events)
+    appliers = Appliers(readers, list(roots), folder, retention_ms=retention_ms)
+    server.when_events_are_wanted(appliers.tell_events)
     token = os.environ.pop(TOKEN_VARIABLE, None)
-    membership = Membership(server)
-    control = ControlListener(followers, membership, token, certificates_of(config.tls)) if token else None
+    membership = TopologySource(server)
+    control = ControlListener(appliers, membership, token, certificates_of(config.tls)) if token else None
     loading: asyncio.Task[None] | None = None
-    following: asyncio.Task[None] | None = None
+    epoch_feed: asyncio.Task[None] | None = None
     try:
         if options.cluster is not None:
             file = TopologyFile(Path(options.cluster), options.cluster_node, membership)
             file.read()
-            following = asyncio.create_task(file.follow())
-        await followers.start()
-        loading = asyncio.create_task(followers.catch_up())
+            epoch_feed = asyncio.create_task(file.follow())
+        await appliers.start()
+        loading = asyncio.create_task(appliers.catch_up())
         await asyncio.wait([loading], timeout=LOADING_UNHEARD_S)
         server.set_loading(not loading.done())  # until then an answer could be that a key does not exist
         loading.add_done_callback(lambda _: server.set_loading(False))
@@ -315,13 +315,13 @@ async def _serve(
             os.write(supervised["told"], json.dumps({"port": server.port, "tls_port": server.tls_port}).encode())
         await until_told_to_end(watches_input=options.child, users=server, lifeline=supervised.get("lifeline"))
     finally:
-        for task in (loading, following):
+        for task in (loading, epoch_feed):
             if task is not None:
                 task.cancel()
         if control:
             await control.stop()
         await server.stop()
-        await followers.stop()
+        await appliers.stop()
         logger.info("ended")
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import uvloop
 
 from resp_server.cluster.topology import NODE_ID, PORT_MAX
-from resp_server.cluster.topology_source import Membership
+from resp_server.cluster.topology_source import TopologySource
 from resp_server.execution.config import ServerConfig
 from resp_server.net.addresses import host_and_port
 from resp_server.net.listeners import make_room_for
@@ -37,10 +37,10 @@ from resp_server.programs.serve import (
     store_folder,
     until_told_to_end,
 )
-from resp_server.registry.client import Advertised, RegistryLink
+from resp_server.registry.client import Advertised, RegistryClient
 from resp_server.registry.report import DRAIN_S_MAX
-from resp_server.serving.appliers import Followers
-from resp_server.serving.job_catalog import ShownJobs
+from resp_server.serving.appliers import Appliers
+from resp_server.serving.job_catalog import LocalJobCatalog
 from resp_server.serving.server import Server
 from resp_server.serving.token import add_token_option, token_of
 from state_backend.apply.compact import add_retention_option
@@ -215,15 +215,17 @@ async def _serve(
     server = await _listening(keyspace, config, _choices(options, identity))
     remembering = Remembering(replace(identity, port=server.port), folder)
     retention_ms = int(options.retention * MS_PER_MINUTE) if options.compact else None
-    followers = Followers(ShownJobs(keyspace), list(roots), folder, retention_ms=retention_ms, slots=identity.wanted)
-    server.when_events_are_wanted(followers.tell_events)
+    appliers = Appliers(
+        LocalJobCatalog(keyspace), list(roots), folder, retention_ms=retention_ms, slots=identity.wanted
+    )
+    server.when_events_are_wanted(appliers.tell_events)
     ended = asyncio.Event()
     host, port = options.advertise or (_own_host(config.hosts[0]), None)
-    link = RegistryLink(
+    link = RegistryClient(
         identity.id,
         Advertised(host, port or server.port, options.zone, options.driver),
-        Membership(server),
-        followers,
+        TopologySource(server),
+        appliers,
         logs=[open_filesystem(root) for root in roots],
         address=options.registry,
         token=token,
@@ -231,12 +233,12 @@ async def _serve(
         on_end=ended.set if options.driver else None,
         certificates=certificates_of(config.tls),
     )
-    followers.on_change = link.changed
+    appliers.on_change = link.changed
     tasks: list[asyncio.Task[None]] = []
     told = asyncio.create_task(until_told_to_end(watches_input=options.child, users=server))
     try:
-        await followers.start()
-        tasks.append(asyncio.create_task(_open(server, followers, remembering.is_assigned)))
+        await appliers.start()
+        tasks.append(asyncio.create_task(_open(server, appliers, remembering.is_assigned)))
         tasks.append(asyncio.create_task(link.run()))
         shown = host or config.hosts[0]
         logger.info("started state server @ %s:%d", shown, port or server.port)
@@ -249,7 +251,7 @@ async def _serve(
         for task in (told, *tasks):
             task.cancel()
         await server.stop()
-        await followers.stop()
+        await appliers.stop()
         logger.info("ended")
 
 
@@ -271,7 +273,7 @@ async def _listening(keyspace: Keyspace, config: ServerConfig, ports: Sequence[i
             await server.start()
             return server
         except OSError as error:
-            server.instance.close()
+            server.context.close()
             if error.errno != EADDRINUSE or port == ports[-1]:
                 raise
     raise AssertionError("there is a port to try")
@@ -285,9 +287,9 @@ def _own_host(bound: str) -> str | None:
         return bound
 
 
-async def _open(server: Server, followers: Followers, is_assigned: asyncio.Event) -> None:
+async def _open(server: Server, appliers: Appliers, is_assigned: asyncio.Event) -> None:
     """Answer when it is known which slots to answer, and which jobs there are: before, a nil could be a wrong one."""
-    await asyncio.gather(followers.catch_up(), is_assigned.wait())
+    await asyncio.gather(appliers.catch_up(), is_assigned.wait())
     server.set_loading(False)
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import hiredis
 
 from resp_server.protocol.errors import LoadingError, PlainError
-from resp_server.proxy.asks import MISREAD, Ask, OnItsOwn
+from resp_server.proxy.asks import MISREAD, OnItsOwn, UpstreamRequest
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.upstream import Upstreams
+from resp_server.proxy.upstream import UpstreamCluster
 
 logger = logging.getLogger("sparkis.proxy")
 
@@ -24,7 +24,7 @@ class Applications:
     only: the one that there is, if there is one: then nothing has to be known of its jobs.
     """
 
-    def __init__(self, each: Sequence[Upstreams]) -> None:
+    def __init__(self, each: Sequence[UpstreamCluster]) -> None:
         self.each = each
         self.only = each[0] if len(each) == 1 else None
         self._clashes: set[tuple[str, str, str]] = set()
@@ -57,7 +57,7 @@ class Applications:
             for name, value in ({"name": each.name} | dict(each.facts())).items()
         }
 
-    def of(self, key: bytes) -> Upstreams:
+    def of(self, key: bytes) -> UpstreamCluster:
         """Return the application to ask for a key; LoadingError, PlainError if several could have it."""
         if self.only is not None:
             return self.only
@@ -72,19 +72,19 @@ class Applications:
                 raise LoadingError(f"the jobs of {upstreams.name} are not known yet, ask again in a moment")
         return self.each[0]  # no job makes such a key: anybody answers that it does not exist
 
-    def holding(self, job: str) -> list[Upstreams]:
+    def slot_ownership(self, job: str) -> list[UpstreamCluster]:
         """Return the applications that have a job of this name."""
         return [upstreams for upstreams in self.each if job in upstreams.keys.names]
 
-    def learn_keys(self, upstreams: Upstreams, address: str) -> None:
+    def learn_keys(self, upstreams: UpstreamCluster, address: str) -> None:
         """Ask a server which keys its jobs make."""
         for job in upstreams.keys.names:
-            for other in self.holding(job):
+            for other in self.slot_ownership(job):
                 self._say_once(upstreams, other, job)
         whose = LearnsKeys(self, upstreams, address)
-        upstreams.send(Ask(JOBS, 0, 2, upstreams.deadline_s(), whose, 0, address, is_long=True))
+        upstreams.send(UpstreamRequest(JOBS, 0, 2, upstreams.deadline_s(), whose, 0, address, is_long=True))
 
-    def learn_keys_later(self, upstreams: Upstreams, address: str) -> None:
+    def learn_keys_later(self, upstreams: UpstreamCluster, address: str) -> None:
         """Ask a server that did not tell once more in a moment, as long as it is one of the application's."""
         row = (upstreams.name, address)
 
@@ -96,14 +96,14 @@ class Applications:
         if row not in self._asked_again and upstreams.later(float("inf"), again):
             self._asked_again.add(row)
 
-    def _say_once(self, one: Upstreams, other: Upstreams, job: str) -> None:
+    def _say_once(self, one: UpstreamCluster, other: UpstreamCluster, job: str) -> None:
         row = (job, *sorted((one.name, other.name)))
         if one is not other and row not in self._clashes:
             self._clashes.add((row[0], row[1], row[2]))
             logger.error("%s", clash(one, job, other, job))
 
 
-def clash(one: Upstreams, job: str, other: Upstreams, its_job: str) -> str:
+def clash(one: UpstreamCluster, job: str, other: UpstreamCluster, its_job: str) -> str:
     """Say that a key could be of two applications."""
     if job == its_job:
         return f"job '{job}' is in {one.name} and in {other.name}: its keys are not answered; rename one of the two"
@@ -118,7 +118,7 @@ class LearnsKeys(OnItsOwn):
     """Takes what a server says of its jobs."""
 
     applications: Applications
-    upstreams: Upstreams
+    upstreams: UpstreamCluster
     address: str
 
     def take_in(self, reply: bytes) -> None:

@@ -1,6 +1,6 @@
 """What is asked of servers, and who takes the answers. Knows no connection.
 
-A client's request waits as a place in its `TakesReplies`; between that and the servers may be steps (`Step`), each of
+A client's request waits as a place in its `ReplySink`; between that and the servers may be steps (`Step`), each of
 which makes one answer of some. Answers come in somebody else's turn, or a timer's: what is raised on the way there, or
 when something is asked again, is passed on (`fail`) to the place that waits for it, which alone makes an error of it.
 """
@@ -64,7 +64,7 @@ def not_understood(error: Exception) -> bytes:
     return b"-%b\r\n" % PlainError("what a server answered is not understood").line
 
 
-class TakesReplies(Protocol):
+class ReplySink(Protocol):
     """Whoever waits for an answer. None of this raises: others' answers come behind."""
 
     def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
@@ -93,12 +93,12 @@ class Asked(Protocol):
     def fail_all(self, error: Exception) -> None:
         """Take what was raised when answers were taken: whoever waits for these gets no others."""
 
-    def next_ask(self) -> Ask:
+    def next_ask(self) -> UpstreamRequest:
         """Return the next question to be answered as one of its own; it is wanted here no more."""
 
 
 @dataclass(slots=True)
-class Ask:
+class UpstreamRequest:
     """One question: for whoever answers a slot, or the shard of a master, or for a server by its address.
 
     floor: what whoever is asked has to have reached; set where it is known who that is. held_until_s: how long it waits
@@ -109,7 +109,7 @@ class Ask:
     slot: int
     protocol: int
     deadline_s: float
-    whose: TakesReplies
+    whose: ReplySink
     index: int
     address: str | None = None
     master: str | None = None
@@ -128,7 +128,7 @@ class Ask:
         """Pass on what was raised."""
         self.whose.fail(self.index, error)
 
-    def next_ask(self) -> Ask:
+    def next_ask(self) -> UpstreamRequest:
         """Return itself."""
         return self
 
@@ -137,7 +137,7 @@ class Ask:
         self.whose.put(self.index, b"-%b\r\n" % error.line)
 
 
-class OnItsOwn(TakesReplies):
+class OnItsOwn(ReplySink):
     """Takes answers that no client waits for. What is raised is logged."""
 
     def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
@@ -157,10 +157,10 @@ class Nobody(OnItsOwn):
     """Takes answers that nobody needs."""
 
 
-class Step(TakesReplies):
+class Step(ReplySink):
     """Makes one answer of others. Whoever waits for it gets one, or what was raised instead, and nothing after that."""
 
-    def __init__(self, whose: TakesReplies, index: int) -> None:
+    def __init__(self, whose: ReplySink, index: int) -> None:
         self._whose, self._index = whose, index
         self._is_over = False
 
@@ -180,7 +180,7 @@ class Step(TakesReplies):
         except Exception as error:
             self.fail(0, error)
 
-    def go_on(self, steps: Steps[Result], then: Callable[[Result], None], put_off: PutOff) -> None:
+    def go_on(self, steps: Steps[Result], then: Callable[[Result], None], defer: PutOff) -> None:
         """Work for some time, and in turns to come until it is done; `then` takes what comes of it."""
         ends_ns = perf_counter_ns() + STEPS_NS_MAX
         try:
@@ -189,7 +189,7 @@ class Step(TakesReplies):
         except StopIteration as end:
             then(end.value)
         else:
-            put_off(partial(self.attempt, self.go_on, steps, then, put_off))
+            defer(partial(self.attempt, self.go_on, steps, then, defer))
 
     def end(self, reply: Answer, told: Told = NOT_TOLD) -> None:
         """Pass the answer on."""
@@ -214,15 +214,15 @@ class Step(TakesReplies):
         return self._whose.seen_by(self._index)
 
 
-class Joined(Step):
+class ReplyAggregator(Step):
     """Answers of several servers that make one reply. The first error among them is the reply."""
 
-    def __init__(self, count: int, merge: Merge, whose: TakesReplies, index: int, put_off: PutOff) -> None:
+    def __init__(self, count: int, merge: Merge, whose: ReplySink, index: int, defer: PutOff) -> None:
         super().__init__(whose, index)
         self._replies: list[Answer | None] = [None] * count
         self._missing = count
         self._merge = merge
-        self._put_off = put_off
+        self._put_off = defer
         self._told = NOT_TOLD
 
     def take_in(self, index: int, reply: Answer, told: Told) -> None:
@@ -242,18 +242,18 @@ class Joined(Step):
 class Asker(Protocol):
     """Whoever asks servers. put_off: has something be called in a turn to come."""
 
-    put_off: PutOff
+    defer: PutOff
 
-    def send(self, ask: Ask) -> None:
+    def send(self, ask: UpstreamRequest) -> None:
         """Ask; the answer comes later, or an error, at once or later."""
 
 
-def ask_by_slots(asker: Asker, keys: Sequence[bytes], deadline_s: float, whose: TakesReplies, index: int) -> None:
+def ask_by_slots(asker: Asker, keys: Sequence[bytes], deadline_s: float, whose: ReplySink, index: int) -> None:
     """Ask for the values of keys, those of each slot of whoever answers it; the answer is one array."""
     places: dict[int, list[int]] = {}
     for at, key in enumerate(keys):
         places.setdefault(slot_of(key), []).append(at)
-    joined = Joined(len(places), partial(in_order, places=list(places.values())), whose, index, asker.put_off)
+    joined = ReplyAggregator(len(places), partial(in_order, places=list(places.values())), whose, index, asker.defer)
     for number, (slot, some) in enumerate(places.items()):
         packed = pack((b"MGET", *(keys[at] for at in some)))
-        asker.send(Ask(packed, slot, 2, deadline_s, joined, number, sends=1))
+        asker.send(UpstreamRequest(packed, slot, 2, deadline_s, joined, number, sends=1))

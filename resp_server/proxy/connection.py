@@ -58,7 +58,7 @@ class ProxyConnection(Connection):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._instance.stats.input_bytes += len(data)
+            self._server_context.stats.input_bytes += len(data)
             if self._asker is not None:
                 data = self._asker.left_of(data)
             if data:

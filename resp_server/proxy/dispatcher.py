@@ -17,10 +17,10 @@ from resp_server.command_table.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
 from resp_server.commands.transactions import check_room
-from resp_server.execution.context import NEVER_NS, Call, Instance
+from resp_server.execution.context import NEVER_NS, CommandContext, ServerContext
 from resp_server.execution.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read, let_go
 from resp_server.execution.long_requests import Cut, head_of, is_whole, too_long
-from resp_server.metrics.stats import Tally
+from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
     ClusterDownError,
     ExecAbortError,
@@ -34,7 +34,7 @@ from resp_server.protocol.replies import InSteps, Pending, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.answers import WHOLE_BYTES_MAX, Answer, Pieces, Sent, Steps, texts_of, whole
 from resp_server.proxy.applications import Applications, clash
-from resp_server.proxy.asks import Ask, Joined, Merge, Step, TakesReplies
+from resp_server.proxy.asks import Merge, ReplyAggregator, ReplySink, Step, UpstreamRequest
 from resp_server.proxy.compiled import hop
 from resp_server.proxy.gathering import Jobs, text_in, wanted_of_servers
 from resp_server.proxy.guard import behind
@@ -44,10 +44,10 @@ from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.routes import SPLIT, Part, Way, lone_key_at, split, way_of, within
 from resp_server.proxy.survey import Survey
 from resp_server.proxy.transactions import TransactionRun, WatchRun
-from resp_server.proxy.upstream import LONG_TIMEOUT_S, Upstreams
+from resp_server.proxy.upstream import LONG_TIMEOUT_S, UpstreamCluster
 from resp_server.session.epoch_feed import NOT_TOLD, Epochs, Told
 from resp_server.session.session import RESP2, Session
-from resp_server.session.tracking import Tracked
+from resp_server.session.tracking import TrackingState
 from state_backend.model.slots import slot_of
 
 # Longer than any question waits, so that it ends nothing unless something is wrong here.
@@ -68,7 +68,7 @@ OF_SERVERS_ALONE = ("state|at", "state|expect", "state|within", "state|publish",
 NOT_WITHIN = ("select", "hello", "client|reply")
 
 
-class Batch(Pending, TakesReplies):
+class Batch(Pending, ReplySink):
     """Replies to requests that came together, in their order.
 
     They are asked of several servers at once. Where one is from an earlier epoch than a reply before it, it is asked
@@ -100,12 +100,12 @@ class Batch(Pending, TakesReplies):
         self._replies.append(reply)
 
     def ask(
-        self, upstreams: Upstreams, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
+        self, upstreams: UpstreamCluster, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
     ) -> None:
         """Add one that whoever answers a slot, or a master's shard, is asked for."""
         deadline_s = self._deadline_s
         index = self.expect(is_silent)
-        ask = Ask(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
+        ask = UpstreamRequest(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
         self._again[index] = partial(upstreams.send_again, ask)
         upstreams.send(ask)
 
@@ -241,25 +241,25 @@ class Rule(NamedTuple):
     command: Command
     way: Way
     lone_key_at: int
-    tally: Tally
+    command_stats: CommandStats
 
 
 class ProxyDispatcher(Dispatcher):
     """Answers requests for one proxy."""
 
-    def __init__(self, instance: Instance, applications: Applications) -> None:
-        super().__init__(instance)
+    def __init__(self, server: ServerContext, applications: Applications) -> None:
+        super().__init__(server)
         self.compiled = None  # nothing is here to be looked up
         self._applications = applications
         self._rules: dict[bytes, Rule | None] = {}
         only = applications.only
         # With several applications each key has to be looked at.
-        self.hop = None if only is None or hop is None else hop.Hop(only, instance, self._hop_commands())
-        self._tracking = instance.tracking
+        self.hop = None if only is None or hop is None else hop.Hop(only, server, self._hop_commands())
+        self._tracking = server.tracking
         self._tracking.on_use = applications.follow_keys
         for upstreams in applications.each:
             upstreams.on_changed = self._tracking.changed
-            upstreams.put_off = lambda run: instance.put_off(run)  # not known before there is a server
+            upstreams.defer = lambda run: server.defer(run)  # not known before there is a server
 
     def poll(self, poller: Any) -> None:
         for upstreams in self._applications.each:
@@ -268,7 +268,7 @@ class ProxyDispatcher(Dispatcher):
     def stop(self) -> None:
         self._applications.stop()
 
-    def _hop_commands(self) -> list[tuple[str, int, int, Tally]]:
+    def _hop_commands(self) -> list[tuple[str, int, int, CommandStats]]:
         """Return what the compiled hop asks for: GET, MGET, and what else has one key, its first word."""
         names = ["get", "mget", *(each.name for each in self._table if each.name not in ("get", "mget"))]
         found = []
@@ -278,13 +278,13 @@ class ProxyDispatcher(Dispatcher):
                 continue
             arity = rule.command.facts.arity
             least = 3 if name == "mget" else abs(arity)  # one key's is no other question than a server's own
-            found.append((name, least, arity if arity > 0 else PORTION_WORDS, rule.tally))
+            found.append((name, least, arity if arity > 0 else PORTION_WORDS, rule.command_stats))
         return found
 
     def answer(
-        self, call: Call, requests: Iterator[Request], out: list[bytes], ends_ns: int = NEVER_NS
+        self, context: CommandContext, requests: Iterator[Request], out: list[bytes], ends_ns: int = NEVER_NS
     ) -> Later | None:
-        session, applications, rules = call.session, self._applications, self._rules
+        session, applications, rules = context.session, self._applications, self._rules
         first = applications.each[0]
         batch = Batch(session, first.clock, first.deadline_s(), self.error_reply)
         for request in requests:
@@ -296,7 +296,7 @@ class ProxyDispatcher(Dispatcher):
                 is_lone = rule is not None and rule.lone_key_at and session.is_plain and _fits(rule, request)
                 upstreams = applications.only
                 if rule is not None and is_lone and not is_long and upstreams is not None:
-                    rule.tally.calls += 1
+                    rule.command_stats.calls += 1
                     session.last_command = rule.command.name
                     slot = slot_of(request[rule.lone_key_at])
                     batch.ask(upstreams, pack(request), slot)
@@ -304,12 +304,12 @@ class ProxyDispatcher(Dispatcher):
                         break
                     continue
                 session.begin_command()
-                if is_long and self._ask_long(call, request, batch):
+                if is_long and self._ask_long(context, request, batch):
                     is_to_wait = True
                 elif rule is not None and (session.transaction is not None or rule.command.facts.group == TRANSACTIONS):
-                    is_to_wait = self._transact(call, rule.command, request, batch)
-                elif not self._ask(call, request, batch):
-                    later = self._answer_here(call, request, batch)
+                    is_to_wait = self._transact(context, rule.command, request, batch)
+                elif not self._ask(context, request, batch):
+                    later = self._answer_here(context, request, batch)
                 end_caching(session, request)
             except Exception as error:  # of this request alone, wherever it was raised
                 let_go(later)
@@ -335,11 +335,11 @@ class ProxyDispatcher(Dispatcher):
                 session.transaction.is_void = True
         batch.refuse(place, error)
 
-    def _check(self, call: Call, command: Command, request: Request) -> None:
-        super()._check(call, command, request)
+    def _check(self, context: CommandContext, command: Command, request: Request) -> None:
+        super()._check(context, command, request)
         if command.name in OF_SERVERS_ALONE:
             raise not_served(command.name)
-        if call.session.transaction is None:
+        if context.session.transaction is None:
             return
         way = way_of(command)
         if way not in (Way.HERE, Way.KEYS) or command.name in NOT_WITHIN:
@@ -356,25 +356,25 @@ class ProxyDispatcher(Dispatcher):
             raise too_long(command)
         return None
 
-    def _ask_long(self, call: Call, request: Request, batch: Batch) -> bool:
+    def _ask_long(self, context: CommandContext, request: Request, batch: Batch) -> bool:
         """Ask for a long request's answer; False if it is asked for as others. What comes behind it has to wait."""
-        session = call.session
+        session = context.session
         command = self._table.find(request)
         command.check_arity(request)
-        self._check(call, command, head_of(request))
+        self._check(context, command, head_of(request))
         cut = self._cut_of(command, request)
         if session.transaction is not None and not is_whole(request):
             raise too_long(command)
         if cut is None or session.transaction is not None or session.db != 0:
             return False
         session.last_command = command.name
-        self._stats.tally(command.name).calls += 1
+        self._stats.command_stats(command.name).calls += 1
         self._show(session, command, request)
         if session.is_silent:  # it would do nothing else
             return True
         before = batch.missing
         ask = self._asking_whole if lone_key_at(command) else self._asking_in_portions
-        start = ask(call, command, request, cut, batch)
+        start = ask(context, command, request, cut, batch)
         if before:
             batch.before_last(start)  # no answer before this one is to be of a later epoch
         else:
@@ -382,38 +382,38 @@ class ProxyDispatcher(Dispatcher):
         return True
 
     def _asking_whole(
-        self, call: Call, command: Command, request: Request, cut: Cut, batch: Batch
+        self, context: CommandContext, command: Command, request: Request, cut: Cut, batch: Batch
     ) -> Callable[[], None]:
         """Have a long request about one key be asked as it is, so that its answer is from one epoch.
 
         It goes over a connection for what takes long, as no other client is to wait behind it.
         """
-        session, tracking = call.session, self._tracking
+        session, tracking = context.session, self._tracking
         key = request[lone_key_at(command)]
         number, slot = self.place_of(key)
         upstreams, index = self._applications.each[number], batch.expect()
         tracked = session.tracked if session.tracked is not None and session.tracked.remembers else None
 
         def send(packed: bytes) -> None:
-            whose: TakesReplies = batch if tracked is None else Remembers(batch, index, tracking, tracked, [key])
+            whose: ReplySink = batch if tracked is None else Remembers(batch, index, tracking, tracked, [key])
             deadline_s = upstreams.deadline_s(is_long=True)
-            upstreams.send(Ask(packed, slot, session.protocol, deadline_s, whose, index, is_long=True))
+            upstreams.send(UpstreamRequest(packed, slot, session.protocol, deadline_s, whose, index, is_long=True))
 
         def take(packed: bytes) -> None:
             batch.again(index, partial(send, packed))
             send(packed)
 
         step = Step(batch, index)
-        return partial(step.attempt, step.go_on, packing(cast(LongRequest, request)), take, self._instance.put_off)
+        return partial(step.attempt, step.go_on, packing(cast(LongRequest, request)), take, self._server.defer)
 
     def _asking_in_portions(
-        self, call: Call, command: Command, request: Request, cut: Cut, batch: Batch
+        self, context: CommandContext, command: Command, request: Request, cut: Cut, batch: Batch
     ) -> Callable[[], None]:
         """Have a long request about keys of many slots be asked in portions."""
-        session, first = call.session, self._applications.each[0]
+        session, first = context.session, self._applications.each[0]
 
         def ask(portion: Request) -> Batch:
-            self._check(call, command, portion)
+            self._check(context, command, portion)
             its_batch = Batch(session, first.clock, first.deadline_s(), self.error_reply)
             if not self._ask_of(command, Way.KEYS, portion, session, its_batch):
                 raise PlainError("the request makes no sense")
@@ -423,51 +423,51 @@ class ProxyDispatcher(Dispatcher):
         pending = Portions(
             session.protocol, cut, cut.portions(command, request, PORTION_KEYS), ask, BATCH_S_MAX, BATCH_BYTES_MAX
         )
-        self.when_there(call, pending, partial(batch.put, batch.expect()))
+        self.when_there(context, pending, partial(batch.put, batch.expect()))
         return pending.start
 
-    def _transact(self, call: Call, command: Command, request: Request, batch: Batch) -> bool:
+    def _transact(self, context: CommandContext, command: Command, request: Request, batch: Batch) -> bool:
         """Take a request within a transaction, or about one; tell whether the next one has to wait for its answer.
 
         command: by the request's first word alone, so that of another name it may be one of several.
         """
-        session, transaction = call.session, call.session.transaction
+        session, transaction = context.session, context.session.transaction
         name, words = command.name, len(request)
         is_exec = name == "exec" and words == 1 and transaction is not None and not transaction.is_void
         is_watch = name == "watch" and words > 1 and transaction is None and session.db == 0
-        if (is_exec or is_watch) and self._may_be_asked(call, command, request):
+        if (is_exec or is_watch) and self._may_be_asked(context, command, request):
             if transaction is not None:
-                self._execute(call, transaction.requests, batch)
+                self._execute(context, transaction.requests, batch)
             else:
-                self._watch(call, request, batch)
+                self._watch(context, request, batch)
             return True
-        reply = self.reply_to(call, request)
+        reply = self.reply_to(context, request)
         reply = _whole(reply, session.protocol) if isinstance(reply, Sliced) else reply
         assert isinstance(reply, bytes)
         batch.add(b"" if session.is_silent else reply)
         return False
 
-    def _may_be_asked(self, call: Call, command: Command, request: Request) -> bool:
+    def _may_be_asked(self, context: CommandContext, command: Command, request: Request) -> bool:
         """Tell whether the servers may be asked for a request; if not, the error is made here."""
-        session = call.session
+        session = context.session
         if not session.is_authenticated or session.user.denial(command, request) is not None:
             return False
         is_refused = session.is_monitor and "readonly" in command.facts.flags
         return not is_refused and (session.subscriptions is None or session.protocol != RESP2)
 
-    def _execute(self, call: Call, requests: Sequence[Request], batch: Batch) -> None:
-        session = call.session
+    def _execute(self, context: CommandContext, requests: Sequence[Request], batch: Batch) -> None:
+        session = context.session
         watched, session.last_command = session.watched, "exec"
         session.end_transaction()
-        self._stats.tally("exec").calls += 1
+        self._stats.command_stats("exec").calls += 1
         before = batch.missing
         index = batch.expect(session.is_silent)
-        whose: TakesReplies = batch
+        whose: ReplySink = batch
         keys: list[bytes] = []
         if session.tracked is not None and not session.tracked.is_bcast:
             # The epoch that it is answered from may be older than what was told.
             whose = Remembers(batch, index, self._tracking, session.tracked, keys, is_kept=False)
-        run = TransactionRun(self, self._applications, call, requests, watched, whose, index)
+        run = TransactionRun(self, self._applications, context, requests, watched, whose, index)
         start = partial(run.start, self._before_exec(session, requests, keys))
         if before:
             batch.before_last(start)  # no answer before this one is to be of a later epoch
@@ -491,20 +491,20 @@ class ProxyDispatcher(Dispatcher):
             yield
         self._show(session, self.command((b"exec",)), (b"exec",))
 
-    def _watch(self, call: Call, request: Request, batch: Batch) -> None:
-        session = call.session
+    def _watch(self, context: CommandContext, request: Request, batch: Batch) -> None:
+        session = context.session
         session.last_command = "watch"
         self._show(session, self.command(request), request)
         new = [key for key in dict.fromkeys(request[1:]) if (0, key) not in session.watched]
         try:
             if len(request) > PORTION_WORDS:
                 raise too_long(self.command(request), PORTION_WORDS)
-            check_room(call, new)
+            check_room(context, new)
             places = [self.place_of(key)[0] for key in new]
         except ReplyError:
-            self._stats.tally("watch").failed += 1
+            self._stats.command_stats("watch").failed += 1
             raise
-        self._stats.tally("watch").calls += 1
+        self._stats.command_stats("watch").calls += 1
         asked = [(self._applications.each[number], key) for number, key in zip(places, new, strict=True)]
         if asked:
             WatchRun(session.watched, asked, batch, batch.expect(session.is_silent)).ask()
@@ -515,30 +515,32 @@ class ProxyDispatcher(Dispatcher):
         """Return the command of a request that was queued."""
         return self._table.find(request)
 
-    def answer_within(self, call: Call, request: Request) -> bytes | Pending:
+    def answer_within(self, context: CommandContext, request: Request) -> bytes | Pending:
         """Answer a queued request that is the proxy's own."""
-        reply = self.answer_queued(call, request)
+        reply = self.answer_queued(context, request)
         try:
-            return _whole(reply, call.session.protocol) if isinstance(reply, Sliced) else reply
+            return _whole(reply, context.session.protocol) if isinstance(reply, Sliced) else reply
         except Exception as error:
             return self.error_reply(error)
 
-    def later_reply(self, call: Call, pending: Pending) -> bytes | InSteps:
-        return pending.joined() if isinstance(pending, Batch) else super().later_reply(call, pending)
+    def later_reply(self, context: CommandContext, pending: Pending) -> bytes | InSteps:
+        return pending.joined() if isinstance(pending, Batch) else super().later_reply(context, pending)
 
     def _learn_rule(self, name: bytes) -> Rule | None:
         command = self._table.get(name) if b"|" not in name else None
         rule = None
         if command is not None:
             way = way_of(command)
-            rule = Rule(command, way, lone_key_at(command) if way is Way.KEYS else 0, self._stats.tally(command.name))
+            rule = Rule(
+                command, way, lone_key_at(command) if way is Way.KEYS else 0, self._stats.command_stats(command.name)
+            )
         if len(self._rules) < SPELLINGS_MAX:
             self._rules[name] = rule
         return rule
 
-    def _ask(self, call: Call, request: Request, batch: Batch) -> bool:
+    def _ask(self, context: CommandContext, request: Request, batch: Batch) -> bool:
         """Ask the servers; False if the request is answered, or refused, here."""
-        session = call.session
+        session = context.session
         try:
             command = self._table.find(request)
             command.check_arity(request)
@@ -546,12 +548,12 @@ class ProxyDispatcher(Dispatcher):
             return False
         way = way_of(command)
         # The other databases are empty everywhere, so here as well.
-        if way is Way.HERE or session.db != 0 or not self._may_be_asked(call, command, request):
+        if way is Way.HERE or session.db != 0 or not self._may_be_asked(context, command, request):
             return False
         is_asked = self._ask_of(command, way, request, session, batch)
         if is_asked:
             session.last_command = command.name
-            self._stats.tally(command.name).calls += 1
+            self._stats.command_stats(command.name).calls += 1
             if command.name != "info":  # a part of it was answered here, and shown
                 self._show(session, command, request)
         return is_asked
@@ -559,7 +561,7 @@ class ProxyDispatcher(Dispatcher):
     def _show(self, session: Session, command: Command, request: Request) -> None:
         """Show a request that servers are asked for to those who sent MONITOR."""
         if session.is_observed:
-            self._instance.monitors.show(session, command, request)
+            self._server.monitors.show(session, command, request)
 
     def _ask_of(self, command: Command, way: Way, request: Request, session: Session, batch: Batch) -> bool:
         protocol, is_silent = session.protocol, session.is_silent
@@ -605,21 +607,23 @@ class ProxyDispatcher(Dispatcher):
         session: Session,
         batch: Batch,
         index: int,
-        tracked: Tracked | None = None,
+        tracked: TrackingState | None = None,
     ) -> None:
-        joined = Joined(len(parts), merge, batch, index, self._instance.put_off)
+        joined = ReplyAggregator(len(parts), merge, batch, index, self._server.defer)
 
         def ask() -> Steps[None]:
             for place, part in enumerate(parts):
                 number, slot = cast("tuple[int, int]", part.place)
                 upstreams = self._applications.each[number]
-                whose: TakesReplies = joined
+                whose: ReplySink = joined
                 if tracked is not None:
                     whose = Remembers(joined, place, self._tracking, tracked, keys_read(command, part.request))
-                upstreams.send(Ask(pack(part.request), slot, session.protocol, upstreams.deadline_s(), whose, place))
+                upstreams.send(
+                    UpstreamRequest(pack(part.request), slot, session.protocol, upstreams.deadline_s(), whose, place)
+                )
                 yield
 
-        joined.attempt(joined.go_on, ask(), lambda _: None, self._instance.put_off)
+        joined.attempt(joined.go_on, ask(), lambda _: None, self._server.defer)
 
     def _ask_for_many(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
         """Ask each server once for its keys; False if that cannot be now."""
@@ -636,7 +640,7 @@ class ProxyDispatcher(Dispatcher):
 
         def again() -> None:
             if hop.ask(HopTaker(batch, index, by_slots), packed, 2) == len(packed):
-                self._stats.tally(command.name).calls -= 1  # it is counted by whoever asks
+                self._stats.command_stats(command.name).calls -= 1  # it is counted by whoever asks
             else:
                 by_slots()
 
@@ -650,12 +654,12 @@ class ProxyDispatcher(Dispatcher):
             return 0, slot_of(key)
         return self._applications.each.index(self._applications.of(key)), slot_of(key)
 
-    def _having(self, job: bytes) -> Sequence[Upstreams]:
+    def _having(self, job: bytes) -> Sequence[UpstreamCluster]:
         """Return the application that has a job; the first one has the error for a job that nobody has."""
         each = self._applications.each
         if self._applications.only is not None:
             return each
-        found = self._applications.holding(job.decode("utf-8", "surrogateescape"))
+        found = self._applications.slot_ownership(job.decode("utf-8", "surrogateescape"))
         if len(found) > 1:
             name = job.decode("utf-8", "surrogateescape")
             raise PlainError(clash(found[0], name, found[1], name))
@@ -668,14 +672,14 @@ class ProxyDispatcher(Dispatcher):
             wanted = wanted_of_servers(request[1:])
             if not wanted:
                 return False
-            answered = self.reply_to(Call(session, self._instance), request)
+            answered = self.reply_to(CommandContext(session, self._server), request)
             if isinstance(answered, bytes) and answered.startswith(b"-"):
                 batch.add(b"" if session.is_silent else answered)
                 return True
             own = text_in(answered)
             jobs = Jobs(asked, session.protocol, batch, batch.expect(session.is_silent), within(session.user))
             jobs.info(own, wanted)
-            self._stats.tally("info").calls -= 1  # counted here, and by whoever asks
+            self._stats.command_stats("info").calls -= 1  # counted here, and by whoever asks
             return True
         if command.name == "state|list":
             asked = self._having(request[2])
@@ -694,25 +698,25 @@ class ProxyDispatcher(Dispatcher):
         address = upstreams.answering(str(upstreams.slots.owners[slot_of(key)]))
         return whole(replies[0]).replace(encode(b"this server", 2), encode(address.encode(), 2))
 
-    def _answer_here(self, call: Call, request: Request, batch: Batch) -> Later | None:
+    def _answer_here(self, context: CommandContext, request: Request, batch: Batch) -> Later | None:
         """Answer a request as a server without keys; one that comes in steps is returned if nothing is before it."""
-        reply = self.reply_to(call, request)
+        reply = self.reply_to(context, request)
         if isinstance(reply, Sliced):
-            reply.is_silent = call.session.is_silent
+            reply.is_silent = context.session.is_silent
             if reply.is_silent and not reply.acts:
                 reply.release()
                 return None
             if not batch.missing:
                 return reply
-            reply = _whole(reply, call.session.protocol)
+            reply = _whole(reply, context.session.protocol)
         elif isinstance(reply, Pending):
-            self.when_there(call, reply, partial(batch.put, batch.expect(call.session.is_silent)))
+            self.when_there(context, reply, partial(batch.put, batch.expect(context.session.is_silent)))
             return None
         assert isinstance(reply, bytes)
-        batch.add(b"" if call.session.is_silent else reply)
+        batch.add(b"" if context.session.is_silent else reply)
         return None
 
-    def when_there(self, call: Call, pending: Pending, then: Callable[[Any], object]) -> None:
+    def when_there(self, context: CommandContext, pending: Pending, then: Callable[[Any], object]) -> None:
         """Call back with what is waited for when it is there, or its time is up."""
 
         def answered() -> None:
@@ -723,7 +727,7 @@ class ProxyDispatcher(Dispatcher):
                 if isinstance(pending, Portions):
                     reply = pending.make()
                 else:
-                    reply = self.pending_reply(call, pending)
+                    reply = self.pending_reply(context, pending)
             except Exception as error:
                 reply = self.error_reply(error)
             then(reply)

@@ -25,20 +25,20 @@ from typing import Any
 import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
-from resp_server.execution.context import Call, Instance
+from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.net.tls import why
 from resp_server.protocol.errors import ClusterDownError, PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.asks import PING, Ask, OnItsOwn
-from resp_server.proxy.lane import LaneKey
+from resp_server.proxy.asks import PING, OnItsOwn, UpstreamRequest
+from resp_server.proxy.lane import ConnectionKey
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.upstream import Upstreams
+from resp_server.proxy.upstream import UpstreamCluster
 from resp_server.push.deliveries import PORTION_NS
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, may_be_of_keys
-from resp_server.push.message_bus import Publishing
-from resp_server.push.pubsub import OWN_CHANNELS, Found, Mail
+from resp_server.push.message_bus import MessageBus
+from resp_server.push.pubsub import OWN_CHANNELS, Found, MessageBatch
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import SUBSCRIBED_BYTES_MAX, SUBSCRIPTIONS_MAX, Way, check_name, message
 from state_backend.model.slots import slot_of
@@ -68,7 +68,7 @@ def _none() -> Names:
 class Feed(asyncio.Protocol):
     """A connection to a server over which messages come."""
 
-    def __init__(self, feeds: Feeds, upstreams: Upstreams, address: str) -> None:
+    def __init__(self, feeds: Feeds, upstreams: UpstreamCluster, address: str) -> None:
         self.address = address
         self.upstreams = upstreams
         self.wanted = _none()
@@ -189,13 +189,13 @@ class Feed(asyncio.Protocol):
         self._silent_looks = 0
         self._reader.feed(data)
         if self._passing_on is None:
-            mail = Mail()
+            mail = MessageBatch()
             self._passing_on = self._pass_on(mail)
             self._step(self._passing_on, mail, {})
 
-    def _step(self, steps: Iterator[None], mail: Mail, told: dict[Session, None]) -> None:
+    def _step(self, steps: Iterator[None], mail: MessageBatch, told: dict[Session, None]) -> None:
         """Pass on some of what came, and the rest in turns to come. Until then nothing more is read."""
-        transport, instance = self._transport, self._feeds.instance
+        transport, server = self._transport, self._feeds.server
         if transport is None or steps is not self._passing_on:
             return  # the connection was lost
         ends_ns, is_done = perf_counter_ns() + PORTION_NS, True
@@ -206,10 +206,10 @@ class Feed(asyncio.Protocol):
                     break
         except Exception as error:
             self._fail(error)
-        told |= dict.fromkeys(mail.send(instance.push))
+        told |= dict.fromkeys(mail.send(server.push))
         if not is_done:
             transport.pause_reading()
-            instance.put_off(partial(self._step, steps, mail, told))
+            server.defer(partial(self._step, steps, mail, told))
             return
         self._passing_on = None
         self._silent_looks = 0
@@ -217,7 +217,7 @@ class Feed(asyncio.Protocol):
         if not self._paused_steps:
             transport.resume_reading()
 
-    def _pass_on(self, mail: Mail) -> Iterator[None]:
+    def _pass_on(self, mail: MessageBatch) -> Iterator[None]:
         """Take what the server said, in steps."""
         while (reply := self._reader.gets()) is not False:
             if isinstance(reply, hiredis.PushNotification):
@@ -233,11 +233,11 @@ class Feed(asyncio.Protocol):
         if isinstance(error, hiredis.ProtocolError):
             logger.warning("messages of %s are not understood: %s", self.address, error)
         else:
-            self._feeds.instance.report(error)
+            self._feeds.server.report(error)
         assert self._transport is not None
         self._transport.abort()
 
-    def _heard(self, mail: Mail, push: Sequence[Any]) -> Iterator[None]:
+    def _heard(self, mail: MessageBatch, push: Sequence[Any]) -> Iterator[None]:
         match push:
             case [b"message", bytes(channel), bytes(text)]:
                 yield from self._feeds.pass_on(mail, self, Way.CHANNEL, channel, channel, text)
@@ -289,10 +289,10 @@ def _in_parts(verb: bytes, names: Iterable[bytes]) -> Iterator[Request]:
 class Feeds:
     """All of a proxy's feeds."""
 
-    def __init__(self, applications: Applications, instance: Instance) -> None:
-        self.instance = instance
+    def __init__(self, applications: Applications, server: ServerContext) -> None:
+        self.server = server
         self._applications = applications
-        self._hub = instance.publishing.hub
+        self._hub = server.message_bus.hub
         # By application and address. A server lets one connection be subscribed to so much, then there is another.
         self._feeds: defaultdict[tuple[int, str], list[Feed]] = defaultdict(list)
         self._changed: dict[tuple[Way, bytes], None] = {}  # what clients came to, or left, since `settle`
@@ -358,7 +358,7 @@ class Feeds:
                 del self._feeds[place]
         for feed in closed:
             feed.close()
-        letters = self.instance.config.notify_events
+        letters = self.server.config.notify_events
         for feed in self._each():
             feed.settle(letters)
         if self._looking is None and not self._is_stopped and not self._is_empty:
@@ -373,7 +373,7 @@ class Feeds:
 
     def _who_answers(self) -> object:
         """Return what `_assign` and the requests to servers depend on, beside what clients want."""
-        letters = self.instance.config.notify_events
+        letters = self.server.config.notify_events
         return letters, [(each.slots.version, self._answering(at)) for at, each in enumerate(self._applications.each)]
 
     @property
@@ -423,16 +423,16 @@ class Feeds:
         for feed in self._each():
             feed.check()
             if feed.is_behind:
-                feed.settle(self.instance.config.notify_events)
+                feed.settle(self.server.config.notify_events)
         for (number, job), reached in self._reached():
             if self._epochs.get((number, job)) != reached:
                 self._epochs[number, job] = reached
-                self.instance.notifications.tell_epoch(job, reached)
+                self.server.notifications.tell_epoch(job, reached)
 
     def _reached(self) -> Iterator[tuple[tuple[int, str], tuple[int, int]]]:
         """Iterate over the epochs of jobs that all shards show."""
         for number, upstreams in enumerate(self._applications.each):
-            lanes = [upstreams.lanes.get(LaneKey(each, 2, False)) for each in self._answering(number)]
+            lanes = [upstreams.lanes.get(ConnectionKey(each, 2, False)) for each in self._answering(number)]
             told = [lane.told for lane in lanes if lane is not None and lane.is_connected]
             if told and len(told) == len(lanes):
                 for job in set(told[0]).intersection(*told[1:]):
@@ -440,7 +440,9 @@ class Feeds:
 
     # -- what feeds tell ----------------------------------------------------------------------------------------------
 
-    def pass_on(self, mail: Mail, feed: Feed, way: Way, name: bytes, channel: bytes, text: bytes) -> Iterator[None]:
+    def pass_on(
+        self, mail: MessageBatch, feed: Feed, way: Way, name: bytes, channel: bytes, text: bytes
+    ) -> Iterator[None]:
         """Give a message to those who are subscribed to what it came for, a client at each step."""
         is_of_keys = way is not Way.SHARD and channel.startswith((KEYSPACE, KEYEVENT))
         is_from_home = feed.address == self._home and feed.upstreams is self._applications.each[0]
@@ -460,8 +462,8 @@ class Feeds:
 
     def slow(self, told: Sequence[Session]) -> set[Session]:
         """Return those who have more waiting than that at which their requests are not read, if waited for."""
-        pause_bytes = self.instance.config.output_pause_bytes
-        full = {each for each in told if self.instance.output_bytes(each.id) > pause_bytes}
+        pause_bytes = self.server.config.output_pause_bytes
+        full = {each for each in told if self.server.output_bytes(each.id) > pause_bytes}
         self._not_waited_for -= set(told) - full
         return full - self._not_waited_for
 
@@ -494,8 +496,8 @@ class Feeds:
         """Cut those who may have missed something."""
         for way, names in feed.wanted.items():
             for session in [each for name in names for each in self._hub.sessions(way, name)]:
-                if session.id in self.instance.sessions:
-                    self.instance.cut(session.id, f"{feed.address}, which its messages come from, is gone")
+                if session.id in self.server.sessions:
+                    self.server.cut(session.id, f"{feed.address}, which its messages come from, is gone")
 
 
 class _Counted(OnItsOwn):
@@ -519,15 +521,17 @@ class _Counted(OnItsOwn):
             self._pending.resolve(lambda: Frames(reply))
 
 
-class ProxyPublishing(Publishing):
+class ProxyMessageBus(MessageBus):
     """Publishing at a proxy: at its home, from where it comes back to the proxy's own clients as well."""
 
-    def __init__(self, instance: Instance, applications: Applications, feeds: Feeds) -> None:
-        super().__init__(instance, instance.publishing.hub)
+    def __init__(self, server: ServerContext, applications: Applications, feeds: Feeds) -> None:
+        super().__init__(server, server.message_bus.hub)
         self.applications = applications
         self.feeds = feeds
 
-    def publish(self, call: Call, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True) -> Reply:
+    def publish(
+        self, context: CommandContext, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True
+    ) -> Reply:
         if channel.startswith(OWN_CHANNELS):
             raise PlainError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
         upstreams = self.applications.each[0]
@@ -542,22 +546,22 @@ class ProxyPublishing(Publishing):
         address = None if way is Way.SHARD else home
 
         def ask() -> None:
-            upstreams.send(Ask(packed, slot_of(channel), 2, upstreams.deadline_s(), counted, 0, address))
+            upstreams.send(UpstreamRequest(packed, slot_of(channel), 2, upstreams.deadline_s(), counted, 0, address))
 
         self._deliveries.add(self.hub.counting(found, way, channel), lambda: None, ask)
         return pending
 
-    def subscribed(self, call: Call, frames: bytes) -> Reply:
-        answered = partial(super().subscribed, call, frames)
+    def subscribed(self, context: CommandContext, frames: bytes) -> Reply:
+        answered = partial(super().subscribed, context, frames)
         pending = Pending(self.applications.each[0].timeout_s, answered)
         self.feeds.settled(lambda: pending.resolve(answered))
         return pending
 
 
-def feed_clients(applications: Applications, instance: Instance) -> Feeds:
+def feed_clients(applications: Applications, server: ServerContext) -> Feeds:
     """Connect the publishing and the subscriptions of a proxy's clients with the servers."""
-    feeds = Feeds(applications, instance)
-    instance.publishing = ProxyPublishing(instance, applications, feeds)
+    feeds = Feeds(applications, server)
+    server.message_bus = ProxyMessageBus(server, applications, feeds)
     return feeds
 
 

@@ -10,7 +10,7 @@ import hiredis
 from resp_server.protocol.replies import Verbatim, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.answers import Answer, whole
-from resp_server.proxy.asks import MISREAD, Ask, Step, TakesReplies, not_understood
+from resp_server.proxy.asks import MISREAD, ReplySink, Step, UpstreamRequest, not_understood
 from resp_server.proxy.merges import (
     Row,
     job_lines,
@@ -23,7 +23,7 @@ from resp_server.proxy.merges import (
     shares_of,
 )
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.upstream import Upstreams
+from resp_server.proxy.upstream import UpstreamCluster
 from resp_server.session.epoch_feed import Told
 from state_backend.model.key_groups import NONE, KeyGroups
 
@@ -52,10 +52,10 @@ class Gathering(Step):
 
     def __init__(
         self,
-        asked: Sequence[Upstreams],
+        asked: Sequence[UpstreamCluster],
         requests: Sequence[Request],
         finish: Callable[[Sequence[Answers]], bytes],
-        whose: TakesReplies,
+        whose: ReplySink,
         index: int,
     ) -> None:
         super().__init__(whose, index)
@@ -69,7 +69,7 @@ class Gathering(Step):
             self.end(finish([]))
         for at, (upstreams, master) in enumerate(places):
             for number, request in enumerate(requests, at * len(requests)):
-                upstreams.send(Ask(pack(request), 0, 2, upstreams.deadline_s(), self, number, None, master))
+                upstreams.send(UpstreamRequest(pack(request), 0, 2, upstreams.deadline_s(), self, number, None, master))
 
     def take_in(self, index: int, reply: Answer, told: Told) -> None:
         """Take one answer."""
@@ -88,7 +88,7 @@ class Jobs:
     """Asks about jobs for one client."""
 
     def __init__(
-        self, asked: Sequence[Upstreams], protocol: int, whose: TakesReplies, index: int, within: Request = ()
+        self, asked: Sequence[UpstreamCluster], protocol: int, whose: ReplySink, index: int, within: Request = ()
     ) -> None:
         self._asked = asked
         self._within = within

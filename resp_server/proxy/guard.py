@@ -43,7 +43,7 @@ def behind(replies: Sequence[Told]) -> list[int]:
     return found
 
 
-class Floors:
+class EpochFloors:
     """The floor of each slot. Slots with the same history share one."""
 
     def __init__(self) -> None:

@@ -22,14 +22,14 @@ from resp_server.net.tls import why
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.answers import Answer, whole
-from resp_server.proxy.asks import ASKS_MAX, PING, Ask, Asked, Nobody
+from resp_server.proxy.asks import ASKS_MAX, PING, Asked, Nobody, UpstreamRequest
 from resp_server.proxy.compiled import Run
 from resp_server.proxy.guard import has_reached
 from resp_server.proxy.reply_splitter import FrameError, Frames, pack
 from resp_server.session.epoch_feed import GONE, NOT_TOLD, NOTHING, Epochs, Told
 
 if TYPE_CHECKING:
-    from resp_server.proxy.upstream import Upstreams
+    from resp_server.proxy.upstream import UpstreamCluster
 
 logger = logging.getLogger("sparkis.proxy")
 
@@ -49,7 +49,7 @@ BEGUN_BYTES_MAX = 32 << 10
 CHANGED = b">2\r\n$7\r\nchanged\r\n"
 
 
-class LaneKey(NamedTuple):
+class ConnectionKey(NamedTuple):
     """Which connection to a server: is_long is for what may take long."""
 
     address: str
@@ -61,20 +61,20 @@ class HandshakeError(Exception):
     """A server does not take the proxy as its client."""
 
 
-class Lane:
+class UpstreamConnection:
     """One connection to a server, and what waits for it."""
 
-    def __init__(self, upstreams: Upstreams, key: LaneKey) -> None:
+    def __init__(self, upstreams: UpstreamCluster, key: ConnectionKey) -> None:
         self._upstreams = upstreams
         self.key = key
         self._loop = asyncio.get_running_loop()
-        self._held: list[Ask] = []  # not sent: there is no connection, or its server is behind
+        self._held: list[UpstreamRequest] = []  # not sent: there is no connection, or its server is behind
         self._held_bytes = 0
         self._out: list[bytes] = []  # sent with this turn's write
         self._waiting: deque[Asked] = deque()
         self.run: Any = None  # of the compiled hop: more may be asked with it
         self._asked = 0  # how many answers those wait for
-        self._link: Link | None = None
+        self._link: UpstreamProtocol | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
         self._not_before_s = 0.0
@@ -111,7 +111,7 @@ class Lane:
         """How many questions wait for an answer."""
         return len(self._held) + self._asked
 
-    def add(self, ask: Ask) -> None:
+    def add(self, ask: UpstreamRequest) -> None:
         """Ask as soon as that may be."""
         if self.waiting >= ASKS_MAX or self._output_bytes() + len(ask.packed) > WAITING_BYTES_MAX:
             ask.refuse(PlainError(f"too much waits to be asked of {self.key.address}"))
@@ -150,7 +150,7 @@ class Lane:
         self._waiting.append(run)
         self.run = run
 
-    def take_back(self) -> list[Ask]:
+    def take_back(self) -> list[UpstreamRequest]:
         """Return what was not sent, and forget it."""
         asks, self._held, self._held_bytes = self._held, [], 0
         return asks
@@ -180,7 +180,7 @@ class Lane:
                 if now_s > max(until_s, self._heard_s + patience_s):
                     self._upstreams.hangs(self.key.address)
             elif now_s > self._heard_s + timeout_s / 2:
-                self.send(PING, Ask(PING, 0, 2, now_s + timeout_s, Nobody(), 0))
+                self.send(PING, UpstreamRequest(PING, 0, 2, now_s + timeout_s, Nobody(), 0))
         if any((ask.held_until_s or 0.0) <= now_s for ask in self._held):
             for ask in self.take_back():
                 if (ask.held_until_s or 0.0) > now_s:
@@ -274,8 +274,8 @@ class Lane:
         """Have the server tell which keys change, behind the answers from before, if somebody wants to know; or not."""
         if self._link is not None and self._follows_keys != self._upstreams.follows_keys:
             self._follows_keys = self._upstreams.follows_keys
-            packed = pack(following(has_keys=self._follows_keys))
-            self.send(packed, Ask(packed, 0, 2, self._upstreams.deadline_s(), Nobody(), 0))
+            packed = pack(epoch_feed(has_keys=self._follows_keys))
+            self.send(packed, UpstreamRequest(packed, 0, 2, self._upstreams.deadline_s(), Nobody(), 0))
 
     def settle(self) -> None:
         """Look whether what is held can be asked now."""
@@ -287,7 +287,7 @@ class Lane:
             for ask in self.take_back():
                 self.add(ask)
 
-    def part(self, link: Link) -> None:
+    def part(self, link: UpstreamProtocol) -> None:
         """Give a connection to the reply that comes over it, and ask what is behind over another one."""
         self._end_run()
         asked, self._link = self._waiting[0], None
@@ -313,7 +313,7 @@ class Lane:
         log("lost the connection to %s with %d questions: %s", self.key.address, len(asks), reason)
         self._upstreams.lost(asks, reason)
 
-    def _asks_waiting(self) -> list[Ask]:
+    def _asks_waiting(self) -> list[UpstreamRequest]:
         """Return what was sent and not answered, each as a question of its own, and forget it."""
         self._end_run()
         asks = []
@@ -365,7 +365,7 @@ class Lane:
             await self._pause()
             async with asyncio.timeout(self._upstreams.timeout_s):
                 context = None if certificates is None else certificates.for_server()
-                link = await self._upstreams.connect(lambda: Link(self), host, int(port), context)
+                link = await self._upstreams.connect(lambda: UpstreamProtocol(self), host, int(port), context)
                 try:
                     self._follows_keys = self._upstreams.follows_keys
                     await link.greet(self.key.protocol, self._upstreams.password, has_keys=self._follows_keys)
@@ -408,7 +408,7 @@ class Lane:
         self._pause_s = min(max(2 * self._pause_s, PAUSE_S), PAUSE_S_MAX)
 
 
-def following(*, has_keys: bool) -> Request:
+def epoch_feed(*, has_keys: bool) -> Request:
     """Return the request to be told of epochs and topologies, and of changed keys."""
     return (b"STATE", b"FOLLOW", b"KEYS") if has_keys else (b"STATE", b"FOLLOW")
 
@@ -438,13 +438,13 @@ class HasLink(Protocol):
         """Take in that the connection is lost."""
 
 
-class Link(asyncio.Protocol):
+class UpstreamProtocol(asyncio.Protocol):
     """A socket to a server: a lane's, until it is given to a long reply."""
 
     _transport: asyncio.Transport
     is_calm = False  # the server's core knows nothing of this
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: UpstreamConnection) -> None:
         self._lane = lane
         self._whose: HasLink | None = lane
         self._frames = Frames(REPLY_BYTES_MAX)
@@ -465,7 +465,7 @@ class Link(asyncio.Protocol):
         words: list[Request] = [] if password is None else [(b"AUTH", DEFAULT_USER, password.encode())]
         words += [(b"HELLO", b"%d" % protocol), (b"CLIENT", b"SETNAME", b"sparkis-proxy")]
         # What is shown is told behind STATE FOLLOW's reply, and so is there with the one to PING.
-        words += [(b"READONLY",), following(has_keys=has_keys), (b"PING",)]
+        words += [(b"READONLY",), epoch_feed(has_keys=has_keys), (b"PING",)]
         self._words = words[:]
         self._greeting = asyncio.get_running_loop().create_future()
         self._transport.write(b"".join(map(pack, words)))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PACKED_BYTES_MAX = 32 << 20
 
 # Asks for one portion, and returns the batch that its reply comes in; it may raise.
-Ask = Callable[[Request], "Batch"]
+UpstreamRequest = Callable[[Request], "Batch"]
 
 
 def packing(request: LongRequest) -> Steps[bytes]:
@@ -46,7 +46,13 @@ class Portions(Pending):
     """The reply to a request whose keys are asked for in portions."""
 
     def __init__(
-        self, protocol: int, cut: Cut, portions: Iterator[Request], ask: Ask, seconds_max: float, bytes_max: int
+        self,
+        protocol: int,
+        cut: Cut,
+        portions: Iterator[Request],
+        ask: UpstreamRequest,
+        seconds_max: float,
+        bytes_max: int,
     ) -> None:
         super().__init__(seconds_max, _too_late)
         self._protocol = protocol

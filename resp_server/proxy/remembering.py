@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from resp_server.proxy.answers import Answer
-from resp_server.proxy.asks import Step, TakesReplies
-from resp_server.push.tracking_table import Tracking
+from resp_server.proxy.asks import ReplySink, Step
+from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.epoch_feed import Told
-from resp_server.session.tracking import Tracked
+from resp_server.session.tracking import TrackingState
 
 NEVER = -1
 
@@ -23,10 +23,10 @@ class Remembers(Step):
 
     def __init__(
         self,
-        whose: TakesReplies,
+        whose: ReplySink,
         index: int,
-        tracking: Tracking,
-        client: Tracked,
+        tracking: TrackingTable,
+        client: TrackingState,
         keys: Sequence[bytes],
         *,
         is_kept: bool = True,

@@ -18,7 +18,7 @@ from resp_server.cluster.topology_source import TopologyFile
 from resp_server.net.addresses import address_of
 from resp_server.net.tls import why
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.upstream import Upstreams
+from resp_server.proxy.upstream import UpstreamCluster
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.errors import SparkisError
 
@@ -37,7 +37,7 @@ class Source(ABC):
     """One application's source, of which some is learned before anything is answered."""
 
     name: str
-    upstreams: Upstreams
+    upstreams: UpstreamCluster
 
     def begin(self) -> None:  # noqa: B027  (most have nothing to begin with)
         """Learn what has to be known before anything is answered; SparkisError if that cannot be."""

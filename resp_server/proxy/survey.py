@@ -14,11 +14,11 @@ from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainEr
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.answers import Answer, is_error, whole
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.asks import Ask, Merge, Step, TakesReplies, understood
+from resp_server.proxy.asks import Merge, ReplySink, Step, UpstreamRequest, understood
 from resp_server.proxy.guard import together
 from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.routes import POSITION_BITS, merge_all, scan_reply
-from resp_server.proxy.upstream import Upstreams
+from resp_server.proxy.upstream import UpstreamCluster
 from resp_server.session.epoch_feed import NOT_TOLD, Told
 from state_backend.model.slots import HASH_BITS, SLOTS
 
@@ -30,7 +30,7 @@ ASKS = 3
 class Place(NamedTuple):
     """A server that is asked: the master of a shard, or who answers for it."""
 
-    upstreams: Upstreams
+    upstreams: UpstreamCluster
     master: str
     version: int
     slots: int
@@ -44,7 +44,7 @@ class Survey(Step):
         applications: Applications,
         request: Request,
         protocol: int,
-        whose: TakesReplies,
+        whose: ReplySink,
         index: int,
         within: Request = (),
     ) -> None:
@@ -102,7 +102,9 @@ class Survey(Step):
         self._missing = len(self._replies)
         for at, (upstreams, master, _, _) in enumerate(self._places):
             for place, each in enumerate((TOPOLOGY, packed, TOPOLOGY), ASKS * at):
-                ask = Ask(each, 0, self._protocol, self._deadline_s, self, place, None, master, not self._is_scan)
+                ask = UpstreamRequest(
+                    each, 0, self._protocol, self._deadline_s, self, place, None, master, not self._is_scan
+                )
                 upstreams.send(ask)
 
     def take_in(self, index: int, reply: Answer, told: Told) -> None:
@@ -136,8 +138,8 @@ class Survey(Step):
             self._make(lambda answers: merge_all(self._name, answers, weights), replies[1::ASKS])
 
     def _make(self, merge: Merge, answers: Sequence[Answer]) -> None:
-        put_off = self._places[0].upstreams.put_off
-        self.go_on(understood(merge, answers), lambda reply: self.end(reply, self._told), put_off)
+        defer = self._places[0].upstreams.defer
+        self.go_on(understood(merge, answers), lambda reply: self.end(reply, self._told), defer)
 
     def _end(self, error: ReplyError) -> None:
         self.end(b"-%b\r\n" % error.line)

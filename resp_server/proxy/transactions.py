@@ -19,8 +19,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, cast
 
 from resp_server.commands.sort import check_request
-from resp_server.execution.context import Call
-from resp_server.execution.exec_runner import NOTHING_RUN, QueuedCall
+from resp_server.execution.context import CommandContext
+from resp_server.execution.exec_runner import NOTHING_RUN, ExecContext
 from resp_server.protocol.errors import ClusterDownError, PlainError, ReplyError, TryAgainError
 from resp_server.protocol.replies import Pending
 from resp_server.protocol.request_parser import Request
@@ -32,15 +32,15 @@ from resp_server.proxy.asks import (
     PING,
     SENDS_MAX,
     STEPS_NS_MAX,
-    Ask,
+    ReplySink,
     Step,
-    TakesReplies,
+    UpstreamRequest,
     not_understood,
 )
-from resp_server.proxy.lane import LaneKey
+from resp_server.proxy.lane import ConnectionKey
 from resp_server.proxy.reply_splitter import items_of, pack
 from resp_server.proxy.routes import Way, splitting, way_of
-from resp_server.proxy.upstream import NOT_YET, Upstreams
+from resp_server.proxy.upstream import NOT_YET, UpstreamCluster
 from resp_server.session.epoch_feed import NOT_TOLD, Reached, Told
 from resp_server.session.transaction import Mark
 from state_backend.model.slots import slot_of
@@ -69,10 +69,10 @@ Parts = tuple[tuple[int, int], ...] | None
 
 
 @dataclass
-class Block(TakesReplies):
+class Block(ReplySink):
     """What one server is asked in one write, and its answers so far. Asked again as a whole, or not at all."""
 
-    upstreams: Upstreams
+    upstreams: UpstreamCluster
     address: str
     whose: TransactionRun
     packed: list[bytes] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Block(TakesReplies):
     def send(self, epochs: dict[str, Reached], clock_ms: int, protocol: int) -> bool:
         """Ask the server; False if there is no connection to it yet."""
         is_long = len(self.packed) > SHORT_COMMANDS_MAX
-        lane = self.upstreams.lane(LaneKey(self.address, protocol, is_long))
+        lane = self.upstreams.lane(ConnectionKey(self.address, protocol, is_long))
         if len(self.packed) > COMMANDS_MAX:
             raise PlainError(f"a transaction may have {COMMANDS_MAX} commands for one server; split it")
         words = [pack((b"STATE", b"AT", *_named(epochs), b"%d" % clock_ms)), MULTI, *self.packed, EXEC]
@@ -120,13 +120,13 @@ class Block(TakesReplies):
     def fail(self, index: int, error: Exception) -> None:
         self.whose.fail(0, error)
 
-    def next_ask(self) -> Ask:
+    def next_ask(self) -> UpstreamRequest:
         """Return a question that brings the next answer, if it is an error or will never come.
 
         Where it is asked again alone, that is a PING: part of a transaction is of no use.
         """
         self.wants -= 1
-        ask = Ask(PING, 0, self.protocol, self.deadline_s, self, 0, self.address)
+        ask = UpstreamRequest(PING, 0, self.protocol, self.deadline_s, self, 0, self.address)
         ask.sends = SENDS_MAX
         return ask
 
@@ -177,18 +177,18 @@ class TransactionRun(Step):
         self,
         dispatcher: ProxyDispatcher,
         applications: Applications,
-        call: Call,
+        context: CommandContext,
         requests: Sequence[Request],
         watched: dict[tuple[int, bytes], Mark],
-        whose: TakesReplies,
+        whose: ReplySink,
         index: int,
     ) -> None:
         super().__init__(whose, index)
-        self._dispatcher, self._applications, self._call = dispatcher, applications, call
+        self._dispatcher, self._applications, self._context = dispatcher, applications, context
         self._requests, self._watched = requests, watched
-        self._put_off = call.instance.put_off
-        self._queued = QueuedCall(call.session, call.instance, call.jobs)
-        self._protocol = call.session.protocol
+        self._put_off = context.server.defer
+        self._queued = ExecContext(context.session, context.server, context.jobs)
+        self._protocol = context.session.protocol
         self._deadline_s = applications.each[0].deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX)
         self._blocks: dict[tuple[int, str], Block] = {}
         self._numbers: dict[tuple[int, str], int] = {}  # of the blocks, in their order
@@ -239,14 +239,14 @@ class TransactionRun(Step):
 
     def _plan(self, request: Request) -> Steps[Parts]:
         command = self._dispatcher.command(request)
-        if way_of(command) is not Way.KEYS or self._call.session.db != 0:
+        if way_of(command) is not Way.KEYS or self._context.session.db != 0:
             return None
         found = yield from splitting(command.facts, request, self._dispatcher.place_of)
         if found is None:
             return None
         if command.name == "sort_ro":
             try:
-                check_request(self._call.user, request)
+                check_request(self._context.user, request)
             except ReplyError as error:
                 self._errors[len(self._planned)] = error
                 return None
@@ -278,7 +278,7 @@ class TransactionRun(Step):
     def _send(self) -> None:
         if self._is_over:
             return
-        clock_ms = self._call.instance.clock()
+        clock_ms = self._context.server.clock()
         self._waiting = 1  # so that nothing ends before all were asked
         is_sent = True
         for (number, address), block in self._blocks.items():
@@ -440,8 +440,8 @@ class WatchRun(Step):
     def __init__(
         self,
         watched: dict[tuple[int, bytes], Mark],
-        asked: Sequence[tuple[Upstreams, bytes]],
-        whose: TakesReplies,
+        asked: Sequence[tuple[UpstreamCluster, bytes]],
+        whose: ReplySink,
         index: int,
     ) -> None:
         super().__init__(whose, index)
@@ -453,7 +453,7 @@ class WatchRun(Step):
         """Ask the owners of the keys."""
         for at, (upstreams, key) in enumerate(self._asked):
             packed = pack((b"STATE", b"MARK", key))
-            upstreams.send(Ask(packed, slot_of(key), 2, upstreams.deadline_s(), self, at))
+            upstreams.send(UpstreamRequest(packed, slot_of(key), 2, upstreams.deadline_s(), self, at))
 
     def take_in(self, index: int, reply: Answer, told: Told) -> None:
         """Take the mark of one key."""

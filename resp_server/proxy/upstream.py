@@ -23,10 +23,10 @@ from resp_server.net.awake import AwakeClock
 from resp_server.net.tls import Certificates
 from resp_server.protocol.errors import ClusterDownError, PlainError, TryAgainError, internal_error
 from resp_server.proxy.answers import Answer
-from resp_server.proxy.asks import SENDS_MAX, Ask, OnItsOwn, PutOff
-from resp_server.proxy.guard import Floors, has_reached
+from resp_server.proxy.asks import SENDS_MAX, OnItsOwn, PutOff, UpstreamRequest
+from resp_server.proxy.guard import EpochFloors, has_reached
 from resp_server.proxy.jobs import JobKeys
-from resp_server.proxy.lane import REPLY_BYTES_MAX, Lane, LaneKey, Link
+from resp_server.proxy.lane import REPLY_BYTES_MAX, ConnectionKey, UpstreamConnection, UpstreamProtocol
 from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.shards import Shard
 from resp_server.proxy.slot_map import NO_TERM, SlotMap
@@ -53,7 +53,7 @@ CLOSED = bytes(4 * SLOTS)
 
 
 @dataclass
-class Upstreams:
+class UpstreamCluster:
     """All servers of one application. Runs on the event loop's thread.
 
     table, open_lanes: the lane to ask for a key, by the CRC that makes its slot; 0 where somebody has to look closer.
@@ -66,7 +66,7 @@ class Upstreams:
     timeout_s: float = TIMEOUT_S
     slots: SlotMap = field(default_factory=SlotMap)
     keys: JobKeys = field(default_factory=JobKeys)
-    lanes: dict[LaneKey, Lane] = field(default_factory=dict)
+    lanes: dict[ConnectionKey, UpstreamConnection] = field(default_factory=dict)
     seen: dict[str, dict[str, Reached]] = field(default_factory=dict)
     newest: Epochs = field(default_factory=lambda: NOTHING)
     is_level: bool = True
@@ -74,16 +74,16 @@ class Upstreams:
     moves: int = 0
     losses: int = 0
     table: bytes = CLOSED
-    open_lanes: list[Lane | None] = field(default_factory=lambda: [None])
+    open_lanes: list[UpstreamConnection | None] = field(default_factory=lambda: [None])
     # With these the servers have to speak TLS.
     certificates: Certificates | None = field(default=None, repr=False)
     # Whether servers are to tell which keys change, and who is told then; None: any.
     follows_keys: bool = False
     on_changed: Callable[[Sequence[bytes] | None], None] = lambda keys: None
     # Called when there is a job that was not told of before, or one with another writer, whose states may be others.
-    on_new_job: Callable[[Upstreams, str], object] = lambda upstreams, address: None
+    on_new_job: Callable[[UpstreamCluster, str], object] = lambda upstreams, address: None
     # Has something be called in a turn to come; the proxy's own way, once there is one.
-    put_off: PutOff = lambda run: asyncio.get_running_loop().call_soon(run)
+    defer: PutOff = lambda run: asyncio.get_running_loop().call_soon(run)
     # The compiled core's epoll for clients and servers, where there is one.
     poller: Any = None
 
@@ -95,7 +95,7 @@ class Upstreams:
         self._refreshing: set[str] = set()
         self._is_stopping = False
         self._known: frozenset[str] = frozenset()
-        self._floors = Floors()
+        self._floors = EpochFloors()
         self._shards: dict[str, Shard] = {}
         self._master_floors: dict[str, Epochs] = {}
         self._is_table_made = True
@@ -112,7 +112,9 @@ class Upstreams:
         else:
             self._loop.call_soon(then)
 
-    async def connect(self, make: Callable[[], Link], host: str, port: int, context: ssl.SSLContext | None) -> Link:
+    async def connect(
+        self, make: Callable[[], UpstreamProtocol], host: str, port: int, context: ssl.SSLContext | None
+    ) -> UpstreamProtocol:
         """Return a new connection to a server."""
         if context is not None or self.poller is None:
             return (await self._loop.create_connection(make, host, port, ssl=context))[1]
@@ -137,14 +139,14 @@ class Upstreams:
         """Return until when a question that is asked now may wait."""
         return self.clock() + (LONG_TIMEOUT_S if is_long else self.timeout_s)
 
-    def send(self, ask: Ask) -> None:
+    def send(self, ask: UpstreamRequest) -> None:
         """Ask; the answer comes later, or an error, at once or later."""
         try:
             self._send(ask)
         except Exception as error:
             ask.fail_all(error)
 
-    def _send(self, ask: Ask) -> None:
+    def _send(self, ask: UpstreamRequest) -> None:
         if self._is_stopping:
             ask.refuse(PlainError("the proxy stops"))
             return
@@ -158,19 +160,19 @@ class Upstreams:
             ask.floor = self._floors.by_slot[ask.slot] if ask.master is None else self._floor_of(master)
             if not self.is_level:
                 ask.floor = latest(ask.floor, self.own(ask.whose.seen_by(ask.index)))
-        self.lane(LaneKey(address, ask.protocol, ask.is_long)).add(ask)
+        self.lane(ConnectionKey(address, ask.protocol, ask.is_long)).add(ask)
 
-    def send_again(self, ask: Ask) -> None:
+    def send_again(self, ask: UpstreamRequest) -> None:
         """Ask what was answered once more, as if it had not been."""
         ask.sends = ask.moves = 0
         ask.held_until_s = None
         self.send(ask)
 
-    def lane(self, key: LaneKey) -> Lane:
+    def lane(self, key: ConnectionKey) -> UpstreamConnection:
         """Return a connection, which may have to be opened."""
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = Lane(self, key)
+            lane = self.lanes[key] = UpstreamConnection(self, key)
         return lane
 
     def knows(self, address: str) -> bool:
@@ -191,7 +193,11 @@ class Upstreams:
 
     def facts(self) -> Mapping[str, object]:
         """Return what INFO shows: the version, and each server."""
-        rows: dict[str, object] = {"topology_version": self.slots.version, "moves": self.moves, "losses": self.losses}
+        rows: dict[str, object] = {
+            "topology_version": self.slots.version,
+            "moves": self.moves,
+            "losses": self.losses,
+        }
         answering = {self.answering(master): master for master in self.slots.counts}
         for number, address in enumerate(self._addresses()):
             lanes = [lane for lane in self.lanes.values() if lane.key.address == address]
@@ -226,7 +232,7 @@ class Upstreams:
         self._answered_by_others(before)
         self._known = frozenset(self._addresses())
         for address in self._addresses():
-            self.lane(LaneKey(address, 2, False)).connect()
+            self.lane(ConnectionKey(address, 2, False)).connect()
         self._reconsider()
         return True
 
@@ -235,7 +241,7 @@ class Upstreams:
         if address not in self._refreshing:
             self._refreshing.add(address)
             packed = pack((b"STATE", b"TOPOLOGY"))
-            self.send(Ask(packed, 0, 2, self.deadline_s(), Learner(self, address), 0, address))
+            self.send(UpstreamRequest(packed, 0, 2, self.deadline_s(), Learner(self, address), 0, address))
 
     def learn(self, reply: bytes, address: str) -> None:
         """Take what a server says of its topology, if that is newer than what is known."""
@@ -293,7 +299,7 @@ class Upstreams:
         """Return what a client has seen of jobs that are here."""
         return seen if seen is self.newest else {job: seen[job] for job in seen.keys() & self.newest.keys()}
 
-    def told_epoch(self, lane: Lane, job: str, reached: Reached) -> None:
+    def told_epoch(self, lane: UpstreamConnection, job: str, reached: Reached) -> None:
         """Take in what a server shows of a job."""
         self.compare()
         seen = self.seen.setdefault(lane.key.address, {})
@@ -310,7 +316,7 @@ class Upstreams:
             if self._is_some_slot_behind:
                 self._close_table()
 
-    def changed_state(self, lane: Lane) -> None:
+    def changed_state(self, lane: UpstreamConnection) -> None:
         """Take in that a connection is there, or could not be made."""
         if self._is_stopping:
             return
@@ -331,7 +337,7 @@ class Upstreams:
             if lane.key.address == address:
                 lane.cut(f"{address} did not answer in time")
 
-    def answered(self, ask: Ask, reply: bytes, lane: Lane) -> None:
+    def answered(self, ask: UpstreamRequest, reply: bytes, lane: UpstreamConnection) -> None:
         """Pass an error on; one that sends elsewhere is followed, and one that comes too early is not taken."""
         try:
             if ask.address is not None:
@@ -343,7 +349,7 @@ class Upstreams:
         except Exception as error:
             ask.fail_all(error)
 
-    def lost(self, asks: Sequence[Ask], reason: str) -> None:
+    def lost(self, asks: Sequence[UpstreamRequest], reason: str) -> None:
         """Ask again what went with a connection, of whoever answers now, once."""
         self.losses += 1
         self._reconsider()
@@ -368,11 +374,11 @@ class Upstreams:
         if self.follows_keys:
             self.on_changed(None)
 
-    def let_go(self, link: Link, ask: Ask, told: Told) -> None:
+    def let_go(self, link: UpstreamProtocol, ask: UpstreamRequest, told: Told) -> None:
         """Have a long reply come over a connection of its own; told: what it is from."""
         self._long_replies.take(link, ask, told)
 
-    def _moved(self, ask: Ask, reply: bytes, address: str) -> None:
+    def _moved(self, ask: UpstreamRequest, reply: bytes, address: str) -> None:
         try:
             slot, owner = reply[7:].decode().split()
             was = self.slots.owners[int(slot)]
@@ -396,7 +402,7 @@ class Upstreams:
 
     # -- who answers --------------------------------------------------------------------------------------------------
 
-    def _is_wanted(self, key: LaneKey) -> bool:
+    def _is_wanted(self, key: ConnectionKey) -> bool:
         """Tell whether there is to be a connection even if nothing is asked over it: its server tells of epochs."""
         return key.protocol == 2 and not key.is_long and key.address in self._known
 
@@ -421,7 +427,7 @@ class Upstreams:
         """Choose who answers each shard; return who did where that changed, by the shards' masters."""
         changed: dict[str, str] = {}
         for shard in self._shards.values():
-            lanes = {each: self.lanes.get(LaneKey(each, 2, False)) for each in shard.servers}
+            lanes = {each: self.lanes.get(ConnectionKey(each, 2, False)) for each in shard.servers}
             told = {each: lane.told for each, lane in lanes.items() if lane is not None and lane.is_usable}
             before = shard.answering
             if shard.choose(told, self.now_s) != before:
@@ -454,7 +460,7 @@ class Upstreams:
             return
         self._is_table_made = True
         numbers = bytearray(SLOTS)
-        lanes: list[Lane | None] = [None]
+        lanes: list[UpstreamConnection | None] = [None]
         floors: dict[str, Epochs] = {}
         known: dict[tuple[str, int], int] = {}
         is_behind = False
@@ -465,7 +471,7 @@ class Upstreams:
                 continue
             number = known.get((master, id(floor)))
             if number is None:
-                lane = self.lanes.get(LaneKey(self.answering(master), 2, False))
+                lane = self.lanes.get(ConnectionKey(self.answering(master), 2, False))
                 is_ready = lane is not None and lane.is_ready
                 is_open = is_ready and lane is not None and has_reached(lane.told, floor, self.gone_jobs)
                 is_behind |= is_ready and not is_open
@@ -501,7 +507,9 @@ class Upstreams:
         """Return the servers for which another could answer: if they are silent, there is time to ask that one."""
         found = set()
         for shard in self._shards.values():
-            others = [self.lanes.get(LaneKey(each, 2, False)) for each in shard.servers if each != shard.answering]
+            others = [
+                self.lanes.get(ConnectionKey(each, 2, False)) for each in shard.servers if each != shard.answering
+            ]
             if any(lane is not None and lane.is_usable for lane in others):
                 found.add(shard.answering)
         return found
@@ -530,7 +538,7 @@ class Upstreams:
 class Learner(OnItsOwn):
     """Takes a server's topology."""
 
-    upstreams: Upstreams
+    upstreams: UpstreamCluster
     address: str
 
     def take_in(self, reply: bytes) -> None:
@@ -558,7 +566,9 @@ async def connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> so
 class LongReply:
     """A reply that came to have a connection of its own, which is held until it is complete."""
 
-    def __init__(self, others: LongReplies, link: Link, ask: Ask, told: Told, deadline_s: float) -> None:
+    def __init__(
+        self, others: LongReplies, link: UpstreamProtocol, ask: UpstreamRequest, told: Told, deadline_s: float
+    ) -> None:
         self.link = link
         self._told = told
         self.deadline_s = deadline_s
@@ -584,12 +594,12 @@ class LongReply:
 class LongReplies:
     """The long replies that are under way: together they take no more than the longest one may."""
 
-    def __init__(self, upstreams: Upstreams) -> None:
+    def __init__(self, upstreams: UpstreamCluster) -> None:
         self._upstreams = upstreams
         self._all: list[LongReply] = []
         self._held_bytes = 0
 
-    def take(self, link: Link, ask: Ask, told: Told) -> None:
+    def take(self, link: UpstreamProtocol, ask: UpstreamRequest, told: Told) -> None:
         """Take a connection over whose next reply is long. It is read on as soon as there is room."""
         if link.begun_bytes > REPLY_BYTES_MAX:
             link.forget()

@@ -17,7 +17,7 @@ from resp_server.net.tls import Certificates, certificates_of, why
 from resp_server.session.subscriptions import Way
 
 if TYPE_CHECKING:
-    from resp_server.execution.context import Instance
+    from resp_server.execution.context import ServerContext
 
 logger = logging.getLogger("sparkis.server")
 
@@ -95,17 +95,17 @@ class Peer(asyncio.Protocol):
             self._transport.abort()
 
 
-class Peers:
+class ClusterBus:
     """The other nodes of a cluster."""
 
-    def __init__(self, instance: Instance) -> None:
-        self._instance = instance
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
         self._certificates: Certificates | None = None
         self._peers: dict[str, Peer] = {}
 
     def forward(self, way: Way, channel: bytes, text: bytes) -> None:
         """Tell the other nodes of a message; one on a shard channel those of this node's shard."""
-        cluster = self._instance.cluster
+        cluster = self._server.cluster
         if cluster is None:
             return
         nodes = cluster.topology.nodes
@@ -118,8 +118,8 @@ class Peers:
         for address in addresses:
             if address not in self._peers:
                 if self._certificates is None:
-                    self._certificates = certificates_of(self._instance.config.tls)
-                config = self._instance.config
+                    self._certificates = certificates_of(self._server.config.tls)
+                config = self._server.config
                 password = config.upstream_password or config.password
                 self._peers[address] = Peer(address, password, self._certificates)
             self._peers[address].send(packed)

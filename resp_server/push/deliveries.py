@@ -29,8 +29,8 @@ class _Delivery(NamedTuple):
 class Deliveries:
     """The messages that are under way."""
 
-    def __init__(self, put_off: Callable[[], PutOff]) -> None:
-        self._put_off = put_off
+    def __init__(self, defer: Callable[[], PutOff]) -> None:
+        self._put_off = defer
         self._waiting: deque[_Delivery] = deque()
 
     def add(self, steps: Iterator[None], flush: Callable[[], None], done: Callable[[], None]) -> None:

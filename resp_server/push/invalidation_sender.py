@@ -14,11 +14,11 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from resp_server.session.session import RESP2, Session
-from resp_server.session.tracking import MESSAGE, PUSH, Invalid, Tracked
+from resp_server.session.tracking import MESSAGE, PUSH, Invalidation, TrackingState
 
 if TYPE_CHECKING:
     from resp_server.client.connection import Connection
-    from resp_server.execution.context import Instance
+    from resp_server.execution.context import ServerContext
 
 # A step of telling ends with the client during which this is over (guess: as long as a step of a reply).
 STEP_NS_MAX = 1_000_000
@@ -29,12 +29,12 @@ PASSED_ON_MAX = 64
 PASS_ON = "tell a client what is invalid"
 
 
-class Telling:
+class InvalidationSender:
     """Tells the clients of one process."""
 
-    def __init__(self, instance: Instance, connections: Mapping[int, Connection]) -> None:
-        self._instance = instance
-        self._tracking = instance.tracking
+    def __init__(self, server: ServerContext, connections: Mapping[int, Connection]) -> None:
+        self._server = server
+        self._tracking = server.tracking
         self._connections = connections
         self._next: asyncio.Handle | None = None
         self._passed_on = 0
@@ -50,15 +50,15 @@ class Telling:
         if self._next is not None:
             self._next.cancel()
 
-    def _step(self, clients: deque[Tracked]) -> None:
+    def _step(self, clients: deque[TrackingState]) -> None:
         ends_ns = perf_counter_ns() + STEP_NS_MAX
         while clients and perf_counter_ns() < ends_ns:
             client = clients.popleft()
-            if not self._instance.attempt(self.tell_client, client) and client.session_id in self._connections:
-                self._instance.cut(client.session_id, "which keys changed could not be told")
+            if not self._server.attempt(self.tell_client, client) and client.session_id in self._connections:
+                self._server.cut(client.session_id, "which keys changed could not be told")
         self._next = asyncio.get_running_loop().call_soon(self._step, clients) if clients else None
 
-    def tell_client(self, client: Tracked) -> None:
+    def tell_client(self, client: TrackingState) -> None:
         """Tell one client, or the one that it redirects to, what it is owed, if that may be now."""
         own = self._connections.get(client.session_id)
         if own is None or not client.is_owed:
@@ -74,9 +74,9 @@ class Telling:
             if frames:
                 target.push(frames)
 
-    def _pass_on(self, client: Tracked) -> None:
+    def _pass_on(self, client: TrackingState) -> None:
         """Have the process tell it that has the client to redirect to."""
-        if self._instance.ask_others is None:
+        if self._server.ask_others is None:
             client.take(is_within=False)
             self._break(client)
             return
@@ -96,9 +96,9 @@ class Telling:
         self._passed_on += 1
         self._passed_on_bytes += size
         argument = {"id": client.redirect, "told": [_to_json(each) for each in told]}
-        self._instance.ask_others(PASS_ON, argument, answered)
+        self._server.ask_others(PASS_ON, argument, answered)
 
-    def _break(self, client: Tracked) -> None:
+    def _break(self, client: TrackingState) -> None:
         """Tell a client that the one that it redirects to is gone."""
         own = self._connections.get(client.session_id)
         if own is None or not client.is_on:
@@ -108,7 +108,7 @@ class Telling:
             own.push(b">2\r\n$21\r\ntracking-redir-broken\r\n:%d\r\n" % client.redirect)
 
 
-def frames_for(target: Session, told: Sequence[Invalid]) -> bytes:
+def frames_for(target: Session, told: Sequence[Invalidation]) -> bytes:
     """Return what is sent to a client that another one redirects to; nothing if it cannot be told."""
     if target.protocol == RESP2 and target.subscriptions is None:
         return b""
@@ -116,22 +116,22 @@ def frames_for(target: Session, told: Sequence[Invalid]) -> bytes:
     return b"".join([each.frames(head) for each in told])
 
 
-def pass_on(instance: Instance, argument: Mapping[str, Any]) -> bool:
+def pass_on(server: ServerContext, argument: Mapping[str, Any]) -> bool:
     """Tell a client of this process; False if it is not here."""
-    target = instance.sessions.get(argument["id"])
+    target = server.sessions.get(argument["id"])
     if target is None:
         return False
     frames = frames_for(target, [_of_json(each) for each in argument["told"]])
     if frames:
-        instance.push(target.id, frames)
+        server.push(target.id, frames)
     return True
 
 
-def _to_json(invalid: Invalid) -> dict[str, Any]:
+def _to_json(invalid: Invalidation) -> dict[str, Any]:
     keys = None if invalid.keys is None else [b64encode(key).decode() for key in invalid.keys]
     return {"keys": keys, "is_one_frame": invalid.is_one_frame}
 
 
-def _of_json(told: Mapping[str, Any]) -> Invalid:
+def _of_json(told: Mapping[str, Any]) -> Invalidation:
     keys = None if told["keys"] is None else [b64decode(key) for key in told["keys"]]
-    return Invalid(keys, is_one_frame=told["is_one_frame"])
+    return Invalidation(keys, is_one_frame=told["is_one_frame"])

@@ -22,8 +22,8 @@ from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
-from resp_server.acl.visibility import hears_of
-from resp_server.push.pubsub import OWN_CHANNELS, Mail
+from resp_server.acl.visibility import can_see_job
+from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import Way
 from state_backend.model.errors import StoreError
@@ -32,7 +32,7 @@ from state_backend.store.key_events import Portion, What
 from state_backend.store.store import Snapshot
 
 if TYPE_CHECKING:
-    from resp_server.execution.context import Instance
+    from resp_server.execution.context import ServerContext
 
 logger = logging.getLogger("sparkis.server")
 
@@ -130,12 +130,12 @@ class _At(NamedTuple):
 class Notifications:
     """What one process tells its subscribers. Runs on the event loop's thread."""
 
-    def __init__(self, instance: Instance) -> None:
-        self._instance = instance
-        self._hub = instance.publishing.hub
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
+        self._hub = server.message_bus.hub
         self._hub.on_change = self._subscriptions_changed
         self._hub.on_leave = self._leave
-        self._classes = classes_of(instance.config.notify_events)
+        self._classes = classes_of(server.config.notify_events)
         self._asked: dict[Session, int] = {}
         self._at: dict[str, _At | None] = {}
         self._epochs: dict[str, tuple[int, int]] = {}
@@ -158,7 +158,7 @@ class Notifications:
 
     def configure(self) -> None:
         """Take in what the settings say now."""
-        self._classes = classes_of(self._instance.config.notify_events)
+        self._classes = classes_of(self._server.config.notify_events)
         self._settle()
 
     def ask(self, session: Session, classes: int) -> None:
@@ -206,7 +206,7 @@ class Notifications:
 
     def _begin(self) -> None:
         """Leave out what was before anybody was there to be told."""
-        self._instance.look()
+        self._server.look()
         for name, snapshot in self._snapshots():
             kept = snapshot.events_kept()
             self._at[name] = None if kept is None else _At(kept.id, kept.next)
@@ -221,7 +221,7 @@ class Notifications:
                 except StoreError as error:  # who reads is told as well; the next look may find it mended
                     logger.warning("nobody is notified of a job for now: %s", error)
                 except Exception as error:
-                    self._instance.report(error)
+                    self._server.report(error)
                     self._cut_listeners()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), LOOK_S)
@@ -232,13 +232,13 @@ class Notifications:
 
     async def _tell(self) -> None:
         """Tell everything that is new."""
-        self._instance.look()
+        self._server.look()
         self._tell_epochs()
         for name in [name for name, _ in self._snapshots()]:
             await self._tell_events(name)
 
     def _snapshots(self) -> Iterator[tuple[str, Snapshot]]:
-        return ((job.name, snapshot) for job, snapshot in self._instance.view.snapshots())
+        return ((job.name, snapshot) for job, snapshot in self._server.view.snapshots())
 
     # -- epochs -------------------------------------------------------------------------------------------------------
 
@@ -253,8 +253,8 @@ class Notifications:
     def tell_epoch(self, job: str, reached: tuple[int, int]) -> None:
         """Say that an epoch of a job, by its term and number, can be read from now on."""
         told = {"job": job, "term": reached[0], "epoch": reached[1]}
-        self._instance.publishing.post(
-            Way.CHANNEL, EPOCH + job.encode(), json.dumps(told).encode(), lambda session: hears_of(session.user, job)
+        self._server.message_bus.post(
+            Way.CHANNEL, EPOCH + job.encode(), json.dumps(told).encode(), lambda session: can_see_job(session.user, job)
         )
 
     # -- keys ---------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class Notifications:
 
     def _next_portion(self, name: str) -> Portion | None:
         try:
-            snapshot = self._instance.view.of_job(name)
+            snapshot = self._server.view.of_job(name)
         except KeyError:  # it has gone while portions were told
             self._at.pop(name, None)
             return None
@@ -288,11 +288,11 @@ class Notifications:
         """Cut those who would miss something: they notice, and can read anew."""
         for way, name in list(self._listened_to):
             for session in self._hub.sessions(way, name):
-                if session.id in self._instance.sessions:  # by another name it may have been cut already
-                    self._instance.cut(session.id, "what it would be notified of next is lost")
+                if session.id in self._server.sessions:  # by another name it may have been cut already
+                    self._server.cut(session.id, "what it would be notified of next is lost")
 
     async def _tell_portion(self, portion: Portion) -> None:
-        mail = Mail()
+        mail = MessageBatch()
         ends_ns = perf_counter_ns() + SLICE_NS
         for key, numbers in portion.events:
             for _ in self._posting(mail, key, numbers):
@@ -301,8 +301,8 @@ class Notifications:
                     ends_ns = perf_counter_ns() + SLICE_NS
         await self._send(mail)
 
-    def _posting(self, mail: Mail, key: bytes, numbers: bytes) -> Iterator[None]:
-        cluster = self._instance.cluster
+    def _posting(self, mail: MessageBatch, key: bytes, numbers: bytes) -> Iterator[None]:
+        cluster = self._server.cluster
         if cluster is not None and slot_of(key) not in cluster.slots:
             return
         for number in numbers:
@@ -318,9 +318,9 @@ class Notifications:
         user = session.user
         return bool(classes & of and classes & where) and (user.is_unrestricted or user.can_read(key))
 
-    async def _send(self, mail: Mail) -> None:
+    async def _send(self, mail: MessageBatch) -> None:
         """Send messages, and wait until there is room for more at those who take them."""
-        told = mail.send(self._instance.push)
+        told = mail.send(self._server.push)
         await asyncio.sleep(0)
         waits_s = 0.0
         while slow := self._slow(told):
@@ -331,7 +331,7 @@ class Notifications:
             await asyncio.sleep(PATIENCE_STEP_S)
 
     def _slow(self, told: list[Session]) -> set[Session]:
-        pause_bytes = self._instance.config.output_pause_bytes
-        full = {each for each in told if self._instance.output_bytes(each.id) > pause_bytes}
+        pause_bytes = self._server.config.output_pause_bytes
+        full = {each for each in told if self._server.output_bytes(each.id) > pause_bytes}
         self._not_waited_for -= set(told) - full
         return full - self._not_waited_for

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply, encode
 from resp_server.push.deliveries import Deliveries
-from resp_server.push.pubsub import OWN_CHANNELS, Mail, PubSub, Wants
+from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch, PubSub, Wants
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import Way, check_name
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import slot_of
 
 if TYPE_CHECKING:
-    from resp_server.execution.context import Call, Instance
+    from resp_server.execution.context import CommandContext, ServerContext
 
 # What is on its way to the other processes of a server at a time, and so how long a message may be there: their lines
 # hold 64 MiB, base64 takes a third more, and each of 40 processes may send as much to one that stands still.
@@ -35,12 +35,12 @@ DELIVERED_S_MAX = 60.0
 POST = "post a message"
 
 
-class Publishing:
+class MessageBus:
     """Publishing at one process."""
 
-    def __init__(self, instance: Instance, hub: PubSub | None = None) -> None:
-        self._instance = instance
-        self._deliveries = Deliveries(lambda: instance.put_off)
+    def __init__(self, server: ServerContext, hub: PubSub | None = None) -> None:
+        self._server = server
+        self._deliveries = Deliveries(lambda: server.defer)
         self.hub = PubSub() if hub is None else hub
         # Tells the other nodes of a cluster; filled in where there are some.
         self.forward: Callable[[Way, bytes, bytes], None] = lambda way, channel, text: None
@@ -48,7 +48,9 @@ class Publishing:
         self._waiting_bytes = 0
         self._passed_on_bytes = 0
 
-    def publish(self, call: Call, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True) -> Reply:
+    def publish(
+        self, context: CommandContext, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True
+    ) -> Reply:
         """Send a message to all who are subscribed, and answer to how many of this server's clients.
 
         What the caller itself gets follows the answer, and within a transaction all of its answers.
@@ -62,16 +64,16 @@ class Publishing:
         def done(count: int, own: bytes) -> None:
             if is_forwarded:
                 self.forward(way, channel, text)
-            reply = self._with_others(way, channel, text, lambda others: self._answer(call, count + others, own))
+            reply = self._with_others(way, channel, text, lambda others: self._answer(context, count + others, own))
             delivered.put(reply)
 
-        self._deliver(way, channel, text, done, but=call.session)
+        self._deliver(way, channel, text, done, but=context.session)
         return delivered.reply
 
-    def subscribed(self, call: Call, frames: bytes) -> Reply:
+    def subscribed(self, context: CommandContext, frames: bytes) -> Reply:
         """Answer a SUBSCRIBE or its like. That is sent as messages are: also to clients that want no replies."""
-        if call.session.is_silent:
-            self._instance.push(call.session.id, frames)
+        if context.session.is_silent:
+            self._server.push(context.session.id, frames)
         return Frames(frames)
 
     def post(
@@ -95,12 +97,12 @@ class Publishing:
         but: Session | None = None,
     ) -> None:
         """Send a message; `done` is told to how many, and what one client (`but`) is still to get."""
-        mail, own = Mail(), []
+        mail, own = MessageBatch(), []
 
         def flush() -> None:
             if but is not None:
                 own.append(mail.take(but))
-            mail.send(self._instance.push)
+            mail.send(self._server.push)
 
         if way is Way.SHARD:
             steps = self.hub.posting_in_shard(mail, channel, text)
@@ -117,20 +119,20 @@ class Publishing:
         hub = self.hub
         for channel in [each for each in hub.names(Way.SHARD) if slot_of(each) not in slots]:
             for session in hub.sessions(Way.SHARD, channel):
-                self._instance.push(session.id, hub.unsubscribe(session, Way.SHARD, [channel]))
+                self._server.push(session.id, hub.unsubscribe(session, Way.SHARD, [channel]))
 
-    def _answer(self, call: Call, count: int, own: bytes) -> Reply:
+    def _answer(self, context: CommandContext, count: int, own: bytes) -> Reply:
         if not own:
             return count
-        if call.session.transaction is None and not call.session.is_silent:
-            return Frames(encode(count, call.session.protocol) + own)
-        self._instance.push(call.session.id, own)
+        if context.session.transaction is None and not context.session.is_silent:
+            return Frames(encode(count, context.session.protocol) + own)
+        self._server.push(context.session.id, own)
         return count
 
     # -- the other processes ------------------------------------------------------------------------------------------
 
     def _check_size(self, size: int) -> None:
-        if self._instance.ask_others is None:
+        if self._server.ask_others is None:
             return
         if size > PASSED_ON_BYTES_MAX:
             raise PlainError(f"a message may have {PASSED_ON_BYTES_MAX} bytes where several workers serve a port")
@@ -138,7 +140,7 @@ class Publishing:
             raise PlainError("too many messages wait to be passed on to the other workers")
 
     def _with_others(self, way: Way, channel: bytes, text: bytes, answer: Callable[[int], Reply]) -> Reply:
-        if self._instance.ask_others is None:
+        if self._server.ask_others is None:
             return answer(0)
         pending = Pending(PASS_ON_S_MAX, lambda: answer(0))
         size = len(channel) + len(text)
@@ -159,15 +161,15 @@ class Publishing:
             size, argument, answered = self._waiting.popleft()
             self._waiting_bytes -= size
             self._passed_on_bytes += size
-            assert self._instance.ask_others is not None
-            self._instance.ask_others(POST, argument, answered)
+            assert self._server.ask_others is not None
+            self._server.ask_others(POST, argument, answered)
 
 
-def post_of(instance: Instance, argument: dict[str, str]) -> Reply:
+def post_of(server: ServerContext, argument: dict[str, str]) -> Reply:
     """Send what another process of this server passes on; return how many got it."""
     channel, text = b64decode(argument["channel"]), b64decode(argument["text"])
     delivered = _Delivered()
-    instance.publishing.post(Way(argument["way"].encode()), channel, text, done=delivered.put)
+    server.message_bus.post(Way(argument["way"].encode()), channel, text, done=delivered.put)
     return delivered.reply
 
 

@@ -37,7 +37,7 @@ class Found:
         self.clients += clients
 
 
-class Mail:
+class MessageBatch:
     """Messages that go out together, so that a client gets those to it in one write."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class PubSub:
 
     # -- what -------------------------------------------------------------------------------------------------------
 
-    def posting(self, mail: Mail, channel: bytes, text: bytes, wants: Wants | None = None) -> Iterator[None]:
+    def posting(self, mail: MessageBatch, channel: bytes, text: bytes, wants: Wants | None = None) -> Iterator[None]:
         """Add a message on a channel for all who are subscribed to it, a client or a pattern at each step.
 
         By its name first, then by patterns. Between the steps subscriptions may change.
@@ -191,7 +191,7 @@ class PubSub:
                 mail.add(session, frame)
             yield
 
-    def posting_in_shard(self, mail: Mail, channel: bytes, text: bytes) -> Iterator[None]:
+    def posting_in_shard(self, mail: MessageBatch, channel: bytes, text: bytes) -> Iterator[None]:
         """Add a message on a shard channel, likewise."""
         subscribed = self._named[Way.SHARD].get(channel, {})
         for session in list(subscribed):

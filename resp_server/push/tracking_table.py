@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Protocol
 
-from resp_server.session.tracking import EVERYTHING, Invalid, Tracked
+from resp_server.session.tracking import EVERYTHING, Invalidation, TrackingState
 
 # Redis' default of tracking-table-max-keys.
 KEYS_MAX = 1_000_000
@@ -46,11 +46,11 @@ class TakesChanges(Protocol):
 
 
 # Those that hold a key. One client's own `alone`, where it is the only one.
-Holders = tuple[Tracked, ...]
+Holders = tuple[TrackingState, ...]
 EVERYBODY: Holders = ()
 
 
-class Tracking:
+class TrackingTable:
     """All clients that track at one process.
 
     voids grows whenever everything is invalid: an answer that was asked for before may be of no use to remember.
@@ -58,9 +58,9 @@ class Tracking:
 
     def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = TABLE_BYTES_MAX) -> None:
         self.keys_max = keys_max
-        self.clients: dict[Tracked, None] = {}
-        self.owing: dict[Tracked, None] = {}
-        self.followers: dict[TakesChanges, None] = {}
+        self.clients: dict[TrackingState, None] = {}
+        self.owing: dict[TrackingState, None] = {}
+        self.appliers: dict[TakesChanges, None] = {}
         self.items = 0  # clients, over all keys
         self.voids = 0
         # Called when there is a client more; and when there is the first one, or none any more.
@@ -69,7 +69,7 @@ class Tracking:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._holders: dict[bytes, Holders] = {}
-        self._by_prefix: dict[bytes, dict[Tracked, None]] = {}
+        self._by_prefix: dict[bytes, dict[TrackingState, None]] = {}
         self._prefix_lengths: list[int] = []
         self._aside: list[dict[bytes, Holders]] = []
 
@@ -86,11 +86,11 @@ class Tracking:
     @property
     def is_idle(self) -> bool:
         """Tell whether nobody wants to know of any change."""
-        return not self.clients and not self.followers
+        return not self.clients and not self.appliers
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
-    def begin(self, client: Tracked, prefixes: Iterable[bytes] = ()) -> None:
+    def begin(self, client: TrackingState, prefixes: Iterable[bytes] = ()) -> None:
         """Tell a client from now on, as it says itself; for BCAST, of keys with these prefixes more."""
         client.is_on = True
         if not self.clients:
@@ -102,7 +102,7 @@ class Tracking:
         self._measure_prefixes()
         self.on_begin()
 
-    def end(self, client: Tracked) -> None:
+    def end(self, client: TrackingState) -> None:
         """Tell a client nothing more. What it read is let go of when that changes, or has to make room."""
         for prefix in client.prefixes:
             clients = self._by_prefix[prefix]
@@ -122,7 +122,7 @@ class Tracking:
 
     # -- what is read -------------------------------------------------------------------------------------------------
 
-    def remember(self, client: Tracked, keys: Iterable[bytes]) -> None:
+    def remember(self, client: TrackingState, keys: Iterable[bytes]) -> None:
         """Note that a client has read keys, whether there was something or not."""
         holders = self._holders
         for key in keys if client.is_on else ():
@@ -138,7 +138,7 @@ class Tracking:
         if (0 < self.keys_max < len(holders)) or self._bytes > self._bytes_max:
             self._make_room()
 
-    def _add(self, key: bytes, held: Holders, client: Tracked) -> None:
+    def _add(self, key: bytes, held: Holders, client: TrackingState) -> None:
         if len(held) >= HOLDERS_MAX:
             live = tuple(each for each in held if each.is_on)
             self._count(held, -1)
@@ -190,7 +190,7 @@ class Tracking:
 
     def changed(self, keys: Sequence[bytes] | None) -> None:
         """Owe the clients what they have to know of a change; None: any key may have changed."""
-        for follower in self.followers:
+        for follower in self.appliers:
             follower.note(keys)
         if not self.clients:
             return
@@ -207,19 +207,19 @@ class Tracking:
         for client in self.clients:
             self.owe(client, EVERYTHING)
 
-    def owe(self, client: Tracked, what: Invalid) -> None:
+    def owe(self, client: TrackingState, what: Invalidation) -> None:
         """Have one client told."""
         if client.is_on:
             client.owe(what)
             self.owing[client] = None
 
-    def owe_again(self, client: Tracked, keys: Sequence[bytes]) -> None:
+    def owe_again(self, client: TrackingState, keys: Sequence[bytes]) -> None:
         """Have one client told behind the reply that begins now."""
         if keys and client.is_on and not client.is_bcast:
-            client.again.append(Invalid(keys))
+            client.again.append(Invalidation(keys))
             self.owing[client] = None
 
-    def take(self, client: Tracked, head: bytes, *, is_within: bool = False) -> bytes:
+    def take(self, client: TrackingState, head: bytes, *, is_within: bool = False) -> bytes:
         """Return what a client is to be told now as it is sent (see `Tracked.take`); `head` is PUSH or MESSAGE."""
         told = client.take(is_within=is_within)
         if not client.is_owed:
@@ -234,7 +234,7 @@ class Tracking:
                 told.setdefault(held, []).append(key)
                 self._count(held, -1)
                 self._bytes -= len(key) + KEY_OVERHEAD_BYTES
-        rows = [(held or tuple(self.clients), Invalid(some)) for held, some in told.items()]
+        rows = [(held or tuple(self.clients), Invalidation(some)) for held, some in told.items()]
         if self._is_too_much(rows):
             return
         for clients, what in rows:
@@ -253,12 +253,13 @@ class Tracking:
                 if key[:length] in self._by_prefix:
                     told.setdefault(key[:length], []).append(key)
         rows = [
-            (tuple(self._by_prefix[prefix]), Invalid(some, is_one_frame=True)) for prefix, some in sorted(told.items())
+            (tuple(self._by_prefix[prefix]), Invalidation(some, is_one_frame=True))
+            for prefix, some in sorted(told.items())
         ]
         if self._is_too_much(rows):
             return
         for clients, what in rows:
-            by_user: dict[int, Invalid] = {}
+            by_user: dict[int, Invalidation] = {}
             for client in clients:
                 user = client.user()
                 if user is None or user.reads_all_keys:
@@ -267,11 +268,11 @@ class Tracking:
                 readable = by_user.get(id(user))
                 if readable is None:
                     keys = [key for key in what.keys or () if user.can_read(key)]
-                    readable = by_user[id(user)] = Invalid(keys, is_one_frame=True)
+                    readable = by_user[id(user)] = Invalidation(keys, is_one_frame=True)
                 if readable.keys:
                     self.owe(client, readable)
 
-    def _is_too_much(self, rows: Sequence[tuple[Holders, Invalid]]) -> bool:
+    def _is_too_much(self, rows: Sequence[tuple[Holders, Invalidation]]) -> bool:
         """Tell everybody that everything is invalid if there is too much to be told; return whether."""
         count = sum(len(clients) for clients, _ in rows)
         size = sum(len(clients) * what.bytes for clients, what in rows)

@@ -89,7 +89,7 @@ class Advertised:
     driver: str = ""
 
 
-class RegistryLink:
+class RegistryClient:
     """Runs on the event loop's thread. `on_wanted` is called with what the server is to hold, first before it does.
 
     `on_end` is called when the driver ends its servers; without it that is not for this one. With `certificates` the
@@ -101,7 +101,7 @@ class RegistryLink:
         member_id: str,
         advertised: Advertised,
         membership: Shows,
-        followers: Holds,
+        appliers: Holds,
         *,
         logs: Sequence[Filesystem],
         address: str | None,
@@ -113,7 +113,7 @@ class RegistryLink:
         self._id = member_id
         self._advertised = advertised
         self._membership = membership
-        self._followers = followers
+        self._followers = appliers
         self._logs = logs
         self._given = address
         self._last: str | None = None

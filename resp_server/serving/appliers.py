@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from resp_server.net import children
-from resp_server.serving.job_catalog import Event, Readers
+from resp_server.serving.job_catalog import Event, JobCatalog
 from state_backend.log.change_log import ChangeLog
 from state_backend.model.errors import SparkisError, StoreError
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
@@ -46,7 +46,7 @@ class Visible(NamedTuple):
     epoch: int
 
 
-class JobFollower:
+class ApplierProcess:
     """One job: its applier process, and what readers see of it.
 
     owned: those of the wanted slots that readers can read; visible: the epoch that they see at least. Both are known,
@@ -55,7 +55,7 @@ class JobFollower:
 
     def __init__(
         self,
-        readers: Readers,
+        readers: JobCatalog,
         log: str,
         job: str,
         folder: Path,
@@ -299,7 +299,7 @@ class _Looks:
         self._interval_s = LOOK_FOR_JOBS_S if has_news else min(2 * self._interval_s, interval_s_max)
 
 
-class Followers:
+class Appliers:
     """All jobs of some log roots.
 
     With a retention time their appliers write snapshots into the logs, and sweep what these cover and what is older.
@@ -310,7 +310,7 @@ class Followers:
 
     def __init__(
         self,
-        readers: Readers,
+        readers: JobCatalog,
         logs: list[str],
         folder: Path,
         *,
@@ -328,7 +328,7 @@ class Followers:
         self._retention_ms = retention_ms
         self._logs = {log: ChangeLog(log) for log in logs}
         self._folder = folder
-        self._followers: dict[str, JobFollower] = {}
+        self._followers: dict[str, ApplierProcess] = {}
         self._refused: set[tuple[str, str]] = set()
         self._unreachable: set[str] = set()
         self._reached: set[str] = set()
@@ -465,7 +465,7 @@ class Followers:
     def _follow(self, root: str, job: str) -> None:
         known = self._followers.get(job)
         if known is None:
-            self._followers[job] = JobFollower(
+            self._followers[job] = ApplierProcess(
                 self._readers,
                 root,
                 job,

@@ -15,13 +15,13 @@ import asyncio
 import socket
 
 from resp_server.cluster.topology import Topology, TopologyError
-from resp_server.cluster.topology_source import Membership
+from resp_server.cluster.topology_source import TopologySource
 from resp_server.net.children import TOKEN_VARIABLE as TOKEN_VARIABLE
 from resp_server.net.tls import Certificates
 from resp_server.protocol.errors import PlainError, ReplyError
 from resp_server.protocol.replies import OK, Reply, encode
 from resp_server.protocol.request_parser import Request
-from resp_server.serving.appliers import Followers
+from resp_server.serving.appliers import Appliers
 from resp_server.serving.token_port import TokenPort
 
 PROTOCOL = 2
@@ -34,10 +34,10 @@ class ControlListener:
     """Answers the verbs of the control plane on a port of the loopback interface."""
 
     def __init__(
-        self, followers: Followers, membership: Membership, token: str, certificates: Certificates | None = None
+        self, appliers: Appliers, membership: TopologySource, token: str, certificates: Certificates | None = None
     ) -> None:
         def take_in(writer: asyncio.StreamWriter) -> _Caller:
-            return _Caller(followers, membership)
+            return _Caller(appliers, membership)
 
         self._port = TokenPort(
             "the server", token, take_in, peers_max=CONNECTIONS_MAX, protocol=PROTOCOL, certificates=certificates
@@ -58,8 +58,8 @@ class ControlListener:
 class _Caller:
     """Who calls on one connection."""
 
-    def __init__(self, followers: Followers, membership: Membership) -> None:
-        self._followers = followers
+    def __init__(self, appliers: Appliers, membership: TopologySource) -> None:
+        self._followers = appliers
         self._membership = membership
 
     def lost(self) -> None:

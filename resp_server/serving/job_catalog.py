@@ -24,7 +24,7 @@ logger = logging.getLogger("sparkis.server")
 Event = Mapping[str, Any]
 
 
-class Readers(ABC):
+class JobCatalog(ABC):
     """Whoever answers clients from stores: this process, or worker processes."""
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Readers(ABC):
         """Write down what is known of a job: fields of `Job`, such as `is_stale` and `error`."""
 
 
-class ShownJobs(Readers):
+class LocalJobCatalog(JobCatalog):
     """The jobs in the keyspace of this process. Runs on the event loop's thread."""
 
     def __init__(self, keyspace: Keyspace) -> None:

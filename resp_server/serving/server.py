@@ -12,21 +12,21 @@ from typing import Any
 from resp_server import native
 from resp_server.acl.users import Users
 from resp_server.client.connection import Connection
-from resp_server.client.turn_scheduler import Turns
-from resp_server.client.write_queue import Outbox
-from resp_server.cluster.node_view import Standing
+from resp_server.client.turn_scheduler import TurnScheduler
+from resp_server.client.write_queue import WriteQueue
+from resp_server.cluster.node_view import NodeView
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.commands.client import client_line
 from resp_server.execution.config import ServerConfig
-from resp_server.execution.context import Instance
+from resp_server.execution.context import ServerContext
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.net.addresses import address_of
 from resp_server.net.listeners import PolledListener, listen_at_ports, take_client
 from resp_server.net.tls import Certificates, TlsListener
 from resp_server.protocol.errors import DeniedError, PlainError, ReplyError
-from resp_server.push.cluster_bus import Peers
-from resp_server.push.invalidation_sender import Telling
+from resp_server.push.cluster_bus import ClusterBus
+from resp_server.push.invalidation_sender import InvalidationSender
 from resp_server.session.session import Session
 from state_backend.model.clock import Clock, now_ms
 from state_backend.store.keyspace import Keyspace
@@ -49,22 +49,22 @@ class Server:
         keyspace: Keyspace,
         config: ServerConfig,
         clock: Clock = now_ms,
-        dispatcher: Callable[[Instance], Dispatcher] = Dispatcher,
+        dispatcher: Callable[[ServerContext], Dispatcher] = Dispatcher,
         connection: Callable[[Server], Connection] = Connection,
     ) -> None:
-        self.instance = Instance(config, keyspace, command_table(), clock)
-        self.instance.output_bytes = self._output_bytes
-        self.instance.cut = self._cut
-        self.instance.line_of = lambda session: client_line(self.instance, session, self.instance.clock())
-        self.instance.push = self._push
-        self._peers = Peers(self.instance)
-        self.instance.publishing.forward = self._peers.forward
-        self.instance.resume = self._resume
-        self.dispatcher = dispatcher(self.instance)
+        self.context = ServerContext(config, keyspace, command_table(), clock)
+        self.context.output_bytes = self._output_bytes
+        self.context.cut = self._cut
+        self.context.line_of = lambda session: client_line(self.context, session, self.context.clock())
+        self.context.push = self._push
+        self._peers = ClusterBus(self.context)
+        self.context.message_bus.forward = self._peers.forward
+        self.context.resume = self._resume
+        self.dispatcher = dispatcher(self.context)
         self._connect = connection
-        self.turns = Turns()
-        self.instance.put_off = self.turns.put_off
-        self.outbox = Outbox()
+        self.turn_scheduler = TurnScheduler()
+        self.context.defer = self.turn_scheduler.defer
+        self.write_queue = WriteQueue()
         self._connections: dict[int, Connection] = {}
         self._strangers: dict[int, Connection] = {}  # who had to authenticate when it came, the oldest first
         self._next_id = 1
@@ -73,39 +73,39 @@ class Server:
         self._poller: Any = None
         self._told: set[Connection] = set()
         self._telling: asyncio.TimerHandle | None = None
-        self._invalid = Telling(self.instance, self._connections)
-        self.instance.tracking.on_begin = self._begin_telling
-        self.instance.tell_owed = self._invalid.tell_client
+        self._invalid = InvalidationSender(self.context, self._connections)
+        self.context.tracking.on_begin = self._begin_telling
+        self.context.tell_owed = self._invalid.tell_client
 
     @property
     def users(self) -> Users:
         """Who may do what."""
-        return self.instance.users
+        return self.context.users
 
     def reload_users(self) -> None:
         """Read the ACL file again, for all connections; AccessError says what is wrong with it, and nothing changes."""
         self.users.load()
-        self.instance.look_at_users()
+        self.context.look_at_users()
 
     @property
     def port(self) -> int:
         """The port that the server listens on; known after `start`."""
-        return self.instance.port
+        return self.context.port
 
     @property
     def tls_port(self) -> int:
         """The port where TLS is spoken, which may be the only one; 0: there is none."""
-        return self.instance.tls_port
+        return self.context.tls_port
 
     async def start(self) -> None:
         """Listen. OSError if an address cannot be had; a loopback address that the machine lacks is left out.
 
         TlsError for a certificate that cannot be used.
         """
-        config = self.instance.config
+        config = self.context.config
         certificates = None if config.tls is None else Certificates(config.tls)
         plain, encrypted = listen_at_ports(config)
-        self.instance.port = (plain or encrypted)[0].getsockname()[1]
+        self.context.port = (plain or encrypted)[0].getsockname()[1]
         self.begin_polling()
         if self._poller is not None:
             self._listeners += [PolledListener(self._poller, each, lambda: self._connect(self)) for each in plain]
@@ -117,7 +117,7 @@ class Server:
                 )
             )
         if certificates is not None:
-            self.instance.tls_port = encrypted[0].getsockname()[1]
+            self.context.tls_port = encrypted[0].getsockname()[1]
             for each in encrypted:
                 self._listeners.append(TlsListener(each, certificates, lambda: self._connect(self), self._has_room))
         self.look_after()
@@ -125,7 +125,7 @@ class Server:
     def begin_polling(self) -> None:
         """Have clients' sockets on the compiled core's own epoll, where there is one; on the loop that this runs on."""
         if native.sockets is not None:
-            self._poller = native.sockets.Poller(asyncio.get_running_loop(), self.instance, self.dispatcher.compiled)
+            self._poller = native.sockets.Poller(asyncio.get_running_loop(), self.context, self.dispatcher.compiled)
             self.dispatcher.poll(self._poller)
 
     async def take(self, client: socket.socket, connect: Callable[[], Connection]) -> None:
@@ -137,8 +137,8 @@ class Server:
 
     def _has_room(self, arriving: int) -> bool:
         """Tell whether one more client may begin a handshake."""
-        stats = self.instance.stats
-        has_room = len(self._connections) + arriving < self.instance.config.clients_max
+        stats = self.context.stats
+        has_room = len(self._connections) + arriving < self.context.config.clients_max
         if not has_room and not self._make_room():
             stats.connections_received += 1
             stats.connections_rejected += 1
@@ -167,7 +167,7 @@ class Server:
         self._invalid.stop()
         for connection in list(self._connections.values()):
             connection.close()
-        ends = asyncio.get_running_loop().time() + self.instance.config.stop_ms_max / 1000
+        ends = asyncio.get_running_loop().time() + self.context.config.stop_ms_max / 1000
         while self._connections and asyncio.get_running_loop().time() < ends:
             await asyncio.sleep(0.01)
         for connection in list(self._connections.values()):
@@ -177,20 +177,20 @@ class Server:
         if self._poller is not None:
             self._poller.close()
             await asyncio.sleep(0)
-        self.instance.close()
+        self.context.close()
 
     def set_loading(self, is_loading: bool) -> None:
         """Answer commands about keys with LOADING, or answer them."""
-        self.instance.is_loading = is_loading
+        self.context.is_loading = is_loading
 
     def show_topology(self, topology: Topology, node_id: str) -> None:
         """Answer as this node of a cluster from now on."""
-        self.instance.stand(Standing(topology, node_id))
+        self.context.stand(NodeView(topology, node_id))
 
     def when_events_are_wanted(self, then: Callable[[bool], None]) -> None:
         """Have this called now, and when it changes whether appliers have to keep what happens to keys."""
-        self.instance.notifications.on_wanted = then
-        then(self.instance.notifications.is_wanted)
+        self.context.notifications.on_wanted = then
+        then(self.context.notifications.is_wanted)
 
     async def settled(self) -> None:
         """Return once what was told before holds for all clients: in a single process it does at once."""
@@ -199,12 +199,12 @@ class Server:
 
     def admit(self, transport: asyncio.Transport) -> ReplyError | None:
         """Say why a new client may not stay, or None."""
-        stats, config = self.instance.stats, self.instance.config
+        stats, config = self.context.stats, self.context.config
         stats.connections_received += 1
         if len(self._connections) >= config.clients_max and not self._make_room():
             stats.connections_rejected += 1
             return PlainError("max number of clients reached")
-        is_nopass = self.instance.users.default.is_nopass
+        is_nopass = self.context.users.default.is_nopass
         if config.protected_mode and is_nopass and not is_local(transport.get_extra_info("peername")):
             stats.connections_rejected += 1
             return DeniedError()
@@ -212,15 +212,15 @@ class Server:
 
     def session_of(self, transport: asyncio.Transport, session_id: int | None = None) -> Session:
         """Make the session of a new client, with the next id unless it has one already."""
-        config = self.instance.config
+        config = self.context.config
         _keep_alive(transport, config.tcp_keepalive_seconds)
         if session_id is None:
             session_id, self._next_id = self._next_id, self._next_id + 1
         address, local = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
-        session = Session(session_id, address, local, self.instance.users.default, self.instance.clock())
-        session.observe(self.instance.is_observed)
-        if self.instance.cluster is not None:
-            session.serve_from(self.instance.cluster.is_replica)
+        session = Session(session_id, address, local, self.context.users.default, self.context.clock())
+        session.observe(self.context.is_observed)
+        if self.context.cluster is not None:
+            session.serve_from(self.context.cluster.is_replica)
         return session
 
     def add(self, connection: Connection) -> None:
@@ -228,15 +228,15 @@ class Server:
         self._connections[connection.session.id] = connection
         if not connection.session.is_authenticated:
             self._strangers[connection.session.id] = connection
-        self.instance.sessions[connection.session.id] = connection.session
+        self.context.sessions[connection.session.id] = connection.session
 
     def remove(self, session_id: int) -> None:
         """Forget a client that has gone."""
         self._connections.pop(session_id, None)
         self._strangers.pop(session_id, None)
-        session = self.instance.sessions.pop(session_id, None)
+        session = self.context.sessions.pop(session_id, None)
         if session is not None:
-            self.instance.leave(session)
+            self.context.leave(session)
 
     def keep_told(self, connection: Connection) -> None:
         """Have a client told what is new for as long as it follows."""
@@ -244,7 +244,7 @@ class Server:
         self._keep_telling()
 
     def _begin_telling(self) -> None:
-        self.instance.look()  # what changes from now on is told, whether anybody has read it or not
+        self.context.look()  # what changes from now on is told, whether anybody has read it or not
         self._keep_telling()
 
     def _keep_telling(self) -> None:
@@ -253,14 +253,14 @@ class Server:
 
     def _tell(self) -> None:
         self._telling = None
-        if self._told or self.instance.tracking.clients or self.instance.tracking.is_freeing:
+        if self._told or self.context.tracking.clients or self.context.tracking.is_freeing:
             self._keep_telling()
-            self.instance.look()
+            self.context.look()
             self._told = {each for each in self._told if each.is_following}
             for each in list(self._told):
                 each.tell()
             self._invalid.tell()
-            self.instance.tracking.free()
+            self.context.tracking.free()
 
     def _cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
         """Cut a client's connection for a reason; others do not see it any more."""
@@ -287,17 +287,17 @@ class Server:
         """Begin to look after the clients."""
         loop = asyncio.get_running_loop()
         if self._sweep is not None:  # by how much it comes late is how long the loop was held up
-            self.instance.note_event("event-loop", int((loop.time() - self._sweep.when()) * 1000))
+            self.context.note_event("event-loop", int((loop.time() - self._sweep.when()) * 1000))
         self._sweep = loop.call_later(SWEEP_SECONDS, self.look_after)
-        self.instance.stats.sample(loop.time())
-        self.sweep(self.instance.clock())
+        self.context.stats.sample(loop.time())
+        self.sweep(self.context.clock())
 
     def sweep(self, now: int) -> None:
         """Close clients that said nothing for too long, end replies that take too long. `now` in milliseconds."""
-        self.instance.held.look(now)
-        self.instance.pause_left_ms()
-        self.instance.monitors.announce()
-        config = self.instance.config
+        self.context.held.look(now)
+        self.context.pause_left_ms()
+        self.context.monitors.announce()
+        config = self.context.config
         idle_ms_max, limits = config.idle_timeout_seconds * 1000, config.request_limits
         for connection in list(self._connections.values()):
             connection.check_age(now)

@@ -58,11 +58,11 @@ KEY_OVERHEAD_BYTES = 64
 MOVED = -1
 
 
-class Following:
+class EpochFeed:
     """What one connection was told. `moves` is for its owner: up to which of its server's moves that was."""
 
     def __init__(self) -> None:
-        self.moves = MOVED
+        self.change_counter = MOVED
         self._reached: dict[str, Reached] = {}
         self._version = NO_TOPOLOGY
         self._changed: list[bytes] | None = []
@@ -80,13 +80,13 @@ class Following:
     def news_around(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
         """Return the same as `news`; which keys changed is told once more, behind the reply that begins now."""
         changed = self._changed
-        told = self.news(jobs, version)
+        told = self.pending_pushes(jobs, version)
         if changed is None or changed:
             self.note(changed)
-            self.moves = MOVED
+            self.change_counter = MOVED
         return told
 
-    def news(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
+    def pending_pushes(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
         """Return the pushes about what is not told yet; it is with that. None: a job of which nothing was shown yet."""
         told: list[Reply] = []
         if self._changed is None or self._changed:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Protocol
 
-from resp_server.session.epoch_feed import Following, Seen
+from resp_server.session.epoch_feed import EpochFeed, Seen
 from resp_server.session.subscriptions import Subscriptions, Way
-from resp_server.session.tracking import Tracked
+from resp_server.session.tracking import TrackingState
 from resp_server.session.transaction import Mark, ReadsAt, Transaction
 
 RESP2 = 2
@@ -78,7 +78,7 @@ class Session:
         self.is_no_touch = False
         self.is_closing = False
         self.subscriptions: Subscriptions | None = None
-        self.tracked: Tracked | None = None
+        self.tracked: TrackingState | None = None
         self.is_at_replica = False
         self.is_observed = False
         self.is_monitor = False
@@ -96,7 +96,7 @@ class Session:
         self.db = 0
         self.name = b""
         self.is_readonly = False
-        self.following: Following | None = None
+        self.epoch_feed: EpochFeed | None = None
         # A CLIENT REPLY SKIP before it silences RESET as any other command.
         self.reply_mode = ReplyMode.SKIP if self.reply_mode is ReplyMode.SKIP else ReplyMode.ON
         self.end_transaction()
@@ -162,7 +162,7 @@ class Session:
         self.subscriptions = subscriptions if len(subscriptions) else None
         self._settle()
 
-    def track(self, tracked: Tracked | None) -> None:
+    def track(self, tracked: TrackingState | None) -> None:
         """Take how the client tracks what it reads from now on; None: not at all."""
         self.tracked = tracked
         self._settle()

@@ -19,7 +19,7 @@ MESSAGE = b"*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n"
 OWED_BYTES_MAX = 1 << 20
 
 
-class Invalid:
+class Invalidation:
     """Keys that are invalid, each in a frame of its own, or all in one. Shared by the clients that are told."""
 
     __slots__ = ("_frames", "bytes", "is_one_frame", "keys")
@@ -46,7 +46,7 @@ class Invalid:
         return [b"*1\r\n%b" % bulk for bulk in bulks]
 
 
-EVERYTHING = Invalid(None)
+EVERYTHING = Invalidation(None)
 
 
 class Reader(Protocol):
@@ -58,7 +58,7 @@ class Reader(Protocol):
         """Tell whether it may be told of a key."""
 
 
-class Tracked:
+class TrackingState:
     """How one client tracks, and what it is owed.
 
     user: who it is now; None: somebody who may read everything. redirect: the client that is told instead; 0: itself.
@@ -77,8 +77,8 @@ class Tracked:
         self.is_passed_on = False
         self.redirect = 0
         self.prefixes: set[bytes] = set()
-        self.owed: list[Invalid] = []
-        self.again: list[Invalid] = []
+        self.owed: list[Invalidation] = []
+        self.again: list[Invalidation] = []
         self._owed_bytes = 0
 
     @property
@@ -93,7 +93,7 @@ class Tracked:
         """Tell whether there is anything to be told."""
         return bool(self.owed or self.again)
 
-    def owe(self, what: Invalid) -> None:
+    def owe(self, what: Invalidation) -> None:
         """Have the client told."""
         self._owed_bytes += what.bytes
         if what is EVERYTHING or self._owed_bytes > OWED_BYTES_MAX:
@@ -102,7 +102,7 @@ class Tracked:
         else:
             self.owed.append(what)
 
-    def take(self, *, is_within: bool) -> Sequence[Invalid]:
+    def take(self, *, is_within: bool) -> Sequence[Invalidation]:
         """Return what the client is to be told now. is_within: a reply is under way, behind which it is told again."""
         if not is_within:
             told, self.owed, self.again, self._owed_bytes = self.again + self.owed, [], [], 0

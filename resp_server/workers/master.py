@@ -44,14 +44,14 @@ from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.execution.config import ServerConfig
 from resp_server.execution.context import GATHER_S_MAX
-from resp_server.metrics.process_stats import Numbers
+from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats
 from resp_server.net import children
 from resp_server.net.children import CRASHES
 from resp_server.net.listeners import listen_at_ports
 from resp_server.protocol.errors import PlainError
 from resp_server.push.keyspace_notifications import classes_of, says_anything
-from resp_server.serving.job_catalog import Event, Readers
+from resp_server.serving.job_catalog import Event, JobCatalog
 from resp_server.workers.channel import Channel, Line
 from state_backend.lmdb.store import SUSPECT
 from state_backend.model.clock import now_ms
@@ -151,7 +151,7 @@ class _Worker:
         self._workers.leave(self)
 
 
-class Workers(Readers):
+class Workers(JobCatalog):
     """Several processes that serve one port. Runs on the event loop's thread."""
 
     def __init__(self, config: ServerConfig, count: int) -> None:
@@ -494,5 +494,5 @@ class Workers(Readers):
         others = [worker for worker in self._serving if worker is not asking]
         answers = [each for some in await asyncio.gather(*map(ask, others)) for each in some]
         if line["question"] == "numbers":
-            answers.append(Numbers.of_this_process(self._stats).to_json())
+            answers.append(ProcessStats.of_this_process(self._stats).to_json())
         asking.send({"event": "answers", "id": line["id"], "answers": answers})

@@ -27,7 +27,7 @@ from resp_server.execution.config import ServerConfig
 from resp_server.net.listeners import make_room_for
 from resp_server.net.tls import Certificates, TlsError, TlsFiles, take_in
 from resp_server.protocol.replies import Pending
-from resp_server.serving.job_catalog import ShownJobs
+from resp_server.serving.job_catalog import LocalJobCatalog
 from resp_server.serving.server import Server
 from resp_server.workers.channel import Channel
 from state_backend.model.errors import SparkisError, StoreError
@@ -45,7 +45,7 @@ class Worker:
     def __init__(self, end: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self._keyspace = Keyspace()
-        self._jobs = ShownJobs(self._keyspace)
+        self._jobs = LocalJobCatalog(self._keyspace)
         self._server: Server | None = None
         self._certificates: Certificates | None = None
         self._prepared: Job | None = None
@@ -95,7 +95,7 @@ class Worker:
             case "settled":
                 self._answer(line, None)
             case "port":
-                self.server.instance.port, self.server.instance.tls_port = line["port"], line["tls_port"]
+                self.server.context.port, self.server.context.tls_port = line["port"], line["tls_port"]
             case _:
                 self._take_of_job(line)
 
@@ -125,8 +125,8 @@ class Worker:
                 self._prepared = None
 
     def _answer_question(self, line: dict[str, Any]) -> None:
-        question = self.server.instance.table.questions[line["question"]]
-        answer = question.answer(self.server.instance, line["argument"])
+        question = self.server.context.table.questions[line["question"]]
+        answer = question.answer(self.server.context, line["argument"])
         if isinstance(answer, Pending):
             answer.when_resolved(lambda: self._answer(line, answer.make()))
         else:
@@ -147,19 +147,19 @@ class Worker:
         self._certificates = None if tls is None else Certificates(tls)
         make_room_for(config.clients_max)
         server = self._server = Server(self._keyspace, config)
-        server.instance.run_id = line["run_id"]
-        server.instance.started_ms = line["started_ms"]
-        server.instance.process_id = os.getppid()
-        server.instance.slow.number_as(line["number"] - 1, line["count"])
-        server.instance.ask_others = self._ask_others
+        server.context.run_id = line["run_id"]
+        server.context.started_ms = line["started_ms"]
+        server.context.process_id = os.getppid()
+        server.context.slow.number_as(line["number"] - 1, line["count"])
+        server.context.ask_others = self._ask_others
         server.when_events_are_wanted(self._want_events)
-        server.instance.ask_for_users = self._ask_for_users
+        server.context.ask_for_users = self._ask_for_users
         server.begin_polling()
         server.look_after()
 
     def _take_users(self, line: dict[str, Any]) -> None:
-        self.server.instance.users.take(line["rules"])
-        self.server.instance.look_at_users(line["caller"])
+        self.server.context.users.take(line["rules"])
+        self.server.context.look_at_users(line["caller"])
         if "id" in line:
             self._answer(line, None)
 

@@ -34,7 +34,7 @@ from resp_server.registry.record import read_record
 from resp_server.registry.report import DRAIN_S_MAX
 from spark_hooks.serving import endpoints, placement
 from spark_hooks.serving.placement import ForClients, Plan
-from spark_hooks.serving.supervised_process import KeptProcess
+from spark_hooks.serving.supervised_process import SupervisedProcess
 from spark_hooks.sessions import is_stopped, parallelism_of
 from state_backend.log.filesystems import open_filesystem
 from state_backend.model.errors import SparkisError
@@ -93,7 +93,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         self.password = cluster.password or (None if is_open else secrets.token_hex(16))
         upstream = os.environ.get(UPSTREAM_PASSWORD_VARIABLE) or secrets.token_hex(16)
         upstream_password = upstream if cluster.for_clients.has_users else None
-        self._registry = KeptProcess(
+        self._registry = SupervisedProcess(
             "the sparkis registry",
             _registry(cluster, log),
             self._environment(),
@@ -107,7 +107,7 @@ class PlacedEndpoint(endpoints.ServedEndpoint):
         self._untold: dict[str, int] = {}  # the newest epoch of each job
         self._is_news = threading.Event()
         try:
-            self._proxy = KeptProcess(
+            self._proxy = SupervisedProcess(
                 "the sparkis proxy",
                 _proxy(cluster, address_of(reached_at, self._registry.port), port, bind),
                 self._environment(cluster.password, upstream_password or self.password),

@@ -36,7 +36,7 @@ from spark_hooks.serving import endpoints
 from spark_hooks.serving.endpoints import LOG_SETTING, ServedEndpoint
 from spark_hooks.serving.executor_endpoint import Cluster, PlacedEndpoint
 from spark_hooks.serving.placement import ForClients, tls_arguments, with_passwords
-from spark_hooks.serving.supervised_process import KeptProcess
+from spark_hooks.serving.supervised_process import SupervisedProcess
 from spark_hooks.sessions import is_connect
 from state_backend.log.change_log import check_writable
 from state_backend.log.filesystems import open_filesystem
@@ -75,7 +75,7 @@ class DriverEndpoint(ServedEndpoint):
         self._tls = tls
         self.address_file = _temporary_folder("server") / "address.json"  # nobody else can look into the folder
         self._token = environment[TOKEN_VARIABLE]
-        self._kept = KeptProcess("the sparkis server", command, environment, self._take_restart)
+        self._kept = SupervisedProcess("the sparkis server", command, environment, self._take_restart)
         self.port = self._kept.port
         self._address().write(self.address_file)
         self.url = endpoints.url_of(host, self.port, password, tls)

@@ -23,7 +23,7 @@ RESTART_PAUSE_S = 1.0
 RESTART_PAUSE_S_MAX = 60.0
 
 
-class KeptProcess:
+class SupervisedProcess:
     """A child that prints one line of JSON when it listens, with its `port`, and ends when its input does.
 
     what         what it is, in messages: "the sparkis server"

@@ -440,7 +440,7 @@ class Applier:
     def _slots(self) -> KeyGroups | None:
         """Return the slots that epochs are applied to; None for all."""
         assert self._store is not None
-        owned = self._store.holding.owned
+        owned = self._store.slot_ownership.owned
         return None if owned == ALL else owned
 
     def _open(self, current: Current, *, is_anew: bool) -> None:
@@ -573,7 +573,7 @@ class Applier:
         """Note what readers see, or are about to see, of the store that is being written."""
         assert self._store is not None
         self._shown = self._store.applied
-        self._shown_slots = self._store.holding.owned
+        self._shown_slots = self._store.slot_ownership.owned
         if self._description is not None:
             # Not known from the beginning: a store may be shown before the log has its first epoch.
             self._is_incomplete = bool(self._description.late) or self._origin > 0

@@ -137,7 +137,7 @@ class Compactor:
     def _is_mark(self, log: JobLog, current: Current, epoch: Epoch, store: LmdbStore) -> bool:
         if not is_marked(epoch, CHANGES_BYTES_MIN, EPOCHS_MAX):  # then it is not for larger steps either
             return False
-        if store.holding.owned in (ALL, NONE) or self._is_running():
+        if store.slot_ownership.owned in (ALL, NONE) or self._is_running():
             return False
         base = snapshots.newest(log, current) or log.first(current) or epoch
         return base.epoch < epoch.epoch and is_marked(epoch, *steps_after(base, epoch))

@@ -62,7 +62,7 @@ from state_backend.codec.checksums import CHECK_BYTES, SOUND, checksum, damaged,
 from state_backend.model.descriptor import Kind
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import HASH_BITS, POSITION_BYTES
-from state_backend.store.slot_ownership import Holding
+from state_backend.store.slot_ownership import SlotOwnership
 from state_backend.store.store import Applied
 
 # Of the layout: a store of another one is made anew.
@@ -133,7 +133,7 @@ class Meta:
     state_numbers: dict[str, int] = field(default_factory=dict)
     next_id: int = 1
     noted: bytes = b""
-    holding: Holding | None = None
+    slot_ownership: SlotOwnership | None = None
 
     def to_bytes(self) -> bytes:
         content = asdict(self.applied) | {
@@ -141,16 +141,16 @@ class Meta:
             "next_id": self.next_id,
             "noted": self.noted.hex(),
         }
-        if self.holding is not None:
-            content["holding"] = self.holding.to_json()
+        if self.slot_ownership is not None:
+            content["slots"] = self.slot_ownership.to_json()
         return sealed(json.dumps(content).encode())
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Meta:
         content = json.loads(stored)
         numbers, next_id = content.pop("state_numbers"), content.pop("next_id")
-        noted, holding = bytes.fromhex(content.pop("noted")), content.pop("holding", None)
-        return cls(Applied(**content), numbers, next_id, noted, holding and Holding.from_json(holding))
+        noted, slots = bytes.fromhex(content.pop("noted")), content.pop("slots", None)
+        return cls(Applied(**content), numbers, next_id, noted, slots and SlotOwnership.from_json(slots))
 
     def new_id(self) -> int:
         """Return the id of a new map, list or text."""

@@ -44,9 +44,9 @@ class SlotsTransaction(ExpiryTransaction):
         self, txn: lmdb.Transaction[bytes], tables: Tables, meta: Meta, now_ms: int, slots: KeyGroups = ALL
     ) -> None:
         super().__init__(txn, tables, meta, now_ms)
-        assert meta.holding is not None
+        assert meta.slot_ownership is not None
         self._slots = slots
-        self._owned = meta.holding.owned
+        self._owned = meta.slot_ownership.owned
         # By slot: what was added by state number, and under EXPIRING and EXPIRING_MAPS.
         self._added: defaultdict[bytes, Counter[int]] = defaultdict(Counter)
 
@@ -81,10 +81,10 @@ class SlotsTransaction(ExpiryTransaction):
                 yield at[:SLOT_BYTES] + record[12:14]
 
     def finish(self) -> None:
-        assert self.meta.holding is not None
+        assert self.meta.slot_ownership is not None
         if self._events is not None:
             self._events.finish()
-        applied, owned = self.meta.applied, self.meta.holding.owned
+        applied, owned = self.meta.applied, self.meta.slot_ownership.owned
         numbers = self.meta.state_numbers
         counts = Counter({numbers[name]: count for name, count in applied.keys.items()})
         counts.update({EXPIRING: applied.expiring, EXPIRING_MAPS: applied.expiring_maps})

@@ -180,12 +180,12 @@ class LmdbSnapshot(Snapshot):
 
     @property
     def key_groups(self) -> KeyGroups:
-        holding = self._known().holding
-        return ALL if holding is None else holding.owned
+        slot_ownership = self._known().slot_ownership
+        return ALL if slot_ownership is None else slot_ownership.owned
 
     def changed_since(self, epoch: int) -> Sequence[bytes] | None:
-        holding = self._known().holding
-        if holding is not None and epoch <= holding.changed_at:
+        slot_ownership = self._known().slot_ownership
+        if slot_ownership is not None and epoch <= slot_ownership.changed_at:
             return None  # a slot that was away may read differently in every key
         epochs = range(epoch + 1, self.applied.epoch + 1)
         if epoch > self.applied.epoch or len(epochs) > EPOCHS_KEPT:

@@ -37,7 +37,7 @@ from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.native import pages_of
 from state_backend.process_memory import available_bytes
 from state_backend.store.key_events import KEPT_BYTES_MAX, PORTION_BYTES
-from state_backend.store.slot_ownership import Holding, Loading
+from state_backend.store.slot_ownership import Loading, SlotOwnership
 from state_backend.store.store import Applied, EpochChanges, Store
 
 # Address space, not disk: the file grows as it is written (guess; a state server holds a part of a job).
@@ -206,18 +206,18 @@ class LmdbStore(Store):
         return self.path.name  # a store that is built anew has a folder of its own
 
     @property
-    def holding(self) -> Holding:
+    def slot_ownership(self) -> SlotOwnership:
         """Which slots are owned, loaded and given up."""
         with self.begin() as txn:
-            return self._meta(txn).holding or Holding()
+            return self._meta(txn).slot_ownership or SlotOwnership()
 
     def _work(
         self, txn: lmdb.Transaction[bytes], meta: Meta, now_ms: int, slots: KeyGroups | None = None
     ) -> ExpiryTransaction:
         """Begin changes; in a store of some slots, of those given, or of the owned ones."""
-        if meta.holding is None:
+        if meta.slot_ownership is None:
             return ExpiryTransaction(txn, self.tables, meta, now_ms)
-        return SlotsTransaction(txn, self.tables, meta, now_ms, meta.holding.owned if slots is None else slots)
+        return SlotsTransaction(txn, self.tables, meta, now_ms, meta.slot_ownership.owned if slots is None else slots)
 
     def apply(self, epoch: EpochChanges, states: Sequence[StateDescriptor]) -> int:
         with self._writing() as txn:
@@ -245,9 +245,9 @@ class LmdbStore(Store):
         with self._env.begin() as txn:
             meta = self._meta(txn)
             clock_ms = removed_to_ms = meta.applied.clock_ms
-            if meta.holding is not None and meta.holding.loading is not None:
+            if meta.slot_ownership is not None and meta.slot_ownership.loading is not None:
                 # What is loaded is in the past, and what expired since may still be changed there before it does.
-                removed_to_ms = min(clock_ms, meta.holding.loading.clock_ms)
+                removed_to_ms = min(clock_ms, meta.slot_ownership.loading.clock_ms)
             noted_to_ms = max(now_ms, clock_ms)
             if not has_expired(txn, self.tables, meta.noted, noted_to_ms, removed_to_ms):
                 return 0
@@ -270,28 +270,28 @@ class LmdbStore(Store):
         with self._writing() as txn:
             return forget(txn, self.tables.meta, portions_max)
 
-    def hold(self, wanted: KeyGroups) -> Holding:
+    def hold(self, wanted: KeyGroups) -> SlotOwnership:
         """Own no slot but those wanted from now on, and begin to load some that are missing; return what is held.
 
         A store without an epoch owns them at once. The first time that a store of all slots gives some up its keys are
         counted, about a microsecond for each.
         """
-        if self._toward(self.applied, self.holding, wanted) == self.holding:
-            return self.holding
+        if self._toward(self.applied, self.slot_ownership, wanted) == self.slot_ownership:
+            return self.slot_ownership
         with self._writing() as txn:
             meta = self._meta(txn)
-            is_counted = meta.holding is not None
-            before = meta.holding = meta.holding or Holding()
+            is_counted = meta.slot_ownership is not None
+            before = meta.slot_ownership = meta.slot_ownership or SlotOwnership()
             work = SlotsTransaction(txn, self.tables, meta, 0)
             if not is_counted:
                 work.count_all()
-            meta.holding = self._toward(meta.applied, before, wanted)
+            meta.slot_ownership = self._toward(meta.applied, before, wanted)
             work.finish()
-            return meta.holding
+            return meta.slot_ownership
 
     @staticmethod
-    def _toward(applied: Applied, holding: Holding, wanted: KeyGroups) -> Holding:
-        return Holding(wanted) if applied.epoch < 0 else holding.toward(wanted, applied.epoch)
+    def _toward(applied: Applied, slot_ownership: SlotOwnership, wanted: KeyGroups) -> SlotOwnership:
+        return SlotOwnership(wanted) if applied.epoch < 0 else slot_ownership.toward(wanted, applied.epoch)
 
     def load(self, portion: EpochChanges, states: Sequence[StateDescriptor], then: Loading) -> int:
         """Apply a part of a snapshot or of an epoch to the slots that are being loaded, and note how far they are then.
@@ -301,11 +301,12 @@ class LmdbStore(Store):
         """
         with self._writing() as txn:
             meta = self._meta(txn)
-            if meta.holding is None or meta.holding.loading is None or meta.holding.loading.slots != then.slots:
+            ownership = meta.slot_ownership
+            if ownership is None or ownership.loading is None or ownership.loading.slots != then.slots:
                 raise StoreError(f"the store {self.path} does not load the slots {then.slots}")
             work = SlotsTransaction(txn, self.tables, meta, portion.clock_ms, then.slots)
             self._change(txn, work, portion, states)
-            meta.holding = meta.holding.loaded(then, meta.applied)
+            meta.slot_ownership = ownership.loaded(then, meta.applied)
             work.finish()
             return work.changed
 
@@ -313,21 +314,21 @@ class LmdbStore(Store):
         """Give up what was loaded so far of slots that are not owned yet; `hold` begins again once it is removed."""
         with self._writing() as txn:
             meta = self._meta(txn)
-            if meta.holding is not None:
-                meta.holding = meta.holding.anew()
+            if meta.slot_ownership is not None:
+                meta.slot_ownership = meta.slot_ownership.anew()
                 txn.put(b"applied", meta.to_bytes(), db=self.tables.meta)
 
     def remove_left(self, keys_max: int) -> bool:
         """Remove up to about `keys_max` keys of slots that were given up; False if there were none any more."""
-        leaving = self.holding.leaving
+        leaving = self.slot_ownership.leaving
         if not leaving:
             return False
         with self._writing() as txn:
             meta = self._meta(txn)
-            assert meta.holding is not None
+            assert meta.slot_ownership is not None
             work = SlotsTransaction(txn, self.tables, meta, 0, leaving)
             rest = work.remove_slots(keys_max)
-            meta.holding = replace(meta.holding, leaving=rest)
+            meta.slot_ownership = replace(meta.slot_ownership, leaving=rest)
             work.finish()
             return True
 

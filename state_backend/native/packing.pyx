@@ -66,7 +66,7 @@ cdef struct Run:
     bint never_expires
     uint8_t* left
 
-cdef struct Lane:
+cdef struct UpstreamConnection:
     const Run* run
     int64_t row
     uint64_t position
@@ -200,7 +200,7 @@ cdef class Packing:
         return run
 
     cdef inline void ask_ahead(self, int64_t at) noexcept nogil:
-        """Have memory bring what will be read soon: rows of many runs come in turns, which no processor foresees."""
+        """Have memory bring what will be read soon: rows of many runs come in turn_scheduler, which no processor foresees."""
         cdef const Run* run
         cdef int64_t row
         if at + NUMBERS_AHEAD < self.order.shape[0]:
@@ -217,7 +217,7 @@ cdef class Packing:
             prefetch(run.keys.content + run.keys.ends[row])
             prefetch(run.values.content + run.values.ends[row])
 
-    cdef bint fill(self, Lane* lane, Run* run, int64_t row) noexcept nogil:
+    cdef bint fill(self, UpstreamConnection* lane, Run* run, int64_t row) noexcept nogil:
         """Learn what a row puts; False if it is left."""
         cdef int16_t state = run.states[row]
         if run.ops[row] != PUT or state < 0 or state >= run.states_count or run.numbers[state] < 0:
@@ -231,7 +231,7 @@ cdef class Packing:
             and lane.value_bytes <= self.value_bytes_max
         )
 
-    cdef size_t gather(self, Lane* lanes, int64_t most) noexcept nogil:
+    cdef size_t gather(self, UpstreamConnection* lanes, int64_t most) noexcept nogil:
         """Find the next plain rows, one for a position; mark the others as left. Returns how many; 0 at the end."""
         cdef size_t count = 0
         cdef int64_t row
@@ -257,7 +257,7 @@ cdef class Packing:
 
         There may be none among them.
         """
-        cdef Lane lanes[LANES]
+        cdef UpstreamConnection lanes[LANES]
         cdef Lookup lookups[LANES]
         cdef Lookup* each[LANES]
         cdef size_t count, i
@@ -282,7 +282,7 @@ cdef class Packing:
             taken += count
         return items if taken else None
 
-    cdef int pack(self, Lane* lane, const Lookup* found, list items) except -1:
+    cdef int pack(self, UpstreamConnection* lane, const Lookup* found, list items) except -1:
         """Make a row's name and record, unless the same stands there; mark the row as left if something else does."""
         cdef uint64_t name_text = swap64(lane.position << 16)
         cdef size_t start = HEADER_BYTES + lane.key_bytes, size = start + lane.value_bytes + CHECK_BYTES

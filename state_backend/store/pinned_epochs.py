@@ -57,7 +57,7 @@ class _Held:
             self.snapshot.close()
 
 
-class HeldEpochs:
+class PinnedEpochs:
     """The epochs of a keyspace that are held in this process. `look` has to be called at every new one."""
 
     def __init__(self, keyspace: Keyspace) -> None:

@@ -33,7 +33,7 @@ class Loading:
 
 
 @dataclass(frozen=True)
-class Holding:
+class SlotOwnership:
     """A store's slots.
 
     leaving: they may hold something still, and are nobody's here. changed_at: the epoch at which `owned` changed last.
@@ -44,7 +44,7 @@ class Holding:
     leaving: KeyGroups = NONE
     changed_at: int = -1
 
-    def toward(self, wanted: KeyGroups, epoch: int) -> Holding:
+    def toward(self, wanted: KeyGroups, epoch: int) -> SlotOwnership:
         """Give up what is not wanted, and begin to load what is missing, if nothing else is being loaded."""
         leaving, loading = self.leaving | (self.owned - wanted), self.loading
         if loading is not None:
@@ -54,16 +54,16 @@ class Holding:
         owned = self.owned & wanted
         if loading is None and (missing := wanted - owned - leaving):
             loading = Loading(missing)
-        return Holding(owned, loading, leaving, self.changed_at if owned == self.owned else epoch)
+        return SlotOwnership(owned, loading, leaving, self.changed_at if owned == self.owned else epoch)
 
-    def loaded(self, then: Loading, applied: Applied) -> Holding:
+    def loaded(self, then: Loading, applied: Applied) -> SlotOwnership:
         """Note how far loading is; what has caught up with the store is owned."""
         is_there = then.snapshot < 0 and not then.runs and (then.epoch, then.term) == (applied.epoch, applied.term)
         if is_there:
             return replace(self, owned=self.owned | then.slots, loading=None, changed_at=applied.epoch)
         return replace(self, loading=then)
 
-    def anew(self) -> Holding:
+    def anew(self) -> SlotOwnership:
         """Give up what was loaded so far, so that it is loaded from the beginning."""
         return self if self.loading is None else replace(self, loading=None, leaving=self.leaving | self.loading.slots)
 

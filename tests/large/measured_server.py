@@ -13,7 +13,7 @@ from typing import Any
 
 from resp_server.client.connection import Connection
 from resp_server.programs import serve as process
-from resp_server.push.invalidation_sender import Telling
+from resp_server.push.invalidation_sender import InvalidationSender
 from resp_server.serving.server import Server
 
 longest = {"held_ms": 0.0, "held_cpu_ms": 0.0}
@@ -41,7 +41,12 @@ def tell(*ignored: object) -> None:
 
 
 if __name__ == "__main__":
-    for owner, name in ((Connection, "_turn"), (Connection, "data_received"), (Server, "_tell"), (Telling, "_step")):
+    for owner, name in (
+        (Connection, "_turn"),
+        (Connection, "data_received"),
+        (Server, "_tell"),
+        (InvalidationSender, "_step"),
+    ):
         measure(owner, name)
     signal.signal(signal.SIGUSR1, tell)
     sys.exit(process.main())

@@ -216,7 +216,7 @@ async def _answered(
     keyspace.put(Job("j", "g", STATES, store))
     apply(store, 0)
     server = Server(keyspace, config, clock=lambda: NOW_MS)
-    server.instance.is_loading = is_loading
+    server.context.is_loading = is_loading
     if not is_compiled:
         server.dispatcher.compiled = None
     server.users.set(b"default", rules)
@@ -233,19 +233,19 @@ async def _answered(
             await asyncio.sleep(0)
         else:
             raise AssertionError("the connection does not come to rest")
-        server.outbox.flush()
+        server.write_queue.flush()
         apply(store, turn % 4)
-    stats = server.instance.stats
+    stats = server.context.stats
     stats.collect()
     commands = {
-        name: dataclasses.replace(tally, nanoseconds=0, took=[sum(tally.took)])
-        for name, tally in stats.commands.items()
-        if tally.calls or tally.rejected
+        name: dataclasses.replace(command_stats, nanoseconds=0, took=[sum(command_stats.took)])
+        for name, command_stats in stats.commands.items()
+        if command_stats.calls or command_stats.rejected
     }
     session = connection.session
-    server.instance.look()
-    held = sorted(server.instance.tracking._holders)
-    server.instance.close()
+    server.context.look()
+    held = sorted(server.context.tracking._holders)
+    server.context.close()
     sent = replies_in(b"".join(wire.sent))
     told = [each for each in sent if each.mark == ">"]
     replies = [each for each in sent if each.mark != ">"]

@@ -67,7 +67,7 @@ def served(store: LmdbStore, talk: Callable[[Server, Connection, Wire], None]) -
         wire, connection = Wire(), Connection(server)
         connection.connection_made(wire)  # type: ignore[arg-type]
         talk(server, connection, wire)
-        server.instance.close()
+        server.context.close()
 
     asyncio.run(run())
 
@@ -143,7 +143,7 @@ def test_ranks_scores_and_ranges_are_those_of_the_members(
                     held.pop(change.field, None)
                     if change.value is not None:
                         held[change.field] = float(change.value)
-                server.instance.renew()
+                server.context.renew()
                 replies, left, rest = compiled.answer(connection.session, requests(words))
                 assert (left, rest) == ([], b"")
                 expected = Expected(held, protocol)
@@ -183,7 +183,7 @@ def test_a_flipped_bit_in_a_sorted_set_is_an_error_and_never_another_answer(tmp_
             replies = []
             for each in words:
                 connection.data_received(requests([each]))
-                server.outbox.flush()
+                server.write_queue.flush()
                 replies.append(b"".join(wire.sent))
                 wire.sent.clear()
             errors = sum(reply.startswith(b"-") for reply in replies)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from resp_server.proxy.guard import Floors, behind, has_reached, together
+from resp_server.proxy.guard import EpochFloors, behind, has_reached, together
 from resp_server.proxy.shards import BEHIND_S_MAX, Shard
 from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Reached, Seen, latest
 
@@ -30,7 +30,7 @@ class Guarded(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.floors = Floors()
+        self.floors = EpochFloors()
         self.by_name = {name: Server() for name in SERVERS}
         self.answering = dict.fromkeys(SLOTS, "a")
         self.seen: dict[int, dict[str, Reached]] = {slot: {} for slot in SLOTS}
@@ -106,7 +106,7 @@ def test_what_parts_are_from_is_each_once() -> None:
 
 
 def test_slots_that_leave_together_share_a_floor() -> None:
-    floors = Floors()
+    floors = EpochFloors()
     floors.leave(range(100), {"j": (1, 5)})
     floors.leave(range(50), {"j": (1, 4), "k": (1, 1)})
     assert floors.by_slot[0] is floors.by_slot[49]

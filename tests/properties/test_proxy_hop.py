@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from steps import result_of
 
-from resp_server.metrics.stats import Stats, Tally
+from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.request_parser import RequestParser
-from resp_server.proxy.asks import Ask
+from resp_server.proxy.asks import UpstreamRequest
 from resp_server.proxy.compiled import hop
 from resp_server.proxy.reply_splitter import Frames, items_of, pack
 from resp_server.session.epoch_feed import NOT_TOLD, NOTHING, Epochs, Told
@@ -31,7 +31,7 @@ lengths = st.tuples(st.just(b"STRLEN"), keys)
 requests = st.one_of(gets, gets, mgets, lengths)
 
 
-class Lane:
+class UpstreamConnection:
     """Stands for a connection: keeps what is asked, and is answered by `answer`."""
 
     def __init__(self) -> None:
@@ -77,8 +77,8 @@ class Scene:
     """A hop to two servers, each with half of the slots."""
 
     def __init__(self) -> None:
-        self.lanes = [Lane(), Lane()]
-        self.sent: list[Ask] = []
+        self.lanes = [UpstreamConnection(), UpstreamConnection()]
+        self.sent: list[UpstreamRequest] = []
         self.upstreams = SimpleNamespace(
             table=bytes([1, 2] * (SLOTS // 2)),
             open_lanes=[None, *self.lanes],
@@ -89,9 +89,9 @@ class Scene:
             own=lambda seen: seen,
             soon=lambda then: None,
             send=self.sent.append,
-            put_off=lambda run: run(),
+            defer=lambda run: run(),
         )
-        self.tallies = {name: Tally() for name in ("get", "mget", "strlen")}
+        self.tallies = {name: CommandStats() for name in ("get", "mget", "strlen")}
         rows = [("get", 2, 2), ("mget", 2, 1024), ("strlen", 2, 2)]
         assert hop is not None
         self.hop = hop.Hop(
@@ -100,7 +100,7 @@ class Scene:
             [(*row, self.tallies[row[0]]) for row in rows],
         )
 
-    def lane_of(self, key: bytes) -> Lane:
+    def lane_of(self, key: bytes) -> UpstreamConnection:
         return self.lanes[slot_of(key) % 2]
 
 

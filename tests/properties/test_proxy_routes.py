@@ -12,7 +12,7 @@ from steps import result_of
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.protocol.replies import ReplySet, encode
-from resp_server.proxy.guard import Floors
+from resp_server.proxy.guard import EpochFloors
 from resp_server.proxy.reply_splitter import Frames, items_of
 from resp_server.proxy.routes import scan_reply, split
 from resp_server.proxy.slot_map import SlotMap, runs_of
@@ -118,7 +118,7 @@ changes = st.tuples(st.booleans(), st.integers(0, SLOTS - 1), st.integers(1, 9),
 def test_the_slots_of_a_run_have_one_owner_and_one_floor_whatever_changes(
     given: list[tuple[bool, int, int, int]],
 ) -> None:
-    slots, floors = SlotMap(), Floors()
+    slots, floors = SlotMap(), EpochFloors()
     for version, (has_moved, first, count, number) in enumerate(given):
         some = range(first, min(first + count, SLOTS))
         if not has_moved:

@@ -136,7 +136,7 @@ class ServersHoldEqualStates(RuleBasedStateMachine):
         server = self.servers[which]
         log = ChangeLog(self.folder / "log").job("job")
         current, store = log.current(), server.applier.store
-        if current is None or store is None or store.holding.owned != ALL or store.holding.loading:
+        if current is None or store is None or store.slot_ownership.owned != ALL or store.slot_ownership.loading:
             return
         if store.applied.epoch >= 0 and log.epoch(current, store.applied.epoch) is not None:
             with store.snapshot(self.now_ms + server.off_ms) as shown:
@@ -159,7 +159,7 @@ class ServersHoldEqualStates(RuleBasedStateMachine):
             assert not server.seen.get("error"), server.seen["error"]
             store = server.applier.store
             if store is not None and store.applied.epoch >= 0:
-                owned = store.holding.owned
+                owned = store.slot_ownership.owned
                 expected = {each for each in self.states[store.applied.epoch] if slot_of(each[1]) in owned}
                 assert held(store) == expected
 

@@ -156,8 +156,12 @@ class SlotsMove(RuleBasedStateMachine):
         if "slots" in told:
             assert not told["error"]
             assert store is not None
-            assert KeyGroups.parse(told["slots"]) == store.holding.owned & self.wanted[which] == store.holding.owned
-            assert KeyGroups.parse(told["loading"]) == self.wanted[which] - store.holding.owned
+            assert (
+                KeyGroups.parse(told["slots"])
+                == store.slot_ownership.owned & self.wanted[which]
+                == store.slot_ownership.owned
+            )
+            assert KeyGroups.parse(told["loading"]) == self.wanted[which] - store.slot_ownership.owned
 
     @rule(
         which=st.integers(0, 1),
@@ -192,8 +196,12 @@ class SlotsMove(RuleBasedStateMachine):
             self.check_reports(which)
             if len(self.held) > 1:
                 assert applier.store is not None
-                holding = applier.store.holding
-                assert (holding.owned, holding.loading, holding.leaving) == (self.wanted[which], None, NONE)
+                ownership = applier.store.slot_ownership
+                assert (ownership.owned, ownership.loading, ownership.leaving) == (
+                    self.wanted[which],
+                    None,
+                    NONE,
+                )
                 assert applier.store.applied.epoch == len(self.held) - 2
 
     # What holds --------------------------------------------------------------------------------------------------
@@ -203,21 +211,21 @@ class SlotsMove(RuleBasedStateMachine):
         for applier in self.appliers:
             if applier.store is None:
                 continue
-            holding, applied = applier.store.holding, applier.store.applied
+            ownership, applied = applier.store.slot_ownership, applier.store.applied
             expected = MemoryStore("q")
             expected._held = self.held[applied.epoch + 1]
-            expected.show(holding.owned)
+            expected.show(ownership.owned)
             stores.assert_tables_fit(applier.store)
             for now_ms in (self.clock_ms, self.clock_ms + 5, self.clock_ms + 1_000):
                 with expected.snapshot(now_ms) as theirs, applier.store.snapshot(now_ms) as mine:
-                    assert mine.key_groups == holding.owned
+                    assert mine.key_groups == ownership.owned
                     stores.assert_equal_answers(theirs, mine)
             with applier.store.begin() as txn:
                 names = read_meta(txn, applier.store.tables, "q").names()
             counted = [
                 names[state_number_of(record)]
                 for at, record in stores.counted_records(applier.store)
-                if int.from_bytes(at[:2], "big") in holding.owned
+                if int.from_bytes(at[:2], "big") in ownership.owned
             ]
             assert dict(applied.keys) == Counter(counted)
 

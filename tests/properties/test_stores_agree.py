@@ -690,14 +690,14 @@ class StoresAgreeOnSomeSlots(StoresAgree):
         self.show()
 
     def of_lmdb(self, epoch: EpochChanges) -> EpochChanges:
-        return self.of_slots(epoch, self.lmdb.holding.owned)
+        return self.of_slots(epoch, self.lmdb.slot_ownership.owned)
 
     @staticmethod
     def of_slots(epoch: EpochChanges, key_groups: KeyGroups) -> EpochChanges:
         return epoch._replace(runs=[rows_of_slots(run, key_groups) for run in epoch.runs])
 
     def show(self) -> None:
-        self.memory.show(self.lmdb.holding.owned)
+        self.memory.show(self.lmdb.slot_ownership.owned)
 
     apply_again_what_is_there = None  # it makes a difference where it is loaded
     kill_a_writer = None  # the machine of appliers does that (`test_slots_move`)
@@ -706,7 +706,7 @@ class StoresAgreeOnSomeSlots(StoresAgree):
     def expire(self) -> None:
         self.memory.expire(self.clock_ms, 1 << 30)
         self.lmdb.expire(self.clock_ms, 1 << 30)
-        if self.lmdb.holding.loading is None:
+        if self.lmdb.slot_ownership.loading is None:
             theirs, mine = self.memory.applied, self.lmdb.applied
             assert (mine.keys, mine.expiring, mine.expiring_maps) == (
                 theirs.keys,
@@ -743,7 +743,7 @@ class StoresAgreeOnSomeSlots(StoresAgree):
     def load(self, epochs: int) -> None:
         """Load epochs, the last one's runs one by one where that may be."""
         for left in reversed(range(epochs)):
-            loading = self.lmdb.holding.loading
+            loading = self.lmdb.slot_ownership.loading
             if loading is None or self.epoch < 0:
                 return
             epoch = self.of_slots(self.history[loading.epoch + 1], loading.slots)
@@ -757,8 +757,8 @@ class StoresAgreeOnSomeSlots(StoresAgree):
 
     @invariant()
     def what_is_nobodys_is_empty(self) -> None:
-        holding = self.lmdb.holding
-        held = holding.owned | holding.leaving | (holding.loading.slots if holding.loading else NONE)
+        ownership = self.lmdb.slot_ownership
+        held = ownership.owned | ownership.leaving | (ownership.loading.slots if ownership.loading else NONE)
         with self.lmdb.begin() as txn:
             places = [at for at, _ in txn.cursor(db=self.lmdb.tables.keys)]
             counted = [
@@ -774,7 +774,7 @@ class StoresAgreeOnSomeSlots(StoresAgree):
 
     @invariant()
     def counts_are_of_what_is_owned(self) -> None:
-        owned = self.lmdb.holding.owned
+        owned = self.lmdb.slot_ownership.owned
         with self.lmdb.begin() as txn:
             names = read_meta(txn, self.lmdb.tables, "g").names()
         found = [record for at, record in counted_records(self.lmdb) if int.from_bytes(at[:2], "big") in owned]

@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from resp_server.push.tracking_table import Tracking
-from resp_server.session.tracking import PUSH, Tracked
+from resp_server.push.tracking_table import TrackingTable
+from resp_server.session.tracking import PUSH, TrackingState
 
 KEYS = [b"a:0", b"a:1", b"a:2", b"b:0", b"b:1", b"", b"a"]
 CLIENTS = 4
@@ -32,7 +32,7 @@ class Client:
     """A client that caches, and its connection."""
 
     def __init__(self) -> None:
-        self.tracked = Tracked()
+        self.tracked = TrackingState()
         self.cache: dict[bytes, int] = {}
         self.under_way: Reply | None = None
 
@@ -67,7 +67,7 @@ class Tables(RuleBasedStateMachine):
         ]
         for each in self.patches:
             each.start()
-        self.tracking = Tracking(keys_max, bytes_max)
+        self.tracking = TrackingTable(keys_max, bytes_max)
         self.values = dict.fromkeys(KEYS, 0)
         self.clients = [Client() for _ in range(CLIENTS)]
         for client in self.clients[1:]:

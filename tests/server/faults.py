@@ -24,7 +24,7 @@ from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.feeds import feed_clients
-from resp_server.proxy.upstream import Upstreams
+from resp_server.proxy.upstream import UpstreamCluster
 from resp_server.serving.server import Server
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -87,22 +87,22 @@ class Scene:
         for node, row in zip(self.nodes, topology.nodes, strict=True):
             node.show_topology(topology, row.id)
         # Nothing is to be asked again because a loaded machine took its time.
-        self.upstreams = Upstreams(timeout_s=WAIT_S_MAX)
+        self.upstreams = UpstreamCluster(timeout_s=WAIT_S_MAX)
         applications = Applications([self.upstreams])
         self.proxy = Server(
             Keyspace(),
             config,
             clock=lambda: NOW_MS,
-            dispatcher=lambda instance: ProxyDispatcher(instance, applications),
+            dispatcher=lambda server: ProxyDispatcher(server, applications),
             connection=ProxyConnection,
         )
-        self.proxy.instance.upstreams = applications.facts
-        self.feeds = feed_clients(applications, self.proxy.instance)
+        self.proxy.context.upstreams = applications.facts
+        self.feeds = feed_clients(applications, self.proxy.context)
         self.applications = applications
         applications.start()
         self.upstreams.take(topology, "the test")
         await self.proxy.start()
-        self.alone = self._server(self.nodes[0].instance.keyspace, config)
+        self.alone = self._server(self.nodes[0].context.keyspace, config)
         await self.alone.start()
 
     def _server(self, keyspace: Keyspace, config: ServerConfig) -> Server:
@@ -159,7 +159,7 @@ class Scene:
         self.peers.clear()
 
         async def gone() -> None:
-            while self.alone.instance.sessions or self.proxy.instance.sessions or self.waiting:
+            while self.alone.context.sessions or self.proxy.context.sessions or self.waiting:
                 await asyncio.sleep(0.001)
 
         self.run(gone())

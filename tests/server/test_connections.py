@@ -179,14 +179,14 @@ def test_one_client_too_many_is_told_so(serve: Callable[..., Any]) -> None:
     assert server.connect().read_all() == b"-ERR max number of clients reached\r\n"
     first.socket.close()
     second.answers(b"CLIENT ID\r\n", b":2\r\n")
-    assert server.server.instance.stats.connections_rejected == 1
+    assert server.server.context.stats.connections_rejected == 1
 
 
 def test_an_idle_client_is_closed_by_the_sweep(serve: Callable[..., Any]) -> None:
     server = serve(idle_timeout_seconds=10)
     peer = server.connect()
     peer.answers(PING, PONG)
-    now_ms = server.server.instance.clock()
+    now_ms = server.server.context.clock()
     server.call(lambda: server.server.sweep(now_ms + 10_000))
     peer.answers(PING, PONG)
     server.call(lambda: server.server.sweep(now_ms + 10_001))
@@ -207,7 +207,7 @@ def test_a_stopped_server_lets_go_of_its_snapshots(serve: Callable[..., Any]) ->
     server = serve()
     server.connect().answers(get(b"job:temp:1"), bulk(b"1"))
     server.run(server.server.stop())
-    assert server.server.instance.view._snapshots == {}
+    assert server.server.context.view._snapshots == {}
 
 
 def outward_address() -> str | None:
@@ -243,7 +243,7 @@ def test_bytes_and_connections_are_counted(serve: Callable[..., Any]) -> None:
     server = serve()
     peer = server.connect()
     peer.answers(PING * 3, PONG * 3)
-    stats = server.server.instance.stats
+    stats = server.server.context.stats
     server.call(stats.collect)
     assert (stats.input_bytes, stats.output_bytes, stats.connections_received) == (len(PING) * 3, len(PONG) * 3, 1)
     assert stats.commands["ping"].calls == 3

@@ -36,5 +36,5 @@ def test_what_comes_before_half_a_request_is_answered_when_the_core_raises(
     assert peer.read(11) == b"$5\r\n1e+30\r\n"
     peer.send(half[-4:])
     assert peer.read(11) == b"$5\r\nthere\r\n"
-    assert running.server.instance.stats.internal_errors == 1
+    assert running.server.context.stats.internal_errors == 1
     store.close()

@@ -83,11 +83,11 @@ def test_no_reader_sees_an_older_value_after_a_newer_one(serve: Callable[..., An
     server = serve()
     store = LmdbStore(tmp_path, "g2")
     publish(store, 0)
-    server.call(lambda: server.server.instance.keyspace.put(Job("job", "g2", STATES, store)))
+    server.call(lambda: server.server.context.keyspace.put(Job("job", "g2", STATES, store)))
     with ThreadPoolExecutor(READERS) as threads:
         readers = [threads.submit(Reader(server).read_until_the_last) for _ in range(READERS)]
         for epoch in range(1, EPOCHS):
             publish(store, epoch)
         assert all(reader.result() > 0 for reader in readers)
-    server.call(server.server.instance.close)
+    server.call(server.server.context.close)
     store.close()

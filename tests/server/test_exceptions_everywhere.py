@@ -178,15 +178,15 @@ def name_of(code: CodeType) -> str:
 # What guards others: the event loop, or whoever brings answers, calls these, and they call what is guarded. Nobody
 # guards these, so they do nothing else.
 GUARDS = {
-    "client/write_queue.py:Outbox.flush",
+    "client/write_queue.py:WriteQueue.flush",
     "serving/server.py:Server._tell",
     "serving/server.py:Server._keep_telling",
-    "client/turn_scheduler.py:Turns._step",
-    "execution/context.py:Instance.attempt",
+    "client/turn_scheduler.py:TurnScheduler._step",
+    "execution/context.py:ServerContext.attempt",
     "proxy/asks.py:Step.attempt",
     "proxy/dispatcher.py:Batch.put",
     "proxy/dispatcher.py:ProxyDispatcher.when_there.<locals>.answered",
-    "proxy/lane.py:Lane._flush",
+    "proxy/lane.py:UpstreamConnection._flush",
 }
 
 

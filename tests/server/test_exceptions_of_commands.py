@@ -33,7 +33,7 @@ def scene() -> Iterator[Scene]:
 
 def all_commands(scene: Scene) -> list[Command]:
     found: list[Command] = []
-    for command in scene.alone.instance.table:
+    for command in scene.alone.context.table:
         found += [*command.subcommands.values()] or [command]
     return found
 
@@ -51,7 +51,7 @@ def boom(*given: Any) -> Any:
 @contextmanager
 def raising(scene: Scene, servers: Sequence[Server], name: str, attribute: str) -> Iterator[None]:
     """Make an attribute of a command raise at some servers."""
-    commands = [server.instance.table.get(name.encode()) for server in servers]
+    commands = [server.context.table.get(name.encode()) for server in servers]
     scene.call(lambda: [command.__dict__.update({attribute: boom}) for command in commands if command is not None])
     try:
         yield

@@ -57,7 +57,7 @@ def test_a_monitor_may_not_read_keys_and_ends_with_reset(serve: Callable[..., An
     assert seeing.read_until(b"+RESET\r\n")
     other.answers(GET, ONE)
     seeing.answers(GET, ONE)
-    assert running.call(lambda: all(each.is_plain for each in running.server.instance.sessions.values()))
+    assert running.call(lambda: all(each.is_plain for each in running.server.context.sessions.values()))
 
 
 def test_a_monitor_that_goes_leaves_all_others_to_the_core(serve: Callable[..., Any]) -> None:
@@ -65,7 +65,7 @@ def test_a_monitor_that_goes_leaves_all_others_to_the_core(serve: Callable[..., 
     seeing, other = running.connect(), running.connect()
     other.answers(b"PING\r\n", PONG)
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
-    sessions = running.server.instance.sessions
+    sessions = running.server.context.sessions
     assert running.call(lambda: [each.is_plain for each in sessions.values()]) == [False, False]
     seeing.answers(b"QUIT\r\n", b"+OK\r\n")
     assert seeing.is_closed
@@ -81,9 +81,9 @@ def test_a_monitor_that_reads_nothing_is_cut_and_nobody_else_waits(serve: Callab
     request = b"*2\r\n$4\r\nECHO\r\n$10000\r\n%b\r\n" % text
     for _ in range(3_000):
         other.answers(request, b"$10000\r\n%b\r\n" % text)
-        if running.call(lambda: len(running.server.instance.sessions)) == 1:
+        if running.call(lambda: len(running.server.context.sessions)) == 1:
             break
-    assert running.call(lambda: len(running.server.instance.sessions)) == 1
+    assert running.call(lambda: len(running.server.context.sessions)) == 1
     other.answers(GET, ONE)
 
 
@@ -94,7 +94,7 @@ class Others:
         self.asked: list[tuple[str, Any]] = []
         self.waiting: list[Callable[[list[Any]], None]] = []
         self.monitors = 1
-        running.call(lambda: setattr(running.server.instance, "ask_others", self._ask))
+        running.call(lambda: setattr(running.server.context, "ask_others", self._ask))
 
     def _ask(self, question: str, argument: Any, answered: Callable[[list[Any]], None]) -> None:
         self.asked.append((question, argument))
@@ -107,10 +107,10 @@ class Others:
 def test_requests_are_passed_on_to_monitors_at_other_processes_until_there_are_none(serve: Callable[..., Any]) -> None:
     running = serve()
     others = Others(running)
-    instance, peer = running.server.instance, running.connect()
+    server, peer = running.server.context, running.connect()
     peer.answers(GET, ONE)
     assert not others.asked
-    running.call(lambda: instance.table.questions[monitors.ANNOUNCE].answer(instance, None))
+    running.call(lambda: server.table.questions[monitors.ANNOUNCE].answer(server, None))
     peer.answers(GET, ONE)
     peer.answers(GET + GET, ONE + ONE)  # waits: one portion is on its way
     running.call(lambda: None)
@@ -122,33 +122,33 @@ def test_requests_are_passed_on_to_monitors_at_other_processes_until_there_are_n
     peer.answers(GET, ONE)
     peer.answers(GET, ONE)
     assert len(others.asked) == 2
-    assert running.call(lambda: instance.sessions[1].is_plain)
+    assert running.call(lambda: server.sessions[1].is_plain)
 
 
 def test_monitors_that_would_miss_requests_are_cut(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitors, "WAITING_BYTES_MAX", 500)
     running = serve()
     others = Others(running)
-    instance, peer = running.server.instance, running.connect()
-    running.call(lambda: instance.table.questions[monitors.ANNOUNCE].answer(instance, None))
+    server, peer = running.server.context, running.connect()
+    running.call(lambda: server.table.questions[monitors.ANNOUNCE].answer(server, None))
     for _ in range(12):
         peer.answers(GET, ONE)
     running.call(lambda: None)
     assert monitors.CUT in [question for question, _ in others.asked]
     seeing = running.connect()
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
-    running.call(lambda: instance.table.questions[monitors.CUT].answer(instance, None))
-    assert len(instance.monitors) == 0
+    running.call(lambda: server.table.questions[monitors.CUT].answer(server, None))
+    assert len(server.monitors) == 0
 
 
 def test_requests_of_other_processes_are_shown_here(serve: Callable[..., Any]) -> None:
     running = serve()
     seeing = running.connect()
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
-    instance = running.server.instance
+    server = running.server.context
     line = monitors.line_of(1_700_000_000_000, 0, "127.0.0.1:1", [b"GET", b"x"])
     told = [monitors.Shown(line, [b"x"], b"default").to_json()]
-    assert running.call(lambda: instance.table.questions[monitors.SHOW].answer(instance, told)) == 1
+    assert running.call(lambda: server.table.questions[monitors.SHOW].answer(server, told)) == 1
     assert seeing.read(len(line)) == line
 
 
@@ -160,11 +160,11 @@ def test_a_pause_holds_back_all_clients_until_it_is_over(serve: Callable[..., An
     second.send(GET + GET)
     third = running.connect()
     third.send(b"PING\r\n")
-    sessions = running.server.instance.sessions
+    sessions = running.server.context.sessions
     while running.call(lambda: [each.is_held_back for each in sessions.values()]) != [True] * 3:
         pass
     assert running.call(lambda: [each.is_plain for each in sessions.values()]) == [False] * 3
-    running.call(running.server.instance.unpause)
+    running.call(running.server.context.unpause)
     assert first.read(len(PONG)) == PONG
     assert second.read(2 * len(ONE)) == ONE + ONE
     assert third.read(len(PONG)) == PONG
@@ -173,11 +173,11 @@ def test_a_pause_holds_back_all_clients_until_it_is_over(serve: Callable[..., An
 
 def test_a_pause_ends_by_itself(serve: Callable[..., Any]) -> None:
     running = serve()
-    peer, instance = running.connect(), running.server.instance
+    peer, server = running.connect(), running.server.context
     peer.answers(b"CLIENT PAUSE 20\r\n", b"+OK\r\n")
-    instance.clock = lambda: 1_700_000_000_020
+    server.clock = lambda: 1_700_000_000_020
     peer.answers(GET, ONE)
-    assert not running.call(lambda: instance.is_observed)
+    assert not running.call(lambda: server.is_observed)
 
 
 def test_a_reply_that_has_begun_is_sent_to_its_end_in_spite_of_a_pause(serve: Callable[..., Any]) -> None:
@@ -187,9 +187,9 @@ def test_a_reply_that_has_begun_is_sent_to_its_end_in_spite_of_a_pause(serve: Ca
     whole = peer.read_until(PONG)
     peer.send(b"HGETALL job:visits:/\r\nPING\r\n")
     begun = peer.read(8)
-    running.call(lambda: running.server.instance.pause(running.server.instance.clock() + 1_000_000))
+    running.call(lambda: running.server.context.pause(running.server.context.clock() + 1_000_000))
     assert begun + peer.read(len(whole) - len(begun) - len(PONG)) + PONG == whole
-    running.call(running.server.instance.unpause)
+    running.call(running.server.context.unpause)
     assert peer.read(len(PONG)) == PONG
 
 

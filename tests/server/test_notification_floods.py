@@ -65,7 +65,7 @@ def test_reads_are_answered_between_the_portions_of_a_flood_and_all_of_it_comes(
     size = sum(len(message(b"job:v:%03d" % each)) for each in range(KEYS))
     while len(told) < size:
         told += listener.read(min(64 << 10, size - len(told)))
-        most_waiting = max(most_waiting, running.call(lambda: running.server.instance.output_bytes(1)))
+        most_waiting = max(most_waiting, running.call(lambda: running.server.context.output_bytes(1)))
         reader.answers(GET, b"$1\r\n1\r\n")
         answered += 1
     assert answered > 5
@@ -81,16 +81,16 @@ def test_who_takes_nothing_is_cut_at_its_limit_and_the_others_get_everything(run
     stuck.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for each in (stuck, listener):
         each.answers(PSUBSCRIBE, SUBSCRIBED)
-    waiting = running.server.instance.output_bytes
+    waiting = running.server.context.output_bytes
     size = sum(len(message(b"job:v:%03d" % each)) for each in range(KEYS))
     epoch = 0
-    while 1 in running.server.instance.sessions:  # the system takes some megabytes for it first
+    while 1 in running.server.context.sessions:  # the system takes some megabytes for it first
         epoch += 1
         assert epoch < 50
         running.call(partial(publish, store, epoch, KEYS))
         assert len(listener.read(size)) == size
         assert running.call(lambda: waiting(1)) <= (1 << 20) + (256 << 10)
-    assert 2 in running.server.instance.sessions
+    assert 2 in running.server.context.sessions
 
 
 def test_who_is_too_late_for_what_the_store_keeps_is_cut(running: Any, store: LmdbStore) -> None:
@@ -111,18 +111,18 @@ def test_a_job_that_goes_while_it_is_told_of_leaves_the_others_told_of(
     other.tells_events = True
     publish(store, 0, 1)
     publish(other, 0, 1, "other")
-    instance = running.server.instance
-    running.call(lambda: instance.keyspace.put(Job("other", "g1", STATES, other)))
+    server = running.server.context
+    running.call(lambda: server.keyspace.put(Job("other", "g1", STATES, other)))
     listener = running.connect()
     listener.answers(PSUBSCRIBE, SUBSCRIBED)
-    tell_portion = instance.notifications._tell_portion
+    tell_portion = server.notifications._tell_portion
 
     async def told(portion: Any) -> None:
-        instance.keyspace.remove("job")
-        instance.look()  # as any request does
+        server.keyspace.remove("job")
+        server.look()  # as any request does
         await tell_portion(portion)
 
-    instance.notifications._tell_portion = told
+    server.notifications._tell_portion = told
     running.call(lambda: publish(store, 1, KEYS))  # in many portions, of which one is told
     running.call(lambda: publish(other, 1, 1, "other"))
     listener.read_until(message(b"other:v:000"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compat.waiting import eventually
-from resp_server.execution import context as instance
+from resp_server.execution import context as contexts
 
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
 LIST = b"CLIENT LIST TYPE pubsub\r\n"  # of nobody, so that the whole answer is known
@@ -22,7 +22,7 @@ class Others:
     def __init__(self, server: Any) -> None:
         self._server = server
         self.waiting: list[Callable[[list[Any]], None]] = []
-        server.server.instance.ask_others = self._ask
+        server.server.context.ask_others = self._ask
 
     def _ask(self, question: str, argument: Any, answered: Callable[[list[Any]], None]) -> None:
         self.waiting.append(answered)
@@ -72,7 +72,7 @@ def test_what_others_answer_is_part_of_the_reply(server: Any, others: Others) ->
 
 
 def test_who_does_not_answer_in_time_is_left_out(server: Any, others: Others, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instance, "GATHER_S_MAX", 0.01)
+    monkeypatch.setattr(contexts, "GATHER_S_MAX", 0.01)
     peer = server.connect()
     peer.answers(LIST + PING, NOBODY + PONG)
     others.answer([])  # too late: nobody waits any more

@@ -26,9 +26,9 @@ from compat.conformance.wire import Connection, replies_in, requests
 from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.proxy.asks import Ask, TakesReplies
+from resp_server.proxy.asks import ReplySink, UpstreamRequest
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.upstream import Upstreams
+from resp_server.proxy.upstream import UpstreamCluster
 from resp_server.session.epoch_feed import NOT_TOLD, Told
 from state_backend.model.slots import slot_of
 
@@ -371,7 +371,7 @@ def test_a_topology_that_is_wrong_is_refused(tmp_path: Path) -> None:
     assert done.stderr.decode().endswith("the topology has no field 'nodes'\n")
 
 
-class Waiting(TakesReplies):
+class Waiting(ReplySink):
     """Waits for one answer."""
 
     def __init__(self) -> None:
@@ -386,10 +386,10 @@ def test_a_question_waits_no_shorter_because_the_proxy_itself_stood_still(serve:
     nodes = [{"host": "127.0.0.1", "port": port, "slots": "0-16383"}]
 
     async def play() -> bytes | None:
-        upstreams, waiting = Upstreams(timeout_s=2.0), Waiting()
+        upstreams, waiting = UpstreamCluster(timeout_s=2.0), Waiting()
         upstreams.start()
         upstreams.take(Topology.of_json({"version": 1, "nodes": nodes}), "a test")
-        upstreams.send(Ask(pack((b"GET", key)), slot_of(key), 2, upstreams.deadline_s(), waiting, 0))
+        upstreams.send(UpstreamRequest(pack((b"GET", key)), slot_of(key), 2, upstreams.deadline_s(), waiting, 0))
         await eventually_async(lambda: any(lane.reason for lane in upstreams.lanes.values()), what="a try fails")
         serve(port=port)
         sleep(2 * upstreams.timeout_s)  # on the thread of the event loop

@@ -57,9 +57,9 @@ def test_replies_are_in_order_and_bytes_are_counted_once_however_requests_are_cu
                     scene.call(lambda: None)
             assert peer.read(len(expected)) == expected
             sent_bytes, expected_bytes = sent_bytes + len(sent), expected_bytes + len(expected)
-    stats = scene.proxy.instance.stats
+    stats = scene.proxy.context.stats
     scene.call(lambda: None)
     scene.call(stats.collect)
     assert scene.call(lambda: (stats.input_bytes, stats.output_bytes)) == (sent_bytes, expected_bytes)
     if native.core is not None:
-        assert scene.call(lambda: stats.tally("get").calls) > 0
+        assert scene.call(lambda: stats.command_stats("get").calls) > 0

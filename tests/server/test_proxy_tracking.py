@@ -86,8 +86,8 @@ def test_no_client_of_a_proxy_keeps_what_holds_no_more(cluster: Cluster, options
         while not over.wait(0.01):
             cluster.publish(random.sample(KEYS, 5))
 
-    publishing = Thread(target=publish)
-    publishing.start()
+    message_bus = Thread(target=publish)
+    message_bus.start()
     try:
         for turn in range(80):
             for client in clients:
@@ -95,7 +95,7 @@ def test_no_client_of_a_proxy_keeps_what_holds_no_more(cluster: Cluster, options
                 assert max(values) <= cluster.epoch
     finally:
         over.set()
-        publishing.join()
+        message_bus.join()
     for client in clients:
         listen_until_true(client, cluster)
     assert all(client.pushes for client in clients)

@@ -78,7 +78,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield Cluster(tmp_path, stack)
 
 
-class Publishing:
+class MessageBus:
     """Publishes epochs until it is ended."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -133,7 +133,7 @@ def test_a_transaction_over_keys_of_two_servers_shows_one_epoch_which_never_goes
 
         over = Event()
         seen: list[set[int]] = [set() for _ in range(4)]
-        with ThreadPoolExecutor(4) as threads, Publishing(cluster):
+        with ThreadPoolExecutor(4) as threads, MessageBus(cluster):
             readers = [threads.submit(read, seed) for seed in range(4)]
             try:
                 eventually(
@@ -183,7 +183,7 @@ def test_what_is_answered_here_and_what_is_asked_come_in_order(cluster: Cluster)
 
 
 def test_a_pipeline_with_transactions_is_answered_in_order(cluster: Cluster) -> None:
-    with cluster.proxy.connect() as connection, Publishing(cluster):
+    with cluster.proxy.connect() as connection, MessageBus(cluster):
         get = [(b"GET", key) for key in KEYS[:4]]
         connection.send(requests([*get, (b"MULTI",), *get, (b"EXEC",), *get, (b"MULTI",), *get, (b"EXEC",)] * 20))
         last = 0
@@ -272,7 +272,7 @@ def test_slots_that_move_and_a_server_that_hangs_or_ends_leave_no_transaction_ha
         return values.pop()
 
     with cluster.proxy.connect() as connection:
-        with Publishing(cluster):
+        with MessageBus(cluster):
             for rows in (HALVES[::-1], ({"slots": "0-16383"}, {"slots": ""}), HALVES):
                 cluster.show(*rows)
                 for _ in range(20):

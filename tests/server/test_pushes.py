@@ -27,20 +27,20 @@ def running(serve: Callable[..., Any]) -> Any:
 def test_a_push_goes_out_at_once_to_a_client_that_asks_nothing(running: Any) -> None:
     peer = running.connect()
     peer.answers(PING, PONG)
-    running.call(lambda: running.server.instance.push(1, PUSH))
+    running.call(lambda: running.server.context.push(1, PUSH))
     assert peer.read(len(PUSH)) == PUSH
     peer.answers(PING, PONG)
 
 
 def test_a_push_in_a_clients_own_turn_stands_before_the_reply_that_is_being_made(running: Any) -> None:
     peer = running.connect()
-    instance = running.server.instance
+    server = running.server.context
 
     def pushing(session_id: int) -> int:
-        instance.push(session_id, PUSH)
+        server.push(session_id, PUSH)
         return 0
 
-    instance.output_bytes = pushing  # asked for while the reply to CLIENT INFO is made
+    server.output_bytes = pushing  # asked for while the reply to CLIENT INFO is made
     peer.send(PING + CLIENT_INFO + PING)
     told = peer.read_until(PONG)
     assert re.fullmatch(rb"\+PONG\r\n" + re.escape(PUSH) + rb"\$\d+\r\nid=1 .*\r\n\+PONG\r\n", told, re.DOTALL)
@@ -71,15 +71,15 @@ def test_a_push_waits_for_the_end_of_a_reply_in_steps(running: Any, asked: bytes
 
 
 def test_a_push_waits_for_a_reply_that_others_have_to_be_asked_for(running: Any) -> None:
-    instance = running.server.instance
+    server = running.server.context
     answered: list[Callable[[list[Any]], None]] = []
-    instance.ask_others = lambda question, argument, then: answered.append(then)
+    server.ask_others = lambda question, argument, then: answered.append(then)
     peer = running.connect()
     peer.answers(PING, PONG)
     peer.send(CLIENT_LIST + PING)
     while not answered:
         running.call(lambda: None)
-    running.call(lambda: instance.push(1, PUSH))
+    running.call(lambda: server.push(1, PUSH))
     running.call(lambda: answered.pop()([]))
     told = peer.read_until(PONG)
     assert re.fullmatch(rb"\$\d+\r\nid=1 .*\n\r\n" + re.escape(PUSH + PONG), told, re.DOTALL)
@@ -89,11 +89,11 @@ def test_a_client_that_does_not_take_what_it_is_sent_is_cut(running: Any) -> Non
     peer, other = running.connect(), running.connect()
     for each in (peer, other):
         each.answers(PING, PONG)
-    instance = running.server.instance
+    server = running.server.context
     frame = b"$1048576\r\n%b\r\n" % bytes(1 << 20)
     sent = 0
-    while 1 in instance.sessions:
-        running.call(lambda: instance.push(1, frame))
+    while 1 in server.sessions:
+        running.call(lambda: server.push(1, frame))
         sent += 1
         assert sent < 100
     assert len(peer.read_all()) < sent * len(frame)
@@ -101,16 +101,16 @@ def test_a_client_that_does_not_take_what_it_is_sent_is_cut(running: Any) -> Non
 
 
 def test_what_waits_behind_a_reply_is_counted_against_the_limit_too(running: Any) -> None:
-    instance = running.server.instance
+    server = running.server.context
     asked: list[Any] = []
-    instance.ask_others = lambda question, argument, then: asked.append(then)
+    server.ask_others = lambda question, argument, then: asked.append(then)
     peer = running.connect()
     peer.send(CLIENT_LIST)
     while not asked:
         running.call(lambda: None)
     frame = b"$1048576\r\n%b\r\n" % bytes(1 << 20)
     for _ in range(3):
-        running.call(lambda: instance.push(1, frame))
+        running.call(lambda: server.push(1, frame))
     assert running.call(lambda: running.server._output_bytes(1)) == 3 * len(frame)
-    running.call(lambda: instance.push(1, frame))
+    running.call(lambda: server.push(1, frame))
     assert peer.is_closed

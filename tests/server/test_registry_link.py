@@ -17,7 +17,7 @@ from resp_server.cluster.topology import Topology
 from resp_server.protocol.replies import Push, encode
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.registry import client as registry_link
-from resp_server.registry.client import Advertised, RegistryLink
+from resp_server.registry.client import Advertised, RegistryClient
 from resp_server.registry.record import Record
 from resp_server.registry.report import Report
 from resp_server.serving.appliers import Visible
@@ -104,7 +104,7 @@ class Scene:
     def __init__(self, folder: Path, address: str | None) -> None:
         self.folder, self.appliers, self.shown = folder, Appliers(), Shown()
         self.wanted: list[KeyGroups] = []
-        self.link = RegistryLink(
+        self.link = RegistryClient(
             ME,
             Advertised(None, 7400),
             self.shown,

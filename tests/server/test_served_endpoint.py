@@ -15,7 +15,7 @@ from resp_server.net import children
 from resp_server.net.children import TOKEN_VARIABLE
 from spark_hooks.serving import supervised_process
 from spark_hooks.serving.serve import DriverEndpoint
-from spark_hooks.serving.supervised_process import KeptProcess
+from spark_hooks.serving.supervised_process import SupervisedProcess
 
 # A server that cannot be started while there is a file of this name, and counts how often that was tried.
 SERVER = """
@@ -73,7 +73,7 @@ def test_a_server_that_cannot_be_started_again_is_named_once_and_comes_back(
 
 def test_a_child_that_ends_for_good_is_not_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     command = [sys.executable, "-c", SERVER + "sys.exit(3)", str(tmp_path)]
-    child = KeptProcess("the server", command, children.environment(), last_words={3: "another has its place"})
+    child = SupervisedProcess("the server", command, children.environment(), last_words={3: "another has its place"})
     assert child._process.stdin is not None
     child._process.stdin.close()
     eventually(lambda: not child._keeper.is_alive())

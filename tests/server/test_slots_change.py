@@ -21,8 +21,8 @@ from compat.conformance.wire import Connection, Reply, requests
 from compat.waiting import WAIT_S_MAX
 from resp_server.cluster.topology import Topology
 from resp_server.execution.config import ServerConfig
-from resp_server.serving.appliers import Followers
-from resp_server.serving.job_catalog import Readers, ShownJobs
+from resp_server.serving.appliers import Appliers
+from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
 from resp_server.serving.server import Server
 from resp_server.workers.master import Workers
 from state_backend.log.log_writer import LogWriter
@@ -49,15 +49,15 @@ class Node:
     def __init__(self, log: Path, folder: Path, workers: int, slots: KeyGroups, port: int = 0) -> None:
         self._log, self._folder, self._workers = log, folder, workers
         config = ServerConfig(port=port, hosts=("127.0.0.1",))
-        readers: Readers
+        readers: JobCatalog
         self.server: Server | Workers
         if workers > 1:
             readers = self.server = Workers(config, workers)
         else:
             keyspace = Keyspace()
-            readers, self.server = ShownJobs(keyspace), Server(keyspace, config)
-        self.followers = Followers(readers, [str(log)], folder, slots=slots)
-        self.followers.on_change = self._changed
+            readers, self.server = LocalJobCatalog(keyspace), Server(keyspace, config)
+        self.appliers = Appliers(readers, [str(log)], folder, slots=slots)
+        self.appliers.on_change = self._changed
         self.wanted = slots
         self.counts = {count_in(slots)}
         self._change = asyncio.Event()
@@ -68,14 +68,14 @@ class Node:
     async def start(self) -> None:
         if isinstance(self.server, Workers):
             await self.server.start_processes()
-        await self.followers.start()
-        await self.followers.catch_up()
+        await self.appliers.start()
+        await self.appliers.catch_up()
         self.server.set_loading(False)
         await self.server.start()
 
     async def stop(self) -> None:
         await self.server.stop()
-        await self.followers.stop()
+        await self.appliers.stop()
 
     async def started_again(self, slots: KeyGroups) -> Node:
         """Stop, and return another one in its place, which goes on from its stores."""
@@ -84,7 +84,7 @@ class Node:
 
     def want(self, slots: KeyGroups) -> None:
         self.wanted = slots
-        self.followers.want(slots)
+        self.appliers.want(slots)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
@@ -122,7 +122,7 @@ class Pair:
         """Move slots as a registry does."""
         taking, giving = self.nodes[taker], self.nodes[giver]
         taking.want(taking.wanted | slots)
-        await taking.until(lambda: not slots - taking.followers.held)
+        await taking.until(lambda: not slots - taking.appliers.held)
         self.give(slots, giver, taker)
         await self.show(taker, giver)
         giving.want(giving.wanted - slots)
@@ -140,7 +140,7 @@ class Pair:
             changes = [Change("s", Op.PUT, key, None, b"%d" % self._epoch) for key in KEYS]
             await asyncio.to_thread(self._writer.publish, changes)
             for node in self.nodes:
-                await node.followers.notice("job")
+                await node.appliers.notice("job")
             await asyncio.sleep(EPOCH_EVERY_S)
 
     async def stop(self) -> None:
@@ -277,9 +277,9 @@ def test_what_a_node_is_given_before_it_holds_it_is_refused_until_it_does(tmp_pa
                     await pair.show(taker, giver)
                     for node, owned in zip(pair.nodes, pair.owned, strict=True):
                         node.want(owned)
-                    await pair.nodes[taker].until(lambda at=taker: pair.nodes[at].followers.held == pair.owned[at])  # type: ignore[misc]
+                    await pair.nodes[taker].until(lambda at=taker: pair.nodes[at].appliers.held == pair.owned[at])  # type: ignore[misc]
             await all_are_read(pair)
-            assert (low.followers.held, high.followers.held) == (LOW, HIGH)
+            assert (low.appliers.held, high.appliers.held) == (LOW, HIGH)
             assert answers["refused"] and answers["read"]
 
     asyncio.run(scenario())
@@ -296,18 +296,18 @@ def test_a_node_that_comes_back_with_more_slots_than_its_store_refuses_what_it_l
     async def scenario() -> None:
         # With workers, because a process can open a store only once.
         async with pair_of(tmp_path, workers=2) as pair:
-            await pair.nodes[0].until(lambda: pair.nodes[0].followers.visible["job"].epoch > 0)
+            await pair.nodes[0].until(lambda: pair.nodes[0].appliers.visible["job"].epoch > 0)
             await pair.stop()
             first = tmp_path / "log/job/q.1/epochs/0.json"
             first.rename(tmp_path / "away")  # so that nothing can be loaded
             pair.nodes[0] = await pair.nodes[0].started_again(ALL)
             await pair.nodes[0].start()
-            assert pair.nodes[0].followers.held == LOW
+            assert pair.nodes[0].appliers.held == LOW
             pair.give(HIGH, 1, 0)
             await pair.show(1, 0)
             await asyncio.to_thread(read, pair.nodes[0])
             (tmp_path / "away").rename(first)
-            await pair.nodes[0].until(lambda: pair.nodes[0].followers.held == ALL)
+            await pair.nodes[0].until(lambda: pair.nodes[0].appliers.held == ALL)
             await all_are_read(pair)
 
     asyncio.run(scenario())
@@ -333,7 +333,7 @@ def test_redis_py_asks_again_until_what_was_moved_too_early_is_there(tmp_path: P
                     await pair.show(taker, giver)
                     for node, owned in zip(pair.nodes, pair.owned, strict=True):
                         node.want(owned)
-                    await pair.nodes[taker].until(lambda at=taker: pair.nodes[at].followers.held == ALL)  # type: ignore[misc]
+                    await pair.nodes[taker].until(lambda at=taker: pair.nodes[at].appliers.held == ALL)  # type: ignore[misc]
                     await all_are_read(pair)
             finally:
                 is_over.set()

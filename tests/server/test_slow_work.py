@@ -29,7 +29,7 @@ def test_others_are_served_between_the_steps_of_keys(
     slow, quick = server.connect(), server.connect()
     quick.answers(PING, PONG)
     order: list[str] = []
-    scan = type(server.server.instance.view).scan
+    scan = type(server.server.context.view).scan
 
     def noted(view: Any, *step: Any) -> Any:
         order.append("step")
@@ -37,7 +37,7 @@ def test_others_are_served_between_the_steps_of_keys(
             quick.send(b"ECHO x\r\n")  # it is waiting from now on
         return scan(view, *step)
 
-    monkeypatch.setattr(type(server.server.instance.view), "scan", noted)
+    monkeypatch.setattr(type(server.server.context.view), "scan", noted)
     dispatcher = server.server.dispatcher
     reply_to = dispatcher.reply_to
 
@@ -134,7 +134,7 @@ def test_a_reply_in_steps_that_nobody_reads_is_ended_by_the_sweep(serve: Callabl
     server = serve(output_pause_bytes=1, sliced_reply_ms_max=1000)
     peer = slow_reader(server)
     peer.send(b"HGETALL job:visits:/\r\n" * 200)
-    now_ms = server.server.instance.clock()
+    now_ms = server.server.context.clock()
     assert peer.read(10)
     connection = next(iter(server.server._connections.values()))
     while server.call(lambda: connection._sliced is None or connection._is_writable):
@@ -152,13 +152,13 @@ def test_a_client_that_leaves_amid_a_reply_leaves_nothing_behind(
 ) -> None:
     closed: list[object] = []
     server = serve(output_pause_bytes=1)
-    close = type(server.server.instance.view).close
+    close = type(server.server.context.view).close
 
     def noted(view: Any) -> None:
         closed.append(view)
         close(view)
 
-    monkeypatch.setattr(type(server.server.instance.view), "close", noted)
+    monkeypatch.setattr(type(server.server.context.view), "close", noted)
     peer = slow_reader(server)
     peer.send(b"HGETALL job:visits:/\r\n" * 200)
     assert peer.read(10)

@@ -263,13 +263,13 @@ def test_a_pause_holds_everybody_back_and_what_came_meanwhile_is_answered(start:
     held.answers(get(1), bulk(b"1"))
     pausing.answers(asked(b"CLIENT", b"PAUSE", b"600000"), b"+OK\r\n")
     held.send(get(1) * 3)
-    eventually(lambda: running.call(lambda: running.server.instance.stats.input_bytes) > 0)
+    eventually(lambda: running.call(lambda: running.server.context.stats.input_bytes) > 0)
     running.call(lambda: None)
     held.socket.setblocking(False)
     with pytest.raises(BlockingIOError):
         held.socket.recv(1)
     held.socket.setblocking(True)
-    running.call(running.server.instance.unpause)
+    running.call(running.server.context.unpause)
     held.answers(get(2), bulk(b"1") * 3 + bulk(b"2"))
 
 
@@ -295,7 +295,7 @@ def test_a_subscriber_that_takes_nothing_is_cut_and_nobody_else(start: Callable[
     while running.call(lambda: len(running.server._connections)) == 2:
         speaker.send(asked(b"PUBLISH", b"a", text) + get(1))
         assert speaker.read(len(b":1\r\n" + bulk(b"1"))) in (b":1\r\n" + bulk(b"1"), b":0\r\n" + bulk(b"1"))
-    assert running.call(lambda: running.server.instance.stats.closed_for_output) == 1
+    assert running.call(lambda: running.server.context.stats.closed_for_output) == 1
 
 
 def test_a_subscriber_that_is_told_to_pause_while_it_has_sent_something_is_not_cut(start: Callable[..., Any]) -> None:
@@ -361,7 +361,7 @@ def test_bytes_are_counted_once(start: Callable[..., Any]) -> None:
     peer.answers(sent, expected)
     peer.answers(get(1)[:-5], b"")
     peer.answers(get(1)[-5:], bulk(b"1"))
-    stats = running.server.instance.stats
+    stats = running.server.context.stats
     running.call(stats.collect)
     assert running.call(lambda: (stats.input_bytes, stats.output_bytes)) == (
         len(sent) + len(get(1)),
@@ -374,12 +374,12 @@ def test_calls_of_the_system_and_rounds_are_counted(start: Callable[..., Any]) -
     peer = server.connect()
     for _ in range(20):
         peer.answers(get(1) + asked(b"ECHO", b"x"), bulk(b"1") + bulk(b"x"))
-    numbers = server.call(lambda: server.server.instance.stats.to_json())
+    numbers = server.call(lambda: server.server.context.stats.to_json())
     assert numbers["reads"] >= 20 and numbers["writes"] >= 20
     if native.sockets is not None:
         assert numbers["rounds"] >= 20 and numbers["rounds_ns"] > 0
     peer.ask("CONFIG", "RESETSTAT")
-    assert 0 < server.call(lambda: server.server.instance.stats.to_json())["writes"] < 20
+    assert 0 < server.call(lambda: server.server.context.stats.to_json())["writes"] < 20
 
 
 def test_many_that_always_send_are_all_answered(start: Callable[..., Any]) -> None:

@@ -6,12 +6,12 @@ import asyncio
 import socket
 from typing import Any
 
-from resp_server.cluster.topology_source import Membership
+from resp_server.cluster.topology_source import TopologySource
 from resp_server.protocol.replies import encode
 from resp_server.serving.control_api import ControlListener
 
 
-class Followers:
+class Appliers:
     """Followers of jobs whose epochs never come."""
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ def test_a_server_that_ends_during_a_wait_reports_no_error(capfd: Any) -> None:
 
     async def run() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
-        followers: Any = Followers()
+        appliers: Any = Appliers()
         server: Any = None
-        listener = ControlListener(followers, Membership(server), "token")
+        listener = ControlListener(appliers, TopologySource(server), "token")
         port = await listener.start()
         peer = socket.create_connection(("127.0.0.1", port))
         with peer:
             peer.sendall(encode([b"AUTH", b"token"], 2) + encode([b"WAIT", b"job", b"1", b"600000"], 2))
-            await followers.is_asked.wait()
+            await appliers.is_asked.wait()
             await listener.stop()
 
     asyncio.run(run())

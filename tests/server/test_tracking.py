@@ -53,7 +53,7 @@ class Epochs:
         self.epoch = -1
         self.publish("a", "b", "c", size=FIELDS)
         job = Job(name, "g2", STATES, self.store)
-        server.call(lambda: server.server.instance.keyspace.put(job))
+        server.call(lambda: server.server.context.keyspace.put(job))
 
     def publish(self, *keys: str, size: int = 0, expire_at_ms: int | None = None) -> None:
         """Publish an epoch that changes these keys, and all fields of a map."""
@@ -77,7 +77,7 @@ def server(serve: Callable[..., Any]) -> Any:
 def epochs(server: Any, tmp_path: Path) -> Iterator[Epochs]:
     made = Epochs(server, tmp_path / "job")
     yield made
-    server.call(server.server.instance.close)
+    server.call(server.server.context.close)
     made.store.close()
 
 
@@ -167,7 +167,7 @@ def test_everything_is_invalid_when_nobody_knows_what_changed(
     epochs.publish("a")
     client.answers(b"", invalid("job:temp:a"))
     if other is not None:
-        server.call(lambda: server.server.instance.keyspace.remove("other"))
+        server.call(lambda: server.server.context.keyspace.remove("other"))
         client.answers(b"", invalid())
         other.store.close()
 
@@ -197,7 +197,7 @@ def test_a_key_that_expires_is_told_once_that_is_noted(server: Any, client: Any,
 
 
 def test_what_is_remembered_is_counted_and_forgotten_with_the_client(server: Any, client: Any, epochs: Epochs) -> None:
-    tracking = server.server.instance.tracking
+    tracking = server.server.context.tracking
     client.answers(lines("CLIENT TRACKING ON", "MGET job:temp:a job:temp:b"), OK + b"*2\r\n" + bulk(b"0") * 2)
     other = connect(server)
     other.answers(lines("CLIENT TRACKING ON BCAST PREFIX x PREFIX y", "INFO clients"), OK)
@@ -218,7 +218,7 @@ def test_clients_that_do_not_listen_and_epochs_of_any_size_hold_nobody_up(server
     for turn in range(12):
         epochs.publish(*map(str, range(300 if turn % 3 else 6_000)))
         reader.answers(lines("GET job:temp:a"), b"$1\r\n0\r\n")
-    tracking = server.server.instance.tracking
+    tracking = server.server.context.tracking
     owed = server.call(
         lambda: [sum(each.bytes for each in (*client.owed, *client.again)) for client in tracking.clients]
     )
@@ -240,7 +240,7 @@ def test_a_user_is_told_of_keys_that_it_may_read(server: Any, client: Any, epoch
 
 
 def test_what_the_last_client_read_is_let_go_of_when_it_has_gone(server: Any, epochs: Epochs) -> None:
-    tracking = server.server.instance.tracking
+    tracking = server.server.context.tracking
     peer = connect(server)
     peer.answers(lines("CLIENT TRACKING ON", "GET job:temp:a"), OK + bulk(b"0"))
     assert server.call(lambda: tracking.keys) == 1

@@ -49,7 +49,7 @@ class Epochs:
         self.epoch = -1
         self.publish([Change("many", Op.PUT, b"job:many:%d" % each, value=b"x") for each in range(KEYS)])
         job = Job("job", "g2", STATES, self.store)
-        server.call(lambda: server.server.instance.keyspace.put(job))
+        server.call(lambda: server.server.context.keyspace.put(job))
 
     def publish(self, more: list[Change] | None = None, keys: str = "ab") -> int:
         """Publish an epoch; return its number. The server is told as an applier tells it."""
@@ -59,7 +59,7 @@ class Epochs:
         changes += [Change("map", Op.PUT, b"job:map:m", b"f%d" % each, value) for each in range(FIELDS)]
         runs = list(runs_of([*changes, *(more or [])], [state.name for state in STATES]))
         self.store.apply(EpochChanges(self.epoch, 1, self.epoch + 1, runs), STATES)
-        self._server.call(lambda: self._server.server.instance.keyspace.on_epoch())
+        self._server.call(lambda: self._server.server.context.keyspace.on_epoch())
         return self.epoch
 
 
@@ -72,7 +72,7 @@ def server(serve: Callable[..., Any]) -> Any:
 def epochs(server: Any, tmp_path: Path) -> Iterator[Epochs]:
     made = Epochs(server, tmp_path)
     yield made
-    server.call(server.server.instance.close)
+    server.call(server.server.context.close)
     made.store.close()
 
 
@@ -190,13 +190,13 @@ def test_who_leaves_amid_a_transaction_leaves_nothing_behind(
     server = serve(output_pause_bytes=1)
     epochs = Epochs(server, tmp_path)
     closed: list[object] = []
-    close = type(server.server.instance.view).close
+    close = type(server.server.context.view).close
 
     def noted(view: Any) -> None:
         closed.append(view)
         close(view)
 
-    monkeypatch.setattr(type(server.server.instance.view), "close", noted)
+    monkeypatch.setattr(type(server.server.context.view), "close", noted)
     peer = server.connect()
     peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
     peer.send(lines("MULTI", *["HGETALL job:map:m"] * 200, "EXEC"))
@@ -206,13 +206,13 @@ def test_who_leaves_amid_a_transaction_leaves_nothing_behind(
     while server.call(lambda: len(server.server._connections)):
         pass
     assert len(closed) == 1
-    server.call(server.server.instance.close)
+    server.call(server.server.context.close)
     epochs.store.close()
 
 
 def test_what_has_to_ask_other_processes_is_waited_for_within_a_transaction(server: Any) -> None:
     waiting: list[Callable[[list[Any]], None]] = []
-    server.server.instance.ask_others = lambda question, argument, answered: waiting.append(answered)
+    server.server.context.ask_others = lambda question, argument, answered: waiting.append(answered)
     peer, other = server.connect(), server.connect()
     peer.send(lines("MULTI", "PING", "CLIENT LIST TYPE pubsub", "PING", "EXEC", "PING"))
     head = OK + QUEUED * 3 + b"*3\r\n" + PONG
@@ -280,8 +280,8 @@ def test_a_watched_set_has_changed_if_its_members_or_their_scores_have(server: A
 
 
 def test_a_watched_key_that_expires_ends_the_transaction(server: Any, epochs: Epochs) -> None:
-    clock = [server.server.instance.clock()]
-    server.server.instance.clock = lambda: clock[0]
+    clock = [server.server.context.clock()]
+    server.server.context.clock = lambda: clock[0]
     at = clock[0] + 1_000
     epochs.publish(
         [
@@ -312,10 +312,10 @@ def test_a_job_that_is_built_anew_is_compared_by_what_its_keys_hold(
     anew = LmdbStore(tmp_path / "anew", "g2")
     changes = [Change("temp", Op.PUT, b"job:temp:a", value=b"1"), Change("temp", Op.PUT, b"job:temp:b", value=b"7")]
     anew.apply(EpochChanges(1, 2, 9, list(runs_of(changes, ["temp"]))), STATES)
-    server.call(lambda: server.server.instance.keyspace.put(Job("job", "g2", STATES, anew)))
+    server.call(lambda: server.server.context.keyspace.put(Job("job", "g2", STATES, anew)))
     same.answers(TRY, RUN)
     other.answers(TRY, NOT_RUN)
-    server.call(server.server.instance.close)
+    server.call(server.server.context.close)
     anew.close()
 
 
@@ -331,8 +331,8 @@ def answered(*replies: bytes) -> bytes:
 
 
 def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(server: Any, epochs: Epochs) -> None:
-    clock = [server.server.instance.clock()]
-    server.server.instance.clock = lambda: clock[0]
+    clock = [server.server.context.clock()]
+    server.server.context.clock = lambda: clock[0]
     peer = server.connect()
     for _ in range(3):
         epochs.publish()
@@ -350,10 +350,10 @@ def test_epochs_are_held_once_they_are_asked_for_and_no_longer_than_they_may(ser
     peer.answers(reads_at(1, 11, *two), OK + OK + QUEUED * 2 + b"-NOTHELD job 1:12\r\n")
     epochs.publish()
     peer.answers(reads_at(1, 12, *two), answered(bulk(b"12"), bulk(b"12")))
-    instance = server.server.instance
-    assert server.call(lambda: len(instance.held.held()["job"])) == 2
+    context = server.server.context
+    assert server.call(lambda: len(context.held.held()["job"])) == 2
     server.call(lambda: server.server.sweep(clock[0] + pinned_epochs.WANTED_MS))
-    assert server.call(instance.held.held) == {}
+    assert server.call(context.held.held) == {}
 
 
 def test_a_transaction_at_an_epoch_reads_it_to_its_end_though_it_is_let_go_meanwhile(
@@ -366,7 +366,7 @@ def test_a_transaction_at_an_epoch_reads_it_to_its_end_though_it_is_let_go_meanw
     answer_queued = dispatcher.answer_queued
 
     def noted(call: Any, request: Any) -> Any:
-        server.server.instance.held.close()
+        server.server.context.held.close()
         return answer_queued(call, request)
 
     monkeypatch.setattr(dispatcher, "answer_queued", noted)
@@ -376,7 +376,7 @@ def test_a_transaction_at_an_epoch_reads_it_to_its_end_though_it_is_let_go_meanw
 
 
 def test_a_transaction_at_an_epoch_takes_the_clock_that_it_is_given(server: Any, epochs: Epochs) -> None:
-    now_ms = server.server.instance.clock()
+    now_ms = server.server.context.clock()
     epochs.publish([Change("temp", Op.PUT, b"job:temp:soon", value=b"1", expire_at_ms=now_ms + 1_000)])
     peer = server.connect()
     for clock_ms, left in ((now_ms, 1000), (now_ms + 999, 1), (now_ms + 1000, -2), (now_ms + 5000, -2)):

@@ -17,7 +17,7 @@ from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.feeds import Feeds, feed_clients
-from resp_server.proxy.upstream import Upstreams
+from resp_server.proxy.upstream import UpstreamCluster
 from resp_server.serving.server import Server
 from state_backend.lmdb.store import LmdbStore
 from state_backend.store.keyspace import Keyspace
@@ -62,17 +62,17 @@ class Proxy(LoopThread):
         server.show_topology(topology, node_id)
 
     async def _start(self, topology: Topology) -> None:
-        self.upstreams = Upstreams(timeout_s=WAIT_S_MAX)
+        self.upstreams = UpstreamCluster(timeout_s=WAIT_S_MAX)
         self.applications = Applications([self.upstreams])
         self.server = Server(
             Keyspace(),
             CONFIG,
             clock=lambda: NOW_MS,
-            dispatcher=lambda instance: ProxyDispatcher(instance, self.applications),
+            dispatcher=lambda server: ProxyDispatcher(server, self.applications),
             connection=ProxyConnection,
         )
-        self.server.instance.upstreams = self.applications.facts
-        self.feeds: Feeds = feed_clients(self.applications, self.server.instance)
+        self.server.context.upstreams = self.applications.facts
+        self.feeds: Feeds = feed_clients(self.applications, self.server.context)
         self.applications.start()
         self.upstreams.take(topology, "the test")
         await self.server.start()

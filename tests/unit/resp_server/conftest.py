@@ -8,7 +8,7 @@ import pytest
 
 from resp_server.commands import command_table
 from resp_server.execution.config import ServerConfig
-from resp_server.execution.context import Call, Instance
+from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.protocol.replies import Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import RequestParser
@@ -45,12 +45,12 @@ CHANGES = [
 class Client:
     """Speaks to a dispatcher as a connection does, without one."""
 
-    def __init__(self, instance: Instance) -> None:
-        self.instance = instance
-        self.dispatcher = Dispatcher(instance)
-        self.session = Session(7, "127.0.0.1:5000", "127.0.0.1:6379", instance.users.default, NOW_MS)
-        instance.sessions[7] = self.session
-        self.call = Call(self.session, instance)
+    def __init__(self, server: ServerContext) -> None:
+        self.server = server
+        self.dispatcher = Dispatcher(server)
+        self.session = Session(7, "127.0.0.1:5000", "127.0.0.1:6379", server.users.default, NOW_MS)
+        server.sessions[7] = self.session
+        self.call = CommandContext(self.session, server)
 
     def send(self, *requests: list[bytes]) -> bytes:
         """Answer requests as they come in one buffer."""
@@ -103,7 +103,7 @@ def connect(keyspace: Keyspace) -> Callable[..., Client]:
 
     def made(**settings: object) -> Client:
         config = ServerConfig(**settings)  # type: ignore[arg-type]
-        return Client(Instance(config, keyspace, command_table(), clock=lambda: NOW_MS))
+        return Client(ServerContext(config, keyspace, command_table(), clock=lambda: NOW_MS))
 
     return made
 

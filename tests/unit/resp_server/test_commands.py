@@ -245,7 +245,7 @@ def test_a_replica_says_so_everywhere(connect: Callable[..., Any]) -> None:
     assert client.ask("ROLE").startswith(b"*5\r\n$5\r\nslave\r\n")
     assert b"role:slave\r\n" in client.ask("INFO replication")
     assert b"master_link_status:up\r\n" in client.ask("INFO replication")
-    client.instance.keyspace.jobs["job"].is_stale = True
+    client.server.keyspace.jobs["job"].is_stale = True
     assert b"master_link_status:down\r\n" in client.ask("INFO replication")
 
 
@@ -342,7 +342,7 @@ def test_help_lists_what_is_served(client: Any) -> None:
     helped = client.ask("CLIENT HELP")
     assert b"+CLIENT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:\r\n" in helped
     assert b"+SETNAME\r\n+    Sets the connection name.\r\n" in helped
-    assert "LOAD" not in client.instance.table.help("script")
+    assert "LOAD" not in client.server.table.help("script")
 
 
 def test_client_list_has_a_line_per_connection(client: Any) -> None:
@@ -384,7 +384,7 @@ def test_many_keys_are_counted_in_steps(client: Any) -> None:
 def test_a_reply_in_steps_stays_at_its_epoch(client: Any, keyspace: Keyspace) -> None:
     sliced = client.dispatcher.reply_to(client.call, [b"KEYS", b"job:temp:*"])
     keyspace.remove("job")
-    client.instance.renew()
+    client.server.renew()
     assert client.drain(sliced).startswith(b"*21\r\n")
     assert client.ask("KEYS *") == b"*0\r\n"
 
@@ -418,7 +418,7 @@ def test_command_docs_are_redis_own(client: Any) -> None:
 
 
 def test_rows_of_commands_are_the_same_when_they_were_written_before(client: Any) -> None:
-    table = client.instance.table
+    table = client.server.table
     rows = [info_row(each) for each in table]
     docs = {each.name.encode(): docs_row(each) for each in table}
     for protocol in (2, 3, 2, 3):
@@ -456,7 +456,7 @@ def test_prefixes_count_with_those_that_a_client_has_already(client: Any) -> Non
 @pytest.mark.parametrize("words", [[], [b"INFO"], [b"INFO", *[b"client", b"nope"] * 100], [b"DOCS"]])
 def test_the_table_is_told_in_steps_of_a_row(client: Any, words: list[bytes]) -> None:
     sliced = client.dispatcher.answer(client.call, iter([[b"COMMAND", *words]]), [])
-    rows = len(words) - 1 if len(words) > 1 else len(client.instance.table)
+    rows = len(words) - 1 if len(words) > 1 else len(client.server.table)
     per_row = 2 if words == [b"DOCS"] else 1
     assert [len(part) for part in sliced.parts] == [per_row] * rows
 
@@ -473,6 +473,6 @@ def test_when_many_fields_expire_is_told_in_steps(client: Any, name: bytes, show
 
 def test_a_client_that_is_listed_several_times_is_looked_at_once(client: Any) -> None:
     looked_at: list[int] = []
-    client.instance.output_bytes = lambda session_id: looked_at.append(session_id) or 0
+    client.server.output_bytes = lambda session_id: looked_at.append(session_id) or 0
     assert client.send([b"CLIENT", b"LIST", b"ID", b"7", b"8", b"7", b"7"]).count(b"id=7 ") == 3
     assert looked_at == [7]

@@ -124,7 +124,7 @@ def test_a_connection_that_is_not_plain_is_answered_request_by_request(client: A
 
 
 def assert_same_counts(run: Any, general: Any) -> None:
-    stats, expected = run.instance.stats, general.instance.stats
+    stats, expected = run.server.stats, general.server.stats
     assert (stats.hits, stats.misses, stats.errors) == (expected.hits, expected.misses, expected.errors)
     tallies, others = (
         {
@@ -195,7 +195,7 @@ def test_another_database_is_empty(client: Any) -> None:
 
 
 def test_a_bug_is_answered_with_an_id_that_the_log_has(client: Any, caplog: pytest.LogCaptureFixture) -> None:
-    client.instance.view.at = lambda key: 1 / 0
+    client.server.view.at = lambda key: 1 / 0
     for request in ([b"GET", b"a"], [b"TTL", b"a"], [b"STATE", b"LOCATE", b"a"]):
         reply = client.send(request)
         assert reply.startswith(b"-ERR internal error ")
@@ -214,7 +214,7 @@ def test_spellings_that_are_remembered_are_bounded(client: Any, monkeypatch: pyt
 def test_errors_and_calls_are_counted(client: Any) -> None:
     for line in ("GET job:temp:1", "GET job:stats:a", "GET", "SET a b", "FOO", "GET x"):
         client.ask(line)
-    stats = client.instance.stats
+    stats = client.server.stats
     assert stats.errors == {"WRONGTYPE": 1, "ERR": 2, "READONLY": 1}
     get = stats.commands["get"]
     assert (get.calls, get.failed, get.rejected) == (3, 1, 1)
@@ -224,12 +224,12 @@ def test_errors_and_calls_are_counted(client: Any) -> None:
 
 def test_while_jobs_are_being_opened_no_answer_about_keys_is_given(client: Any) -> None:
     loading = b"-LOADING Redis is loading the dataset in memory\r\n"
-    client.instance.is_loading = True
+    client.server.is_loading = True
     assert client.ask("GET job:temp:1") == loading
     assert client.send([b"GET", b"job:temp:1"], [b"GET", b"nope"]) == 2 * loading
     assert client.ask("DBSIZE") == loading
     assert client.ask("SET a b") == READONLY
     assert client.ask("CLIENT ID") == b":7\r\n"
     assert b"\r\nloading:1\r\n" in client.ask("INFO persistence")
-    client.instance.is_loading = False
+    client.server.is_loading = False
     assert client.ask("GET job:temp:1") == b"$1\r\n1\r\n"

@@ -10,7 +10,7 @@ import pytest
 from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import command_table, geo, steps
 from resp_server.execution.config import ServerConfig
-from resp_server.execution.context import Instance
+from resp_server.execution.context import ServerContext
 from state_backend.codec.geohash import Circle, distance, place_of, score_of
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
@@ -43,7 +43,7 @@ def keyspace() -> Keyspace:
 
 @pytest.fixture
 def client(keyspace: Keyspace) -> SteppingClient:
-    return SteppingClient(Instance(ServerConfig(), keyspace, command_table(), clock=lambda: NOW_MS))
+    return SteppingClient(ServerContext(ServerConfig(), keyspace, command_table(), clock=lambda: NOW_MS))
 
 
 def ask(client: SteppingClient, line: str) -> Reply:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resp_server.cluster.node_view import Standing
+from resp_server.cluster.node_view import NodeView
 from resp_server.cluster.topology import Topology
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.descriptor import StateDescriptor
@@ -57,19 +57,19 @@ class Node:
         return EpochChanges(epoch, 1, NOW_MS, list(runs_of(changes, ["s"])))
 
     def lose(self, slots: KeyGroups) -> None:
-        self.store.hold(self.store.holding.owned - slots)
-        self.client.instance.renew()
+        self.store.hold(self.store.slot_ownership.owned - slots)
+        self.client.server.renew()
 
     def gain(self, slots: KeyGroups) -> None:
-        self.store.hold(self.store.holding.owned | slots)
+        self.store.hold(self.store.slot_ownership.owned | slots)
         applied = self.store.applied
         then = Loading(slots, applied.epoch, applied.term, applied.clock_ms)
         self.store.load(self._changes(applied.epoch, slots), [STATE], then)
-        self.client.instance.renew()
+        self.client.server.renew()
 
     def stand(self, slots: KeyGroups) -> None:
         self._version += 1
-        self.client.instance.stand(Standing(topology(self._version, slots), HERE))
+        self.client.server.stand(NodeView(topology(self._version, slots), HERE))
 
     def ask(self, line: str) -> Any:
         try:

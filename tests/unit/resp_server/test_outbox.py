@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from resp_server.client.write_queue import WAITING_BYTES_MAX, Outbox
+from resp_server.client.write_queue import WAITING_BYTES_MAX, WriteQueue
 
 
 class Sender:
@@ -18,11 +18,11 @@ class Sender:
 def test_what_a_round_answers_is_sent_at_its_end_in_order() -> None:
     async def play() -> None:
         sent: list[tuple[str, bytes]] = []
-        outbox, one, other = Outbox(), Sender(sent, "one"), Sender(sent, "other")
+        write_queue, one, other = WriteQueue(), Sender(sent, "one"), Sender(sent, "other")
         for number in range(2):
-            outbox.add(one, b"1")
-            outbox.add(other, b"2")
-            outbox.add(one, b"3")
+            write_queue.add(one, b"1")
+            write_queue.add(other, b"2")
+            write_queue.add(one, b"3")
             assert len(sent) == 3 * number
             await asyncio.sleep(0)
             assert sent[-3:] == [("one", b"1"), ("other", b"2"), ("one", b"3")]
@@ -34,11 +34,11 @@ def test_what_a_round_answers_is_sent_at_its_end_in_order() -> None:
 def test_much_does_not_wait_and_comes_behind_what_waited() -> None:
     async def play() -> None:
         sent: list[tuple[str, bytes]] = []
-        outbox, one = Outbox(), Sender(sent, "one")
-        outbox.add(one, b"first")
-        outbox.add(one, bytes(WAITING_BYTES_MAX))
+        write_queue, one = WriteQueue(), Sender(sent, "one")
+        write_queue.add(one, b"first")
+        write_queue.add(one, bytes(WAITING_BYTES_MAX))
         assert [len(reply) for _, reply in sent] == [5, WAITING_BYTES_MAX]
-        outbox.add(one, b"last")
+        write_queue.add(one, b"last")
         await asyncio.sleep(0)
         assert sent[2:] == [("one", b"last")]
 

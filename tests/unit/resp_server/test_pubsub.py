@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resp_server.acl.rules import User
-from resp_server.push.pubsub import Mail, PubSub
+from resp_server.push.pubsub import MessageBatch, PubSub
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import Way
 
@@ -46,7 +46,7 @@ def test_a_client_that_comes_again_while_it_leaves_is_there(hub: PubSub, way: Wa
     assert list(steps) == [None] * 3
     assert list(hub.names(way)) == [b"a"]
     assert hub.sessions(way, b"a") == [client]
-    mail = Mail()
+    mail = MessageBatch()
     posting = hub.posting_in_shard(mail, b"a", b"x") if way is Way.SHARD else hub.posting(mail, b"a", b"x")
     assert list(posting)
     assert mail.count == 1

@@ -10,7 +10,7 @@ import pytest
 from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import command_table, dump, generic, random_items, sort, steps
 from resp_server.execution.config import ServerConfig
-from resp_server.execution.context import Instance
+from resp_server.execution.context import ServerContext
 from resp_server.protocol.errors import ReplyError
 from resp_server.protocol.replies import Sliced
 from state_backend.model.descriptor import StateDescriptor
@@ -65,7 +65,7 @@ def keyspace() -> Keyspace:
 
 @pytest.fixture
 def ask(keyspace: Keyspace) -> Callable[..., Reply]:
-    client = SteppingClient(Instance(ServerConfig(), keyspace, command_table(), clock=lambda: NOW_MS))
+    client = SteppingClient(ServerContext(ServerConfig(), keyspace, command_table(), clock=lambda: NOW_MS))
 
     def asked(line: str, protocol: int = 3) -> Reply:
         client.session.protocol = protocol

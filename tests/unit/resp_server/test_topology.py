@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from resp_server.cluster import replies as texts
-from resp_server.cluster.node_view import Standing
+from resp_server.cluster.node_view import NodeView
 from resp_server.cluster.topology import Topology, TopologyError
-from resp_server.cluster.topology_source import Membership, TopologyFile
+from resp_server.cluster.topology_source import TopologyFile, TopologySource
 from resp_server.commands import command_table
 from resp_server.protocol.errors import ReplyError
 
@@ -94,7 +94,7 @@ def test_what_is_wrong_with_a_text_is_named(text: str, complaint: str) -> None:
 def test_nodes_are_listed_as_redis_lists_them() -> None:
     topology = made(health="fail")
     (a, b, r) = (node.id for node in topology.nodes)
-    assert texts.nodes(Standing(topology, R)).splitlines() == [
+    assert texts.nodes(NodeView(topology, R)).splitlines() == [
         f"{a} 10.0.0.1:7379@17379 master,fail - 0 0 3 disconnected 0-5000 5002",
         f"{b} b.example.org:7380@17380 master - 0 0 3 connected 5001 8192-16383",
         f"{r} 10.0.0.1:7381@17381 myself,slave {a} 0 0 3 connected",
@@ -106,19 +106,19 @@ def test_slots_are_in_order_with_the_owner_before_its_replicas() -> None:
     ends = [[b"10.0.0.1", 7379], [b"b.example.org", 7380], [b"10.0.0.1", 7381]]
     a, b, r = ([*end, node.id.encode(), {}] for end, node in zip(ends, topology.nodes, strict=True))
     expected = [[0, 5000, a, r], [5001, 5001, b], [5002, 5002, a, r], [8192, 16383, b]]
-    assert texts.slots(Standing(topology, A)) == expected == texts.slots(Standing(topology, B))
+    assert texts.slots(NodeView(topology, A)) == expected == texts.slots(NodeView(topology, B))
 
 
 @pytest.mark.parametrize("health", ["loading", "fail"])
 def test_a_replica_that_cannot_answer_is_no_endpoint(health: str) -> None:
     rows = [*NODES[:2], {**NODES[2], "health": health}]
-    standing = Standing(Topology.of_json({"version": 1, "nodes": rows}), A)
+    standing = NodeView(Topology.of_json({"version": 1, "nodes": rows}), A)
     assert [len(row) for row in texts.slots(standing)] == [3, 3, 3, 3]
     assert texts.shards(standing)[0][b"nodes"][1][b"health"] == health.encode()
 
 
 def test_slots_of_a_failed_owner_are_counted_apart() -> None:
-    lines = texts.info(Standing(made(health="fail"), B)).split("\r\n")
+    lines = texts.info(NodeView(made(health="fail"), B)).split("\r\n")
     assert lines[:5] == [
         "cluster_state:ok",
         "cluster_slots_assigned:13195",
@@ -129,7 +129,7 @@ def test_slots_of_a_failed_owner_are_counted_apart() -> None:
 
 
 def test_a_shard_has_one_id() -> None:
-    ids = [texts.shard_id(Standing(made(), name)) for name in (A, B, R)]
+    ids = [texts.shard_id(NodeView(made(), name)) for name in (A, B, R)]
     assert ids[0] == ids[2] != ids[1]
 
 
@@ -164,7 +164,7 @@ def test_a_shard_has_one_id() -> None:
 def test_clients_are_sent_to_the_owner(name: str, is_readonly: bool, request_sent: bytes, expected: str | None) -> None:
     request = request_sent.split()
     facts = command_table().find(request).facts
-    standing = Standing(made(), name)
+    standing = NodeView(made(), name)
     if expected is None:
         standing.check(facts, request, is_readonly)
         return
@@ -186,7 +186,7 @@ class Shown:
 
 def test_only_a_higher_version_replaces_what_is_shown() -> None:
     shown = Shown()
-    membership = Membership(shown)
+    membership = TopologySource(shown)
     membership.take(made(3), B)
     membership.take(made(3), B)
     for version in (2, 3):
@@ -200,7 +200,7 @@ def test_only_a_higher_version_replaces_what_is_shown() -> None:
 
 def test_a_file_is_refused_as_long_as_it_says_what_cannot_be(tmp_path: Path) -> None:
     shown, path = Shown(), tmp_path / "cluster.json"
-    file = TopologyFile(path, B, Membership(shown))
+    file = TopologyFile(path, B, TopologySource(shown))
     with pytest.raises(TopologyError, match=r"cluster\.json: it cannot be read: No such file"):
         file.read()
     file.read()  # said once

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from resp_server.client import turn_scheduler as turns
-from resp_server.client.turn_scheduler import Turns
+from resp_server.client import turn_scheduler
+from resp_server.client.turn_scheduler import TurnScheduler
 
 
 async def rounds(count: int) -> None:
@@ -16,12 +16,12 @@ async def rounds(count: int) -> None:
 
 
 def test_turns_come_in_their_order_and_others_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "ROUND_NS_MAX", 0)  # each lasts longer
+    monkeypatch.setattr(turn_scheduler, "ROUND_NS_MAX", 0)  # each lasts longer
 
     async def run() -> list[str]:
-        waiting, done = Turns(), list[str]()
+        waiting, done = TurnScheduler(), list[str]()
         for name in "abc":
-            waiting.put_off(lambda name=name: done.append(name))  # type: ignore[misc]
+            waiting.defer(lambda name=name: done.append(name))  # type: ignore[misc]
         for _ in range(3):
             await rounds(1)
             done.append("another")
@@ -32,10 +32,10 @@ def test_turns_come_in_their_order_and_others_between_them(monkeypatch: pytest.M
 
 def test_short_turns_come_together_and_what_they_put_off_comes_later() -> None:
     async def run() -> list[str]:
-        waiting, done = Turns(), list[str]()
-        waiting.put_off(lambda: waiting.put_off(lambda: done.append("rest of a")) and done.append("a"))  # type: ignore[func-returns-value,arg-type]
-        waiting.put_off(lambda: done.append("b"))
-        cancelled = waiting.put_off(lambda: done.append("cancelled"))
+        waiting, done = TurnScheduler(), list[str]()
+        waiting.defer(lambda: waiting.defer(lambda: done.append("rest of a")) and done.append("a"))  # type: ignore[func-returns-value,arg-type]
+        waiting.defer(lambda: done.append("b"))
+        cancelled = waiting.defer(lambda: done.append("cancelled"))
         cancelled.cancel()
         await rounds(1)
         done.append("another")
@@ -50,12 +50,12 @@ def test_a_turn_that_fails_takes_no_others_with_it() -> None:
         raise OSError("of one client")
 
     async def run() -> tuple[list[str], list[str]]:
-        waiting, done, logged = Turns(), list[str](), list[str]()
+        waiting, done, logged = TurnScheduler(), list[str](), list[str]()
         asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(str(context["exception"])))
-        waiting.put_off(fails)
-        waiting.put_off(lambda: done.append("next"))
+        waiting.defer(fails)
+        waiting.defer(lambda: done.append("next"))
         await rounds(2)
-        waiting.put_off(lambda: done.append("later"))
+        waiting.defer(lambda: done.append("later"))
         await rounds(1)
         return done, logged
 
@@ -64,16 +64,16 @@ def test_a_turn_that_fails_takes_no_others_with_it() -> None:
 
 def test_a_round_is_long_once_it_has_lasted_or_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
-        waiting = Turns()
-        monkeypatch.setattr(turns, "ROUND_NS_MAX", 1 << 60)
+        waiting = TurnScheduler()
+        monkeypatch.setattr(turn_scheduler, "ROUND_NS_MAX", 1 << 60)
         assert [waiting.is_long, waiting.is_long] == [False, False]
         await rounds(1)
-        monkeypatch.setattr(turns, "ROUND_NS_MAX", 0)
+        monkeypatch.setattr(turn_scheduler, "ROUND_NS_MAX", 0)
         assert [waiting.is_long, waiting.is_long] == [False, True]
         await rounds(1)
         assert not waiting.is_long
         await rounds(1)
-        waiting.put_off(lambda: None)
+        waiting.defer(lambda: None)
         assert waiting.is_long
         await rounds(1)
         assert not waiting.is_long

@@ -8,7 +8,7 @@ import pytest
 
 from resp_server.acl.rules import User
 from resp_server.acl.users import AccessError, Users
-from resp_server.acl.visibility import Reach, hears_of, reach_of
+from resp_server.acl.visibility import Coverage, can_see_job, coverage_of
 from resp_server.commands import command_table
 from state_backend.model.descriptor import KeyFormat
 
@@ -90,30 +90,32 @@ def test_who_is_off_cannot_log_in_with_the_right_password(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("patterns", "key_format", "reach"),
     [
-        (["job:*"], "job:state:<k>", Reach.ALL),
-        (["*"], "job:state:<k>", Reach.ALL),
-        (["job:state:a*"], "job:state:<k>", Reach.SOME),
-        (["job:*:1"], "job:state:<k>", Reach.SOME),
-        (["other:*", "job:s*"], "job:state:<k>", Reach.ALL),
-        (["jobs:*"], "job:state:<k>", Reach.NOTHING),
-        (["job"], "job:state:<k>", Reach.NOTHING),
-        (["j\\ob:*"], "job:state:<k>", Reach.ALL),
-        (["j[o]b:*"], "job:state:<k>", Reach.SOME),
-        (["total"], "total", Reach.SOME),
-        (["totals"], "total", Reach.NOTHING),
-        ([], "total", Reach.NOTHING),
+        (["job:*"], "job:state:<k>", Coverage.ALL),
+        (["*"], "job:state:<k>", Coverage.ALL),
+        (["job:state:a*"], "job:state:<k>", Coverage.SOME),
+        (["job:*:1"], "job:state:<k>", Coverage.SOME),
+        (["other:*", "job:s*"], "job:state:<k>", Coverage.ALL),
+        (["jobs:*"], "job:state:<k>", Coverage.NOTHING),
+        (["job"], "job:state:<k>", Coverage.NOTHING),
+        (["j\\ob:*"], "job:state:<k>", Coverage.ALL),
+        (["j[o]b:*"], "job:state:<k>", Coverage.SOME),
+        (["total"], "total", Coverage.SOME),
+        (["totals"], "total", Coverage.NOTHING),
+        ([], "total", Coverage.NOTHING),
     ],
 )
-def test_patterns_say_how_much_of_a_states_keys_they_reach(patterns: list[str], key_format: str, reach: Reach) -> None:
-    assert reach_of([each.encode() for each in patterns], KeyFormat.parse(key_format)) is reach
+def test_patterns_say_how_much_of_a_states_keys_they_reach(
+    patterns: list[str], key_format: str, reach: Coverage
+) -> None:
+    assert coverage_of([each.encode() for each in patterns], KeyFormat.parse(key_format)) is reach
 
 
 def test_a_user_hears_of_jobs_that_its_patterns_may_be_about() -> None:
     user = User(b"u")
     for rule in (b"~mine:*", b"%W~other:*"):
         user.apply(rule)
-    assert [hears_of(user, job) for job in ("mine", "other", "min", "mined")] == [True, False, False, False]
-    assert hears_of(User.default(), "any")
+    assert [can_see_job(user, job) for job in ("mine", "other", "min", "mined")] == [True, False, False, False]
+    assert can_see_job(User.default(), "any")
 
 
 def test_proxies_and_nodes_are_let_in_by_a_password_of_their_own_whatever_the_file_says(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_store_of_all_slots_keeps_no_account_of_slots(scene: Scene) -> None:
     scene.publish(b"1")
     scene.settle()
     with scene.store.begin() as txn:
-        assert b"holding" not in txn.get(b"applied", db=scene.store.tables.meta)
+        assert b"slots" not in txn.get(b"applied", db=scene.store.tables.meta)
         assert not [name for name, _ in txn.cursor(db=scene.store.tables.meta) if name.startswith(b"slot")]
     assert (scene.told["slots"], scene.told["loading"]) == ("0-16383", "")
 
@@ -251,7 +251,7 @@ def test_a_range_whose_epochs_are_swept_while_it_is_loaded_begins_anew_from_the_
     scene.applier.want(ALL)
     for _ in range(5):
         scene.applier.step()
-    held = scene.store.holding.loading
+    held = scene.store.slot_ownership.loading
     assert held is not None
     assert 0 < held.epoch < 10
     compact_log(str(scene.log), "job", retention_ms=0)
@@ -273,7 +273,7 @@ def test_large_epochs_and_snapshots_are_loaded_run_by_run(scene: Scene, monkeypa
     scene.applier.want(ALL)
     seen = set()
     while scene.applier.step():
-        if (held := scene.store.holding.loading) is not None:
+        if (held := scene.store.slot_ownership.loading) is not None:
             seen.add((held.snapshot, held.epoch, held.runs > 0))
     assert seen >= {(0, -1, True), (-1, 0, False), (-1, 0, True)}
     assert scene.shown() == of(ALL, b"2")

@@ -42,15 +42,15 @@ class Part:
         return [key for key in self.keys if slot_of(key) in slots]
 
     def publish(self, epoch: int, value: bytes) -> None:
-        self.store.apply(self._changes(epoch, self.store.holding.owned, value), [STATE])
+        self.store.apply(self._changes(epoch, self.store.slot_ownership.owned, value), [STATE])
 
     def lose(self, slots: KeyGroups) -> None:
-        self.store.hold(self.store.holding.owned - slots)
+        self.store.hold(self.store.slot_ownership.owned - slots)
 
     def gain(self, slots: KeyGroups, value: bytes) -> None:
         while self.store.remove_left(1000):
             pass
-        self.store.hold(self.store.holding.owned | slots)
+        self.store.hold(self.store.slot_ownership.owned | slots)
         applied = self.store.applied
         then = Loading(slots, applied.epoch, applied.term, applied.clock_ms)
         self.store.load(self._changes(applied.epoch, slots, value), [STATE], then)

@@ -6,7 +6,7 @@ from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.keyspace import Job, Keyspace
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.pinned_epochs import EPOCHS_MAX, HELD_MS_MAX, WANTED_MS, HeldEpochs, Reached
+from state_backend.store.pinned_epochs import EPOCHS_MAX, HELD_MS_MAX, WANTED_MS, PinnedEpochs, Reached
 from state_backend.store.store import EpochChanges, Snapshot
 
 STATES = [StateDescriptor("n", key="k", value="v")]
@@ -18,7 +18,7 @@ class Held:
 
     def __init__(self, *jobs: str) -> None:
         self.keyspace = Keyspace()
-        self.held = HeldEpochs(self.keyspace)
+        self.held = PinnedEpochs(self.keyspace)
         self.now_ms = 1_000
         self.stores = {job: self.show(job, "g1") for job in jobs}
 

@@ -15,8 +15,8 @@ import pytest
 
 from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.serving import appliers as followers_module
-from resp_server.serving.appliers import Followers, Visible
-from resp_server.serving.job_catalog import ShownJobs
+from resp_server.serving.appliers import Appliers, Visible
+from resp_server.serving.job_catalog import LocalJobCatalog
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.errors import SlotLoadingError
@@ -54,20 +54,20 @@ class Scene:
     def __init__(self, log: Log, folder: Path, slots: KeyGroups) -> None:
         self.log = log
         self.keyspace = Keyspace()
-        self.followers = Followers(ShownJobs(self.keyspace), [str(log.root)], folder, slots=slots)
-        self.followers.on_change = self._changed
+        self.appliers = Appliers(LocalJobCatalog(self.keyspace), [str(log.root)], folder, slots=slots)
+        self.appliers.on_change = self._changed
         self.held: list[KeyGroups] = []
         self._change = asyncio.Event()
         self._untrue: list[str] = []
 
     def _changed(self) -> None:
-        held = self.followers.held
+        held = self.appliers.held
         self.held.append(held)
         for job in self.keyspace.jobs.values():
             with job.store.snapshot(NOW_MS) as snapshot:
                 if held - snapshot.key_groups:
                     self._untrue.append(f"{held} is held, and {job.name} owns {snapshot.key_groups}")
-                seen, applied = self.followers.visible.get(job.name), snapshot.applied
+                seen, applied = self.appliers.visible.get(job.name), snapshot.applied
                 if seen and (seen.term, seen.epoch) > (applied.term, applied.epoch):
                     self._untrue.append(f"{seen} is said to be visible, and {applied} is")
         self._change.set()
@@ -93,7 +93,7 @@ class Scene:
     async def notice(self, job: str, value: bytes) -> int:
         """Publish an epoch and tell of it."""
         epoch = self.log.publish(job, value)
-        await self.followers.notice(job)
+        await self.appliers.notice(job)
         return epoch
 
     def read(self, job: str) -> dict[bytes, bytes | None]:
@@ -114,20 +114,20 @@ def of(slots: KeyGroups, job: str, value: bytes) -> dict[bytes, bytes]:
 
 
 @asynccontextmanager
-async def following(folder: Path, slots: KeyGroups, *jobs: str) -> AsyncIterator[Scene]:
+async def epoch_feed(folder: Path, slots: KeyGroups, *jobs: str) -> AsyncIterator[Scene]:
     """Follow a log with one epoch in each of some jobs; it has caught up."""
     log = Log(folder / "log")
     log.root.mkdir()
     for job in jobs:
         log.publish(job, b"0")
     scene = Scene(log, folder / "store", slots)
-    await scene.followers.start()
+    await scene.appliers.start()
     try:
-        assert scene.followers.held == NONE
-        await scene.followers.catch_up()
+        assert scene.appliers.held == NONE
+        await scene.appliers.catch_up()
         yield scene
     finally:
-        await scene.followers.stop()
+        await scene.appliers.stop()
 
 
 def scenario(body: Callable[[Path], Awaitable[None]]) -> Callable[[Path], None]:
@@ -148,51 +148,51 @@ def applier_of(job: str) -> int:
 
 @scenario
 async def test_what_is_held_and_seen_is_known_once_the_jobs_can_be_read(tmp_path: Path) -> None:
-    async with following(tmp_path, LOW, "a", "b") as scene:
-        assert scene.followers.held == LOW
-        assert scene.followers.visible == {name: Visible(f"query-of-{name}.1", 1, 0) for name in ("a", "b")}
+    async with epoch_feed(tmp_path, LOW, "a", "b") as scene:
+        assert scene.appliers.held == LOW
+        assert scene.appliers.visible == {name: Visible(f"query-of-{name}.1", 1, 0) for name in ("a", "b")}
         assert scene.read("a") == of(LOW, "a", b"0")
 
 
 @scenario
 async def test_all_slots_are_held_unless_told_otherwise(tmp_path: Path) -> None:
-    async with following(tmp_path, ALL, "a") as scene:
-        assert scene.followers.held == ALL
+    async with epoch_feed(tmp_path, ALL, "a") as scene:
+        assert scene.appliers.held == ALL
         assert scene.read("a") == of(ALL, "a", b"0")
         assert b"--slots" not in Path(f"/proc/{applier_of('a')}/cmdline").read_bytes()
 
 
 @scenario
 async def test_where_no_job_is_all_that_is_wanted_is_held(tmp_path: Path) -> None:
-    async with following(tmp_path, LOW) as scene:
-        assert (scene.followers.held, scene.followers.visible) == (LOW, {})
-        scene.followers.want(HIGH)
-        assert scene.followers.held == HIGH
+    async with epoch_feed(tmp_path, LOW) as scene:
+        assert (scene.appliers.held, scene.appliers.visible) == (LOW, {})
+        scene.appliers.want(HIGH)
+        assert scene.appliers.held == HIGH
         await scene.notice("late", b"0")
-        await scene.until(lambda: "late" in scene.followers.visible)
+        await scene.until(lambda: "late" in scene.appliers.visible)
         assert scene.read("late") == of(HIGH, "late", b"0")
 
 
 @scenario
 async def test_each_epoch_that_can_be_read_is_told(tmp_path: Path) -> None:
-    async with following(tmp_path, LOW, "a") as scene:
+    async with epoch_feed(tmp_path, LOW, "a") as scene:
         for number in (1, 2):
             assert await scene.notice("a", b"%d" % number) == number
-            await scene.until(lambda number=number: scene.followers.visible["a"].epoch == number)  # type: ignore[misc]
+            await scene.until(lambda number=number: scene.appliers.visible["a"].epoch == number)  # type: ignore[misc]
             assert scene.read("a") == of(LOW, "a", b"%d" % number)
 
 
 @scenario
 async def test_slots_are_gained_once_they_are_there_and_lost_at_once(tmp_path: Path) -> None:
-    async with following(tmp_path, LOW, "a", "b") as scene:
-        scene.followers.want(ALL)
-        assert scene.followers.held == LOW
-        await scene.until(lambda: scene.followers.held == ALL)
+    async with epoch_feed(tmp_path, LOW, "a", "b") as scene:
+        scene.appliers.want(ALL)
+        assert scene.appliers.held == LOW
+        await scene.until(lambda: scene.appliers.held == ALL)
         assert scene.read("a") == of(ALL, "a", b"0")
-        scene.followers.want(QUARTER)
-        assert scene.followers.held == QUARTER
+        scene.appliers.want(QUARTER)
+        assert scene.appliers.held == QUARTER
         await scene.notice("b", b"1")
-        await scene.until(lambda: scene.followers.visible["b"].epoch == 1)
+        await scene.until(lambda: scene.appliers.visible["b"].epoch == 1)
         assert scene.read("b") == of(QUARTER, "b", b"1")
         assert [each for each, _ in groupby(scene.held)] == [NONE, LOW, ALL, QUARTER]
 
@@ -204,64 +204,64 @@ def test_a_store_that_was_full_is_relied_on_some_time_after_it_could_be_written(
     monkeypatch.setattr(followers_module, "ROOM_AFTER_S", after_s)
 
     async def body() -> None:
-        async with following(tmp_path, ALL, "a") as scene:
-            assert scene.followers.have_room
+        async with epoch_feed(tmp_path, ALL, "a") as scene:
+            assert scene.appliers.have_room
             applier = applier_of("a")
             _, hard = resource.prlimit(applier, resource.RLIMIT_FSIZE)
             resource.prlimit(applier, resource.RLIMIT_FSIZE, (16 << 10, hard))
             await scene.notice("a", b"1")
-            await eventually_async(lambda: not scene.followers.have_room)
+            await eventually_async(lambda: not scene.appliers.have_room)
             assert scene.read("a") == of(ALL, "a", b"0")
             resource.prlimit(applier, resource.RLIMIT_FSIZE, (hard, hard))
             await scene.notice("a", b"2")
-            await scene.until(lambda: scene.followers.visible["a"].epoch == 2)
+            await scene.until(lambda: scene.appliers.visible["a"].epoch == 2)
             if has_room:  # the epoch is told of before the room is
-                await eventually_async(lambda: scene.followers.have_room)
-            assert scene.followers.have_room is has_room
+                await eventually_async(lambda: scene.appliers.have_room)
+            assert scene.appliers.have_room is has_room
 
     asyncio.run(body())
 
 
 @scenario
 async def test_what_is_given_up_and_wanted_again_is_held_when_it_is_there_again(tmp_path: Path) -> None:
-    async with following(tmp_path, LOW, "a") as scene:
+    async with epoch_feed(tmp_path, LOW, "a") as scene:
         for pause_s in (0.0, 0.001, 0.01, 0.1, 0.0, 0.3):
-            scene.followers.want(QUARTER)
+            scene.appliers.want(QUARTER)
             await asyncio.sleep(pause_s)
-            scene.followers.want(LOW)
-            assert scene.followers.held == QUARTER
-            await scene.until(lambda: scene.followers.held == LOW)
+            scene.appliers.want(LOW)
+            assert scene.appliers.held == QUARTER
+            await scene.until(lambda: scene.appliers.held == LOW)
             assert scene.read("a") == of(LOW, "a", b"0")
 
 
 @scenario
 async def test_what_was_said_before_slots_were_given_up_is_not_taken_for_what_is_held(tmp_path: Path) -> None:
-    async with following(tmp_path, LOW, "a") as scene:
+    async with epoch_feed(tmp_path, LOW, "a") as scene:
         await scene.notice("a", b"1")
         # Nothing that the applier says is heard here until the end of this.
         scene.stand_still_until(lambda snapshot: snapshot.applied.epoch == 1)
-        scene.followers.want(QUARTER)
+        scene.appliers.want(QUARTER)
         scene.stand_still_until(lambda snapshot: snapshot.key_groups == QUARTER)
-        scene.followers.want(LOW)
-        assert scene.followers.held == QUARTER
-        await scene.until(lambda: scene.followers.held == LOW)
+        scene.appliers.want(LOW)
+        assert scene.appliers.held == QUARTER
+        await scene.until(lambda: scene.appliers.held == LOW)
         assert scene.read("a") == of(LOW, "a", b"1")
 
 
 @pytest.mark.kill
 @scenario
 async def test_an_applier_that_is_started_again_holds_what_is_wanted_by_then(tmp_path: Path) -> None:
-    async with following(tmp_path, LOW, "a") as scene:
+    async with epoch_feed(tmp_path, LOW, "a") as scene:
         os.kill(applier_of("a"), signal.SIGKILL)
-        scene.followers.want(ALL)
-        assert scene.followers.held == LOW  # its store can be read all the time
+        scene.appliers.want(ALL)
+        assert scene.appliers.held == LOW  # its store can be read all the time
         assert scene.read("a") == of(LOW, "a", b"0")
-        await scene.until(lambda: scene.followers.held == ALL)
+        await scene.until(lambda: scene.appliers.held == ALL)
         os.kill(applier_of("a"), signal.SIGKILL)
         await asyncio.sleep(0.05)
-        scene.followers.want(HIGH)
+        scene.appliers.want(HIGH)
         await scene.notice("a", b"1")
-        await scene.until(lambda: scene.followers.visible["a"].epoch == 1)
+        await scene.until(lambda: scene.appliers.visible["a"].epoch == 1)
         assert scene.read("a") == of(HIGH, "a", b"1")
 
 
@@ -269,15 +269,15 @@ def test_a_job_that_turns_out_to_lack_keys_is_warned_of_once(tmp_path: Path, cap
     """A server that runs has opened the job before the query, with an older checkpoint, commits its first epoch."""
 
     async def follow() -> None:
-        async with following(tmp_path, ALL) as scene:
+        async with epoch_feed(tmp_path, ALL) as scene:
             writer = LogWriter(scene.log.root, "late", [STATE.for_job("late")], "query")
-            await scene.followers.notice("late")
-            await scene.until(lambda: "late" in scene.followers.visible)
+            await scene.appliers.notice("late")
+            await scene.until(lambda: "late" in scene.appliers.visible)
             assert not scene.keyspace.jobs["late"].is_incomplete
             for epoch in (7, 8):
                 writer.publish([Change("s", Op.PUT, b"late:s:1", None, b"v")], epoch)
-                await scene.followers.notice("late")
-                await scene.until(lambda epoch=epoch: scene.followers.visible["late"].epoch == epoch)
+                await scene.appliers.notice("late")
+                await scene.until(lambda epoch=epoch: scene.appliers.visible["late"].epoch == epoch)
             assert scene.keyspace.jobs["late"].is_incomplete
 
     asyncio.run(follow())

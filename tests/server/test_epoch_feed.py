@@ -82,7 +82,7 @@ def test_an_epoch_is_told_to_who_asks_nothing(running: Any, store: Any) -> None:
 def test_a_job_that_is_not_shown_any_more_is_told_of(running: Any) -> None:
     peer = running.connect()
     peer.answers(FOLLOW, b"+OK\r\n" + told(4))
-    running.call(lambda: running.server.instance.keyspace.remove("job"))
+    running.call(lambda: running.server.context.keyspace.remove("job"))
     assert peer.read(len(told(-1, -1))) == told(-1, -1)
 
 
