@@ -16,7 +16,7 @@ from resp_server.command_table.table import Command, CommandTable
 from resp_server.commands import command_table
 from resp_server.execution.config import REDIS_VERSION
 from resp_server.proxy.dispatcher import OF_SERVERS_ALONE
-from resp_server.proxy.routes import SPLIT, Way, way_of
+from resp_server.proxy.request_policy import SPLIT, Way, way_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
 

@@ -50,7 +50,7 @@ LONGEST_FILES = (
     "clients/test_cluster_clients",
     "adversity/test_state_servers",
     "adversity/test_batches",
-    "server/test_proxy_shards",
+    "server/test_proxy_replica_choice",
     "server/test_exceptions_everywhere",
     "server/test_proxy",
     "server/test_workers",

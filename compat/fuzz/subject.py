@@ -192,7 +192,7 @@ class Subject:
         place = ProxyPlace(options & (PASSWORD | NODE), self._loop, said)
         try:
             await asyncio.sleep(STEP_S)
-            with patch("resp_server.proxy.upstream.LONG_TIMEOUT_S", 2.0):  # a minute of tries takes seconds
+            with patch("resp_server.proxy.upstream_cluster.LONG_TIMEOUT_S", 2.0):  # a minute of tries takes seconds
                 (wire,) = await self._ask(place, [_packed(asked, options)], 1)
         finally:
             place.close()

@@ -8,10 +8,10 @@ from resp_server.execution.context import ServerContext
 from resp_server.metrics.stats import CommandStats
 from resp_server.native.core import Hearer
 from resp_server.protocol.replies import Pending
-from resp_server.proxy.answers import Answer, Sent
-from resp_server.proxy.asks import UpstreamRequest
 from resp_server.proxy.connection import ProxyConnection
-from resp_server.proxy.upstream import UpstreamCluster
+from resp_server.proxy.raw_replies import Answer, Sent
+from resp_server.proxy.requests import UpstreamRequest
+from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.session.epoch_feed import Epochs, Told
 
 class Taker(Protocol):

@@ -6,7 +6,7 @@ of the event loop. MGET becomes a STATE MGET for each server. Replies are found 
 are; when all that one client waits for are there (`Asking`), they are its answer.
 
 The hop stops at a request that is none of these, and leaves it to the general path. Errors, pushes, replies in parts
-and lost connections are the general path's too: to it a run is what any question is (see `resp_server.proxy.asks.Asked`).
+and lost connections are the general path's too: to it a run is what any question is (`resp_server.proxy.requests.Asked`).
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -20,10 +20,10 @@ from state_backend.native.lookup cimport slot_of
 
 from resp_server.session.epoch_feed import NOT_TOLD
 from resp_server.protocol.request_parser import RequestParser
-from resp_server.proxy.asks import ASKS_MAX, PING, SENDS_MAX, UpstreamRequest, ask_by_slots, not_understood
-from resp_server.proxy.answers import WHOLE_BYTES_MAX, Pieces, Sent
+from resp_server.proxy.requests import ASKS_MAX, PING, SENDS_MAX, UpstreamRequest, ask_by_slots, not_understood
+from resp_server.proxy.raw_replies import WHOLE_BYTES_MAX, Pieces, Sent
 from resp_server.proxy.reply_splitter import FrameError
-from resp_server.proxy.guard import behind, has_reached, together
+from resp_server.proxy.epoch_floors import behind, has_reached, together
 
 cdef enum:
     WORDS_MAX = 1024  # of a request; a longer one is answered in portions
@@ -305,7 +305,7 @@ cdef class Asking:
 
 
 cdef class Run:
-    """What is asked over one connection in one round. `wants` and the rest are as in `resp_server.proxy.asks.Asked`."""
+    """What is asked over one connection in one round. `wants` and the rest are as in `resp_server.proxy.requests.Asked`."""
 
     cdef Hop hop
     cdef object lane

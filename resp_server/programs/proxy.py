@@ -27,10 +27,10 @@ from resp_server.programs.serve import (
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.feeds import feed_clients
-from resp_server.proxy.routes import APPLICATIONS_MAX
-from resp_server.proxy.sources import FileSource, LogSource, RegistrySource, Source
-from resp_server.proxy.upstream import TIMEOUT_S, UpstreamCluster
+from resp_server.proxy.pubsub_relay import feed_clients
+from resp_server.proxy.request_policy import APPLICATIONS_MAX
+from resp_server.proxy.topology_sources import FileSource, LogSource, RegistrySource, Source
+from resp_server.proxy.upstream_cluster import TIMEOUT_S, UpstreamCluster
 from resp_server.serving.server import Server
 from resp_server.serving.token import add_token_option, token_of
 from state_backend.log.filesystems import open_filesystem

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import hiredis
 
 from resp_server.protocol.errors import LoadingError, PlainError
-from resp_server.proxy.asks import MISREAD, OnItsOwn, UpstreamRequest
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.upstream import UpstreamCluster
+from resp_server.proxy.requests import MISREAD, OnItsOwn, UpstreamRequest
+from resp_server.proxy.upstream_cluster import UpstreamCluster
 
 logger = logging.getLogger("sparkis.proxy")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 from resp_server.client.connection import Connection
 from resp_server.net.guarded import alone
 from resp_server.protocol.replies import Pending
-from resp_server.proxy.answers import Sent
 from resp_server.proxy.compiled import Asker
+from resp_server.proxy.raw_replies import Sent
 from resp_server.session.epoch_feed import Told
 
 if TYPE_CHECKING:

@@ -32,19 +32,19 @@ from resp_server.protocol.errors import (
 )
 from resp_server.protocol.replies import InSteps, Pending, Sliced, SlicedEncoder, encode
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
-from resp_server.proxy.answers import WHOLE_BYTES_MAX, Answer, Pieces, Sent, Steps, texts_of, whole
 from resp_server.proxy.applications import Applications, clash
-from resp_server.proxy.asks import Merge, ReplyAggregator, ReplySink, Step, UpstreamRequest
+from resp_server.proxy.chunked_request import Portions, packing
 from resp_server.proxy.compiled import hop
-from resp_server.proxy.gathering import Jobs, text_in, wanted_of_servers
-from resp_server.proxy.guard import behind
-from resp_server.proxy.portions import Portions, packing
-from resp_server.proxy.remembering import Remembers
+from resp_server.proxy.epoch_floors import behind
+from resp_server.proxy.job_queries import Jobs, text_in, wanted_of_servers
+from resp_server.proxy.keyspace_queries import Survey
+from resp_server.proxy.raw_replies import WHOLE_BYTES_MAX, Answer, Pieces, Sent, Steps, texts_of, whole
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.routes import SPLIT, Part, Way, lone_key_at, split, way_of, within
-from resp_server.proxy.survey import Survey
+from resp_server.proxy.request_policy import SPLIT, Part, Way, lone_key_at, split, way_of, within
+from resp_server.proxy.requests import Merge, ReplyAggregator, ReplySink, Step, UpstreamRequest
+from resp_server.proxy.tracking_recorder import Remembers
 from resp_server.proxy.transactions import TransactionRun, WatchRun
-from resp_server.proxy.upstream import LONG_TIMEOUT_S, UpstreamCluster
+from resp_server.proxy.upstream_cluster import LONG_TIMEOUT_S, UpstreamCluster
 from resp_server.session.epoch_feed import NOT_TOLD, Epochs, Told
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState

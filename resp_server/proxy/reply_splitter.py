@@ -12,7 +12,7 @@ import hiredis
 
 from resp_server import native
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.answers import Answer, Steps, answer_of, split_off_head, whole
+from resp_server.proxy.raw_replies import Answer, Steps, answer_of, split_off_head, whole
 
 BULKS = b"$="
 BULK_MARKS = (b"$", b"=")

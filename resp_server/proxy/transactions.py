@@ -24,9 +24,11 @@ from resp_server.execution.exec_runner import NOTHING_RUN, ExecContext
 from resp_server.protocol.errors import ClusterDownError, PlainError, ReplyError, TryAgainError
 from resp_server.protocol.replies import Pending
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.answers import Answer, Steps, answer_of, done, is_error, split_off_head, whole
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.asks import (
+from resp_server.proxy.raw_replies import Answer, Steps, answer_of, done, is_error, split_off_head, whole
+from resp_server.proxy.reply_splitter import items_of, pack
+from resp_server.proxy.request_policy import Way, splitting, way_of
+from resp_server.proxy.requests import (
     ASKS_MAX,
     MISREAD,
     PING,
@@ -37,10 +39,8 @@ from resp_server.proxy.asks import (
     UpstreamRequest,
     not_understood,
 )
-from resp_server.proxy.lane import ConnectionKey
-from resp_server.proxy.reply_splitter import items_of, pack
-from resp_server.proxy.routes import Way, splitting, way_of
-from resp_server.proxy.upstream import NOT_YET, UpstreamCluster
+from resp_server.proxy.upstream_cluster import NOT_YET, UpstreamCluster
+from resp_server.proxy.upstream_connection import ConnectionKey
 from resp_server.session.epoch_feed import NOT_TOLD, Reached, Told
 from resp_server.session.transaction import Mark
 from state_backend.model.slots import slot_of

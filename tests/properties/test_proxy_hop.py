@@ -13,9 +13,9 @@ from steps import result_of
 
 from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.request_parser import RequestParser
-from resp_server.proxy.asks import UpstreamRequest
 from resp_server.proxy.compiled import hop
 from resp_server.proxy.reply_splitter import Frames, items_of, pack
+from resp_server.proxy.requests import UpstreamRequest
 from resp_server.session.epoch_feed import NOT_TOLD, NOTHING, Epochs, Told
 from state_backend.model.slots import SLOTS, slot_of
 

@@ -23,8 +23,8 @@ from resp_server.execution.config import ServerConfig
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.feeds import feed_clients
-from resp_server.proxy.upstream import UpstreamCluster
+from resp_server.proxy.pubsub_relay import feed_clients
+from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.serving.server import Server
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of

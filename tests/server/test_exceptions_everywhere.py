@@ -183,10 +183,10 @@ GUARDS = {
     "serving/server.py:Server._keep_telling",
     "client/turn_scheduler.py:TurnScheduler._step",
     "execution/context.py:ServerContext.attempt",
-    "proxy/asks.py:Step.attempt",
+    "proxy/requests.py:Step.attempt",
     "proxy/dispatcher.py:Batch.put",
     "proxy/dispatcher.py:ProxyDispatcher.when_there.<locals>.answered",
-    "proxy/lane.py:UpstreamConnection._flush",
+    "proxy/upstream_connection.py:UpstreamConnection._flush",
 }
 
 

@@ -18,7 +18,7 @@ from faults import ERROR, KEYS, InjectedError, Scene
 from compat.conformance.wire import replies_in, request
 from resp_server.command_table.table import Command
 from resp_server.proxy.dispatcher import OF_SERVERS_ALONE
-from resp_server.proxy.routes import lone_key_at
+from resp_server.proxy.request_policy import lone_key_at
 from resp_server.serving.server import Server
 
 AFTER, BEFORE = b"$5\r\nafter\r\n", b"$6\r\nbefore\r\n"

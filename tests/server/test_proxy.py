@@ -26,9 +26,9 @@ from compat.conformance.wire import Connection, replies_in, requests
 from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.proxy.asks import ReplySink, UpstreamRequest
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.upstream import UpstreamCluster
+from resp_server.proxy.requests import ReplySink, UpstreamRequest
+from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.session.epoch_feed import NOT_TOLD, Told
 from state_backend.model.slots import slot_of
 

@@ -16,8 +16,8 @@ from resp_server.protocol.replies import encode
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher
-from resp_server.proxy.feeds import Feeds, feed_clients
-from resp_server.proxy.upstream import UpstreamCluster
+from resp_server.proxy.pubsub_relay import Feeds, feed_clients
+from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.serving.server import Server
 from state_backend.lmdb.store import LmdbStore
 from state_backend.store.keyspace import Keyspace

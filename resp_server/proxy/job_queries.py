@@ -9,9 +9,7 @@ import hiredis
 
 from resp_server.protocol.replies import Verbatim, encode
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.answers import Answer, whole
-from resp_server.proxy.asks import MISREAD, ReplySink, Step, UpstreamRequest, not_understood
-from resp_server.proxy.merges import (
+from resp_server.proxy.job_merge import (
     Row,
     job_lines,
     keyspace_line,
@@ -22,8 +20,10 @@ from resp_server.proxy.merges import (
     rows_in,
     shares_of,
 )
+from resp_server.proxy.raw_replies import Answer, whole
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.upstream import UpstreamCluster
+from resp_server.proxy.requests import MISREAD, ReplySink, Step, UpstreamRequest, not_understood
+from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.session.epoch_feed import Told
 from state_backend.model.key_groups import NONE, KeyGroups
 

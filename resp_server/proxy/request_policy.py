@@ -21,9 +21,9 @@ from resp_server.command_table.table import Command
 from resp_server.protocol.errors import CrossSlotError
 from resp_server.protocol.replies import encode
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.answers import Answer, Steps
-from resp_server.proxy.asks import Merge
+from resp_server.proxy.raw_replies import Answer, Steps
 from resp_server.proxy.reply_splitter import in_order, joined, sum_of
+from resp_server.proxy.requests import Merge
 from resp_server.session.session import Account
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_of
 

@@ -31,10 +31,10 @@ from resp_server.protocol.errors import ClusterDownError, PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.asks import PING, OnItsOwn, UpstreamRequest
-from resp_server.proxy.lane import ConnectionKey
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.upstream import UpstreamCluster
+from resp_server.proxy.requests import PING, OnItsOwn, UpstreamRequest
+from resp_server.proxy.upstream_cluster import UpstreamCluster
+from resp_server.proxy.upstream_connection import ConnectionKey
 from resp_server.push.deliveries import PORTION_NS
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, may_be_of_keys
 from resp_server.push.message_bus import MessageBus

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from resp_server.proxy.guard import EpochFloors, behind, has_reached, together
-from resp_server.proxy.shards import BEHIND_S_MAX, Shard
+from resp_server.proxy.epoch_floors import EpochFloors, behind, has_reached, together
+from resp_server.proxy.replica_choice import BEHIND_S_MAX, Shard
 from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Reached, Seen, latest
 
 SERVERS = ("a", "b", "c")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from resp_server.cluster.topology import Topology
-from resp_server.proxy.jobs import JobKeys
-from resp_server.proxy.merges import job_lines, keyspace_line, merged_jobs, merged_lags, merged_states, shares_of
+from resp_server.proxy.job_keys import JobKeys
+from resp_server.proxy.job_merge import job_lines, keyspace_line, merged_jobs, merged_lags, merged_states, shares_of
 from resp_server.proxy.slot_map import SlotMap
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from resp_server.proxy.answers import Answer
-from resp_server.proxy.asks import ReplySink, Step
+from resp_server.proxy.raw_replies import Answer
+from resp_server.proxy.requests import ReplySink, Step
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.epoch_feed import Told
 from resp_server.session.tracking import TrackingState

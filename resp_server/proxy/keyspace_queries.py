@@ -12,13 +12,13 @@ from typing import NamedTuple
 from resp_server.commands.generic import cursor
 from resp_server.protocol.errors import ClusterDownError, ReplyError, TryAgainError
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.answers import Answer, is_error, whole
 from resp_server.proxy.applications import Applications
-from resp_server.proxy.asks import Merge, ReplySink, Step, UpstreamRequest, understood
-from resp_server.proxy.guard import together
+from resp_server.proxy.epoch_floors import together
+from resp_server.proxy.raw_replies import Answer, is_error, whole
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.routes import POSITION_BITS, merge_all, scan_reply
-from resp_server.proxy.upstream import UpstreamCluster
+from resp_server.proxy.request_policy import POSITION_BITS, merge_all, scan_reply
+from resp_server.proxy.requests import Merge, ReplySink, Step, UpstreamRequest, understood
+from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.session.epoch_feed import NOT_TOLD, Told
 from state_backend.model.slots import HASH_BITS, SLOTS
 

@@ -18,7 +18,7 @@ from resp_server.cluster.topology_source import TopologyFile
 from resp_server.net.addresses import address_of
 from resp_server.net.tls import why
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.upstream import UpstreamCluster
+from resp_server.proxy.upstream_cluster import UpstreamCluster
 from state_backend.log.filesystems import Filesystem
 from state_backend.model.errors import SparkisError
 

@@ -12,7 +12,7 @@ from resp_server.execution.long_requests import Cut, of_bounded_size
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Pending, encode, encode_header
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
-from resp_server.proxy.answers import Answer, Steps, answer_of, is_error, split_off_head
+from resp_server.proxy.raw_replies import Answer, Steps, answer_of, is_error, split_off_head
 from resp_server.proxy.reply_splitter import pack
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import ParamSpec, Protocol
 import hiredis
 
 from resp_server.protocol.errors import PlainError, ReplyError, internal_error
-from resp_server.proxy.answers import Answer, Result, Steps, done, is_error, whole
-from resp_server.proxy.guard import together
+from resp_server.proxy.epoch_floors import together
+from resp_server.proxy.raw_replies import Answer, Result, Steps, done, is_error, whole
 from resp_server.proxy.reply_splitter import FrameError, in_order, pack
 from resp_server.session.epoch_feed import NOT_TOLD, NOTHING, Epochs, Told
 from state_backend.model.errors import SparkisError

@@ -21,15 +21,15 @@ from resp_server.acl.rules import DEFAULT_USER
 from resp_server.net.tls import why
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
-from resp_server.proxy.answers import Answer, whole
-from resp_server.proxy.asks import ASKS_MAX, PING, Asked, Nobody, UpstreamRequest
 from resp_server.proxy.compiled import Run
-from resp_server.proxy.guard import has_reached
+from resp_server.proxy.epoch_floors import has_reached
+from resp_server.proxy.raw_replies import Answer, whole
 from resp_server.proxy.reply_splitter import FrameError, Frames, pack
+from resp_server.proxy.requests import ASKS_MAX, PING, Asked, Nobody, UpstreamRequest
 from resp_server.session.epoch_feed import GONE, NOT_TOLD, NOTHING, Epochs, Told
 
 if TYPE_CHECKING:
-    from resp_server.proxy.upstream import UpstreamCluster
+    from resp_server.proxy.upstream_cluster import UpstreamCluster
 
 logger = logging.getLogger("sparkis.proxy")
 

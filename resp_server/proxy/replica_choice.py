@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from resp_server.proxy.guard import has_reached
+from resp_server.proxy.epoch_floors import has_reached
 from resp_server.session.epoch_feed import NOTHING, Epochs
 
 # Somewhat longer than an epoch may take to be applied by one server and not by another, and well below what a question

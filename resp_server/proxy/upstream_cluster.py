@@ -22,14 +22,14 @@ from resp_server.cluster.topology import Topology, TopologyError
 from resp_server.net.awake import AwakeClock
 from resp_server.net.tls import Certificates
 from resp_server.protocol.errors import ClusterDownError, PlainError, TryAgainError, internal_error
-from resp_server.proxy.answers import Answer
-from resp_server.proxy.asks import SENDS_MAX, OnItsOwn, PutOff, UpstreamRequest
-from resp_server.proxy.guard import EpochFloors, has_reached
-from resp_server.proxy.jobs import JobKeys
-from resp_server.proxy.lane import REPLY_BYTES_MAX, ConnectionKey, UpstreamConnection, UpstreamProtocol
+from resp_server.proxy.epoch_floors import EpochFloors, has_reached
+from resp_server.proxy.job_keys import JobKeys
+from resp_server.proxy.raw_replies import Answer
+from resp_server.proxy.replica_choice import Shard
 from resp_server.proxy.reply_splitter import pack
-from resp_server.proxy.shards import Shard
+from resp_server.proxy.requests import SENDS_MAX, OnItsOwn, PutOff, UpstreamRequest
 from resp_server.proxy.slot_map import NO_TERM, SlotMap
+from resp_server.proxy.upstream_connection import REPLY_BYTES_MAX, ConnectionKey, UpstreamConnection, UpstreamProtocol
 from resp_server.session.epoch_feed import GONE, NOTHING, Epochs, Reached, Told, latest
 from state_backend.model.slots import SLOTS
 
