@@ -65,18 +65,20 @@ HEAD = f"""\
 # Commands
 
 All commands of Redis {REDIS_VERSION.rpartition(".")[0]}, and whether sparkis serves them.
-`make commands` writes this page from the servers' command table, which clients read with `COMMAND`; a test keeps it up to date.
+`make commands` writes this page from the servers' command table, which clients read with `COMMAND`; a test keeps it up
+to date.
 
 - **served**: the reply is that of Redis; tests compare it with a real server.
   [compat/deviations.toml](../compat/deviations.toml) lists each intended difference with its reason.
 - **write**: refused with `READONLY You can't write against a read only replica.`: see
   [clients and refused writes](read-only.md).
-- **no**: sparkis checks the name, the arity and the subcommand as Redis does, then replies with an error. The row has the reason.
+- **no**: sparkis checks the name, the arity and the subcommand as Redis does, then replies with an error. The row has
+  the reason.
 
-*since* is the version of Redis that introduced the command. *cluster* is the position of a request's keys: the first one
-(`1`), the first to the last one (`1..-1`; `1..-1/2`: every second word), or `by its arguments`. *proxy* is the process that
-replies through a [proxy](serving.md#a-proxy): a command with keys goes to the server that owns them; a split command takes
-keys of several slots.
+*since* is the version of Redis that introduced the command. *cluster* is the position of a request's keys: the first
+one (`1`), the first to the last one (`1..-1`; `1..-1/2`: every second word), or `by its arguments`. *proxy* is the
+process that replies through a [proxy](serving.md#a-proxy): a command with keys goes to the server that owns them; a
+split command takes keys of several slots.
 """
 
 
