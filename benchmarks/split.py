@@ -27,7 +27,7 @@ from benchmarks.servers import JOB, VoidError, key, load_log, states, temporary_
 from resp_server.client.connection import Connection
 from resp_server.client.turn_scheduler import TurnScheduler
 from resp_server.client.write_queue import Sender, WriteQueue
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.protocol.request_parser import Request
 from resp_server.serving.server import Server
 from state_backend.apply.applier import Applier

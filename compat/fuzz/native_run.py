@@ -33,7 +33,7 @@ from compat.fuzz.seeds import SAYINGS
 from compat.fuzz.subject import ASKED, FoundError, Subject, Wire
 from resp_server import native
 from resp_server.client.connection import Connection
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.serving.server import Server
 from state_backend.codec.checksums import CHECK_BYTES, sealed
 from state_backend.lmdb.store import LmdbStore

@@ -17,7 +17,7 @@ from resp_server.acl.rate_limits import Limit
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher

@@ -23,17 +23,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from resp_server.command_table.facts import Facts
 from resp_server.protocol.errors import not_an_integer, wrong_arity, wrong_subcommand
 from resp_server.protocol.replies import Reply
 
-if TYPE_CHECKING:
-    from resp_server.execution.context import ServerContext
-
 Body = Callable[..., Reply]
 Convert = Callable[[bytes], Any]
+# Called with the process's `ServerContext` and the argument of the question.
+Answer = Callable[[Any, Any], Any]
 
 INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 INTEGER_MAX = 2**63 - 1
@@ -178,10 +177,10 @@ class Question:
     """What every process of a server can be asked on behalf of a command; argument and answer are JSON."""
 
     name: str
-    answer: Callable[[ServerContext, Any], Any]
+    answer: Answer
 
 
-def question(name: str) -> Callable[[Callable[[ServerContext, Any], Any]], Question]:
+def question(name: str) -> Callable[[Answer], Question]:
     """Declare a function to be what a process answers when it is asked this."""
     return partial(Question, name)
 

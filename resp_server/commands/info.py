@@ -13,7 +13,7 @@ from resp_server.acl.visibility import Seen
 from resp_server.command_table.declaration import command, question
 from resp_server.commands.server import last_save_s
 from resp_server.commands.state import age_ms, committed_at, lag_ms
-from resp_server.execution.config import REDIS_VERSION
+from resp_server.config import REDIS_VERSION
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.native import CORE

@@ -8,7 +8,7 @@ from typing import Any
 from resp_server.acl.visibility import Visibility
 from resp_server.command_table.declaration import OneOrMore, command, question
 from resp_server.commands.generic import sliced
-from resp_server.execution.config import REDIS_VERSION
+from resp_server.config import REDIS_VERSION
 from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecContext
 from resp_server.protocol.errors import PlainError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from resp_server.command_table.declaration import OneOrMore, command, integer
 from resp_server.command_table.facts import Facts
@@ -13,14 +13,11 @@ from resp_server.execution.exec_runner import ExecPlan
 from resp_server.execution.watch import mark_of
 from resp_server.protocol.errors import ExecAbortError, NotHeldError, PlainError, syntax_error
 from resp_server.protocol.replies import OK, FirstOf, Reply
-from resp_server.session.transaction import Mark, ReadsAt
+from resp_server.session.transaction import Mark, ReadsAt, check_room_to_watch
 from state_backend.store.keyspace import KeyspaceView
 
 # Keys that are looked at in one go: about a millisecond (guess: some 10 us each).
 KEYS_AT_ONCE = 128
-# What one client may watch (guesses).
-WATCHED_KEYS_MAX = 16_384
-WATCHED_BYTES_MAX = 16 << 20
 
 
 @command("multi")
@@ -118,28 +115,13 @@ def watch(context: CommandContext, *keys: OneOrMore) -> Reply:
     if session.transaction is not None:
         raise PlainError("WATCH inside MULTI is not allowed")
     new = [key for key in dict.fromkeys(keys) if (session.db, key) not in session.watched]
-    check_room(context, new)
+    check_room_to_watch(session.watched, new)
     if len(new) <= KEYS_AT_ONCE:
         _watch(context, context.view, new)
         return OK
     reply = sliced(context, lambda view: _watching(context, view, new), FirstOf)
     reply.acts = True
     return reply
-
-
-def check_room(context: CommandContext, new: Collection[bytes]) -> None:
-    """Raise PlainError if a client would watch too much."""
-    watched = context.session.watched
-    held_bytes = sum(len(key) for _, key in watched) + sum(map(len, new))
-    if len(watched) + len(new) > WATCHED_KEYS_MAX or held_bytes > WATCHED_BYTES_MAX:
-        raise no_room()
-
-
-def no_room() -> PlainError:
-    """Return what is answered to a client that would watch too much."""
-    return PlainError(
-        f"a client may watch {WATCHED_KEYS_MAX} keys of {WATCHED_BYTES_MAX >> 20} MiB; UNWATCH, or watch fewer"
-    )
 
 
 def _watching(context: CommandContext, view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
@@ -202,6 +184,6 @@ def state_expect(context: CommandContext, *words: OneOrMore) -> Reply:
         raise syntax_error()
     check_sees_all(context)
     marks = {key: Mark.parse(text) for key, text in zip(words[::2], words[1::2], strict=True)}
-    check_room(context, marks)
+    check_room_to_watch(context.session.watched, marks)
     context.session.watched.update({(0, key): mark for key, mark in marks.items()})
     return OK

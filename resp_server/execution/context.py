@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from resp_server.acl.rules import Reason
 from resp_server.acl.users import Change, Outcome, Users
 from resp_server.acl.visibility import Visibility
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.metrics.latency import LatencyEvents
 from resp_server.metrics.process_stats import memory_now
 from resp_server.metrics.slow_log import SlowLog, redacted

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 from resp_server.acl.rules import LATE_DENIAL, LATE_REASONS, Denial, denial_text
 from resp_server.command_table.key_specs import keys_of
 from resp_server.command_table.table import Command
-from resp_server.commands.generic import in_slices
 from resp_server.execution.compiled import reads_of
 from resp_server.execution.context import NEVER_NS, CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecPlan, ExecRunner
@@ -312,7 +311,8 @@ class Dispatcher:
     def _noting(self, tracked: TrackingState, requests: Sequence[Request], *, is_older: bool) -> Iterator[None]:
         """Note what is read by some requests at each step. is_older: at an epoch before what the client was told."""
         tracking = self._server.tracking
-        for some in in_slices(requests, NOTED_REQUESTS):
+        for at in range(0, len(requests), NOTED_REQUESTS):
+            some = requests[at : at + NOTED_REQUESTS]
             keys = [key for each in some for key in keys_read(self._table.find(each), each)]
             if is_older:
                 tracking.owe_again(tracked, keys)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from resp_server.execution.context import CommandContext
 from resp_server.execution.watch import Watch
@@ -14,9 +14,6 @@ from resp_server.protocol.request_parser import Request
 from resp_server.session.session import ReplyMode
 from resp_server.session.transaction import Mark
 from state_backend.store.keyspace import KeyspaceView
-
-if TYPE_CHECKING:
-    from resp_server.execution.dispatcher import Dispatcher
 
 # A step ends with the command during which this is over (guess: a fifth of a turn).
 STEP_NS_MAX = 1_000_000
@@ -57,6 +54,19 @@ class ExecContext(CommandContext):
         pass  # EXEC goes on with it
 
 
+class QueuedRunner(Protocol):
+    """Runs queued commands one by one (the dispatcher does)."""
+
+    def answer_queued(self, context: CommandContext, request: Request) -> bytes | Sliced | Pending:
+        """Run a queued command."""
+
+    def pending_reply(self, context: CommandContext, pending: Pending) -> bytes:
+        """Return the reply that had to be waited for."""
+
+    def error_reply(self, error: Exception) -> bytes:
+        """Return the error reply for an exception."""
+
+
 class ExecRunner:
     """Makes the reply to an EXEC, a step at a time, as `SlicedEncoder` does for others.
 
@@ -64,7 +74,7 @@ class ExecRunner:
     here already.
     """
 
-    def __init__(self, dispatcher: Dispatcher, context: CommandContext, to_run: ExecPlan) -> None:
+    def __init__(self, dispatcher: QueuedRunner, context: CommandContext, to_run: ExecPlan) -> None:
         self._dispatcher = dispatcher
         self._context = ExecContext(context.session, context.server, to_run.view)
         self._to_run = to_run

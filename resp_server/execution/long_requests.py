@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resp_server.command_table.facts import ANY_SLOTS
 from resp_server.command_table.key_specs import keys_of
-from resp_server.commands.transactions import WATCHED_KEYS_MAX, check_room, no_room
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import ExecContext
 from resp_server.protocol.errors import CrossSlotError, PlainError
 from resp_server.protocol.replies import OK, FirstOf, Frames, Reply, Sliced
 from resp_server.protocol.request_parser import PORTION_WORDS, PORTION_WORDS_BYTES, LongRequest, Request
 from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX, Subscriptions, Way
+from resp_server.session.transaction import WATCHED_KEYS_MAX, check_room_to_watch
 from state_backend.model.slots import slot_of
 
 if TYPE_CHECKING:
@@ -100,11 +100,10 @@ def _room_of(way: Way) -> Callable[[CommandContext, Sequence[bytes]], None]:
 
 
 def _room_to_watch(context: CommandContext, keys: Sequence[bytes]) -> None:
-    if len(keys) > WATCHED_KEYS_MAX:
-        raise no_room()
-    check_room(
-        context, [key for key in dict.fromkeys(keys) if (context.session.db, key) not in context.session.watched]
-    )
+    watched, db = context.session.watched, context.session.db
+    if len(keys) <= WATCHED_KEYS_MAX:
+        keys = [key for key in dict.fromkeys(keys) if (db, key) not in watched]
+    check_room_to_watch(watched, keys)
 
 
 _FIELDS = Cut(list, 3, is_counted=True)

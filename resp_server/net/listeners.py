@@ -8,12 +8,12 @@ import os
 import resource
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from resp_server.execution.config import LOOPBACK, ServerConfig
+from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
+
+LOOPBACK = ("127.0.0.1", "::1")
 
 # File descriptors of a process beside those of its clients: stores, logs, pipes, listeners (guess).
 OTHER_FILES = 256
@@ -21,6 +21,21 @@ OTHER_FILES = 256
 # Clients that are let in in one round of the event loop, and the pause where the system lets none in (guesses).
 ACCEPTED_MAX = 64
 ACCEPT_PAUSE_S = 1.0
+
+
+class ListenOptions(Protocol):
+    """Where a server listens (see `resp_server.config.ServerConfig`)."""
+
+    @property
+    def hosts(self) -> Sequence[str]: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def tls(self) -> object | None: ...
+    @property
+    def tls_port(self) -> int | None: ...
+    @property
+    def backlog_connections(self) -> int: ...
 
 
 def make_room_for(clients: int) -> None:
@@ -65,7 +80,7 @@ def cannot_listen(host: str, port: int, error: OSError) -> OSError:
     return OSError(error.errno, f"cannot listen on {host}, port {port}: {reason}")
 
 
-def listen_at_ports(config: ServerConfig) -> tuple[list[socket.socket], list[socket.socket]]:
+def listen_at_ports(config: ListenOptions) -> tuple[list[socket.socket], list[socket.socket]]:
     """Return a server's listening sockets: those where nothing is encrypted, and those where all is. OSError."""
     hosts, backlog_connections = config.hosts, config.backlog_connections
     first = listen(hosts, config.port, backlog_connections)

@@ -26,10 +26,10 @@ from resp_server.acl.rate_limits import Limit
 from resp_server.acl.users import AccessError, Users
 from resp_server.cluster.topology_source import TopologyFile, TopologySource
 from resp_server.commands.config import CLIENTS_MAX, INT32_MAX
-from resp_server.execution.config import LOOPBACK, ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.native import CORE
 from resp_server.net.children import PASSWORD_VARIABLE, UPSTREAM_PASSWORD_VARIABLE
-from resp_server.net.listeners import make_room_for
+from resp_server.net.listeners import LOOPBACK, make_room_for
 from resp_server.net.tls import CA_OPTION, add_tls_options, certificates_of, files_of, server_context
 from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
 from resp_server.programs.supervisor import SUPERVISED, supervise

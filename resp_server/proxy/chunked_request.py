@@ -6,23 +6,20 @@ One about a single key is packed in portions, and asked as a whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from resp_server.execution.long_requests import Cut, of_bounded_size
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Pending, encode, encode_header
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
+from resp_server.proxy.batch import Batch
 from resp_server.proxy.raw_replies import Answer, Steps, answer_of, is_error, split_off_head
 from resp_server.proxy.reply_splitter import pack
-
-if TYPE_CHECKING:
-    from resp_server.proxy.dispatcher import Batch
 
 # Of one request that is not cut (guess: to put it together takes some milliseconds).
 PACKED_BYTES_MAX = 32 << 20
 
-# Asks for one portion, and returns the batch that its reply comes in; it may raise.
-UpstreamRequest = Callable[[Request], "Batch"]
+# Sends one portion, and returns the batch that its reply comes in; it may raise.
+SendPortion = Callable[[Request], Batch]
 
 
 def packing(request: LongRequest) -> Steps[bytes]:
@@ -50,7 +47,7 @@ class Portions(Pending):
         protocol: int,
         cut: Cut,
         portions: Iterator[Request],
-        ask: UpstreamRequest,
+        ask: SendPortion,
         seconds_max: float,
         bytes_max: int,
     ) -> None:

@@ -16,7 +16,6 @@ from resp_server.acl.rules import LATE_DENIAL, LATE_REASONS
 from resp_server.command_table.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
-from resp_server.commands.transactions import check_room
 from resp_server.execution.context import NEVER_NS, CommandContext, ServerContext
 from resp_server.execution.dispatcher import SPELLINGS_MAX, Dispatcher, Later, end_caching, keys_read, let_go
 from resp_server.execution.long_requests import Cut, head_of, is_whole, too_long
@@ -27,34 +26,27 @@ from resp_server.protocol.errors import (
     NoPermError,
     PlainError,
     ReplyError,
-    TryAgainError,
     not_served,
 )
 from resp_server.protocol.replies import InSteps, Pending, Sliced, SlicedEncoder, encode
 from resp_server.protocol.request_parser import PORTION_WORDS, LongRequest, Request
 from resp_server.proxy.applications import Applications, clash
+from resp_server.proxy.batch import BATCH_BYTES_MAX, BATCH_S_MAX, Batch, HopTaker
 from resp_server.proxy.chunked_request import Portions, packing
 from resp_server.proxy.compiled import hop
-from resp_server.proxy.epoch_floors import behind
 from resp_server.proxy.job_queries import Jobs, text_in, wanted_of_servers
 from resp_server.proxy.keyspace_queries import Survey
-from resp_server.proxy.raw_replies import WHOLE_BYTES_MAX, Answer, Pieces, Sent, Steps, texts_of, whole
+from resp_server.proxy.raw_replies import Answer, Steps, whole
 from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.request_policy import SPLIT, Part, Way, lone_key_at, split, way_of, within
 from resp_server.proxy.requests import Merge, ReplyAggregator, ReplySink, Step, UpstreamRequest
 from resp_server.proxy.tracking_recorder import Remembers
 from resp_server.proxy.transactions import TransactionRun, WatchRun
-from resp_server.proxy.upstream_cluster import LONG_TIMEOUT_S, UpstreamCluster
-from resp_server.session.epoch_feed import NOT_TOLD, Epochs, Told
+from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import TrackingState
+from resp_server.session.transaction import check_room_to_watch
 from state_backend.model.slots import slot_of
-
-# Longer than any question waits, so that it ends nothing unless something is wrong here.
-BATCH_S_MAX = 2 * LONG_TIMEOUT_S
-# What the replies of one batch may be together; they are held until all are there (guess).
-BATCH_BYTES_MAX = 256 << 20
-
 
 # Keys of a long request that are asked for at once: each slot of them is a question of its own (measured: 20 to 80 us).
 PORTION_KEYS = 256
@@ -66,173 +58,6 @@ TRANSACTIONS = "transactions"
 OF_SERVERS_ALONE = ("state|at", "state|expect", "state|within", "state|publish", "state|notify")
 # What changes how the rest of a transaction is answered.
 NOT_WITHIN = ("select", "hello", "client|reply")
-
-
-class Batch(Pending, ReplySink):
-    """Replies to requests that came together, in their order.
-
-    They are asked of several servers at once. Where one is from an earlier epoch than a reply before it, it is asked
-    again, until its deadline.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        now_s: Callable[[], float],
-        deadline_s: float,
-        error_reply: Callable[[Exception], bytes],
-    ) -> None:
-        super().__init__(BATCH_S_MAX, self.joined)
-        self._session = session
-        self._error_reply = error_reply
-        self._now_s, self._deadline_s = now_s, deadline_s
-        self._replies: list[Answer | None] = []
-        self._told: dict[int, Told] = {}
-        self._again: dict[int, Callable[[], object]] = {}
-        self._silenced: set[int] = set()
-        self._bytes = 0
-        self._is_sealed = False
-        self._then: Callable[[], None] | None = None
-        self.missing = 0
-
-    def add(self, reply: bytes) -> None:
-        """Add a reply that is there."""
-        self._replies.append(reply)
-
-    def ask(
-        self, upstreams: UpstreamCluster, packed: bytes, slot: int, is_silent: bool = False, master: str | None = None
-    ) -> None:
-        """Add one that whoever answers a slot, or a master's shard, is asked for."""
-        deadline_s = self._deadline_s
-        index = self.expect(is_silent)
-        ask = UpstreamRequest(packed, slot, self._session.protocol, deadline_s, self, index, None, master)
-        self._again[index] = partial(upstreams.send_again, ask)
-        upstreams.send(ask)
-
-    def expect(self, is_silent: bool = False) -> int:
-        """Add one that is to come; return its number. One that is silent is waited for, and left out."""
-        self.missing += 1
-        self._replies.append(None)
-        if is_silent:
-            self._silenced.add(len(self._replies) - 1)
-        return len(self._replies) - 1
-
-    def before_last(self, then: Callable[[], None]) -> None:
-        """Call back once all replies before the last one are there, of which some are missing."""
-        self._then = then
-
-    def again(self, index: int, ask: Callable[[], object]) -> None:
-        """Say how one that is to come is asked for once more."""
-        self._again[index] = ask
-
-    def __len__(self) -> int:
-        return len(self._replies)
-
-    def seen_by(self, index: int) -> Epochs:
-        return self._session.seen.epochs
-
-    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
-        """Take a reply that was to come."""
-        try:
-            self._put(index, reply, told)
-        except Exception as error:  # it concerns all that are still to come
-            line = self._error_reply(error)
-            self._replies = [line if each is None else each for each in self._replies]
-            self.missing, self._then = 0, None
-            if self._is_sealed:
-                self.resolve(self.joined)
-
-    def fail(self, index: int, error: Exception) -> None:
-        """Have what was raised be the reply that was to come."""
-        self.put(index, self._error_reply(error))
-
-    def refuse(self, index: int, error: Exception) -> None:
-        """Have what was raised be the reply to the request in hand, whose place is the last one or the next."""
-        if index == len(self._replies):
-            self.add(b"")
-        else:
-            self.missing -= self._replies[index] is None
-            self._silenced.discard(index)
-        self._replies[index] = b"" if self._session.is_silent else self._error_reply(error)
-
-    def _put(self, index: int, reply: Answer, told: Told) -> None:
-        if self._replies[index] is not None:
-            return
-        self._bytes += len(reply)
-        if self._bytes > BATCH_BYTES_MAX:
-            error = PlainError(f"replies of more than {BATCH_BYTES_MAX} bytes were asked for at once")
-            reply = b"-%b\r\n" % error.line
-        self._replies[index] = b"" if index in self._silenced else reply
-        self._told[index] = told
-        self.missing -= 1
-        if self._then is not None and self.missing == 1 and not self._ask_behind():
-            then, self._then = self._then, None
-            then()
-        if not self.missing and self._is_sealed and not self._ask_behind():
-            self.resolve(self.joined)
-
-    def _ask_behind(self) -> bool:
-        """Ask again for what is from an earlier epoch than a reply before it; tell whether there is something."""
-        seen = self._session.seen
-        for told in self._told.values():
-            seen.add(told)
-        if len(set(map(id, self._told.values()))) <= 1:
-            return False
-        late = behind([self._told.get(index, NOT_TOLD) for index in range(len(self._replies))])
-        if self._now_s() >= self._deadline_s:
-            error = TryAgainError("the servers are not at the same epoch")
-            for index in late:
-                self._replies[index] = b"" if index in self._silenced else b"-%b\r\n" % error.line
-                del self._told[index]
-            return False
-        self.missing += len(late)
-        for index in late:
-            self._bytes -= len(self._replies[index] or b"")
-            self._replies[index] = None
-            del self._told[index]
-        for index in late:
-            self._again[index]()
-        return bool(late)
-
-    def seal(self) -> None:
-        """Say that nothing is added any more."""
-        self._is_sealed = True
-
-    def replies(self) -> Sequence[Answer]:
-        """Return the replies in their order."""
-        late = b"-%b\r\n" % PlainError("no server answered in time").line
-        return [late if reply is None else reply for reply in self._replies]
-
-    def joined(self) -> bytes | Sent:
-        """Return the replies as they are sent: if they are long, in steps."""
-        replies = self.replies()
-        size = sum(map(len, replies))
-        return b"".join(map(whole, replies)) if size <= WHOLE_BYTES_MAX else Sent(texts_of(replies), size)
-
-
-class HopTaker:
-    """The place in a batch of a request that the compiled hop asks for."""
-
-    def __init__(self, batch: Batch, index: int, by_slots: Callable[[], None]) -> None:
-        self._batch, self._index = batch, index
-        self._by_slots = by_slots
-
-    @property
-    def seen(self) -> Epochs:
-        """What the client has seen."""
-        return self._batch.seen_by(self._index)
-
-    def answered(self, reply: bytes | Sent, told: Told) -> None:
-        """Take the reply. It is one server's megabyte each at most."""
-        self._batch.put(self._index, reply if isinstance(reply, bytes) else Pieces(list(reply.texts)), told)
-
-    def ask_again(self, data: bytes, told: Told) -> None:
-        """Ask in another way."""
-        self._by_slots()
-
-    def fail(self, index: int, error: Exception) -> None:
-        """Take what was raised instead."""
-        self._batch.fail(self._index, error)
 
 
 class Rule(NamedTuple):
@@ -499,7 +324,7 @@ class ProxyDispatcher(Dispatcher):
         try:
             if len(request) > PORTION_WORDS:
                 raise too_long(self.command(request), PORTION_WORDS)
-            check_room(context, new)
+            check_room_to_watch(session.watched, new)
             places = [self.place_of(key)[0] for key in new]
         except ReplyError:
             self._stats.command_stats("watch").failed += 1

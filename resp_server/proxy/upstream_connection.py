@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
-from resp_server.net.tls import why
+from resp_server.net.tls import Certificates, why
 from resp_server.protocol.errors import PlainError, TryAgainError, internal_error
 from resp_server.protocol.request_parser import Request
 from resp_server.proxy.compiled import Run
@@ -26,10 +27,7 @@ from resp_server.proxy.epoch_floors import has_reached
 from resp_server.proxy.raw_replies import Answer, whole
 from resp_server.proxy.reply_splitter import FrameError, Frames, pack
 from resp_server.proxy.requests import ASKS_MAX, PING, Asked, Nobody, UpstreamRequest
-from resp_server.session.epoch_feed import GONE, NOT_TOLD, NOTHING, Epochs, Told
-
-if TYPE_CHECKING:
-    from resp_server.proxy.upstream_cluster import UpstreamCluster
+from resp_server.session.epoch_feed import GONE, NOT_TOLD, NOTHING, Epochs, Reached, Told
 
 logger = logging.getLogger("sparkis.proxy")
 
@@ -61,10 +59,84 @@ class HandshakeError(Exception):
     """A server does not take the proxy as its client."""
 
 
+class UpstreamFacts(Protocol):
+    """What a connection needs to know of the application that its server belongs to.
+
+    seen: what each server is known to have reached. gone_jobs: jobs that no server has any more. follows_keys: servers
+    have to report changed keys.
+    """
+
+    @property
+    def password(self) -> str | None: ...
+    @property
+    def certificates(self) -> Certificates | None: ...
+    @property
+    def timeout_s(self) -> float: ...
+    @property
+    def clock(self) -> Callable[[], float]: ...
+    @property
+    def seen(self) -> Mapping[str, Epochs]: ...
+    @property
+    def gone_jobs(self) -> set[str]: ...
+    @property
+    def follows_keys(self) -> bool: ...
+
+    def deadline_s(self, is_long: bool = False) -> float:
+        """Return the deadline of a request that is sent now."""
+
+    def shared(self, told: Epochs) -> Told:
+        """Return these epochs as an object that all servers at the same epochs share."""
+
+    def soon(self, then: Callable[[], None]) -> None:
+        """Call back at the end of this turn of the event loop."""
+
+    async def connect(
+        self, make: Callable[[], UpstreamProtocol], host: str, port: int, context: ssl.SSLContext | None
+    ) -> UpstreamProtocol:
+        """Open a socket to a server."""
+
+    def send(self, ask: UpstreamRequest) -> None:
+        """Route a request to the server that answers it now."""
+
+
+class UpstreamEvents(UpstreamFacts, Protocol):
+    """Receives what happens at the connections to an application's servers."""
+
+    @property
+    def on_changed(self) -> Callable[[Sequence[bytes] | None], None]: ...
+
+    def answered(self, ask: UpstreamRequest, reply: bytes, lane: UpstreamConnection) -> None:
+        """Handle an error reply."""
+
+    def told_version(self, version: int, address: str) -> None:
+        """Handle a server's report of its topology version."""
+
+    def told_epoch(self, lane: UpstreamConnection, job: str, reached: Reached) -> None:
+        """Handle a server's report of a job's epoch."""
+
+    def compare(self) -> None:
+        """Compare the epochs of all servers: one of them became ready."""
+
+    def changed_state(self, lane: UpstreamConnection) -> None:
+        """Handle a connection that was opened, or could not be."""
+
+    def lost(self, asks: Sequence[UpstreamRequest], reason: str) -> None:
+        """Handle a lost connection and the requests that were sent over it."""
+
+    def lose_track(self) -> None:
+        """Handle that changes of keys may be missed."""
+
+    def hangs(self, address: str) -> None:
+        """Handle a server that does not answer."""
+
+    def let_go(self, link: UpstreamProtocol, ask: UpstreamRequest, told: Told) -> None:
+        """Take over a socket whose next reply is long."""
+
+
 class UpstreamConnection:
     """One connection to a server, and what waits for it."""
 
-    def __init__(self, upstreams: UpstreamCluster, key: ConnectionKey) -> None:
+    def __init__(self, upstreams: UpstreamEvents, key: ConnectionKey) -> None:
         self._upstreams = upstreams
         self.key = key
         self._loop = asyncio.get_running_loop()

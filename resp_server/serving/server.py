@@ -18,7 +18,7 @@ from resp_server.cluster.node_view import NodeView
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
 from resp_server.commands.client import client_line
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.net.addresses import address_of

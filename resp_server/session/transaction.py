@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from resp_server.protocol.errors import PlainError
@@ -11,6 +11,9 @@ from resp_server.protocol.request_parser import Request
 # What may be queued between MULTI and EXEC (guesses: Redis takes what a query buffer may hold, a gigabyte).
 QUEUED_REQUESTS_MAX = 65_536
 QUEUED_BYTES_MAX = 64 << 20
+# What one client may watch (guesses).
+WATCHED_KEYS_MAX = 16_384
+WATCHED_BYTES_MAX = 16 << 20
 # What a word takes beside its bytes: an object's head, and its place in a list.
 WORD_OVERHEAD_BYTES = 41
 
@@ -59,6 +62,15 @@ class Mark(NamedTuple):
         if len(words) != 4 or not words[0].lstrip("-").isdecimal() or words[1] not in ("0", "1"):
             raise PlainError("a mark is what STATE MARK answers, as it is")
         return cls(words[3], int(words[0]), words[2], words[1] == "1")
+
+
+def check_room_to_watch(watched: Collection[tuple[int, bytes]], new: Collection[bytes]) -> None:
+    """Raise PlainError if a client would watch too many keys. watched: its keys so far, each with its database."""
+    is_over = len(watched) + len(new) > WATCHED_KEYS_MAX
+    if is_over or sum(len(key) for _, key in watched) + sum(map(len, new)) > WATCHED_BYTES_MAX:
+        raise PlainError(
+            f"a client may watch {WATCHED_KEYS_MAX} keys of {WATCHED_BYTES_MAX >> 20} MiB; UNWATCH, or watch fewer"
+        )
 
 
 class ReadsAt(NamedTuple):

@@ -42,7 +42,7 @@ from typing import Any
 from resp_server.acl.users import AccessError, Outcome, Users
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.execution.context import GATHER_S_MAX
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.metrics.stats import Stats

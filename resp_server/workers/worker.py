@@ -23,7 +23,7 @@ from resp_server.acl.rate_limits import Limit
 from resp_server.acl.users import Change
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.net.listeners import make_room_for
 from resp_server.net.tls import Certificates, TlsError, TlsFiles, take_in
 from resp_server.protocol.replies import Pending

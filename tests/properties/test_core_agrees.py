@@ -19,7 +19,7 @@ from compat.fuzz.places import HERE, NOW_MS, STATES
 from compat.fuzz.subject import Wire
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.native import CORE
 from resp_server.serving.server import Server

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from compat.conformance.wire import requests
 from compat.fuzz.subject import Wire
 from resp_server.client.connection import Connection
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.native import CORE
 from resp_server.protocol.doubles import double_text
 from resp_server.serving.server import Server

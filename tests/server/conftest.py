@@ -14,7 +14,7 @@ import uvloop
 
 from compat.conformance.wire import NotAReplyError, reply_at, request
 from compat.waiting import WAIT_S_MAX
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.serving.server import Server
 from state_backend.codec import packed_map
 from state_backend.model.descriptor import StateDescriptor

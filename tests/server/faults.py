@@ -19,7 +19,7 @@ from conftest import NOW_MS, Peer
 
 from compat.waiting import WAIT_S_MAX
 from resp_server.cluster.topology import Topology
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.dispatcher import ProxyDispatcher

@@ -21,7 +21,7 @@ from compat.conformance.wire import Connection, Reply, requests
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.execution.exec_runner import NOTHING_RUN
 from resp_server.net.client import Client
-from resp_server.proxy.transactions import Block
+from resp_server.proxy.transaction_plan import Block
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op

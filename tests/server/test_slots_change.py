@@ -20,7 +20,7 @@ from redis.cluster import RedisCluster
 from compat.conformance.wire import Connection, Reply, requests
 from compat.waiting import WAIT_S_MAX
 from resp_server.cluster.topology import Topology
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.job_catalog import JobCatalog, LocalJobCatalog
 from resp_server.serving.server import Server

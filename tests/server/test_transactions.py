@@ -169,7 +169,7 @@ def test_so_many_keys_can_be_watched_and_no_more(server: Any, monkeypatch: pytes
     peer = server.connect()
     peer.answers(lines("WATCH " + " ".join(f"job:temp:{each}" for each in range(1000))), OK)
     peer.answers(lines("WATCH job:temp:1 job:temp:1"), OK)
-    monkeypatch.setattr("resp_server.commands.transactions.WATCHED_KEYS_MAX", 1001)
+    monkeypatch.setattr("resp_server.session.transaction.WATCHED_KEYS_MAX", 1001)
     peer.answers(lines("WATCH job:temp:1000"), OK)
     peer.answers(
         lines("WATCH job:temp:1001"), b"-ERR a client may watch 1001 keys of 16 MiB; UNWATCH, or watch fewer\r\n"

@@ -11,7 +11,7 @@ from compat.conformance.wire import request
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.cluster.topology import Topology
 from resp_server.command_table.table import Command
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.protocol.replies import encode
 from resp_server.proxy.applications import Applications
 from resp_server.proxy.connection import ProxyConnection

@@ -9,7 +9,7 @@ import pytest
 
 from compat.conformance.wire import request
 from resp_server.command_table.table import Command
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.session.subscriptions import NAME_BYTES_MAX
 from tests.server.conftest import Peer, Running
 from tests.server.turns_measured import (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from resp_server.commands import command_table
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.protocol.replies import Sliced, SlicedEncoder

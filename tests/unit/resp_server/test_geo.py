@@ -9,7 +9,7 @@ import pytest
 
 from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import command_table, geo, steps
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from state_backend.codec.geohash import Circle, distance, place_of, score_of
 from state_backend.model.descriptor import StateDescriptor

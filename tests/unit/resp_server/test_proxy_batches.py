@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resp_server.acl.rules import User
-from resp_server.proxy.dispatcher import Batch
+from resp_server.proxy.batch import Batch
 from resp_server.session.epoch_feed import Told
 from resp_server.session.session import Session
 

@@ -9,7 +9,7 @@ import pytest
 
 from compat.conformance.wire import Reply, reply_at
 from resp_server.commands import command_table, dump, generic, random_items, sort, steps
-from resp_server.execution.config import ServerConfig
+from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.protocol.errors import ReplyError
 from resp_server.protocol.replies import Sliced

@@ -1,14 +1,14 @@
-"""What a server may be told. Every limit has its unit in its name."""
+"""The settings of a server. The name of each limit ends with its unit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from resp_server.acl.rate_limits import Limit
+from resp_server.net.listeners import LOOPBACK
 from resp_server.net.tls import TlsFiles
 from resp_server.protocol.request_parser import RequestLimits
 
-LOOPBACK = ("127.0.0.1", "::1")
 MIB = 1024 * 1024
 
 # The Redis whose behaviour is reproduced. Client-side caching in redis-py and Jedis asks for 7.4 or later.

@@ -1,0 +1,236 @@
+"""What EXEC sends to each server: the queued commands as one block for each owner of their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from resp_server.command_table.table import Command
+from resp_server.commands.sort import check_request
+from resp_server.execution.context import CommandContext
+from resp_server.execution.exec_runner import NOTHING_RUN
+from resp_server.protocol.errors import ClusterDownError, PlainError, ReplyError
+from resp_server.protocol.request_parser import Request
+from resp_server.proxy.applications import Applications
+from resp_server.proxy.raw_replies import Answer, Steps, is_error, split_off_head, whole
+from resp_server.proxy.reply_splitter import items_of, pack
+from resp_server.proxy.request_policy import Way, splitting, way_of
+from resp_server.proxy.requests import ASKS_MAX, PING, SENDS_MAX, ReplySink, UpstreamRequest
+from resp_server.proxy.upstream_cluster import NOT_YET, UpstreamCluster
+from resp_server.proxy.upstream_connection import ConnectionKey
+from resp_server.session.epoch_feed import NOT_TOLD, Reached, Told
+from resp_server.session.transaction import Mark
+
+# More commands than this go where long answers are waited for (guess: they take a server some milliseconds).
+SHORT_COMMANDS_MAX = 512
+# Commands for one server, into which those with keys of several slots are split (guess: others ask there, too).
+COMMANDS_MAX = ASKS_MAX * 9 // 10
+# Answers to commands that are looked at in one step (guess: 0.1 ms).
+LOOKED_AT_ONCE = 512
+
+MULTI, EXEC = pack((b"MULTI",)), pack((b"EXEC",))
+
+# What becomes of a queued command: a server's block and the command's number in it, for each part that is asked; None:
+# it is answered here. Numbers alone, as Python's garbage collector looks at all else that is held.
+Parts = tuple[tuple[int, int], ...] | None
+
+
+class BlockOwner(Protocol):
+    """The transaction that a block belongs to."""
+
+    def answered(self) -> None:
+        """Note that a server has sent all of a block's replies."""
+
+    def fail(self, index: int, error: Exception) -> None:
+        """Pass on an exception raised while replies were taken."""
+
+
+class CommandRouting(Protocol):
+    """Finds the commands of requests and the owners of their keys."""
+
+    def command(self, request: Request) -> Command:
+        """Return the command of a queued request."""
+
+    def place_of(self, key: bytes) -> tuple[int, int]:
+        """Return the number of a key's application, and the key's slot."""
+
+
+@dataclass
+class Block(ReplySink):
+    """What one server is asked in one write, and its answers so far. Asked again as a whole, or not at all."""
+
+    upstreams: UpstreamCluster
+    address: str
+    owner: BlockOwner
+    packed: list[bytes] = field(default_factory=list)
+    watched: dict[bytes, Mark] = field(default_factory=dict)
+    replies: list[Answer] = field(default_factory=list)
+    items: Sequence[Answer] = ()
+    wants: int = 0
+    deadline_s: float = 0.0
+    protocol: int = 2
+
+    def add(self, request: Request) -> int:
+        """Add a command; return its number."""
+        self.packed.append(pack(request))
+        return len(self.packed) - 1
+
+    def send(self, epochs: dict[str, Reached], clock_ms: int, protocol: int) -> bool:
+        """Ask the server; False if there is no connection to it yet."""
+        is_long = len(self.packed) > SHORT_COMMANDS_MAX
+        lane = self.upstreams.lane(ConnectionKey(self.address, protocol, is_long))
+        if len(self.packed) > COMMANDS_MAX:
+            raise PlainError(f"a transaction may have {COMMANDS_MAX} commands for one server; split it")
+        words = [pack((b"STATE", b"AT", *_named(epochs), b"%d" % clock_ms)), MULTI, *self.packed, EXEC]
+        if self.watched:
+            pairs = [each for key, mark in self.watched.items() for each in (key, mark.text)]
+            words.insert(0, pack((b"STATE", b"EXPECT", *pairs)))
+        if not lane.is_ready or not lane.has_room(len(words)):
+            lane.connect()
+            return False
+        self.replies, self.wants = [], len(words)
+        self.deadline_s, self.protocol = self.upstreams.deadline_s(is_long), protocol
+        lane.send(b"".join(words), self)
+        return True
+
+    def take(self, replies: Sequence[Answer], told: Told) -> None:
+        """Take the next answers."""
+        self.wants -= len(replies)
+        self.replies += replies
+        if not self.wants and self.is_complete:
+            self.owner.answered()
+
+    def fail_all(self, error: Exception) -> None:
+        """Pass on what was raised."""
+        self.owner.fail(0, error)
+
+    def fail(self, index: int, error: Exception) -> None:
+        self.owner.fail(0, error)
+
+    def next_ask(self) -> UpstreamRequest:
+        """Return a question that brings the next answer, if it is an error or will never come.
+
+        Where it is asked again alone, that is a PING: part of a transaction is of no use.
+        """
+        self.wants -= 1
+        ask = UpstreamRequest(PING, 0, self.protocol, self.deadline_s, self, 0, self.address)
+        ask.sends = SENDS_MAX
+        return ask
+
+    def put(self, index: int, reply: Answer, told: Told = NOT_TOLD) -> None:
+        """Take the answer to such a question."""
+        self.replies.append(reply)
+        if not self.wants and self.is_complete:
+            self.owner.answered()
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether all answers are there."""
+        return len(self.replies) == len(self.packed) + 3 + bool(self.watched)
+
+    @property
+    def head(self) -> bytes:
+        """The first line of EXEC's answer."""
+        return split_off_head(self.replies[-1])[0]
+
+    @property
+    def is_dropped(self) -> bool:
+        """Tell whether a watched key changed, so that nothing was run."""
+        return self.head + b"\r\n" in NOTHING_RUN.values()
+
+    def read(self) -> Steps[bytes | None]:
+        """Cut EXEC's answer into items; return the first error, which is none to a client.
+
+        Within the answer that is only one that says that a slot is elsewhere, or not ready.
+        """
+        found = next(filter(is_error, self.replies), None)
+        if found is not None or self.is_dropped:
+            return None if found is None else whole(found)
+        if self.head[:1] != b"*":
+            return b"-%b\r\n" % PlainError("the transaction was not answered").line
+        self.items = yield from items_of(self.replies[-1])
+        for at in range(0, len(self.items), LOOKED_AT_ONCE):
+            yield
+            for item in self.items[at : at + LOOKED_AT_ONCE]:
+                if is_error(item) and whole(item).startswith((b"-MOVED ", *NOT_YET)):
+                    return whole(item)
+        return None
+
+
+@dataclass
+class TransactionPlan:
+    """The blocks of one EXEC, by application number and server address, in sending order.
+
+    parts: where the replies of each queued command come from. errors: replies that are already known, by the number of
+    the queued command. numbers: each block's position.
+    """
+
+    blocks: dict[tuple[int, str], Block] = field(default_factory=dict)
+    parts: list[Parts] = field(default_factory=list)
+    errors: dict[int, ReplyError] = field(default_factory=dict)
+    numbers: dict[tuple[int, str], int] = field(default_factory=dict)
+
+
+class TransactionPlanner:
+    """Splits queued commands into blocks by the current owners of their slots."""
+
+    def __init__(
+        self, routing: CommandRouting, applications: Applications, context: CommandContext, owner: BlockOwner
+    ) -> None:
+        self._routing, self._applications = routing, applications
+        self._context, self._owner = context, owner
+
+    def plan(self, requests: Sequence[Request], watched: Mapping[tuple[int, bytes], Mark]) -> Steps[TransactionPlan]:
+        """Return the plan; ReplyError if a slot has no owner."""
+        plan = TransactionPlan()
+        for request in requests:
+            plan.parts.append((yield from self._add(plan, request)))
+            yield
+        for (db, key), mark in watched.items():
+            if db == 0:  # the other databases are empty
+                _, block = self._block_at(plan, *self._routing.place_of(key))
+                block.watched[key] = mark
+                yield
+        return plan
+
+    def _add(self, plan: TransactionPlan, request: Request) -> Steps[Parts]:
+        command = self._routing.command(request)
+        if way_of(command) is not Way.KEYS or self._context.session.db != 0:
+            return None
+        found = yield from splitting(command.facts, request, self._routing.place_of)
+        if found is None:
+            return None
+        if command.name == "sort_ro":
+            try:
+                check_request(self._context.user, request)
+            except ReplyError as error:
+                plan.errors[len(plan.parts)] = error
+                return None
+        parts = []
+        for part in found[0]:
+            number, block = self._block_at(plan, *cast("tuple[int, int]", part.place))
+            parts.append((number, block.add(part.request)))
+            yield
+        return tuple(parts)
+
+    def _block_at(self, plan: TransactionPlan, application: int, slot: int) -> tuple[int, Block]:
+        """Return the block of a slot's server, and the block's number."""
+        upstreams = self._applications.each[application]
+        master = upstreams.slots.owners[slot]
+        if master is None:
+            raise ClusterDownError
+        key = application, upstreams.answering(master)
+        block = plan.blocks.get(key)
+        if block is None:
+            plan.numbers[key] = len(plan.blocks)
+            block = plan.blocks[key] = Block(upstreams, key[1], self._owner)
+        return plan.numbers[key], block
+
+
+def _named(epochs: dict[str, Reached]) -> list[bytes]:
+    return [
+        each
+        for job, (term, epoch) in epochs.items()
+        for each in (job.encode("utf-8", "surrogateescape"), b"%d" % term, b"%d" % epoch)
+    ]
