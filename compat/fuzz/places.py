@@ -85,7 +85,7 @@ class Place:
         server = self._made(self._shown(), is_loading=bool(self._options & LOADING))
         self._restrict(server)
         if self._options & NODE:
-            server.show_topology(topology("10.0.0.1", "10.0.0.2"), HERE)
+            server.set_topology(topology("10.0.0.1", "10.0.0.2"), HERE)
         return server
 
     def _shown(self) -> Keyspace:
@@ -174,7 +174,7 @@ class ProxyPlace(Place):
             keyspace.put(Job("i", "g", STATES[:1], _shared()))
         server = self._made(keyspace, is_loading=bool(self._options & LOADING))
         address, said = f"{host}:{PORT}", self._said
-        server.show_topology(its_topology, address)
+        server.set_topology(its_topology, address)
         self._loop.listening[address] = lambda: Connection(server) if said is None else Saying(server, said)
         self._servers.append(server)
         self._addresses.append(address)

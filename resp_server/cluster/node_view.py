@@ -1,4 +1,4 @@
-"""Where one node stands in its cluster: which slots it answers, and what it tells clients that ask for others."""
+"""The cluster as one of its nodes sees it: the slots that the node answers, and the redirect for all others."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from state_backend.model.slots import slot_of
 
 
 class NodeView:
-    """One topology as one of its nodes sees it. Never changes: a new topology makes a new one.
+    """One topology as one of its nodes sees it. Immutable: a new topology makes a new view.
 
-    slots: those whose keys it shows, its own or, for a replica, its master's.
+    slots: the slots that the node answers, its own or, for a replica, its master's.
     """
 
     def __init__(self, topology: Topology, name: str) -> None:
-        """Find the node of an id or an address; TopologyError if there is none."""
+        """Find the node by its id or address; TopologyError if there is none."""
         self.topology = topology
         self.myself: Node = topology.node(name)
         self.master = topology.master_of(self.myself)
@@ -28,13 +28,13 @@ class NodeView:
 
     @property
     def is_replica(self) -> bool:
-        """Tell whether this node answers another's slots, and these only to clients that sent READONLY."""
+        """Tell whether this node is a replica: it answers its master's slots to clients that sent READONLY."""
         return self.myself.is_replica
 
     def check(self, facts: Facts, request: Sequence[bytes], is_readonly: bool) -> None:
-        """Raise what a request is answered with that is not for this node, in the order of Redis' getNodeByQuery.
+        """Raise the error for a request that another node has to answer, checked in the order of Redis' getNodeByQuery.
 
-        A request without keys is for any node.
+        Any node answers a request without keys.
         """
         keys = keys_of(facts, request) if facts.key_specs else None
         if not keys:
@@ -51,9 +51,9 @@ class NodeView:
         self._check_owner(slot, owner, is_readonly and not facts.is_write)
 
     def check_slots(self, slots: Sequence[int], is_readonly: bool, *, may_differ: bool) -> None:
-        """Raise what reads are answered with that are not for this node, given their slots, the first first.
+        """Raise the error for reads of these slots that another node has to answer.
 
-        may_differ: they may be several slots, all of them this node's.
+        may_differ: the slots may differ, if this node answers them all.
         """
         for slot in slots if may_differ else slots[:1]:
             owner = self._owners.get(slot)

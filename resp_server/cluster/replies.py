@@ -1,6 +1,6 @@
-"""What CLUSTER says of a topology, in the shapes of Redis 7: plain Python, made from a node's standing alone.
+"""The replies of CLUSTER, in the shapes of Redis 7, made from a `NodeView`. Pure.
 
-Nothing here gossips: what only gossip knows (pings, messages, offsets) is zero.
+There is no gossip: fields that only gossip fills (pings, messages, offsets) are zero.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from resp_server.protocol.replies import Reply
 if TYPE_CHECKING:
     from resp_server.cluster.node_view import NodeView
 
-# Standard: how far Redis' second port, which is none of ours, lies from the first.
+# Standard: the distance of Redis' cluster bus port from the client port. No bus port is open here.
 BUS_PORT_OFFSET = 10_000
 
 
-def slots(standing: NodeView) -> Reply:
-    """Return the ranges in order, each with its owner and those of the replicas that can answer."""
-    topology = standing.topology
+def slots(view: NodeView) -> Reply:
+    """Return CLUSTER SLOTS: the ranges in order, each with its owner and the replicas that can answer."""
+    topology = view.topology
     rows = [(first, last, node) for node in topology.masters for first, last in node.slots.ranges]
     return [
         [first, last, *(_endpoint(each) for each in (node, *_online(topology.replicas(node))))]
@@ -37,9 +37,9 @@ def _endpoint(node: Node) -> Reply:
     return [node.host.encode(), node.port, node.id.encode(), {}]
 
 
-def shards(standing: NodeView) -> Reply:
-    """Return each master with its replicas, and what they answer."""
-    topology = standing.topology
+def shards(view: NodeView) -> Reply:
+    """Return CLUSTER SHARDS: each master's slots, and the master with its replicas."""
+    topology = view.topology
     return [
         {
             b"slots": [end for bounds in master.slots.ranges for end in bounds],
@@ -61,36 +61,36 @@ def _shard_node(node: Node) -> Reply:
     }
 
 
-def shard_id(standing: NodeView) -> str:
-    """Return the id that a master and its replicas share."""
-    return hashlib.sha1(f"shard of {standing.master.id}".encode(), usedforsecurity=False).hexdigest()
+def shard_id(view: NodeView) -> str:
+    """Return CLUSTER MYSHARDID: the id that a master and its replicas share."""
+    return hashlib.sha1(f"shard of {view.master.id}".encode(), usedforsecurity=False).hexdigest()
 
 
-def nodes(standing: NodeView) -> str:
-    """Return a line for each node."""
-    return "".join(f"{node_line(standing, node)}\n" for node in standing.topology.nodes)
+def nodes(view: NodeView) -> str:
+    """Return CLUSTER NODES: a line for each node."""
+    return "".join(f"{node_line(view, node)}\n" for node in view.topology.nodes)
 
 
-def node_line(standing: NodeView, node: Node) -> str:
-    """Return what CLUSTER NODES says of one node."""
+def node_line(view: NodeView, node: Node) -> str:
+    """Return the line of CLUSTER NODES for one node."""
     has_failed = node.health is Health.FAIL
-    flags = ["myself"] * (node is standing.myself) + ["slave" if node.is_replica else "master"] + ["fail"] * has_failed
+    flags = ["myself"] * (node is view.myself) + ["slave" if node.is_replica else "master"] + ["fail"] * has_failed
     words = [
         node.id,
         f"{node.address}@{node.port + BUS_PORT_OFFSET}",
         ",".join(flags),
         node.replica_of or "-",
         "0 0",
-        str(standing.topology.version),
-        "disconnected" if has_failed and node is not standing.myself else "connected",
+        str(view.topology.version),
+        "disconnected" if has_failed and node is not view.myself else "connected",
         *(str(first) if first == last else f"{first}-{last}" for first, last in node.slots.ranges),
     ]
     return " ".join(words)
 
 
-def info(standing: NodeView) -> str:
-    """Return the lines of CLUSTER INFO. Slots that cannot be answered do not make others unanswerable."""
-    masters = standing.topology.masters
+def info(view: NodeView) -> str:
+    """Return CLUSTER INFO. The cluster is ok as long as some slots can be answered: a failed slot affects no other."""
+    masters = view.topology.masters
     assigned = sum(len(node.slots) for node in masters)
     failed = sum(len(node.slots) for node in masters if node.health is Health.FAIL)
     facts = {
@@ -99,10 +99,10 @@ def info(standing: NodeView) -> str:
         "cluster_slots_ok": assigned - failed,
         "cluster_slots_pfail": 0,
         "cluster_slots_fail": failed,
-        "cluster_known_nodes": len(standing.topology.nodes),
+        "cluster_known_nodes": len(view.topology.nodes),
         "cluster_size": sum(1 for node in masters if node.slots),
-        "cluster_current_epoch": standing.topology.version,
-        "cluster_my_epoch": standing.topology.version,
+        "cluster_current_epoch": view.topology.version,
+        "cluster_my_epoch": view.topology.version,
         "cluster_stats_messages_sent": 0,
         "cluster_stats_messages_received": 0,
         "total_cluster_links_buffer_limit_exceeded": 0,

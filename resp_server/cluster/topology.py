@@ -1,13 +1,13 @@
-"""Who owns which slots: the nodes of a cluster as a value, read from JSON and checked.
+"""The topology: the nodes of a cluster and the slots that each owns, a value that is read from JSON and checked.
 
     {"version": 1, "nodes": [
         {"host": "10.0.0.1", "port": 7379, "slots": "0-8191"},
         {"host": "10.0.0.2", "port": 7379, "slots": "8192-16383"},
         {"host": "10.0.0.3", "port": 7379, "replica_of": "10.0.0.1:7379"}]}
 
-A host and a port are what clients are told to connect to, whatever a server listens on. An `id` may be given, 40 hex
-digits as in Redis; else it follows from the address. `replica_of` names another node by its id or its address.
-`health` is `online` unless it is given. Slots that nobody owns are allowed.
+`host` and `port` are the address that clients connect to, whatever a server listens on. `id` is optional, 40 hex digits
+as in Redis; by default it is derived from the address. `replica_of` names another node by its id or address. `health`
+is `online` by default. Slots without an owner are allowed.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from typing import Any
 from state_backend.model.errors import KeyGroupsError, SparkisError
 from state_backend.model.key_groups import NONE, KeyGroups
 
-# Standard: the most nodes that Redis recommends for a cluster.
+# Standard: the largest cluster that Redis recommends.
 NODES_MAX = 1000
 PORT_MAX = 65_535
 
 NODE_ID = re.compile(r"[0-9a-f]{40}")
-# RFC 1123, and underscores, which names of containers have.
+# RFC 1123, and underscores, which container names have.
 HOST_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
 
 
 class TopologyError(SparkisError):
-    """A topology that cannot be, or that this server cannot show; the message names what is wrong in it."""
+    """A topology that is invalid, or that this server cannot serve."""
 
 
 class Health(StrEnum):
-    """How a node is, in the words of CLUSTER SHARDS."""
+    """A node's health, in the words of CLUSTER SHARDS."""
 
     ONLINE = "online"
     LOADING = "loading"
@@ -49,7 +49,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True)
 class Node:
-    """One server as clients are told of it. A replica has no slots of its own: it answers its master's."""
+    """One server as clients see it. A replica has no slots of its own: it answers its master's."""
 
     id: str
     host: str
@@ -60,18 +60,18 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Where clients find it, as MOVED says it."""
+        """The address that clients connect to, `host:port` as in MOVED."""
         return f"{self.host}:{self.port}"
 
     @property
     def is_replica(self) -> bool:
-        """Tell whether it answers another node's slots."""
+        """Tell whether the node is a replica."""
         return self.replica_of is not None
 
 
 @dataclass(frozen=True)
 class Topology:
-    """All nodes, in the order given. A higher version replaces a lower one. Make it by `of_json` or `parse`."""
+    """All nodes, in their order in the JSON. A higher version replaces a lower one. Made by `of_json` or `parse`."""
 
     version: int
     nodes: tuple[Node, ...]
@@ -93,22 +93,22 @@ class Topology:
 
     @classmethod
     def of_json(cls, given: Any) -> Topology:
-        """Read a topology from what JSON gave; TopologyError."""
+        """Read a topology from decoded JSON; TopologyError."""
         version, rows = _fields("the topology", given, {"version": int, "nodes": list}, {})
         if version < 0:
-            raise TopologyError(f"the topology's version is {version}; it is a number from 0 on")
+            raise TopologyError(f"the topology's version is {version}; give a number from 0 on")
         if not 1 <= len(rows) <= NODES_MAX:
-            raise TopologyError(f"the topology has {len(rows)} nodes; there may be 1 to {NODES_MAX}")
+            raise TopologyError(f"the topology has {len(rows)} nodes; give 1 to {NODES_MAX}")
         nodes = [_node(number, row) for number, row in enumerate(rows, 1)]
         ids = {node.address: node.id for node in nodes}
         return cls(version, tuple(_with_master_id(node, ids) for node in nodes))
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `of_json` reads."""
+        """Return the value that `of_json` reads."""
         return {"version": self.version, "nodes": [_row(node) for node in self.nodes]}
 
     def node(self, name: str) -> Node:
-        """Return the node of an id or an address, `host:port`; TopologyError if there is none."""
+        """Return the node with an id or an address, `host:port`; TopologyError if there is none."""
         for node in self.nodes:
             if name in (node.id, node.address):
                 return node
@@ -122,12 +122,12 @@ class Topology:
 
     @cached_property
     def masters(self) -> tuple[Node, ...]:
-        """The nodes that are no replica."""
+        """The nodes that are not replicas."""
         return tuple(node for node in self.nodes if not node.is_replica)
 
     @cached_property
     def owners(self) -> Mapping[int, Node]:
-        """Each slot's owner; a slot that nobody owns is missing."""
+        """Each slot's owner; a slot without an owner is missing."""
         found: dict[int, Node] = {}
         for node in self.masters:
             found.update(dict.fromkeys(node.slots, node))
@@ -138,17 +138,17 @@ class Topology:
         return (node for node in self.nodes if node.replica_of == master.id)
 
     def master_of(self, node: Node) -> Node:
-        """Return a replica's master, or the master itself."""
+        """Return a replica's master; a master itself."""
         return node if node.replica_of is None else self.by_id[node.replica_of]
 
     def _check_names(self) -> None:
-        for what, names in (
+        for field, names in (
             ("id", [each.id for each in self.nodes]),
             ("address", [each.address for each in self.nodes]),
         ):
             name, count = Counter(names).most_common(1)[0]
             if count > 1:
-                raise TopologyError(f"{count} nodes have the {what} {name}; give each its own")
+                raise TopologyError(f"{count} nodes have the {field} {name}; give each its own")
 
     def _check_master(self, node: Node) -> None:
         if node.replica_of is None:
@@ -164,24 +164,24 @@ class Topology:
             raise TopologyError(f"node {node.address} is a replica and has slots {node.slots}; it answers its master's")
 
     def _check_owners(self) -> None:
-        taken = NONE
+        assigned = NONE
         for node in self.masters:
-            if node.slots & taken:
+            if node.slots & assigned:
                 other = next(each for each in self.masters if each is not node and each.slots & node.slots)
                 raise TopologyError(
                     f"slots {node.slots & other.slots} have two owners: {other.address} and {node.address}"
                 )
-            taken |= node.slots
+            assigned |= node.slots
 
 
 def _fields(what: str, given: Any, required: Mapping[str, type], optional: Mapping[str, type]) -> list[Any]:
-    """Return the fields of a JSON object in the order asked for, None for one left out; TopologyError."""
+    """Return the fields of a JSON object, the required ones first; None for a missing optional one; TopologyError."""
     if not isinstance(given, dict):
         raise TopologyError(f"{what} is not a JSON object but {given!r:.80}")
     kinds = {**required, **optional}
     unknown = given.keys() - kinds.keys()
     if unknown:
-        raise TopologyError(f"{what} has a field {min(unknown)!r}; there are {', '.join(kinds)}")
+        raise TopologyError(f"{what} has an unknown field {min(unknown)!r}; the fields are {', '.join(kinds)}")
     for name, kind in kinds.items():
         if name in given and type(given[name]) is not kind:
             raise TopologyError(f"{what}: {name} is {given[name]!r:.80}, not of type {kind.__name__}")
@@ -217,11 +217,11 @@ def _node(number: int, row: Any) -> Node:
 
 
 def _check_host(what: str, host: str) -> None:
-    """Refuse what no client can connect to; most lines about nodes would be torn by other signs."""
+    """Refuse a host that no client can connect to. Other characters would also break the lines of CLUSTER NODES."""
     try:
         address = ip_address(host)
     except ValueError:
-        # What looks like an IPv4 address and is none is no name either.
+        # A malformed IPv4 address is no host name either.
         if HOST_NAME.fullmatch(host) and not re.fullmatch(r"[0-9.]+", host):
             return
         raise TopologyError(f"{what}: host {host!r:.80} is neither an IP address nor a host's name") from None

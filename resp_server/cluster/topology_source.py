@@ -1,4 +1,4 @@
-"""Which topology a server shows, and where it learns of a new one: a file that is read again, or whoever tells it."""
+"""The sources of a server's topology: a file that is read again and again, or the registry's client."""
 
 from __future__ import annotations
 
@@ -12,82 +12,82 @@ from resp_server.cluster.topology import Topology, TopologyError
 logger = logging.getLogger("sparkis.server")
 
 FILE_BYTES_MAX = 1 << 20
-# How long a new content of the file goes unseen (guess: a person who wrote it looks next).
-LOOK_EVERY_S = 0.5
+# How long a change of the file goes unseen (guess: faster than a person who has just written it checks).
+CHECK_EVERY_S = 0.5
 
 
-class ShowsTopology(Protocol):
-    """Whoever answers clients: this process, or worker processes."""
+class TopologyTarget(Protocol):
+    """Serves clients by a topology: this process, or worker processes."""
 
-    def show_topology(self, topology: Topology, node_id: str) -> None:
-        """Answer as this node of this topology from now on. The node is one of it."""
+    def set_topology(self, topology: Topology, node_id: str) -> None:
+        """Serve as this node of the topology from now on. The topology has the node."""
 
 
-class TakesTopology(Protocol):
-    """Whoever a topology is read for."""
+class TopologySink(Protocol):
+    """Receives topologies."""
 
     def take(self, topology: Topology, name: str) -> None:
-        """Take it as its node of an id or an address; TopologyError, and then what was shown is kept."""
+        """Serve a topology as its node with an id or an address; TopologyError leaves the present one in place."""
 
 
 class TopologySource:
-    """The topology that is shown. Runs on the event loop's thread."""
+    """The topology that a server serves. Runs on the event loop's thread."""
 
-    def __init__(self, server: ShowsTopology) -> None:
+    def __init__(self, server: TopologyTarget) -> None:
         self._server = server
         self._topology: Topology | None = None
         self._node_id = ""
 
     def take(self, topology: Topology, name: str) -> None:
-        """Show a topology as its node of an id or an address; TopologyError, and then what was shown is kept."""
+        """Serve a topology as its node with an id or an address; TopologyError leaves the present one in place."""
         node = topology.node(name)
-        shown = self._topology
-        if shown is not None:
-            if (topology, node.id) == (shown, self._node_id):
+        current = self._topology
+        if current is not None:
+            if (topology, node.id) == (current, self._node_id):
                 return
-            if topology.version <= shown.version:
+            if topology.version <= current.version:
                 raise TopologyError(
-                    f"version {topology.version} of the topology is not shown: version {shown.version} is, with "
-                    "another content; give a new one a higher version"
+                    f"version {topology.version} of the topology is refused: version {current.version} is served, with "
+                    "another content; give a new topology a higher version"
                 )
-        self._server.show_topology(topology, node.id)
+        self._server.set_topology(topology, node.id)
         self._topology, self._node_id = topology, node.id
         logger.info("node %s (%s) of version %d of the topology", node.address, node.id, topology.version)
 
 
 class TopologyFile:
-    """A file with a topology in JSON, which holds for the node of an id or an address."""
+    """A file with a topology in JSON, for the node with an id or an address."""
 
-    def __init__(self, path: Path, name: str, membership: TakesTopology) -> None:
+    def __init__(self, path: Path, name: str, sink: TopologySink) -> None:
         self._path = path
         self._name = name
-        self._membership = membership
-        self._seen: bytes | str | None = "not read yet"
+        self._sink = sink
+        self._last_content: bytes | str | None = "not read yet"
 
     def read(self) -> None:
-        """Show what the file says; TopologyError if that cannot be."""
+        """Pass the file's topology on if the file changed; TopologyError."""
         try:
             with self._path.open("rb") as file:
                 text = file.read(FILE_BYTES_MAX + 1)
         except OSError as error:
             text, reason = None, error.strerror
-        if text == self._seen:
+        if text == self._last_content:
             return
-        self._seen = text
+        self._last_content = text
         try:
             if text is None:
                 raise TopologyError(f"it cannot be read: {reason}")
             if len(text) > FILE_BYTES_MAX:
                 raise TopologyError(f"it is larger than {FILE_BYTES_MAX} bytes")
-            self._membership.take(Topology.parse(text), self._name)
+            self._sink.take(Topology.parse(text), self._name)
         except TopologyError as error:
             raise TopologyError(f"--cluster {self._path}: {error}") from None
 
     async def follow(self) -> None:
-        """Read the file again and again; what is wrong with a new content is logged, and the one before stays."""
+        """Read the file again and again; a bad content is logged, and the topology before stays."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
             try:
                 self.read()
             except TopologyError as error:
-                logger.error("%s; what was shown before is kept", error)
+                logger.error("%s; the topology before stays in place", error)

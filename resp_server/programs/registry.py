@@ -19,9 +19,9 @@ from resp_server.net.listeners import cannot_listen, make_room_for
 from resp_server.net.tls import Certificates, add_tls_options, certificates_of, shown_files_of
 from resp_server.programs.command_line import Program, add_level_option, tcp_port, whole_number
 from resp_server.programs.serve import until_told_to_end
-from resp_server.registry.record import FencedError, Place
+from resp_server.registry.record import FencedError, RegistryLease
 from resp_server.registry.service import CONNECTIONS_MAX, Registry
-from resp_server.registry.standby import ANSWER_S_MAX, Connect, until_away
+from resp_server.registry.standby import ANSWER_S_MAX, Connect, wait_for_absence
 from resp_server.serving.token import add_token_option, token_of
 from resp_server.serving.token_port import ARRIVING_MAX
 from state_backend.log.filesystems import Filesystem, open_filesystem
@@ -97,7 +97,7 @@ async def _run(options: argparse.Namespace, token: str, certificates: Certificat
         while not told.done():
             if options.standby:
                 logger.info("standing by for the registry of %s", filesystem.root)
-                away = asyncio.create_task(until_away(filesystem, _connecting(token, certificates)))
+                away = asyncio.create_task(wait_for_absence(filesystem, _connecting(token, certificates)))
                 await asyncio.wait([away, told], return_when=asyncio.FIRST_COMPLETED)
                 if not away.done():
                     away.cancel()
@@ -131,8 +131,8 @@ async def _assign(
         raise cannot_listen(options.bind, options.port, error) from None
     port = listener.getsockname()[1]
     address = address_of(host, port)
-    place = await asyncio.to_thread(Place.take, filesystem, address, options.replicas)
-    registry = Registry(place, token, certificates)
+    lease = await asyncio.to_thread(RegistryLease.acquire, filesystem, address, options.replicas)
+    registry = Registry(lease, token, certificates)
     await registry.start(listener)
     deciding = asyncio.create_task(registry.run())
     try:

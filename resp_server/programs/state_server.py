@@ -37,7 +37,7 @@ from resp_server.programs.serve import (
     store_folder,
     until_told_to_end,
 )
-from resp_server.registry.client import Advertised, RegistryClient
+from resp_server.registry.client import AdvertisedAddress, RegistryClient
 from resp_server.registry.report import DRAIN_S_MAX
 from resp_server.serving.appliers import Appliers
 from resp_server.serving.job_catalog import LocalJobCatalog
@@ -154,7 +154,7 @@ class Identity:
 
     id: str
     port: int = 0
-    wanted: KeyGroups = NONE
+    desired_slots: KeyGroups = NONE
 
     @classmethod
     def of(cls, folder: Path) -> Identity:
@@ -162,7 +162,7 @@ class Identity:
         try:
             stored = json.loads((folder / MEMBER_FILE).read_text())
             if NODE_ID.fullmatch(stored["id"]):
-                return cls(stored["id"], int(stored["port"]), KeyGroups.parse(stored["wanted"]))
+                return cls(stored["id"], int(stored["port"]), KeyGroups.parse(stored["desired_slots"]))
         except (OSError, ValueError, KeyError, TypeError, KeyGroupsError):
             pass  # not there, or half of it after a crash of the machine: a new member, whose stores are built anew
         return cls(secrets.token_hex(20))
@@ -172,7 +172,7 @@ class Identity:
         path = folder / MEMBER_FILE
         with suppress(OSError):  # a full disk: the server goes on, and loads more after its next start
             path.with_suffix(".new").write_text(
-                json.dumps({"id": self.id, "port": self.port, "wanted": str(self.wanted)})
+                json.dumps({"id": self.id, "port": self.port, "desired_slots": str(self.desired_slots)})
             )
             os.replace(path.with_suffix(".new"), path)
 
@@ -186,10 +186,10 @@ class Remembering:
         self.is_assigned = asyncio.Event()
         identity.write(folder)
 
-    def want(self, slots: KeyGroups) -> None:
+    def set_desired_slots(self, slots: KeyGroups) -> None:
         """Take what is to be held."""
-        if slots != self._identity.wanted:
-            self._identity = replace(self._identity, wanted=slots)
+        if slots != self._identity.desired_slots:
+            self._identity = replace(self._identity, desired_slots=slots)
             self._identity.write(self._folder)
         self.is_assigned.set()
 
@@ -216,24 +216,24 @@ async def _serve(
     remembering = Remembering(replace(identity, port=server.port), folder)
     retention_ms = int(options.retention * MS_PER_MINUTE) if options.compact else None
     appliers = Appliers(
-        LocalJobCatalog(keyspace), list(roots), folder, retention_ms=retention_ms, slots=identity.wanted
+        LocalJobCatalog(keyspace), list(roots), folder, retention_ms=retention_ms, slots=identity.desired_slots
     )
     server.when_events_are_wanted(appliers.tell_events)
     ended = asyncio.Event()
     host, port = options.advertise or (_own_host(config.hosts[0]), None)
     link = RegistryClient(
         identity.id,
-        Advertised(host, port or server.port, options.zone, options.driver),
+        AdvertisedAddress(host, port or server.port, options.zone, options.driver),
         TopologySource(server),
         appliers,
         logs=[open_filesystem(root) for root in roots],
         address=options.registry,
         token=token,
-        on_wanted=remembering.want,
+        on_desired_slots=remembering.set_desired_slots,
         on_end=ended.set if options.driver else None,
         certificates=certificates_of(config.tls),
     )
-    appliers.on_change = link.changed
+    appliers.on_change = link.report_soon
     tasks: list[asyncio.Task[None]] = []
     told = asyncio.create_task(until_told_to_end(watches_input=options.child, users=server))
     try:

@@ -99,7 +99,7 @@ class LogSource(Source):
             if given["topology"] is not None:  # there is no server yet
                 self.upstreams.take(Topology.of_json(given["topology"]), RECORD, int(given["term"]))
         except (ValueError, KeyError, TypeError, TopologyError) as error:
-            raise TopologyError(f"{self._filesystem.root}/{RECORD} is not what a registry wrote: {error}") from None
+            raise TopologyError(f"{self._filesystem.root}/{RECORD} is not a registry's record: {error}") from None
 
 
 class RegistrySource(Source):

@@ -1,1 +1,5 @@
-"""Who of several state servers owns which slots: decided in one process, which is never asked when a key is read."""
+"""The registry: decides in one process which state server owns which slots, and every server's client of it.
+
+`sharding` and `assignment` are the pure plans, `service` has the sockets, `record` the file under the log's root. No
+read of a key passes here; the topology as servers and clients see it is in `cluster`.
+"""

@@ -1,8 +1,7 @@
-"""A state server's link to its registry: it reports what the server is and has, and does what it is told.
+"""A state server's client of its registry: sends reports, carries out directives.
 
-Without a registry everything stays as it is, for as long as it takes: the server answers on, and looks once a second
-for a registry at the address it was given, at the last one, and at those that stand under its log roots
-(`registry.json`). It never follows one of a lower term than it did before.
+Without a registry the server goes on as it is. Once a second it tries the configured address, the last one, and those
+in the records under its log roots (`registry.json`). It never follows a registry of a lower term than the last one.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 import hiredis
 
 from resp_server.cluster.topology import Health, Topology, TopologyError
+from resp_server.cluster.topology_source import TopologySink
 from resp_server.net.addresses import host_and_port
 from resp_server.net.tls import Certificates, why
 from resp_server.registry.record import Record, read_record
@@ -30,57 +30,51 @@ from state_backend.model.key_groups import KeyGroups
 logger = logging.getLogger("sparkis.server")
 
 REPORT_EVERY_S = 0.25
-# What changes fast is told together.
+# Changes within this time make one report.
 REPORT_GAP_S = 0.02
-# A registry answers each report; one that is silent for this long, and at this many looks, is as good as none. A look
-# that ends because this process itself stood still is one.
+# A registry answers each report. One that is silent for this long counts as lost. The time is waited for in this many
+# parts, so that a pause of this process costs one part, not the connection.
 SILENT_S = 2.0
-SILENT_LOOKS = 8
+SILENT_CHECKS = 8
 CONNECT_S_MAX = 1.0
-LOOK_EVERY_S = 1.0
-# The storage of a log may hang.
-LOOK_S_MAX = 2.0
+SEARCH_EVERY_S = 1.0
+# Storage of a log may hang: reading the records is waited for no longer.
+STORAGE_S_MAX = 2.0
 READ_BYTES = 64 << 10
 
 
-class LinkError(SparkisError):
-    """The registry refused something, or is not one to follow."""
+class RegistryClientError(SparkisError):
+    """The registry refused a request, or its term is too low."""
 
 
-class Holds(Protocol):
-    """Whoever holds slots: the appliers of this server."""
+class SlotLoader(Protocol):
+    """Loads slots into stores: the appliers of this server."""
 
-    def want(self, slots: KeyGroups) -> None:
-        """Hold these slots and no others."""
+    def set_desired_slots(self, slots: KeyGroups) -> None:
+        """Own these slots and no others."""
 
     async def notice(self, job: str) -> None:
-        """Look at a job's log now."""
+        """Check a job's log now."""
 
     @property
-    def held(self) -> KeyGroups:
-        """The wanted slots that can be answered."""
+    def owned_slots(self) -> KeyGroups:
+        """The desired slots that can be answered."""
 
     @property
     def visible(self) -> Mapping[str, Visible]:
         """What readers see of each job."""
 
     @property
-    def have_room(self) -> bool:
+    def has_room(self) -> bool:
         """Tell whether the stores can be written, and could for a while."""
 
 
-class Shows(Protocol):
-    """Whoever shows topologies."""
-
-    def take(self, topology: Topology, name: str) -> None:
-        """Show a topology as its node of an id; TopologyError, and then what was shown is kept."""
-
-
 @dataclass(frozen=True)
-class Advertised:
-    """Where clients find this server. host None: where the registry sees it from, the near end of the connection.
+class AdvertisedAddress:
+    """The address for clients, and facts about the server. host None: the local end of the registry connection.
 
-    zone: servers of one may be lost together; empty: those of its host. driver: who may end it, if anybody.
+    zone: servers of one zone may fail together; empty: the host is the zone. driver: the driver that may end this
+    server; empty: none.
     """
 
     host: str | None
@@ -90,153 +84,153 @@ class Advertised:
 
 
 class RegistryClient:
-    """Runs on the event loop's thread. `on_wanted` is called with what the server is to hold, first before it does.
+    """Keeps this server a member of a registry. Runs on the event loop's thread.
 
-    `on_end` is called when the driver ends its servers; without it that is not for this one. With `certificates` the
-    registry has to speak TLS.
+    `on_desired_slots` is called before the appliers are told. `on_end` is called when the driver ends its servers; None
+    ignores that. With `certificates` the registry has to speak TLS.
     """
 
     def __init__(
         self,
         member_id: str,
-        advertised: Advertised,
-        membership: Shows,
-        appliers: Holds,
+        advertised: AdvertisedAddress,
+        topologies: TopologySink,
+        appliers: SlotLoader,
         *,
         logs: Sequence[Filesystem],
         address: str | None,
         token: str,
-        on_wanted: Callable[[KeyGroups], None],
+        on_desired_slots: Callable[[KeyGroups], None],
         on_end: Callable[[], None] | None = None,
         certificates: Certificates | None = None,
     ) -> None:
         self._id = member_id
         self._advertised = advertised
-        self._membership = membership
-        self._followers = appliers
+        self._topologies = topologies
+        self._appliers = appliers
         self._logs = logs
-        self._given = address
-        self._last: str | None = None
+        self._configured_address = address
+        self._last_address: str | None = None
         self._token = token
-        self._on_wanted = on_wanted
+        self._on_wanted = on_desired_slots
         self._on_end = on_end
         self._certificates = certificates
         self._term = 0
-        self._shown: Topology | None = None
-        self._wanted: KeyGroups | None = None
-        self._wants_nothing = False
+        self._topology: Topology | None = None
+        self._desired_slots: KeyGroups | None = None
+        self._is_draining = False
         self._is_joined = False
         self._wake = asyncio.Event()
-        self._moved = asyncio.Event()
+        self._assigned = asyncio.Event()
         self._reading: asyncio.Future[list[Record]] | None = None
         self._notices: dict[str, asyncio.Task[None]] = {}
-        self._told_error = ""
+        self._logged_error = ""
 
-    def changed(self) -> None:
-        """Report soon: what is held, shown or seen is another."""
+    def report_soon(self) -> None:
+        """Send a report soon: owned slots, topology or epochs have changed."""
         self._wake.set()
 
     async def run(self) -> NoReturn:
-        """Find a registry, be its member, find the next one, until this is cancelled."""
+        """Find a registry, stay its member, find the next one, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            began_s = loop.time()
+            started_s = loop.time()
             records = await self._records()
             for address in self._addresses(records):
                 try:
-                    await self._join(address)
-                except (OSError, TimeoutError, EOFError, LinkError, hiredis.ProtocolError) as error:
-                    self._tell(f"no registry at {address}: {why(error) or 'it does not answer'}")
-                except Exception:  # our own bug; without a link this server would never be told anything again
-                    logger.exception("internal error in the link to the registry at %s", address)
+                    await self._serve_registry(address)
+                except (OSError, TimeoutError, EOFError, RegistryClientError, hiredis.ProtocolError) as error:
+                    self._log_once(f"no registry at {address}: {why(error) or 'it does not answer'}")
+                except Exception:  # our own bug; this server must not stay without a registry because of it
+                    logger.exception("internal error in the client of the registry at %s", address)
             if not self._addresses(records):
-                self._tell("no registry is known; looking for registry.json in the log")
-            self._stand_by(records)
-            await asyncio.sleep(max(0.0, began_s + LOOK_EVERY_S - loop.time()))
+                self._log_once("no registry is known; looking for registry.json in the log")
+            self._serve_from_record(records)
+            await asyncio.sleep(max(0.0, started_s + SEARCH_EVERY_S - loop.time()))
 
     async def drain(self, seconds_max: float) -> None:
-        """Ask that others take over what this server has, and wait until they have; not if there is nobody."""
-        self._wants_nothing = True
+        """Have other servers take over this one's slots; return when they have, at once if there are none."""
+        self._is_draining = True
         self._wake.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds_max):
                 while self._is_needed():
-                    self._moved.clear()
-                    await self._moved.wait()
+                    self._assigned.clear()
+                    await self._assigned.wait()
 
     def _is_needed(self) -> bool:
-        """Tell whether this server shows slots, or holds some that others may still send clients here for."""
-        if not self._is_joined or self._shown is None:
+        """Tell whether this server has slots in the topology, or other servers may still redirect clients to it."""
+        if not self._is_joined or self._topology is None:
             return False
-        others = [node for node in self._shown.nodes if node.id != self._id and node.health is not Health.FAIL]
-        return bool(others) and bool(self._wanted or self._shown.node(self._id).slots)
+        others = [node for node in self._topology.nodes if node.id != self._id and node.health is not Health.FAIL]
+        return bool(others) and bool(self._desired_slots or self._topology.node(self._id).slots)
 
-    # -- finding one --------------------------------------------------------------------------------------------------
+    # -- finding a registry -------------------------------------------------------------------------------------------
 
     async def _records(self) -> list[Record]:
-        """Return what registries wrote into the logs, the newest first; nothing where storage does not answer."""
+        """Return the records in the logs, the newest first; none where storage does not answer in time."""
         if self._reading is None:
             self._reading = asyncio.ensure_future(asyncio.to_thread(_read_records, self._logs))
-        done, _ = await asyncio.wait([self._reading], timeout=LOOK_S_MAX)
+        done, _ = await asyncio.wait([self._reading], timeout=STORAGE_S_MAX)
         if not done:
             return []
         records, self._reading = self._reading.result(), None
         return records
 
     def _addresses(self, records: Sequence[Record]) -> list[str]:
-        """Return where a registry may be, the likeliest first."""
+        """Return the addresses to try, the likeliest first."""
         found = [record.address for record in records if record.term >= self._term]
-        return list(dict.fromkeys([*found, *(each for each in (self._given, self._last) if each)]))
+        return list(dict.fromkeys([*found, *(each for each in (self._configured_address, self._last_address) if each)]))
 
-    def _stand_by(self, records: Sequence[Record]) -> None:
-        """Serve as the last registry wrote it down, where none is there to ask: this server was started again."""
+    def _serve_from_record(self, records: Sequence[Record]) -> None:
+        """After a restart with no registry to ask: serve as the last registry's record says."""
         for record in records:
             topology = record.topology
-            if self._wanted is not None or topology is None:
+            if self._desired_slots is not None or topology is None:
                 return
             with suppress(TopologyError):
                 node = topology.node(self._id)
                 logger.warning("no registry can be reached; serving as version %d of the topology", topology.version)
                 self._assign(topology, topology.master_of(node).slots)
 
-    def _tell(self, message: str) -> None:
-        """Say once why there is no registry."""
-        if message != self._told_error:
-            self._told_error = message
+    def _log_once(self, message: str) -> None:
+        """Log why there is no registry, each reason once."""
+        if message != self._logged_error:
+            self._logged_error = message
             logger.warning("%s; tried again every second", message)
 
-    # -- being a member -----------------------------------------------------------------------------------------------
+    # -- membership ---------------------------------------------------------------------------------------------------
 
-    async def _join(self, address: str) -> None:
-        """Be a member of the registry at an address, until that ends by an error."""
+    async def _serve_registry(self, address: str) -> None:
+        """Stay a member of the registry at an address until an error ends the connection."""
         try:
             host, port = host_and_port(address)
         except ValueError as error:
-            raise LinkError(str(error)) from None
+            raise RegistryClientError(str(error)) from None
         async with asyncio.timeout(CONNECT_S_MAX):
             context = None if self._certificates is None else self._certificates.for_server()
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
         here = writer.get_extra_info("sockname")[0]
         reporting: asyncio.Task[None] | None = None
         try:
-            writer.write(_packed("AUTH", self._token))
-            reporting = asyncio.create_task(self._keep_reporting(writer, self._advertised.host or here))
-            await self._listen(reader, address)
+            writer.write(_pack("AUTH", self._token))
+            reporting = asyncio.create_task(self._report_loop(writer, self._advertised.host or here))
+            await self._read_pushes(reader, address)
         finally:
             if self._is_joined:
-                logger.warning("the registry at %s is gone; answering on", address)
+                logger.warning("lost the registry at %s; still serving clients", address)
             self._is_joined = False
-            self._moved.set()
+            self._assigned.set()
             if reporting is not None:
                 reporting.cancel()
             writer.close()
 
-    async def _keep_reporting(self, writer: asyncio.StreamWriter, host: str) -> None:
-        """Report what is new at once, and that this server lives all the time."""
+    async def _report_loop(self, writer: asyncio.StreamWriter, host: str) -> None:
+        """Send a report after each change, and at least every `REPORT_EVERY_S` as a sign of life."""
         with suppress(OSError):
             while True:
                 self._wake.clear()
-                writer.write(_packed("REPORT", self._report(host).to_json()))
+                writer.write(_pack("REPORT", self._report(host).to_json()))
                 await writer.drain()
                 await asyncio.sleep(REPORT_GAP_S)
                 with suppress(TimeoutError):
@@ -247,16 +241,16 @@ class RegistryClient:
             self._id,
             host,
             self._advertised.port,
-            self._wants_nothing,
-            self._followers.have_room,
-            -1 if self._shown is None else self._shown.version,
-            self._followers.held,
-            self._followers.visible,
+            self._is_draining,
+            self._appliers.has_room,
+            -1 if self._topology is None else self._topology.version,
+            self._appliers.owned_slots,
+            self._appliers.visible,
             self._advertised.zone,
             self._advertised.driver,
         )
 
-    async def _listen(self, reader: asyncio.StreamReader, address: str) -> NoReturn:
+    async def _read_pushes(self, reader: asyncio.StreamReader, address: str) -> NoReturn:
         replies = hiredis.Reader(notEnoughData=Ellipsis)
         while True:
             data = await _read(reader)
@@ -265,61 +259,61 @@ class RegistryClient:
             replies.feed(data)
             while (reply := replies.gets()) is not Ellipsis:
                 if isinstance(reply, hiredis.ReplyError):
-                    raise LinkError(f"it says {reply}")
+                    raise RegistryClientError(f"it refused: {reply}")
                 if isinstance(reply, hiredis.PushNotification):
-                    self._take(reply, address)
+                    self._handle_push(reply, address)
 
-    def _take(self, push: Sequence[Any], address: str) -> None:
+    def _handle_push(self, push: Sequence[Any], address: str) -> None:
         match push:
             case [b"assignment", int(term), bytes(text)]:
                 if term < self._term:
-                    raise LinkError(f"its term is {term}, and there was one of term {self._term}")
+                    raise RegistryClientError(f"its term is {term}, below term {self._term} of a registry before")
                 if not self._is_joined:
                     logger.info("joined the registry at %s, term %d", address, term)
-                self._term, self._last, self._is_joined, self._told_error = term, address, True, ""
+                self._term, self._last_address, self._is_joined, self._logged_error = term, address, True, ""
                 try:
-                    told = json.loads(text)
-                    self._assign(Topology.of_json(told["topology"]), KeyGroups.parse(told["wanted"]))
+                    directive = json.loads(text)
+                    self._assign(Topology.of_json(directive["topology"]), KeyGroups.parse(directive["desired_slots"]))
                 except (ValueError, KeyError, TypeError, TopologyError, KeyGroupsError) as error:
-                    logger.error("what the registry assigns cannot be: %s", error)
+                    logger.error("the registry's assignment is invalid and not carried out: %s", error)
             case [b"notice", bytes(job), int(_)]:
                 self._notice(job.decode())
             case [b"end"] if self._on_end is not None:
                 self._on_end()
 
     def _notice(self, job: str) -> None:
-        """Have a job's log looked at. That may take long where storage hangs: once at a time, and nobody waits."""
+        """Have a job's log checked, in the background as storage may hang; once at a time for each job."""
         under_way = self._notices.get(job)
         if under_way is None or under_way.done():
-            self._notices[job] = asyncio.create_task(self._followers.notice(job))
+            self._notices[job] = asyncio.create_task(self._appliers.notice(job))
 
-    def _assign(self, topology: Topology, wanted: KeyGroups) -> None:
-        self._membership.take(topology, self._id)
-        self._shown = topology
-        if wanted != self._wanted:
-            self._wanted = wanted
-            self._on_wanted(wanted)
-            self._followers.want(wanted)
+    def _assign(self, topology: Topology, desired_slots: KeyGroups) -> None:
+        self._topologies.take(topology, self._id)
+        self._topology = topology
+        if desired_slots != self._desired_slots:
+            self._desired_slots = desired_slots
+            self._on_wanted(desired_slots)
+            self._appliers.set_desired_slots(desired_slots)
         self._wake.set()
-        self._moved.set()
+        self._assigned.set()
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Return what comes next; TimeoutError where a registry is silent."""
-    for _ in range(SILENT_LOOKS):
+    """Return the next bytes; TimeoutError if the registry is silent for `SILENT_S`."""
+    for _ in range(SILENT_CHECKS):
         with suppress(TimeoutError):
-            async with asyncio.timeout(SILENT_S / SILENT_LOOKS):
+            async with asyncio.timeout(SILENT_S / SILENT_CHECKS):
                 return await reader.read(READ_BYTES)
     raise TimeoutError
 
 
-def _packed(*words: str) -> bytes:
+def _pack(*words: str) -> bytes:
     packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its stub has a tuple of one word
     return packed
 
 
 def _read_records(logs: Sequence[Filesystem]) -> list[Record]:
-    """Return the records of log roots, that of the highest term first."""
+    """Return the records of log roots, the highest term first."""
     found = []
     for log in logs:
         try:

@@ -1,4 +1,4 @@
-"""What a state server says of itself to its registry: a value, and its JSON."""
+"""A state server's report to its registry: a value, and its JSON."""
 
 from __future__ import annotations
 
@@ -12,44 +12,45 @@ from resp_server.serving.appliers import Visible
 from state_backend.model.errors import KeyGroupsError, SparkisError
 from state_backend.model.key_groups import NONE, KeyGroups
 
-# How long a server that is to end may hand over what it has: less than a keeper waits before it kills.
+# How long an ending server may hand over its slots: less than its supervisor waits before it kills the process.
 DRAIN_S_MAX = 4.0
 
 
 class ReportError(SparkisError):
-    """A report that says nothing, or something that cannot be."""
+    """A report that is not JSON, or has an invalid field."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Where clients find a server, what it can answer, which topology it shows, and the epochs that it shows.
+    """A server's address for clients, the slots that it can answer, and the topology and epochs that it serves.
 
-    has_room: its store can be written. zone: servers of one may be lost together; empty: those of its host. driver: who
-    may end it; empty: nobody, it was started by hand.
+    is_draining: it asks others to take over. topology_version: -1 for none yet. has_room: its store can be written.
+    zone: servers of one zone may fail together; empty: the host is the zone. driver: the driver that may end it; empty:
+    none, it was started by hand.
     """
 
     id: str
     host: str
     port: int
-    wants_nothing: bool = False
+    is_draining: bool = False
     has_room: bool = True
-    shown: int = -1
-    held: KeyGroups = NONE
+    topology_version: int = -1
+    owned_slots: KeyGroups = NONE
     jobs: Mapping[str, Visible] = field(default_factory=dict)
     zone: str = ""
     driver: str = ""
 
     def to_json(self) -> str:
-        """Return what `parse` reads."""
+        """Return the JSON that `parse` reads."""
         return json.dumps(
             {
                 "id": self.id,
                 "host": self.host,
                 "port": self.port,
-                "wants_nothing": self.wants_nothing,
+                "is_draining": self.is_draining,
                 "has_room": self.has_room,
-                "shown": self.shown,
-                "held": str(self.held),
+                "topology_version": self.topology_version,
+                "owned_slots": str(self.owned_slots),
                 "jobs": {name: seen._asdict() for name, seen in self.jobs.items()},
                 "zone": self.zone,
                 "driver": self.driver,
@@ -58,7 +59,7 @@ class Report:
 
     @classmethod
     def parse(cls, text: str | bytes) -> Report:
-        """Read a report; ReportError, naming what is wrong."""
+        """Read a report; ReportError."""
         try:
             given = json.loads(text)
             member_id, host, port = given["id"], given["host"], given["port"]
@@ -66,12 +67,16 @@ class Report:
                 raise ReportError(f"the report's id {member_id!r:.80} is not 40 hex digits in lower case")
             Topology.of_json({"version": 0, "nodes": [{"id": member_id, "host": host, "port": port}]})
             jobs = {str(name): _visible(seen) for name, seen in given["jobs"].items()}
-            held = KeyGroups.parse(given["held"])
-            shown, zone, driver = int(given["shown"]), str(given.get("zone", "")), str(given.get("driver", ""))
-            wants_nothing, has_room = bool(given["wants_nothing"]), bool(given.get("has_room", True))
-            return cls(member_id, host, port, wants_nothing, has_room, shown, held, jobs, zone, driver)
+            owned_slots = KeyGroups.parse(given["owned_slots"])
+            topology_version, zone, driver = (
+                int(given["topology_version"]),
+                str(given.get("zone", "")),
+                str(given.get("driver", "")),
+            )
+            is_draining, has_room = bool(given["is_draining"]), bool(given.get("has_room", True))
+            return cls(member_id, host, port, is_draining, has_room, topology_version, owned_slots, jobs, zone, driver)
         except (TopologyError, KeyGroupsError) as error:
-            raise ReportError(f"a report that cannot be: {error}") from None
+            raise ReportError(f"the report is invalid: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ReportError(f"not a report of a state server: {error!r}") from None
 

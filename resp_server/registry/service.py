@@ -1,20 +1,20 @@
-"""The registry's listener, and the turn in which what members said becomes what they are told.
+"""The registry: a listener for servers, watchers and drivers, and the loop that turns reports into directives.
 
-    AUTH token                   +OK; anything else before it ends the connection (see `token_port`)
-    REPORT json                  +OK; what a state server is and has (see `report`); the connection is then its own
-    WATCH                        +OK; the topology is pushed, at once and whenever it changes
-    NOTICE job epoch             +OK; every server is told to look at the job's log
-    WAIT job epoch timeout_ms    :1 when every owner of slots shows that epoch or a later one, :0 after that time
+    AUTH token                   +OK; anything else first ends the connection (see `token_port`)
+    REPORT json                  +OK; a state server's report (see `report`); the connection belongs to the server now
+    WATCH                        +OK; the topology is pushed now and after each change
+    NOTICE job epoch             +OK; every server is notified to check the job's log
+    WAIT job epoch timeout_ms    :1 when every owner of slots serves that epoch or a later one, :0 after the timeout
     MEMBERS                      a map for each server
-    END driver                   +OK; the servers that were started for this driver hand over to those that stay, for at
-                                 most four seconds, and are told to end
+    END driver                   +OK; the servers started for this driver hand their slots over, for at most four
+                                 seconds, and are told to end
 
-    > assignment term json       to a server: {"topology": ..., "wanted": "0-8191"}, to show and to hold
-    > topology term json         to who watches
+    > assignment term json       to a server: {"topology": ..., "desired_slots": "0-8191"}: what to serve and to load
+    > topology term json         to watchers
     > notice job epoch           to a server
     > end                        to a server, see END
 
-All of it in RESP3. Runs on one event loop; only the record is written in a thread.
+Everything is RESP3. Runs on one event loop; only the record is read and written in a thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import OK, Push, Reply, encode
 from resp_server.protocol.request_parser import Request
 from resp_server.registry.assignment import Assignment
-from resp_server.registry.record import FencedError, Place
+from resp_server.registry.record import FencedError, RegistryLease
 from resp_server.registry.report import DRAIN_S_MAX, Report, ReportError
 from resp_server.registry.sharding import Member
 from resp_server.serving.token_port import TokenPort
@@ -45,41 +45,41 @@ from state_backend.model.errors import SparkisError
 logger = logging.getLogger("sparkis.registry")
 
 PROTOCOL = 3
-# More waits to be sent only where nobody reads.
+# A peer with more unsent output than this does not read.
 WAITING_BYTES_MAX = 4 << 20
 CONNECTIONS_MAX = 4 * NODES_MAX
 WAIT_MS_MAX = 600_000
 
 # A server reports four times a second; one that is silent for this long has failed.
 SILENT_S = 1.0
-# Servers that come together are taken in together.
+# Servers that join within this time are admitted together.
 GATHER_S = 0.5
-# Servers look for a new registry once a second: how long it waits for all that are known before it decides anything.
+# Servers look for a new registry once a second; a new registry waits this long for all of its topology's servers.
 SETTLE_S = 2.0
-# The same where nothing is known but that servers were in a cluster before, or where none but new ones have come.
+# The same where there is no topology but servers report one, or where only servers outside the topology have joined.
 REBUILD_S = 1.5
 TICK_S = 0.05
-# What is told is written down first, unless that takes longer.
+# Directives are sent after the topology is stored, or after this time.
 SAVE_S_MAX = 0.5
-LOOK_EVERY_S = 1.0
+CHECK_EVERY_S = 1.0
 
 
-class Connection:
-    """One connection of a server, of who watches, or of a driver."""
+class Peer:
+    """One connection: of a server, a watcher or a driver."""
 
     def __init__(self, registry: Registry, writer: asyncio.StreamWriter) -> None:
         self._registry = registry
         self._writer = writer
         self.is_watching = False
-        self.told: tuple[int, str] = (-1, "")  # the version, and the slots wanted
+        self.sent: tuple[int, str] = (-1, "")  # the last version sent, and the desired slots with it
 
     def send(self, message: bytes) -> None:
-        """Send bytes; whoever does not read them is cut off."""
+        """Send bytes; a peer that does not read is disconnected."""
         if self._writer.is_closing():
             return
         self._writer.write(message)
         if self._writer.transport.get_write_buffer_size() > WAITING_BYTES_MAX:
-            logger.warning("a connection that reads nothing is closed")
+            logger.warning("a connection is closed: its peer does not read")
             self._writer.transport.abort()
 
     async def answer(self, request: Request) -> bytes:
@@ -87,50 +87,50 @@ class Connection:
         return encode(await self._registry.answer(self, request), PROTOCOL)
 
     def lost(self) -> None:
-        """Take in that it is gone."""
-        self._registry.lose(self)
+        """Handle the loss of the connection."""
+        self._registry.disconnected(self)
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._writer.close()
 
 
 @dataclass
-class Known:
-    """A state server: what it said last, and when, by the registry's clock."""
+class MemberState:
+    """A state server: its last report, with the time by the registry's clock."""
 
     report: Report
-    joined: int
-    since_s: float
-    heard_s: float
-    connection: Connection | None
+    join_order: int
+    first_seen_s: float
+    last_seen_s: float
+    peer: Peer | None
     is_admitted: bool = False
     is_silent: bool = False
     is_ending: bool = False
 
     @property
-    def is_here(self) -> bool:
-        """Tell whether it was heard just now."""
-        return self.connection is not None and not self.is_silent
+    def is_alive(self) -> bool:
+        """Tell whether the server reports."""
+        return self.peer is not None and not self.is_silent
 
     @property
-    def stays(self) -> bool:
-        """Tell whether it is here, and does not want to go."""
-        return self.is_here and not (self.is_ending or self.report.wants_nothing)
+    def can_take_over(self) -> bool:
+        """Tell whether the server is alive and neither ending nor draining."""
+        return self.is_alive and not (self.is_ending or self.report.is_draining)
 
-    def member(self, now_s: float, *, has_jobs: bool = True) -> Member:
-        """Return it as it counts now, with its jobs or without."""
+    def to_member(self, now_s: float, *, has_jobs: bool = True) -> Member:
+        """Return the server as the planner sees it now, with or without its jobs."""
         report = self.report
         return Member(
             report.id,
             report.host,
             report.port,
-            self.joined,
-            report.held,
-            report.shown,
-            0.0 if self.is_here else max(now_s - self.heard_s, 0.001),
-            self.is_ending or report.wants_nothing,
-            self.connection is not None,
+            self.join_order,
+            report.owned_slots,
+            report.topology_version,
+            0.0 if self.is_alive else max(now_s - self.last_seen_s, 0.001),
+            self.is_ending or report.is_draining,
+            self.peer is not None,
             report.jobs if has_jobs else {},
             report.zone,
             report.has_room,
@@ -138,55 +138,55 @@ class Known:
 
 
 class Registry:
-    """Answers the verbs, and keeps assignment, record and members in step."""
+    """Answers the verbs; keeps assignment, record and members consistent."""
 
-    def __init__(self, place: Place, token: str, certificates: Certificates | None = None) -> None:
-        record = place.record
-        self._place = place
+    def __init__(self, lease: RegistryLease, token: str, certificates: Certificates | None = None) -> None:
+        record = lease.record
+        self._lease = lease
         self._term = record.term
         self._port = TokenPort(
             "the registry",
             token,
-            self._take_in,
+            self._accept,
             peers_max=CONNECTIONS_MAX,
             protocol=PROTOCOL,
             certificates=certificates,
         )
         self._assignment = Assignment(record.replicas, record.topology)
-        self._known: dict[str, Known] = {}
-        self._connections: set[Connection] = set()
-        self._waiting: set[tuple[str, int, asyncio.Future[None]]] = set()
-        self._joined = 0
-        # Nobody is silent, and no time to wait for anybody passes, while this process does not listen.
+        self._members: dict[str, MemberState] = {}
+        self._peers: set[Peer] = set()
+        self._waiters: set[tuple[str, int, asyncio.Future[None]]] = set()
+        self._join_count = 0
+        # This clock stands while the process does: no server turns silent, and no wait ends, because of that.
         self._clock = AwakeClock(2 * TICK_S)
         self._wake = asyncio.Event()
         self._saved = asyncio.Event()
         self._unsaved = asyncio.Event()
-        self._stepped: dict[str, Member] | None = None
+        self._last_members: dict[str, Member] | None = None
         self._settles_at_s: float | None = None
 
     @property
     def term(self) -> int:
-        """Which one it is, of all registries that this log has had."""
+        """The term: registries of one log are numbered by it."""
         return self._term
 
     async def start(self, listener: socket.socket) -> None:
-        """Take connections."""
+        """Accept connections."""
         self._port.start(listener)
 
     async def stop(self) -> None:
-        """Stop listening, and let everybody go."""
+        """Stop listening; close all connections."""
         self._port.close()
 
     async def run(self) -> NoReturn:
-        """Decide and tell until it is cancelled; FencedError when another registry has taken over."""
-        tasks = [asyncio.create_task(each) for each in (self._decide(), self._keep_record())]
+        """Plan and send directives until cancelled; FencedError when another registry has taken over."""
+        tasks = [asyncio.create_task(each) for each in (self._decide(), self._keep_lease())]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        raise AssertionError("both go on for ever")
+        raise AssertionError("both run for ever")
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -199,93 +199,95 @@ class Registry:
                 await asyncio.wait_for(self._wake.wait(), TICK_S)
             self._wake.clear()
             now_s = self._clock.tick()
-            self._look(now_s)
-            if not self._is_settling(now_s) and self._step(now_s):
+            self._check_members(now_s)
+            if not self._is_settling(now_s) and self._update(now_s):
                 await self._save()
-            self._tell()
+            self._send_directives()
 
-    def _look(self, now_s: float) -> None:
-        """See who is silent, take in who has come, and forget who is gone for good."""
-        for known in self._known.values():
-            if known.connection is not None and not known.is_silent and now_s - known.heard_s > SILENT_S:
-                known.is_silent = True
-                logger.warning("server %s is silent", _name(known.report))
-        waiting = [known for known in self._known.values() if not known.is_admitted]
-        if waiting:
-            is_rebuilt = self._assignment.topology is None and any(known.report.shown >= 0 for known in waiting)
-            since_s = min(known.since_s for known in waiting)
-            if now_s - since_s >= (REBUILD_S if is_rebuilt else GATHER_S):
-                for known in waiting:
-                    known.is_admitted = True
-        for name, known in list(self._known.items()):
-            if known.connection is None and not (known.is_admitted and self._assignment.keeps(name)):
-                del self._known[name]
-                logger.info("server %s is forgotten", _name(known.report))
+    def _check_members(self, now_s: float) -> None:
+        """Mark silent servers, admit new ones, forget servers that are gone for good."""
+        for member in self._members.values():
+            if member.peer is not None and not member.is_silent and now_s - member.last_seen_s > SILENT_S:
+                member.is_silent = True
+                logger.warning("server %s is silent", _label(member.report))
+        joining = [member for member in self._members.values() if not member.is_admitted]
+        if joining:
+            is_rebuilt = self._assignment.topology is None and any(
+                member.report.topology_version >= 0 for member in joining
+            )
+            first_seen_s = min(member.first_seen_s for member in joining)
+            if now_s - first_seen_s >= (REBUILD_S if is_rebuilt else GATHER_S):
+                for member in joining:
+                    member.is_admitted = True
+        for name, member in list(self._members.items()):
+            if member.peer is None and not (member.is_admitted and self._assignment.includes(name)):
+                del self._members[name]
+                logger.info("server %s is forgotten", _label(member.report))
 
     def _is_settling(self, now_s: float) -> bool:
-        """Tell whether servers of the topology that was taken over may still be looking for this registry."""
+        """Tell whether servers of the inherited topology may still be looking for this registry."""
         if self._settles_at_s is None:
             return False
         topology = self._assignment.topology
         assert topology is not None
-        missing = [node for node in topology.nodes if node.id not in self._known]
-        are_strangers = len(missing) == len(topology.nodes) and bool(self._known)
-        if missing and now_s < self._settles_at_s - (SETTLE_S - REBUILD_S if are_strangers else 0):
+        missing = [node for node in topology.nodes if node.id not in self._members]
+        are_new = len(missing) == len(topology.nodes) and bool(self._members)
+        if missing and now_s < self._settles_at_s - (SETTLE_S - REBUILD_S if are_new else 0):
             return True
         self._settles_at_s = None
         return False
 
-    def _step(self, now_s: float) -> bool:
-        """Decide anew if anything is different; return whether there is a new topology."""
-        admitted = {name: known for name, known in self._known.items() if known.is_admitted}
-        # Epochs move all the time, and matter to nothing else that may change.
+    def _update(self, now_s: float) -> bool:
+        """Update the assignment if any member changed; return whether there is a new topology."""
+        admitted = {name: member for name, member in self._members.items() if member.is_admitted}
+        # Epochs change all the time, and count only where a move of slots waits for them.
         has_jobs = self._assignment.waits_for_epochs
-        seen = {name: known.member(now_s, has_jobs=has_jobs) for name, known in admitted.items()}
-        if seen == self._stepped:
+        current = {name: member.to_member(now_s, has_jobs=has_jobs) for name, member in admitted.items()}
+        if current == self._last_members:
             return False
-        is_new = self._assignment.step({name: known.member(now_s) for name, known in admitted.items()})
-        self._stepped = None if is_new else seen
+        is_new = self._assignment.update({name: member.to_member(now_s) for name, member in admitted.items()})
+        self._last_members = None if is_new else current
         topology = self._assignment.topology
         if is_new and topology is not None:
             nodes = ", ".join(f"{node.address} {node.slots or 'none'}" for node in topology.masters[:10])
             logger.info("version %d of the topology: %s", topology.version, nodes)
         return is_new
 
-    def _tell(self) -> None:
-        """Push what is new to servers and to who watches."""
-        for name, known in self._known.items():
-            connection, told = known.connection, self._assignment.told(name)
-            if connection is None or told is None or self._settles_at_s is not None:
+    def _send_directives(self) -> None:
+        """Push new directives to servers and new topologies to watchers."""
+        for name, member in self._members.items():
+            peer, directive = member.peer, self._assignment.directive_for(name)
+            if peer is None or directive is None or self._settles_at_s is not None:
                 continue
-            wanted = str(told.wanted)
-            if connection.told != (told.topology.version, wanted):
-                connection.told = (told.topology.version, wanted)
-                text = b'{"topology": %b, "wanted": "%b"}' % (_text(told.topology), wanted.encode())
-                connection.send(_push(b"assignment", self._term, text))
+            desired_slots = str(directive.desired_slots)
+            if peer.sent != (directive.topology.version, desired_slots):
+                peer.sent = (directive.topology.version, desired_slots)
+                text = b'{"topology": %b, "desired_slots": "%b"}' % (_json(directive.topology), desired_slots.encode())
+                peer.send(_push(b"assignment", self._term, text))
         released = self._assignment.released
         if released is None:
             return
-        for connection in self._connections:
-            if connection.is_watching and connection.told[0] != released.version:
-                connection.told = (released.version, "")
-                connection.send(_push(b"topology", self._term, _text(released)))
+        for peer in self._peers:
+            if peer.is_watching and peer.sent[0] != released.version:
+                peer.sent = (released.version, "")
+                peer.send(_push(b"topology", self._term, _json(released)))
 
     # -- the record ---------------------------------------------------------------------------------------------------
 
     async def _save(self) -> None:
-        """Have the topology written down, and wait for that, but not long: who reads does not wait for storage."""
+        """Have the topology stored, and wait for that, but not long: readers should not depend on storage."""
         self._saved.clear()
         self._unsaved.set()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._saved.wait(), SAVE_S_MAX)
 
-    async def _keep_record(self) -> None:
-        """Write the topology down when it is new, and look at the file once a second; FencedError."""
+    async def _keep_lease(self) -> None:
+        """Store each new topology, and check the record once a second; FencedError."""
         last_error = ""
         while True:
             self._unsaved.clear()
             try:
-                await asyncio.to_thread(self._place.keep, self._assignment.topology)
+                await asyncio.to_thread(self._lease.renew, self._assignment.topology)
                 last_error = ""
             except FencedError:
                 raise
@@ -296,35 +298,35 @@ class Registry:
             if not self._unsaved.is_set():
                 self._saved.set()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._unsaved.wait(), LOOK_EVERY_S)
+                await asyncio.wait_for(self._unsaved.wait(), CHECK_EVERY_S)
 
     # -- connections --------------------------------------------------------------------------------------------------
 
-    def _take_in(self, writer: asyncio.StreamWriter) -> Connection:
-        connection = Connection(self, writer)
-        self._connections.add(connection)
-        return connection
+    def _accept(self, writer: asyncio.StreamWriter) -> Peer:
+        peer = Peer(self, writer)
+        self._peers.add(peer)
+        return peer
 
-    def lose(self, connection: Connection) -> None:
-        """Take in that a connection is gone."""
-        self._connections.discard(connection)
-        for known in self._known.values():
-            if known.connection is connection:
-                known.connection = None
-                known.heard_s = self._clock()
+    def disconnected(self, peer: Peer) -> None:
+        """Handle the loss of a connection."""
+        self._peers.discard(peer)
+        for member in self._members.values():
+            if member.peer is peer:
+                member.peer = None
+                member.last_seen_s = self._clock()
                 logger.log(
-                    logging.INFO if known.is_ending else logging.WARNING, "server %s is gone", _name(known.report)
+                    logging.INFO if member.is_ending else logging.WARNING, "server %s is gone", _label(member.report)
                 )
         self._wake.set()
 
-    async def answer(self, connection: Connection, request: Request) -> Reply:
-        """Answer a request of whoever has the token."""
+    async def answer(self, peer: Peer, request: Request) -> Reply:
+        """Answer a request of a peer that has authenticated."""
         try:
             match [bytes(request[0]).upper(), *(bytes(word).decode() for word in request[1:])]:
                 case [b"REPORT", str(text)]:
-                    return self._take(connection, Report.parse(text))
+                    return self._accept_report(peer, Report.parse(text))
                 case [b"WATCH"]:
-                    connection.is_watching = True
+                    peer.is_watching = True
                     self._wake.set()
                     return OK
                 case [b"NOTICE", str(job), str(epoch)]:
@@ -333,9 +335,11 @@ class Registry:
                 case [b"WAIT", str(job), str(epoch), str(timeout_ms)]:
                     return await self._wait(job, int(epoch), min(int(timeout_ms), WAIT_MS_MAX) / 1000)
                 case [b"MEMBERS"]:
-                    return self._members()
+                    return self._list_members()
                 case [b"END", str(driver)] if driver:
-                    await self._end([known for known in self._known.values() if known.report.driver == driver])
+                    await self._end_servers(
+                        [member for member in self._members.values() if member.report.driver == driver]
+                    )
                     return OK
         except ReportError as error:
             return PlainError(str(error))
@@ -344,104 +348,106 @@ class Registry:
         verbs = "REPORT json, WATCH, NOTICE job epoch, WAIT job epoch timeout_ms, MEMBERS, END driver"
         return PlainError(f"not a request of a registry; there are {verbs}")
 
-    def _take(self, connection: Connection, report: Report) -> Reply:
+    def _accept_report(self, peer: Peer, report: Report) -> Reply:
         now_s = self._clock()
-        known = self._known.get(report.id)
+        member = self._members.get(report.id)
         address = _address(report)
-        if known is None or not known.is_here or _address(known.report) != address:  # else the address is its own
-            for other in self._known.values():
-                if other.is_here and other is not known and _address(other.report) == address:
+        if member is None or not member.is_alive or _address(member.report) != address:  # else it keeps its address
+            for other in self._members.values():
+                if other.is_alive and other is not member and _address(other.report) == address:
                     return PlainError(
                         f"server {other.report.id} is at {address} already; give this one another address"
                     )
-        if known is None:
-            if len(self._known) >= NODES_MAX:
+        if member is None:
+            if len(self._members) >= NODES_MAX:
                 return PlainError(f"there are {NODES_MAX} servers already")
-            self._joined += 1
-            known = Known(report, self._joined, now_s, now_s, connection, self._assignment.keeps(report.id))
-            self._known[report.id] = known
-            logger.info("server %s has come, with slots %s", _name(report), report.held or "none")
-        if known.connection is not connection:
-            if known.connection is not None:
-                known.connection.close()  # the same server, over a newer connection
-            known.connection = connection
-        if known.is_silent:
-            logger.info("server %s is heard again", _name(report))
-        if report != known.report or known.is_silent:
+            self._join_count += 1
+            member = MemberState(report, self._join_count, now_s, now_s, peer, self._assignment.includes(report.id))
+            self._members[report.id] = member
+            logger.info("server %s has joined, with slots %s", _label(report), report.owned_slots or "none")
+        if member.peer is not peer:
+            if member.peer is not None:
+                member.peer.close()  # the server has made a newer connection
+            member.peer = peer
+        if member.is_silent:
+            logger.info("server %s reports again", _label(report))
+        if report != member.report or member.is_silent:
             self._wake.set()
-        known.report, known.heard_s, known.is_silent = report, now_s, False
-        for job, epoch, reached in self._waiting:
-            if not reached.done() and self._is_shown(job, epoch):
+        member.report, member.last_seen_s, member.is_silent = report, now_s, False
+        for job, epoch, reached in self._waiters:
+            if not reached.done() and self._is_visible(job, epoch):
                 reached.set_result(None)
         return OK
 
     def _notice(self, job: str, epoch: int) -> None:
-        _send(self._known.values(), Push((b"notice", job.encode(), epoch)))
+        _send(self._members.values(), Push((b"notice", job.encode(), epoch)))
 
-    async def _end(self, ending: Collection[Known]) -> None:
-        """End servers; where others stay, once these have taken over and that is written down, or it takes too long."""
-        for known in ending:
-            known.is_ending = True
+    async def _end_servers(self, ending: Collection[MemberState]) -> None:
+        """Tell servers to end: if others stay, first let these take over and store that, for `DRAIN_S_MAX` at most."""
+        for member in ending:
+            member.is_ending = True
         self._wake.set()
-        are_left = False
+        others_stay = False
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_S_MAX):
-                while any(map(self._is_needed, ending)) and any(known.stays for known in self._known.values()):
-                    are_left = True
+                while any(map(self._is_needed, ending)) and any(
+                    member.can_take_over for member in self._members.values()
+                ):
+                    others_stay = True
                     await asyncio.sleep(TICK_S)
-        if are_left:
+        if others_stay:
             await self._save()
         _send(ending, Push((b"end",)))
 
-    def _is_needed(self, known: Known) -> bool:
-        """Tell whether a server owns slots, or holds some that others may still send clients there for."""
-        name, topology = known.report.id, self._assignment.topology
+    def _is_needed(self, member: MemberState) -> bool:
+        """Tell whether a server has slots in the topology, or other servers may still redirect clients to it."""
+        name, topology = member.report.id, self._assignment.topology
         node = None if topology is None else topology.by_id.get(name)
         is_owner = node is not None and bool(node.slots)
-        return is_owner or (known.is_here and bool(self._assignment.wanted(name)))
+        return is_owner or (member.is_alive and bool(self._assignment.desired_slots(name)))
 
     async def _wait(self, job: str, epoch: int, timeout_s: float) -> int:
-        if self._is_shown(job, epoch):
+        if self._is_visible(job, epoch):
             return 1
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = (job, epoch, reached)
-        self._waiting.add(waiting)
+        waiter = (job, epoch, reached)
+        self._waiters.add(waiter)
         try:
             await asyncio.wait_for(reached, timeout_s)
             return 1
         except TimeoutError:
             return 0
         finally:
-            self._waiting.discard(waiting)
+            self._waiters.discard(waiter)
 
-    def _is_shown(self, job: str, epoch: int) -> bool:
-        """Tell whether all owners of slots show an epoch of a job, or a later one."""
+    def _is_visible(self, job: str, epoch: int) -> bool:
+        """Tell whether readers see an epoch of a job, or a later one, at all owners of slots."""
         topology = self._assignment.topology
         owners = [] if topology is None else [node.id for node in topology.masters if node.slots]
-        reports = [self._known[name].report for name in owners if name in self._known]
+        reports = [self._members[name].report for name in owners if name in self._members]
         return (
             bool(owners)
             and len(reports) == len(owners)
             and all(job in report.jobs and report.jobs[job].epoch >= epoch for report in reports)
         )
 
-    def _members(self) -> Reply:
+    def _list_members(self) -> Reply:
         topology = self._assignment.topology
         nodes = {} if topology is None else topology.by_id
         rows = []
-        for name, known in self._known.items():
-            node, report = nodes.get(name), known.report
+        for name, member in self._members.items():
+            node, report = nodes.get(name), member.report
             rows.append(
                 {
                     b"id": name.encode(),
                     b"address": _address(report).encode(),
-                    b"connected": int(known.connection is not None),
+                    b"connected": int(member.peer is not None),
                     b"role": b"none" if node is None else b"replica" if node.is_replica else b"master",
                     b"health": b"none" if node is None else node.health.encode(),
                     b"slots": b"" if node is None else str(node.slots).encode(),
-                    b"held": str(report.held).encode(),
-                    b"wanted": str(self._assignment.wanted(name)).encode(),
-                    b"shown": report.shown,
+                    b"owned_slots": str(report.owned_slots).encode(),
+                    b"desired_slots": str(self._assignment.desired_slots(name)).encode(),
+                    b"topology_version": report.topology_version,
                     b"driver": report.driver.encode(),
                     b"jobs": json.dumps({job: seen._asdict() for job, seen in report.jobs.items()}).encode(),
                 }
@@ -449,14 +455,14 @@ class Registry:
         return rows
 
 
-def _send(servers: Iterable[Known], push: Push) -> None:
+def _send(servers: Iterable[MemberState], push: Push) -> None:
     message = encode(push, PROTOCOL)
-    for known in servers:
-        if known.connection is not None:
-            known.connection.send(message)
+    for member in servers:
+        if member.peer is not None:
+            member.peer.send(message)
 
 
-def _name(report: Report) -> str:
+def _label(report: Report) -> str:
     return f"{_address(report)} ({report.id[:8]})"
 
 
@@ -465,7 +471,7 @@ def _address(report: Report) -> str:
 
 
 @lru_cache(maxsize=4)
-def _text(topology: Topology) -> bytes:
+def _json(topology: Topology) -> bytes:
     return json.dumps(topology.to_json()).encode()
 
 

@@ -1,9 +1,9 @@
-"""Which servers make a shard, and which slots each shard is to have in the end: pure, and no topology yet.
+"""Plan the shards: which servers form a shard, and which slots each shard should own. Pure; makes no topology.
 
-A shard is a master and its replicas, as in Redis Cluster. `n` members make max(1, n // (replicas + 1)) shards; those
-left over are further replicas. Slots are spread evenly, members of a shard are of different zones and hosts where that
-can be, and members, roles and slots stay where they are as far as that allows. What is planned once is planned again:
-nothing moves until members come or go.
+A shard is a master and its replicas, as in Redis Cluster. `n` members form max(1, n // (replicas + 1)) shards; the
+remaining members become further replicas. Slots are spread evenly. Members of one shard are in different zones and on
+different hosts where possible. Within these rules members, roles and slots stay where they are. Planning again gives
+the same plan: nothing moves until a member joins or leaves.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from resp_server.serving.appliers import Visible
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.model.slots import SLOTS
 
-# A server that dies may be started again and have its slots as they were: nobody else begins to load them before.
-GRACE_S = 1.0
-# Where others answer what it had, there is no hurry (guess: a server starts in two or three).
-RETURN_S = 10.0
+# A server that dies may be restarted with its slots intact, so no other server loads them before this time is over.
+RESTART_GRACE_S = 1.0
+# The same where other members of the shard answer meanwhile: no hurry (guess: a server starts in two or three).
+RETURN_GRACE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Member:
-    """A state server as the registry knows it.
+    """A state server as the planner sees it.
 
-    joined: a number; those who came first have lower ones. away_s: how long nothing was heard of it; 0 while it is
-    there. held: what it can answer. shown: the version of the topology that it shows. is_connected: a server that is
-    silent may be. zone: servers of one may be lost together; empty: those of its host. has_room: its store can be
-    written; where it cannot, readers get no newer epochs.
+    join_order: a number that grows with each server that joins. absent_s: seconds since the last report; 0 while
+    reports arrive. owned_slots: the slots that the server can answer. topology_version: the version that it serves.
+    is_connected: a silent server may still be connected. zone: servers of one zone may fail together; empty: the host
+    is the zone. has_room: its store can be written; without room readers get no newer epochs.
     """
 
     id: str
     host: str
     port: int
-    joined: int
-    held: KeyGroups = NONE
-    shown: int = -1
-    away_s: float = 0.0
-    wants_nothing: bool = False
+    join_order: int
+    owned_slots: KeyGroups = NONE
+    topology_version: int = -1
+    absent_s: float = 0.0
+    is_draining: bool = False
     is_connected: bool = True
     jobs: Mapping[str, Visible] = field(default_factory=dict)
     zone: str = ""
@@ -47,23 +47,23 @@ class Member:
 
     @property
     def address(self) -> str:
-        """Where clients find it."""
+        """The address that clients connect to."""
         return f"{self.host}:{self.port}"
 
     @property
-    def is_here(self) -> bool:
-        """Tell whether it was heard just now."""
-        return self.away_s == 0
+    def is_alive(self) -> bool:
+        """Tell whether the server reports."""
+        return self.absent_s == 0
 
     @property
     def can_answer(self) -> KeyGroups:
-        """The slots that it can be asked for now."""
-        return self.held if self.is_here else NONE
+        """The slots that the server can answer now."""
+        return self.owned_slots if self.is_alive else NONE
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A master, its replicas, and the slots that all of them are to hold."""
+    """A master, its replicas, and the slots that all of them should own."""
 
     master: str
     replicas: tuple[str, ...] = ()
@@ -71,70 +71,72 @@ class Shard:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """All of them, the master first."""
+        """The ids of all members, the master's first."""
         return (self.master, *self.replicas)
 
 
 def plan(shards: Sequence[Shard], members: Mapping[str, Member], replicas: int) -> tuple[Shard, ...]:
-    """Return the shards that members are to make, from those that they make now, with `replicas` of each master."""
-    fit = _fit(shards, members)
-    if not fit:
+    """Return the shards that members should form, given the present ones, with `replicas` per master."""
+    eligible = _eligible(shards, members)
+    if not eligible:
         return tuple(shards)
-    count = max(1, len(fit) // (replicas + 1))
-    kept = [made for shard in shards if (made := _without(shard, fit, members)) is not None]
-    while len(kept) > count:
-        kept.remove(min(reversed(kept), key=lambda shard: (len(shard.members), len(shard.slots))))
-    taken = set(chain.from_iterable(shard.members for shard in kept))
-    free = [name for name in fit if name not in taken]
-    while len(kept) < count:
-        kept.append(Shard(free.pop(0) if free else _taken_from(kept)))
+    count = max(1, len(eligible) // (replicas + 1))
+    remaining = [new for shard in shards if (new := _without_absent(shard, eligible, members)) is not None]
+    while len(remaining) > count:
+        remaining.remove(min(reversed(remaining), key=lambda shard: (len(shard.members), len(shard.slots))))
+    assigned = set(chain.from_iterable(shard.members for shard in remaining))
+    free = [name for name in eligible if name not in assigned]
+    while len(remaining) < count:
+        remaining.append(Shard(free.pop(0) if free else _pop_replica(remaining)))
     for name in free:
 
         def rank(shard: Shard, name: str = name) -> tuple[int, int, int]:
             near = sum(_nearness(members[name], members[mate]) for mate in shard.members)
-            return len(shard.members), near, -len(members[name].held & shard.slots)
+            return len(shard.members), near, -len(members[name].owned_slots & shard.slots)
 
-        smallest = min(kept, key=rank)
-        _replace(kept, smallest, replace(smallest, replicas=(*smallest.replicas, name)))
-    _level(kept)
-    _part(kept, members)
-    slots = spread([shard.slots for shard in kept], [members[shard.master].held for shard in kept])
-    return tuple(replace(shard, slots=each) for shard, each in zip(kept, slots, strict=True))
+        smallest = min(remaining, key=rank)
+        _replace(remaining, smallest, replace(smallest, replicas=(*smallest.replicas, name)))
+    _balance(remaining)
+    _separate_zones(remaining, members)
+    slots = spread_slots(
+        [shard.slots for shard in remaining], [members[shard.master].owned_slots for shard in remaining]
+    )
+    return tuple(replace(shard, slots=each) for shard, each in zip(remaining, slots, strict=True))
 
 
-def _fit(shards: Sequence[Shard], members: Mapping[str, Member]) -> list[str]:
-    """Return those who count, the first to join first: they are there, or may come back, and do not want to go.
+def _eligible(shards: Sequence[Shard], members: Mapping[str, Member]) -> list[str]:
+    """Return the ids of members that may serve, in join order: present or likely to return, and not draining.
 
-    One without room does not, unless others of its shard have the newer epochs. But where most have none the rest
-    would not have it for long: then room does not matter.
+    A member without room is left out, unless another member of its shard has room and so has the newer epochs. Where
+    most members have no room, the others would soon be full as well: then room does not count.
     """
-    mates: dict[str, list[Member]] = {each.id: [] for each in members.values()}
+    others: dict[str, list[Member]] = {each.id: [] for each in members.values()}
     for shard in shards:
-        here = [members[name] for name in shard.members if name in members and members[name].is_here]
+        alive = [members[name] for name in shard.members if name in members and members[name].is_alive]
         for name in shard.members:
-            mates[name] = [mate for mate in here if mate.id != name]
-    fit = [
+            others[name] = [mate for mate in alive if mate.id != name]
+    eligible = [
         each
-        for each in sorted(members.values(), key=lambda each: each.joined)
-        if not each.wants_nothing and each.away_s < (RETURN_S if mates[each.id] else GRACE_S)
+        for each in sorted(members.values(), key=lambda each: each.join_order)
+        if not each.is_draining and each.absent_s < (RETURN_GRACE_S if others[each.id] else RESTART_GRACE_S)
     ]
-    roomy = [each for each in fit if each.has_room or any(mate.has_room for mate in mates[each.id])]
-    return [each.id for each in (roomy if 2 * len(roomy) >= len(fit) else fit)]
+    with_room = [each for each in eligible if each.has_room or any(mate.has_room for mate in others[each.id])]
+    return [each.id for each in (with_room if 2 * len(with_room) >= len(eligible) else eligible)]
 
 
-def _without(shard: Shard, fit: Sequence[str], members: Mapping[str, Member]) -> Shard | None:
-    """Return a shard without those who are gone, with a master who is there if there is one; None if all are gone."""
-    left = [name for name in shard.members if name in fit]
-    if not left:
+def _without_absent(shard: Shard, eligible: Sequence[str], members: Mapping[str, Member]) -> Shard | None:
+    """Return a shard without members that are not eligible, its master alive if possible; None if none is left."""
+    present = [name for name in shard.members if name in eligible]
+    if not present:
         return None
-    here = [members[name] for name in left if members[name].is_here]
-    is_orphan = left[0] != shard.master or not members[left[0]].is_here
-    master = _best(here, shard.slots).id if here and is_orphan else left[0]
-    return Shard(master, tuple(name for name in left if name != master), shard.slots)
+    alive = [members[name] for name in present if members[name].is_alive]
+    is_orphan = present[0] != shard.master or not members[present[0]].is_alive
+    master = _best_candidate(alive, shard.slots).id if alive and is_orphan else present[0]
+    return Shard(master, tuple(name for name in present if name != master), shard.slots)
 
 
-def _best(candidates: Sequence[Member], slots: KeyGroups) -> Member:
-    """Return who can answer most slots, at the newest epochs of most jobs."""
+def _best_candidate(candidates: Sequence[Member], slots: KeyGroups) -> Member:
+    """Return the member that can answer most slots; of equal ones, the one with the newest epochs of most jobs."""
     newest: dict[str, tuple[int, int]] = {}
     for each in candidates:
         for job, seen in each.jobs.items():
@@ -142,59 +144,59 @@ def _best(candidates: Sequence[Member], slots: KeyGroups) -> Member:
 
     def rank(member: Member) -> tuple[int, int, int]:
         firsts = sum((seen.term, seen.epoch) == newest[job] for job, seen in member.jobs.items())
-        return len(member.held & slots), firsts, -member.joined
+        return len(member.owned_slots & slots), firsts, -member.join_order
 
     return max(candidates, key=rank)
 
 
-def _taken_from(shards: list[Shard]) -> str:
+def _pop_replica(shards: list[Shard]) -> str:
     """Take the last replica out of the largest shard."""
     largest = max(shards, key=lambda shard: len(shard.replicas))
     _replace(shards, largest, replace(largest, replicas=largest.replicas[:-1]))
     return largest.replicas[-1]
 
 
-def _level(shards: list[Shard]) -> None:
-    """Move replicas until no shard has two members more than another."""
+def _balance(shards: list[Shard]) -> None:
+    """Move replicas until the sizes of all shards differ by one at most."""
     while True:
         smallest = min(shards, key=lambda shard: len(shard.members))
         if len(max(shards, key=lambda shard: len(shard.members)).members) - len(smallest.members) < 2:
             return
-        name = _taken_from(shards)
+        name = _pop_replica(shards)
         _replace(shards, smallest, replace(smallest, replicas=(*smallest.replicas, name)))
 
 
 def _nearness(one: Member, other: Member) -> int:
-    """Tell how likely two members are lost together: all else being equal, zones count more than hosts."""
+    """Return how likely two members fail together, 0 to 3: the same zone counts more than the same host."""
     is_same_host = one.host == other.host
     is_same_zone = (one.zone or one.host) == (other.zone or other.host)
     return 2 * is_same_zone + is_same_host
 
 
-def _part(shards: list[Shard], members: Mapping[str, Member]) -> None:
-    """Exchange replicas of shards while members that may be lost together come apart by that."""
+def _separate_zones(shards: list[Shard], members: Mapping[str, Member]) -> None:
+    """Exchange replicas between shards as long as this separates members that may fail together."""
     if len({(member.zone, member.host) for member in members.values()}) == 1:
         return
 
-    def near(mates: Sequence[str]) -> int:
-        return sum(_nearness(members[one], members[other]) for one, other in combinations(mates, 2))
+    def nearness(names: Sequence[str]) -> int:
+        return sum(_nearness(members[one], members[other]) for one, other in combinations(names, 2))
 
     def exchanged(at: int, other: int) -> tuple[Shard, Shard] | None:
         one, two = shards[at], shards[other]
-        before = near(one.members) + near(two.members)
+        before = nearness(one.members) + nearness(two.members)
         for mine, theirs in product(one.replicas, two.replicas):
-            made = replace(one, replicas=tuple(theirs if name == mine else name for name in one.replicas))
-            met = replace(two, replicas=tuple(mine if name == theirs else name for name in two.replicas))
-            if near(made.members) + near(met.members) < before:
-                return made, met
+            new_one = replace(one, replicas=tuple(theirs if name == mine else name for name in one.replicas))
+            new_two = replace(two, replicas=tuple(mine if name == theirs else name for name in two.replicas))
+            if nearness(new_one.members) + nearness(new_two.members) < before:
+                return new_one, new_two
         return None
 
-    # Each exchange takes away from a sum of small numbers, so that it comes to an end.
+    # The loop ends: each exchange lowers a sum of small numbers.
     is_better = True
     while is_better:
         is_better = False
         for at, other in combinations(range(len(shards)), 2):
-            if near(shards[at].members) + near(shards[other].members) and (found := exchanged(at, other)):
+            if nearness(shards[at].members) + nearness(shards[other].members) and (found := exchanged(at, other)):
                 shards[at], shards[other] = found
                 is_better = True
 
@@ -203,33 +205,36 @@ def _replace(shards: list[Shard], old: Shard, new: Shard) -> None:
     shards[shards.index(old)] = new
 
 
-def spread(given: Sequence[KeyGroups], held: Sequence[KeyGroups]) -> list[KeyGroups]:
-    """Spread all slots evenly over shards that have some: as few as can be move, if possible to who holds them."""
-    base, larger = divmod(SLOTS, len(given))
-    by_size = sorted(range(len(given)), key=lambda at: -len(given[at]))
+def spread_slots(current: Sequence[KeyGroups], owned: Sequence[KeyGroups]) -> list[KeyGroups]:
+    """Return all slots spread evenly over the shards. As few as possible move, first to masters that own them already.
+
+    current: the slots of each shard; owned: those that its master can answer.
+    """
+    base, larger = divmod(SLOTS, len(current))
+    by_size = sorted(range(len(current)), key=lambda at: -len(current[at]))
     quota = {at: base + (rank < larger) for rank, at in enumerate(by_size)}
-    slots = list(given)
+    slots = list(current)
     pool = ALL
     for each in slots:
         pool -= each
-    takers = [at for at in range(len(slots)) if len(slots[at]) < quota[at]]
-    known = KeyGroups.of(chain.from_iterable(held[at].ranges for at in takers))
+    gainers = [at for at in range(len(slots)) if len(slots[at]) < quota[at]]
+    owned_by_gainers = KeyGroups.of(chain.from_iterable(owned[at].ranges for at in gainers))
     for at, each in enumerate(slots):
         if (surplus := len(each) - quota[at]) > 0:
-            lost = _some(each & known, surplus, pool, smallest_first=False)
-            lost |= _some(each - lost, surplus - len(lost), pool, smallest_first=True)
+            lost = _pick(each & owned_by_gainers, surplus, pool, smallest_first=False)
+            lost |= _pick(each - lost, surplus - len(lost), pool, smallest_first=True)
             slots[at] -= lost
             pool |= lost
-    for wanted in (held, [ALL] * len(slots)):
-        for at in takers:
-            gained = _some(pool & wanted[at], quota[at] - len(slots[at]), slots[at], smallest_first=False)
+    for preferred in (owned, [ALL] * len(slots)):
+        for at in gainers:
+            gained = _pick(pool & preferred[at], quota[at] - len(slots[at]), slots[at], smallest_first=False)
             slots[at] |= gained
             pool -= gained
     return slots
 
 
-def _some(groups: KeyGroups, count: int, beside: KeyGroups, *, smallest_first: bool) -> KeyGroups:
-    """Return so many of these slots, or all: in few ranges, and beside others where that can be."""
+def _pick(groups: KeyGroups, count: int, beside: KeyGroups, *, smallest_first: bool) -> KeyGroups:
+    """Return `count` of these slots, or all: in few ranges, next to the slots `beside` where possible."""
 
     def touches(bounds: tuple[int, int]) -> bool:
         return bounds[0] - 1 in beside or bounds[1] + 1 in beside
@@ -238,11 +243,11 @@ def _some(groups: KeyGroups, count: int, beside: KeyGroups, *, smallest_first: b
         size = bounds[1] - bounds[0] + 1
         return (smallest_first or not touches(bounds)), size if smallest_first else -size
 
-    taken: list[tuple[int, int]] = []
+    picked: list[tuple[int, int]] = []
     for first, last in sorted(groups.ranges, key=rank):
         size = min(count, last - first + 1)
         if size:
             is_head = first - 1 in beside if smallest_first else last + 1 not in beside or first - 1 in beside
-            taken.append((first, first + size - 1) if is_head else (last - size + 1, last))
+            picked.append((first, first + size - 1) if is_head else (last - size + 1, last))
             count -= size
-    return KeyGroups.of(taken)
+    return KeyGroups.of(picked)

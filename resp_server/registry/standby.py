@@ -1,4 +1,4 @@
-"""A registry that stands by: when the one of its log answers no more, it takes that one's place."""
+"""A standby registry: it waits until the registry of its log no longer answers, then takes over."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from state_backend.model.errors import SparkisError
 
 logger = logging.getLogger("sparkis.registry")
 
-LOOK_EVERY_S = 0.25
+CHECK_EVERY_S = 0.25
 ANSWER_S_MAX = 1.0
-# A driver that starts its registry again has it back by then (measured: half a second, a loaded machine 1.5 s).
-AWAY_S = 2.0
+# A driver restarts a lost registry faster than this (measured: half a second, on a loaded machine 1.5 s).
+ABSENT_S = 2.0
 
-# Connects to an address; ClientError. What is connected is closed by its user.
+# Connects to an address; ClientError. The caller closes the client.
 Connect = Callable[[str, int], Client]
 
 
-async def until_away(filesystem: Filesystem, connect: Connect) -> None:
-    """Wait until no registry has answered for `AWAY_S`, where the log says that it is."""
-    clock = AwakeClock(ANSWER_S_MAX + LOOK_EVERY_S)
-    heard_s = clock()
-    while clock.tick() - heard_s < AWAY_S:
-        if await asyncio.to_thread(_is_there, filesystem, connect):
-            heard_s = clock.tick()
-        await asyncio.sleep(LOOK_EVERY_S)
+async def wait_for_absence(filesystem: Filesystem, connect: Connect) -> None:
+    """Wait until the registry that the log's record names has not answered for `ABSENT_S`."""
+    clock = AwakeClock(ANSWER_S_MAX + CHECK_EVERY_S)
+    answered_s = clock()
+    while clock.tick() - answered_s < ABSENT_S:
+        if await asyncio.to_thread(_answers, filesystem, connect):
+            answered_s = clock.tick()
+        await asyncio.sleep(CHECK_EVERY_S)
 
 
-def _is_there(filesystem: Filesystem, connect: Connect) -> bool:
-    """Tell whether the log's registry answers; where the log cannot be read nobody's place can be taken."""
+def _answers(filesystem: Filesystem, connect: Connect) -> bool:
+    """Tell whether the log's registry answers. True if the log cannot be read: without it there is no taking over."""
     try:
         record = read_record(filesystem)
     except SparkisError as error:
@@ -45,5 +45,5 @@ def _is_there(filesystem: Filesystem, connect: Connect) -> bool:
     if record is None:
         return False
     with suppress(ClientError), connect(*host_and_port(record.address)):
-        return True  # it has taken the token
+        return True  # the registry accepted the token
     return False

@@ -303,9 +303,9 @@ class Appliers:
     """All jobs of some log roots.
 
     With a retention time their appliers write snapshots into the logs, and sweep what these cover and what is older.
-    With some slots only, their appliers hold no others; which ones can change at any time.
+    With some slots only, their appliers own no others; which ones can change at any time.
 
-    on_change is called, on the event loop's thread, when `held` or `visible` became another.
+    on_change is called, on the event loop's thread, when `owned_slots` or `visible` changes.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ class Appliers:
         self.on_change: Callable[[], None] = lambda: None
         self._wanted = slots
         self._has_caught_up = False
-        self._held = NONE
+        self._owned_slots = NONE
         self._visible: Mapping[str, Visible] = {}
         self._readers = readers
         self._retention_ms = retention_ms
@@ -336,9 +336,9 @@ class Appliers:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def held(self) -> KeyGroups:
+    def owned_slots(self) -> KeyGroups:
         """The wanted slots that every job shown here owns, so that they can be answered; none before `catch_up`."""
-        return self._held
+        return self._owned_slots
 
     @property
     def visible(self) -> Mapping[str, Visible]:
@@ -346,15 +346,15 @@ class Appliers:
         return self._visible
 
     @property
-    def have_room(self) -> bool:
+    def has_room(self) -> bool:
         """Tell whether the stores can be written, and could for a while."""
         return all(follower.has_room for follower in self._followers.values())
 
-    def want(self, slots: KeyGroups) -> None:
-        """Hold these slots and no others: lost ones are not held at once, gained ones are when they are loaded."""
+    def set_desired_slots(self, slots: KeyGroups) -> None:
+        """Own these slots and no others: lost ones are dropped at once, gained ones are owned when they are loaded."""
         if slots == self._wanted:
             return
-        logger.info("slots wanted: %s", slots or "none")
+        logger.info("desired slots: %s", slots or "none")
         self._wanted = slots
         for follower in self._followers.values():
             follower.want(slots)
@@ -373,8 +373,8 @@ class Appliers:
         for follower in self._followers.values():
             if held and follower.owned is not None and follower.owned != held:
                 held &= follower.owned
-        if (held, shown) != (self._held, self._visible):
-            self._held, self._visible = held, shown
+        if (held, shown) != (self._owned_slots, self._visible):
+            self._owned_slots, self._visible = held, shown
             self.on_change()
 
     async def start(self) -> None:

@@ -183,7 +183,7 @@ class Server:
         """Answer commands about keys with LOADING, or answer them."""
         self.context.is_loading = is_loading
 
-    def show_topology(self, topology: Topology, node_id: str) -> None:
+    def set_topology(self, topology: Topology, node_id: str) -> None:
         """Answer as this node of a cluster from now on."""
         self.context.stand(NodeView(topology, node_id))
 

@@ -198,7 +198,7 @@ class Workers(JobCatalog):
         self._is_loading = is_loading
         self._send_all({"event": "loading", "is_loading": is_loading})
 
-    def show_topology(self, topology: Topology, node_id: str) -> None:
+    def set_topology(self, topology: Topology, node_id: str) -> None:
         """Answer as this node of a cluster from now on; a worker goes on with the topology before until it is told."""
         self._topology = {"event": "topology", "of": topology.to_json(), "node_id": node_id}
         self._send_all(self._topology)

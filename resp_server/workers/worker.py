@@ -91,7 +91,7 @@ class Worker:
             case "loading":
                 self.server.set_loading(line["is_loading"])
             case "topology":
-                self.server.show_topology(Topology.of_json(line["of"]), line["node_id"])
+                self.server.set_topology(Topology.of_json(line["of"]), line["node_id"])
             case "settled":
                 self._answer(line, None)
             case "port":

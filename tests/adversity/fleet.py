@@ -217,7 +217,10 @@ class Fleet:
                 members = [dict(zip(row[::2], row[1::2], strict=True)) for row in map(_flat, registry.call("MEMBERS"))]
             topology = self.record().topology
             assert topology is not None
-            return all(each["shown"] == topology.version and each["held"] == each["wanted"] for each in members)
+            return all(
+                each["topology_version"] == topology.version and each["owned_slots"] == each["desired_slots"]
+                for each in members
+            )
 
         eventually(is_quiet, what="not all servers show the topology")
 

@@ -224,7 +224,7 @@ async def _answered(
     connection.connection_made(wire)  # type: ignore[arg-type]
     for turn, chunk in enumerate(chunks, 1):
         if turn <= len(shown):
-            server.show_topology(shown[turn - 1], HERE)
+            server.set_topology(shown[turn - 1], HERE)
         if not wire.is_closed:
             connection.data_received(chunk)
         for _ in range(TURNS_MAX):

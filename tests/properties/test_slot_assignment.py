@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from resp_server.cluster.topology import Health, Topology
 from resp_server.registry.assignment import Assignment
-from resp_server.registry.sharding import GRACE_S, RETURN_S, Member, Shard, plan, spread
+from resp_server.registry.sharding import RESTART_GRACE_S, RETURN_GRACE_S, Member, Shard, plan, spread_slots
 from resp_server.serving.appliers import Visible
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.model.slots import SLOTS
@@ -20,45 +20,45 @@ STEPS_MAX = 60
 SERVERS_MAX = 9
 
 
-def of(name: str, joined: int = 0, **given: Any) -> Member:
-    return Member(name, "127.0.0.1", 7000 + int(name[1:]), joined, **given)
+def of(name: str, join_order: int = 0, **given: Any) -> Member:
+    return Member(name, "127.0.0.1", 7000 + int(name[1:]), join_order, **given)
 
 
 @dataclass
 class Server:
-    """A server in the play: it loads what it is told to hold when it gets to it, and shows what it is told."""
+    """A server in the play: it loads its desired slots when it gets to it, and serves the topology that it is sent."""
 
     name: str
-    joined: int
-    wanted: KeyGroups = NONE
-    held: KeyGroups = NONE
-    shown: Topology | None = None
-    away_s: float = 0.0
-    wants_nothing: bool = False
+    join_order: int
+    desired_slots: KeyGroups = NONE
+    owned_slots: KeyGroups = NONE
+    topology: Topology | None = None
+    absent_s: float = 0.0
+    is_draining: bool = False
     has_room: bool = True
     is_up: bool = True
     epoch: int = 0
     versions: list[int] = field(default_factory=list)
 
     def member(self) -> Member:
-        shown = -1 if self.shown is None else self.shown.version
+        version = -1 if self.topology is None else self.topology.version
         jobs = {"job": Visible("g", 1, self.epoch)}
         return of(
             self.name,
-            self.joined,
-            held=self.held,
-            shown=shown,
-            away_s=self.away_s,
-            wants_nothing=self.wants_nothing,
-            is_connected=not self.away_s,
+            self.join_order,
+            owned_slots=self.owned_slots,
+            topology_version=version,
+            absent_s=self.absent_s,
+            is_draining=self.is_draining,
+            is_connected=not self.absent_s,
             jobs=jobs,
             has_room=self.has_room,
         )
 
 
-def shown_by(server: Server) -> Topology:
-    assert server.shown is not None
-    return server.shown
+def topology_of(server: Server) -> Topology:
+    assert server.topology is not None
+    return server.topology
 
 
 class Play:
@@ -68,52 +68,52 @@ class Play:
         self.replicas = replicas
         self.assignment = Assignment(replicas)
         self.servers: dict[str, Server] = {}
-        self.joined = 0
+        self.join_order = 0
         self.reported: dict[str, Member] = {}
         self.has_lost_nobody = False
 
     def join(self) -> None:
-        self.joined += 1
-        name = f"s{self.joined}"
-        self.servers[name] = Server(name, self.joined)
+        self.join_order += 1
+        name = f"s{self.join_order}"
+        self.servers[name] = Server(name, self.join_order)
 
     def report(self, server: Server) -> None:
         self.reported[server.name] = server.member()
 
     def step(self) -> bool:
         for server in self.servers.values():
-            if server.away_s:
+            if server.absent_s:
                 self.report(server)
         before = self.assignment.topology
-        is_new = self.assignment.step(self.reported)
+        is_new = self.assignment.update(self.reported)
         after = self.assignment.topology
         if is_new:
             assert after is not None
             assert before is None or after.version > before.version
         for name in list(self.reported):
-            if not self.assignment.keeps(name) and self.servers[name].away_s:
+            if not self.assignment.includes(name) and self.servers[name].absent_s:
                 del self.reported[name]
         return is_new
 
     def tell(self, server: Server) -> None:
-        told = self.assignment.told(server.name)
-        if told is None or server.away_s:
+        directive = self.assignment.directive_for(server.name)
+        if directive is None or server.absent_s:
             return
-        if server.shown is not None:
-            assert told.topology.version >= server.shown.version
-        server.shown = told.topology
-        server.wanted = told.wanted
-        server.held &= told.wanted
+        if server.topology is not None:
+            assert directive.topology.version >= server.topology.version
+        server.topology = directive.topology
+        server.desired_slots = directive.desired_slots
+        server.owned_slots &= directive.desired_slots
         self.check()
 
     def load(self, server: Server, part: KeyGroups = ALL) -> None:
-        if server.has_room and not server.away_s:
-            server.held |= server.wanted & part
+        if server.has_room and not server.absent_s:
+            server.owned_slots |= server.desired_slots & part
 
     def do(self, kind: str, *given_: Any) -> None:
         """Have something happen."""
         if kind == "join":
-            if self.joined < SERVERS_MAX:
+            if self.join_order < SERVERS_MAX:
                 self.join()
             return
         if kind == "step":
@@ -124,19 +124,19 @@ class Play:
             return
         server = list(self.servers.values())[given_[0] % len(self.servers)]
         if kind == "lose":
-            server.away_s = 0.5
-        elif kind == "forget" and server.away_s:
-            server.away_s = RETURN_S
-        elif kind == "return" and server.away_s:
-            server.away_s, server.wants_nothing = 0.0, False
+            server.absent_s = 0.5
+        elif kind == "forget" and server.absent_s:
+            server.absent_s = RETURN_GRACE_S
+        elif kind == "return" and server.absent_s:
+            server.absent_s, server.is_draining = 0.0, False
             if given_[1]:
-                server.held = NONE
+                server.owned_slots = NONE
             self.report(server)
-        elif kind == "drain" and not server.away_s:
-            server.wants_nothing = True
-        elif kind == "fill" and not server.away_s:
+        elif kind == "drain" and not server.absent_s:
+            server.is_draining = True
+        elif kind == "fill" and not server.absent_s:
             server.has_room = not server.has_room
-        elif kind == "report" and not server.away_s:
+        elif kind == "report" and not server.absent_s:
             self.report(server)
         elif kind == "tell":
             self.tell(server)
@@ -148,49 +148,52 @@ class Play:
 
         If nobody was ever lost, who answers in the end has the slot.
         """
-        up = {each.name: each for each in self.servers.values() if not each.away_s and each.shown is not None}
-        firsts = {first for each in up.values() for node in shown_by(each).masters for first, _ in node.slots.ranges}
+        up = {each.name: each for each in self.servers.values() if not each.absent_s and each.topology is not None}
+        firsts = {first for each in up.values() for node in topology_of(each).masters for first, _ in node.slots.ranges}
         for start in up:
             for first in firsts:
                 at, hops = start, 0
-                while at in up and first in shown_by(up[at]).owners:
-                    owner = shown_by(up[at]).owners[first].id
+                while at in up and first in topology_of(up[at]).owners:
+                    owner = topology_of(up[at]).owners[first].id
                     if owner == at:
                         break
                     at, hops = owner, hops + 1
                     assert hops <= len(self.servers), f"slot {first}: sent in circles"
                 if self.has_lost_nobody:
-                    assert first in up[at].held, f"slot {first}: {at} is asked, and does not have it"
+                    assert first in up[at].owned_slots, f"slot {first}: {at} is asked, and does not have it"
 
     def settle(self) -> int:
         """Let everything happen that is under way; return in how many rounds."""
         for rounds in range(STEPS_MAX):
             before = (
                 self.assignment.topology,
-                [(each.wanted, each.held, each.shown) for each in self.servers.values()],
+                [(each.desired_slots, each.owned_slots, each.topology) for each in self.servers.values()],
             )
             for server in self.servers.values():
-                if not server.away_s:
+                if not server.absent_s:
                     self.report(server)
             self.step()
             for server in self.servers.values():
                 self.tell(server)
                 self.load(server)
-            after = (self.assignment.topology, [(each.wanted, each.held, each.shown) for each in self.servers.values()])
+            after = (
+                self.assignment.topology,
+                [(each.desired_slots, each.owned_slots, each.topology) for each in self.servers.values()],
+            )
             if before == after:
                 return rounds
         raise AssertionError(f"nothing is settled after {STEPS_MAX} rounds")
 
     def check_settled(self) -> None:
-        here = [each for each in self.servers.values() if not each.away_s]
+        here = [each for each in self.servers.values() if not each.absent_s]
         topology = self.assignment.topology
-        if all(each.wants_nothing for each in here):
+        if all(each.is_draining for each in here):
             return
         assert topology is not None
         assert sum(len(node.slots) for node in topology.masters) == SLOTS
         shards = self.assignment.shards
         mates = {name: [self.servers[mate] for mate in each.members] for each in shards for name in each.members}
-        may_serve = [each for each in here if not each.wants_nothing]
+        may_serve = [each for each in here if not each.is_draining]
         serving = [each for each in may_serve if any(mate.has_room for mate in mates.get(each.name, [each]))]
         if 2 * len(serving) < len(may_serve) or not all(each.has_room for each in serving):
             return  # who has no room cannot have what it is to have
@@ -204,7 +207,7 @@ class Play:
         assert sum(copies) == len(serving)
         assert max(copies) - min(copies) <= 1
         for each in serving:
-            assert each.wanted == each.held == topology.master_of(topology.node(each.name)).slots
+            assert each.desired_slots == each.owned_slots == topology.master_of(topology.node(each.name)).slots
             assert topology.node(each.name).health is Health.ONLINE
 
 
@@ -252,8 +255,8 @@ def test_whatever_happens_it_comes_to_rest_with_all_slots_answered(
     for event in events:
         play.do(*event)
     for server in play.servers.values():
-        if server.away_s:
-            server.away_s = RETURN_S
+        if server.absent_s:
+            server.absent_s = RETURN_GRACE_S
     play.settle()
     play.check_settled()
     version = None if play.assignment.topology is None else play.assignment.topology.version
@@ -278,9 +281,9 @@ def test_who_shows_a_topology_before_others_may_is_told_no_older_one_again() -> 
     play.tell(first)
     play.report(first)
     play.step()
-    assert play.assignment.topology is first.shown is not play.assignment.released
+    assert play.assignment.topology is first.topology is not play.assignment.released
     play.tell(first)
-    assert play.assignment.topology is first.shown
+    assert play.assignment.topology is first.topology
 
 
 SHARES = st.lists(st.integers(0, SLOTS - 1), min_size=0, max_size=5, unique=True).map(sorted)
@@ -294,7 +297,7 @@ def _parts(cuts: list[int]) -> list[KeyGroups]:
 @given(SHARES, st.lists(st.integers(0, 5), max_size=6))
 def test_slots_are_spread_evenly_and_no_more_of_them_move_than_have_to(cuts: list[int], gone: list[int]) -> None:
     given_ = [NONE if at in gone else each for at, each in enumerate(_parts(cuts))]
-    made = spread(given_, [NONE] * len(given_))
+    made = spread_slots(given_, [NONE] * len(given_))
     sizes = [len(each) for each in made]
     assert sum(sizes) == SLOTS
     assert max(sizes) - min(sizes) <= 1
@@ -303,36 +306,36 @@ def test_slots_are_spread_evenly_and_no_more_of_them_move_than_have_to(cuts: lis
     surplus_max = sum(max(0, len(each) - SLOTS // len(given_)) for each in given_)
     lost = sum(len(before - after) for before, after in zip(given_, made, strict=True))
     assert surplus <= lost <= surplus_max
-    assert spread(made, [NONE] * len(made)) == made
+    assert spread_slots(made, [NONE] * len(made)) == made
 
 
 def test_one_of_n_that_comes_or_goes_moves_its_share_and_little_more() -> None:
     slots = [ALL]
     for count in range(2, 40):
-        before, slots = slots, spread([*slots, NONE], [NONE] * count)
+        before, slots = slots, spread_slots([*slots, NONE], [NONE] * count)
         assert sum(len(old - new) for old, new in zip(before, slots, strict=False)) == len(slots[-1])
         assert len(slots[-1]) == SLOTS // count
         assert sum(len(each.ranges) for each in slots) <= count * count // 2
     while len(slots) > 1:
         before = slots[:1] + slots[2:]
-        slots = spread(before, [NONE] * len(before))
+        slots = spread_slots(before, [NONE] * len(before))
         assert all(not old - new for old, new in zip(before, slots, strict=True))
     assert slots == [ALL]
 
 
 def test_slots_go_to_who_holds_them_already() -> None:
     halves = [KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")]
-    held = KeyGroups.parse("5000-7729,9000-11730")
-    first, second, back = spread([*halves, NONE], [NONE, NONE, held])
-    assert not held - back
+    owned_slots = KeyGroups.parse("5000-7729,9000-11730")
+    first, second, back = spread_slots([*halves, NONE], [NONE, NONE, owned_slots])
+    assert not owned_slots - back
     assert len(back) == SLOTS // 3
     assert not first - halves[0]
     assert not second - halves[1]
-    assert spread([NONE, NONE], [halves[1], halves[0]]) == halves[::-1]
+    assert spread_slots([NONE, NONE], [halves[1], halves[0]]) == halves[::-1]
 
 
 def _members(count: int, **of_first: Any) -> dict[str, Member]:
-    made = {f"s{number}": of(f"s{number}", number, held=ALL) for number in range(1, count + 1)}
+    made = {f"s{number}": of(f"s{number}", number, owned_slots=ALL) for number in range(1, count + 1)}
     made["s1"] = replace(made["s1"], **of_first)
     return made
 
@@ -353,22 +356,22 @@ def test_members_make_shards_of_a_master_and_its_replicas() -> None:
 
 def test_the_replica_with_the_newest_epochs_takes_the_place_of_a_master_that_is_away() -> None:
     shards = (Shard("s1", ("s2", "s3"), ALL),)
-    members = _members(3, away_s=0.1)
+    members = _members(3, absent_s=0.1)
     members["s2"] = replace(members["s2"], jobs={"job": Visible("g", 1, 7)})
     members["s3"] = replace(members["s3"], jobs={"job": Visible("g", 2, 3)})
     assert plan(shards, members, 2) == (Shard("s3", ("s1", "s2"), ALL),)
-    members["s3"] = replace(members["s3"], held=NONE)
+    members["s3"] = replace(members["s3"], owned_slots=NONE)
     assert plan(shards, members, 2) == (Shard("s2", ("s1", "s3"), ALL),)
 
 
 def test_who_is_away_keeps_its_slots_for_a_while_and_its_shard_for_longer() -> None:
     halves = [KeyGroups.parse("0-8191"), KeyGroups.parse("8192-16383")]
     alone = (Shard("s1", (), halves[0]), Shard("s2", (), halves[1]))
-    assert plan(alone, _members(2, away_s=GRACE_S - 0.1), 0) == alone
-    assert plan(alone, _members(2, away_s=GRACE_S), 0) == (Shard("s2", (), ALL),)
+    assert plan(alone, _members(2, absent_s=RESTART_GRACE_S - 0.1), 0) == alone
+    assert plan(alone, _members(2, absent_s=RESTART_GRACE_S), 0) == (Shard("s2", (), ALL),)
     pairs = (Shard("s1", ("s2",), halves[0]), Shard("s3", ("s4",), halves[1]))
-    assert plan(pairs, _members(4, away_s=GRACE_S), 1) == (Shard("s2", ("s1",), halves[0]), pairs[1])
-    assert len(plan(pairs, _members(4, away_s=RETURN_S), 1)) == 1
+    assert plan(pairs, _members(4, absent_s=RESTART_GRACE_S), 1) == (Shard("s2", ("s1",), halves[0]), pairs[1])
+    assert len(plan(pairs, _members(4, absent_s=RETURN_GRACE_S), 1)) == 1
 
 
 def test_who_has_no_room_is_relieved_unless_its_mates_have_what_it_lacks_or_most_have_none() -> None:
@@ -406,26 +409,26 @@ def test_slots_move_in_an_order_in_which_they_are_always_answered() -> None:
         play.report(server)
     play.step()
     play.tell(second)
-    assert str(second.wanted) == "8192-16383"
-    assert str(first.wanted) == "0-16383"
+    assert str(second.desired_slots) == "8192-16383"
+    assert str(first.desired_slots) == "0-16383"
     assert _shown(play) == [("s1", "0-16383", "online"), ("s2", "", "online")]
     play.load(second, KeyGroups.parse("8192-9000"))
     play.report(second)
     assert play.step()
     assert _shown(play)[1] == ("s2", "8192-9000", "online")
-    told = play.assignment.told("s1")
-    assert told is not None and first.shown is not None
-    assert told.topology.version == first.shown.version, "the one who gains is told first"
+    directive = play.assignment.directive_for("s1")
+    assert directive is not None and first.topology is not None
+    assert directive.topology.version == first.topology.version, "the one who gains is told first"
     play.tell(second)
     play.report(second)
     play.step()
     play.tell(first)
-    assert str(first.shown.node("s1").slots) == "0-8191,9001-16383"
-    assert str(first.wanted) == "0-16383", "until it says that it shows that"
+    assert str(first.topology.node("s1").slots) == "0-8191,9001-16383"
+    assert str(first.desired_slots) == "0-16383", "until it says that it shows that"
     play.report(first)
     play.step()
     play.tell(first)
-    assert str(first.wanted) == "0-8191,9001-16383"
+    assert str(first.desired_slots) == "0-8191,9001-16383"
 
 
 def test_what_was_handed_over_a_moment_ago_goes_back_if_the_new_owner_is_lost() -> None:
@@ -444,7 +447,7 @@ def test_what_was_handed_over_a_moment_ago_goes_back_if_the_new_owner_is_lost() 
     play.report(second)
     assert play.step()
     assert _shown(play)[1] == ("s2", "8192-16383", "online")
-    second.away_s = 0.1
+    second.absent_s = 0.1
     play.step()
     assert _shown(play) == [("s1", "0-16383", "online"), ("s2", "", "fail")]
 
@@ -479,11 +482,11 @@ def test_slots_of_a_lost_server_stay_in_its_name_until_others_hold_them() -> Non
     play.join()
     play.settle()
     first, second = play.servers.values()
-    second.away_s = GRACE_S
+    second.absent_s = RESTART_GRACE_S
     play.step()
     assert _shown(play) == [("s1", "0-8191", "online"), ("s2", "8192-16383", "fail")]
     play.tell(first)
-    assert first.wanted == ALL
+    assert first.desired_slots == ALL
     play.load(first)
     play.report(first)
     play.step()
@@ -495,12 +498,12 @@ def test_another_registry_goes_on_from_what_is_shown() -> None:
     for _ in range(3):
         play.join()
     play.settle()
-    shown = _shown(play)
+    served = _shown(play)
     for topology in (play.assignment.topology, None):
-        version = max(each.shown.version for each in play.servers.values() if each.shown is not None)
+        version = max(each.topology.version for each in play.servers.values() if each.topology is not None)
         play.assignment = Assignment(0, topology)
         play.settle()
-        assert _shown(play) == shown
+        assert _shown(play) == served
         assert play.assignment.topology is not None
         assert play.assignment.topology.version == version + 1
 
@@ -511,7 +514,7 @@ def test_where_another_server_listens_now_nobody_comes_back() -> None:
     play.join()
     play.settle()
     first = play.servers["s1"]
-    first.away_s = 0.1
+    first.absent_s = 0.1
     play.step()
     play.servers["s3"] = third = Server("s3", 3)
     play.reported["s3"] = replace(third.member(), port=of("s1").port)

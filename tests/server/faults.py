@@ -85,7 +85,7 @@ class Scene:
         ]
         topology = Topology.of_json({"version": 1, "nodes": rows})
         for node, row in zip(self.nodes, topology.nodes, strict=True):
-            node.show_topology(topology, row.id)
+            node.set_topology(topology, row.id)
         # Nothing is to be asked again because a loaded machine took its time.
         self.upstreams = UpstreamCluster(timeout_s=WAIT_S_MAX)
         applications = Applications([self.upstreams])

@@ -56,17 +56,17 @@ class Scene:
         self.keyspace = Keyspace()
         self.appliers = Appliers(LocalJobCatalog(self.keyspace), [str(log.root)], folder, slots=slots)
         self.appliers.on_change = self._changed
-        self.held: list[KeyGroups] = []
+        self.owned_slots: list[KeyGroups] = []
         self._change = asyncio.Event()
         self._untrue: list[str] = []
 
     def _changed(self) -> None:
-        held = self.appliers.held
-        self.held.append(held)
+        owned = self.appliers.owned_slots
+        self.owned_slots.append(owned)
         for job in self.keyspace.jobs.values():
             with job.store.snapshot(NOW_MS) as snapshot:
-                if held - snapshot.key_groups:
-                    self._untrue.append(f"{held} is held, and {job.name} owns {snapshot.key_groups}")
+                if owned - snapshot.key_groups:
+                    self._untrue.append(f"{owned} is owned, and {job.name} owns {snapshot.key_groups}")
                 seen, applied = self.appliers.visible.get(job.name), snapshot.applied
                 if seen and (seen.term, seen.epoch) > (applied.term, applied.epoch):
                     self._untrue.append(f"{seen} is said to be visible, and {applied} is")
@@ -123,7 +123,7 @@ async def epoch_feed(folder: Path, slots: KeyGroups, *jobs: str) -> AsyncIterato
     scene = Scene(log, folder / "store", slots)
     await scene.appliers.start()
     try:
-        assert scene.appliers.held == NONE
+        assert scene.appliers.owned_slots == NONE
         await scene.appliers.catch_up()
         yield scene
     finally:
@@ -149,7 +149,7 @@ def applier_of(job: str) -> int:
 @scenario
 async def test_what_is_held_and_seen_is_known_once_the_jobs_can_be_read(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW, "a", "b") as scene:
-        assert scene.appliers.held == LOW
+        assert scene.appliers.owned_slots == LOW
         assert scene.appliers.visible == {name: Visible(f"query-of-{name}.1", 1, 0) for name in ("a", "b")}
         assert scene.read("a") == of(LOW, "a", b"0")
 
@@ -157,7 +157,7 @@ async def test_what_is_held_and_seen_is_known_once_the_jobs_can_be_read(tmp_path
 @scenario
 async def test_all_slots_are_held_unless_told_otherwise(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, ALL, "a") as scene:
-        assert scene.appliers.held == ALL
+        assert scene.appliers.owned_slots == ALL
         assert scene.read("a") == of(ALL, "a", b"0")
         assert b"--slots" not in Path(f"/proc/{applier_of('a')}/cmdline").read_bytes()
 
@@ -165,9 +165,9 @@ async def test_all_slots_are_held_unless_told_otherwise(tmp_path: Path) -> None:
 @scenario
 async def test_where_no_job_is_all_that_is_wanted_is_held(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW) as scene:
-        assert (scene.appliers.held, scene.appliers.visible) == (LOW, {})
-        scene.appliers.want(HIGH)
-        assert scene.appliers.held == HIGH
+        assert (scene.appliers.owned_slots, scene.appliers.visible) == (LOW, {})
+        scene.appliers.set_desired_slots(HIGH)
+        assert scene.appliers.owned_slots == HIGH
         await scene.notice("late", b"0")
         await scene.until(lambda: "late" in scene.appliers.visible)
         assert scene.read("late") == of(HIGH, "late", b"0")
@@ -185,16 +185,16 @@ async def test_each_epoch_that_can_be_read_is_told(tmp_path: Path) -> None:
 @scenario
 async def test_slots_are_gained_once_they_are_there_and_lost_at_once(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW, "a", "b") as scene:
-        scene.appliers.want(ALL)
-        assert scene.appliers.held == LOW
-        await scene.until(lambda: scene.appliers.held == ALL)
+        scene.appliers.set_desired_slots(ALL)
+        assert scene.appliers.owned_slots == LOW
+        await scene.until(lambda: scene.appliers.owned_slots == ALL)
         assert scene.read("a") == of(ALL, "a", b"0")
-        scene.appliers.want(QUARTER)
-        assert scene.appliers.held == QUARTER
+        scene.appliers.set_desired_slots(QUARTER)
+        assert scene.appliers.owned_slots == QUARTER
         await scene.notice("b", b"1")
         await scene.until(lambda: scene.appliers.visible["b"].epoch == 1)
         assert scene.read("b") == of(QUARTER, "b", b"1")
-        assert [each for each, _ in groupby(scene.held)] == [NONE, LOW, ALL, QUARTER]
+        assert [each for each, _ in groupby(scene.owned_slots)] == [NONE, LOW, ALL, QUARTER]
 
 
 @pytest.mark.parametrize(("after_s", "has_room"), [(1e9, False), (0.0, True)])
@@ -205,19 +205,19 @@ def test_a_store_that_was_full_is_relied_on_some_time_after_it_could_be_written(
 
     async def body() -> None:
         async with epoch_feed(tmp_path, ALL, "a") as scene:
-            assert scene.appliers.have_room
+            assert scene.appliers.has_room
             applier = applier_of("a")
             _, hard = resource.prlimit(applier, resource.RLIMIT_FSIZE)
             resource.prlimit(applier, resource.RLIMIT_FSIZE, (16 << 10, hard))
             await scene.notice("a", b"1")
-            await eventually_async(lambda: not scene.appliers.have_room)
+            await eventually_async(lambda: not scene.appliers.has_room)
             assert scene.read("a") == of(ALL, "a", b"0")
             resource.prlimit(applier, resource.RLIMIT_FSIZE, (hard, hard))
             await scene.notice("a", b"2")
             await scene.until(lambda: scene.appliers.visible["a"].epoch == 2)
             if has_room:  # the epoch is told of before the room is
-                await eventually_async(lambda: scene.appliers.have_room)
-            assert scene.appliers.have_room is has_room
+                await eventually_async(lambda: scene.appliers.has_room)
+            assert scene.appliers.has_room is has_room
 
     asyncio.run(body())
 
@@ -226,11 +226,11 @@ def test_a_store_that_was_full_is_relied_on_some_time_after_it_could_be_written(
 async def test_what_is_given_up_and_wanted_again_is_held_when_it_is_there_again(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW, "a") as scene:
         for pause_s in (0.0, 0.001, 0.01, 0.1, 0.0, 0.3):
-            scene.appliers.want(QUARTER)
+            scene.appliers.set_desired_slots(QUARTER)
             await asyncio.sleep(pause_s)
-            scene.appliers.want(LOW)
-            assert scene.appliers.held == QUARTER
-            await scene.until(lambda: scene.appliers.held == LOW)
+            scene.appliers.set_desired_slots(LOW)
+            assert scene.appliers.owned_slots == QUARTER
+            await scene.until(lambda: scene.appliers.owned_slots == LOW)
             assert scene.read("a") == of(LOW, "a", b"0")
 
 
@@ -240,11 +240,11 @@ async def test_what_was_said_before_slots_were_given_up_is_not_taken_for_what_is
         await scene.notice("a", b"1")
         # Nothing that the applier says is heard here until the end of this.
         scene.stand_still_until(lambda snapshot: snapshot.applied.epoch == 1)
-        scene.appliers.want(QUARTER)
+        scene.appliers.set_desired_slots(QUARTER)
         scene.stand_still_until(lambda snapshot: snapshot.key_groups == QUARTER)
-        scene.appliers.want(LOW)
-        assert scene.appliers.held == QUARTER
-        await scene.until(lambda: scene.appliers.held == LOW)
+        scene.appliers.set_desired_slots(LOW)
+        assert scene.appliers.owned_slots == QUARTER
+        await scene.until(lambda: scene.appliers.owned_slots == LOW)
         assert scene.read("a") == of(LOW, "a", b"1")
 
 
@@ -253,13 +253,13 @@ async def test_what_was_said_before_slots_were_given_up_is_not_taken_for_what_is
 async def test_an_applier_that_is_started_again_holds_what_is_wanted_by_then(tmp_path: Path) -> None:
     async with epoch_feed(tmp_path, LOW, "a") as scene:
         os.kill(applier_of("a"), signal.SIGKILL)
-        scene.appliers.want(ALL)
-        assert scene.appliers.held == LOW  # its store can be read all the time
+        scene.appliers.set_desired_slots(ALL)
+        assert scene.appliers.owned_slots == LOW  # its store can be read all the time
         assert scene.read("a") == of(LOW, "a", b"0")
-        await scene.until(lambda: scene.appliers.held == ALL)
+        await scene.until(lambda: scene.appliers.owned_slots == ALL)
         os.kill(applier_of("a"), signal.SIGKILL)
         await asyncio.sleep(0.05)
-        scene.appliers.want(HIGH)
+        scene.appliers.set_desired_slots(HIGH)
         await scene.notice("a", b"1")
         await scene.until(lambda: scene.appliers.visible["a"].epoch == 1)
         assert scene.read("a") == of(HIGH, "a", b"1")

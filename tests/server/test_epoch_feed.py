@@ -94,7 +94,7 @@ def test_a_topology_is_told_by_its_version_and_shown_as_json(running: Any) -> No
     peer.answers(FOLLOW, b"+OK\r\n" + told(4))
     peer.send(b"STATE TOPOLOGY\r\n")
     assert peer.read(len(b"-ERR This instance has cluster support disabled\r\n")).startswith(b"-ERR This instance")
-    running.call(lambda: running.server.show_topology(topology, topology.nodes[0].id))
+    running.call(lambda: running.server.set_topology(topology, topology.nodes[0].id))
     expected = b">2\r\n$8\r\ntopology\r\n:7\r\n"
     assert peer.read(len(expected)) == expected
     text = json.dumps(topology.to_json()).encode()

@@ -20,7 +20,7 @@ import pytest
 from compat.conformance.servers import CONTROL_TOKEN, PATIENT_REGISTRY, child_environment
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.registry import service
-from resp_server.registry.record import Place
+from resp_server.registry.record import RegistryLease
 from state_backend.log.filesystems import open_filesystem
 
 NAMES = [f"{number:040x}" for number in range(1, 5)]
@@ -74,9 +74,9 @@ class Server(Talk):
             "id": NAMES[number],
             "host": "10.0.0.1",
             "port": 7000 + number,
-            "wants_nothing": False,
-            "shown": -1,
-            "held": "",
+            "is_draining": False,
+            "topology_version": -1,
+            "owned_slots": "",
             "jobs": {},
         }
 
@@ -92,8 +92,8 @@ class Server(Talk):
                 self.told = json.loads(push[2])
         if self.told:
             self.pushed = [push for push in self.pushed if push[0] != b"assignment"]
-            self.report(shown=self.told["topology"]["version"], held=self.told["wanted"])
-        return str(self.told.get("wanted"))
+            self.report(topology_version=self.told["topology"]["version"], owned_slots=self.told["desired_slots"])
+        return str(self.told.get("desired_slots"))
 
 
 @pytest.fixture
@@ -135,7 +135,10 @@ def test_what_is_not_understood_is_told_what_is_wrong(registry: Callable[..., in
         (("REPORT", '{"id": "x", "host": "a", "port": 1}'), "id 'x' is not 40 hex digits"),
         (("REPORT", json.dumps({"id": NAMES[0], "host": "0.0.0.0", "port": 1})), "is one to listen on"),
         (("REPORT", json.dumps({"id": NAMES[0], "host": "a", "port": 0})), "port 0 is not from 1 to 65535"),
-        (("REPORT", json.dumps({"id": NAMES[0], "host": "a", "port": 1, "held": "1-", "jobs": {}})), "'1-' in '1-'"),
+        (
+            ("REPORT", json.dumps({"id": NAMES[0], "host": "a", "port": 1, "owned_slots": "1-", "jobs": {}})),
+            "'1-' in '1-'",
+        ),
         (("NOTICE", "job", "x"), "a number is needed"),
         (("WAIT", "job", "1", "soon"), "a number is needed"),
     ):
@@ -158,7 +161,10 @@ def test_servers_are_told_what_to_show_and_to_hold_and_watchers_what_is_shown(re
     assert json.loads(late.next_push(b"topology")[2])["version"] >= topology["version"]
     rows = Talk(port).call("MEMBERS")
     assert [row[b"id"].decode() for row in rows] == NAMES[:2]
-    assert [(row[b"role"], row[b"wanted"]) for row in rows] == [(b"master", b"0-8191"), (b"master", b"8192-16383")]
+    assert [(row[b"role"], row[b"desired_slots"]) for row in rows] == [
+        (b"master", b"0-8191"),
+        (b"master", b"8192-16383"),
+    ]
 
 
 def test_servers_of_before_that_do_not_come_back_are_done_without(registry: Callable[..., int], tmp_path: Path) -> None:
@@ -220,7 +226,7 @@ def test_a_server_that_wants_nothing_is_relieved(registry: Callable[..., int]) -
     for server in (first, second):
         server.report()
     eventually(lambda: [first.live(), second.live()] == ["0-8191", "8192-16383"], what="slots are shared")
-    second.report(wants_nothing=True)
+    second.report(is_draining=True)
     eventually(lambda: [first.live(), second.live()] == ["0-16383", ""], what="all is the first one's")
     second.socket.close()
     eventually(lambda: len(Talk(port).call("MEMBERS")) == 1, what="it is forgotten")
@@ -259,7 +265,7 @@ def test_a_driver_that_ends_its_servers_waits_for_nobody_where_nobody_stays(
 
     async def play() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
-        own = service.Registry(Place.take(open_filesystem(tmp_path), "127.0.0.1:1", 0), CONTROL_TOKEN)
+        own = service.Registry(RegistryLease.acquire(open_filesystem(tmp_path), "127.0.0.1:1", 0), CONTROL_TOKEN)
         await own.start(listener)
         deciding = asyncio.create_task(own.run())
         try:
@@ -342,5 +348,5 @@ def test_a_record_that_is_no_record_is_written_anew(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(WAIT_S_MAX) == 0
     process.stderr.close()
-    assert "is not what a registry wrote" in said
+    assert "is not a registry's record" in said
     assert json.loads((tmp_path / "registry.json").read_text())["term"] == 1

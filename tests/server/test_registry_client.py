@@ -17,7 +17,7 @@ from resp_server.cluster.topology import Topology
 from resp_server.protocol.replies import Push, encode
 from resp_server.protocol.request_parser import RequestParser
 from resp_server.registry import client as registry_link
-from resp_server.registry.client import Advertised, RegistryClient
+from resp_server.registry.client import AdvertisedAddress, RegistryClient
 from resp_server.registry.record import Record
 from resp_server.registry.report import Report
 from resp_server.serving.appliers import Visible
@@ -36,23 +36,23 @@ def topology(version: int, mine: str = "0-8191") -> dict[str, Any]:
 
 
 class Appliers:
-    """Holds at once whatever is wanted."""
+    """Owns the desired slots at once."""
 
     def __init__(self) -> None:
-        self.held = NONE
+        self.owned_slots = NONE
         self.visible = {"job": Visible("g", 1, 7)}
-        self.have_room = True
+        self.has_room = True
         self.noticed: list[str] = []
 
-    def want(self, slots: KeyGroups) -> None:
-        self.held = slots
+    def set_desired_slots(self, slots: KeyGroups) -> None:
+        self.owned_slots = slots
 
     async def notice(self, job: str) -> None:
         self.noticed.append(job)
 
 
-class Shown:
-    """Shows whatever it is told."""
+class Topologies:
+    """Serves any topology."""
 
     def __init__(self) -> None:
         self.topology: Topology | None = None
@@ -88,8 +88,8 @@ class Registry:
     def push(self, *words: Any) -> None:
         self.connections[-1].write(encode(Push(words), 3))
 
-    def assign(self, given: dict[str, Any], wanted: str) -> None:
-        self.push(b"assignment", self.term, json.dumps({"topology": given, "wanted": wanted}).encode())
+    def assign(self, given: dict[str, Any], desired_slots: str) -> None:
+        self.push(b"assignment", self.term, json.dumps({"topology": given, "desired_slots": desired_slots}).encode())
 
     def stop(self) -> None:
         assert self._server is not None
@@ -102,17 +102,17 @@ class Scene:
     """A link, what it moves, and a log."""
 
     def __init__(self, folder: Path, address: str | None) -> None:
-        self.folder, self.appliers, self.shown = folder, Appliers(), Shown()
-        self.wanted: list[KeyGroups] = []
+        self.folder, self.appliers, self.topologies = folder, Appliers(), Topologies()
+        self.desired_slots: list[KeyGroups] = []
         self.link = RegistryClient(
             ME,
-            Advertised(None, 7400),
-            self.shown,
+            AdvertisedAddress(None, 7400),
+            self.topologies,
             self.appliers,
             logs=[open_filesystem(folder)],
             address=address,
             token="t",
-            on_wanted=self.wanted.append,
+            on_desired_slots=self.desired_slots.append,
         )
 
     def write_record(self, term: int, address: str, given: dict[str, Any] | None = None) -> None:
@@ -121,7 +121,7 @@ class Scene:
 
     @property
     def version(self) -> int:
-        return -1 if self.shown.topology is None else self.shown.topology.version
+        return -1 if self.topologies.topology is None else self.topologies.topology.version
 
 
 def play(scene: Scene, acts: Callable[[], Awaitable[None]]) -> None:
@@ -146,17 +146,23 @@ def test_what_is_assigned_is_done_and_reported(tmp_path: Path) -> None:
         scene.write_record(3, await registry.start())
         await eventually_async(lambda: registry.reports, what="it reports")
         first = registry.reports[0]
-        assert (first.id, first.host, first.port, first.shown, first.held) == (ME, "127.0.0.1", 7400, -1, NONE)
+        assert (first.id, first.host, first.port, first.topology_version, first.owned_slots) == (
+            ME,
+            "127.0.0.1",
+            7400,
+            -1,
+            NONE,
+        )
         assert first.jobs == {"job": Visible("g", 1, 7)}
         registry.assign(topology(5), "0-9000")
-        await eventually_async(lambda: registry.reports[-1].shown == 5, what="it shows it")
-        assert str(registry.reports[-1].held) == "0-9000"
+        await eventually_async(lambda: registry.reports[-1].topology_version == 5, what="it shows it")
+        assert str(registry.reports[-1].owned_slots) == "0-9000"
         assert registry.reports[-1].has_room
-        scene.appliers.have_room = False
+        scene.appliers.has_room = False
         await eventually_async(lambda: not registry.reports[-1].has_room, what="it says that there is no room")
         registry.push(b"notice", b"job", 8)
         await eventually_async(lambda: scene.appliers.noticed == ["job"], what="it looks")
-        assert list(map(str, scene.wanted)) == ["0-9000"]
+        assert list(map(str, scene.desired_slots)) == ["0-9000"]
 
     play(scene, acts)
 
@@ -170,12 +176,12 @@ def test_a_registry_of_a_lower_term_is_not_followed(tmp_path: Path) -> None:
         newer.assign(topology(5), "0-8191")
         await eventually_async(lambda: scene.version == 5, what="it shows it")
         newer.stop()
-        scene.link._given = await older.start()
+        scene.link._configured_address = await older.start()
         await eventually_async(lambda: older.reports, what="it tries the older one")
         older.assign(topology(6, ""), "")
         await eventually_async(lambda: len(older.connections) > 1, what="it comes again")
         assert scene.version == 5
-        assert str(scene.appliers.held) == "0-8191"
+        assert str(scene.appliers.owned_slots) == "0-8191"
 
     play(scene, acts)
 
@@ -192,7 +198,7 @@ def test_a_registry_that_does_not_answer_is_left_for_another(tmp_path: Path, mon
         hung.is_mute = True
         scene.write_record(4, await other.start())
         await eventually_async(lambda: other.reports, what="it reports to the other one")
-        assert other.reports[0].shown == 5
+        assert other.reports[0].topology_version == 5
 
     play(scene, acts)
 
@@ -222,7 +228,7 @@ def test_without_a_registry_it_serves_what_is_written_down_about_it(tmp_path: Pa
     async def acts() -> None:
         scene.write_record(3, "127.0.0.1:1", topology(5))
         await eventually_async(lambda: scene.version == 5, what="it serves")
-        assert list(map(str, scene.wanted)) == ["0-8191"]
+        assert list(map(str, scene.desired_slots)) == ["0-8191"]
         await scene.link.drain(1000)  # there is nobody to wait for
 
     play(scene, acts)
@@ -237,9 +243,9 @@ def test_it_leaves_when_others_have_what_it_had(tmp_path: Path) -> None:
         registry.assign(topology(5), "0-8191")
         await eventually_async(lambda: scene.version == 5, what="it shows it")
         draining = asyncio.create_task(scene.link.drain(1000))
-        await eventually_async(lambda: registry.reports[-1].wants_nothing, what="it says so")
+        await eventually_async(lambda: registry.reports[-1].is_draining, what="it says so")
         registry.assign(topology(6, ""), "0-8191")
-        await eventually_async(lambda: registry.reports[-1].shown == 6, what="it shows it")
+        await eventually_async(lambda: registry.reports[-1].topology_version == 6, what="it shows it")
         assert not draining.done()  # others may still send clients here
         registry.assign(topology(6, ""), "")
         await draining
@@ -253,9 +259,11 @@ def test_an_assignment_that_cannot_be_changes_nothing(tmp_path: Path, caplog: py
     async def acts() -> None:
         scene.write_record(1, await registry.start())
         await eventually_async(lambda: registry.reports, what="it reports")
-        for text in (b"{", b"{}", b'{"topology": {"version": 1, "nodes": []}, "wanted": ""}'):
+        for text in (b"{", b"{}", b'{"topology": {"version": 1, "nodes": []}, "desired_slots": ""}'):
             registry.push(b"assignment", 1, text)
-        await eventually_async(lambda: caplog.text.count("what the registry assigns cannot be") == 3, what="it says so")
+        await eventually_async(
+            lambda: caplog.text.count("the registry's assignment is invalid") == 3, what="it says so"
+        )
         registry.assign(topology(5), "0-8191")
         await eventually_async(lambda: scene.version == 5, what="it shows what can be")
 

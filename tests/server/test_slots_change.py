@@ -84,7 +84,7 @@ class Node:
 
     def want(self, slots: KeyGroups) -> None:
         self.wanted = slots
-        self.appliers.want(slots)
+        self.appliers.set_desired_slots(slots)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
@@ -115,14 +115,14 @@ class Pair:
         topology = self.topology()
         for number in order:
             self.nodes[number].counts.add(count_in(self.owned[number]))
-            self.nodes[number].server.show_topology(topology, topology.nodes[number].id)
+            self.nodes[number].server.set_topology(topology, topology.nodes[number].id)
             await self.nodes[number].server.settled()
 
     async def move(self, slots: KeyGroups, giver: int, taker: int) -> None:
         """Move slots as a registry does."""
         taking, giving = self.nodes[taker], self.nodes[giver]
         taking.want(taking.wanted | slots)
-        await taking.until(lambda: not slots - taking.appliers.held)
+        await taking.until(lambda: not slots - taking.appliers.owned_slots)
         self.give(slots, giver, taker)
         await self.show(taker, giver)
         giving.want(giving.wanted - slots)
@@ -277,9 +277,11 @@ def test_what_a_node_is_given_before_it_holds_it_is_refused_until_it_does(tmp_pa
                     await pair.show(taker, giver)
                     for node, owned in zip(pair.nodes, pair.owned, strict=True):
                         node.want(owned)
-                    await pair.nodes[taker].until(lambda at=taker: pair.nodes[at].appliers.held == pair.owned[at])  # type: ignore[misc]
+                    await pair.nodes[taker].until(
+                        lambda at=taker: pair.nodes[at].appliers.owned_slots == pair.owned[at]
+                    )  # type: ignore[misc]
             await all_are_read(pair)
-            assert (low.appliers.held, high.appliers.held) == (LOW, HIGH)
+            assert (low.appliers.owned_slots, high.appliers.owned_slots) == (LOW, HIGH)
             assert answers["refused"] and answers["read"]
 
     asyncio.run(scenario())
@@ -302,12 +304,12 @@ def test_a_node_that_comes_back_with_more_slots_than_its_store_refuses_what_it_l
             first.rename(tmp_path / "away")  # so that nothing can be loaded
             pair.nodes[0] = await pair.nodes[0].started_again(ALL)
             await pair.nodes[0].start()
-            assert pair.nodes[0].appliers.held == LOW
+            assert pair.nodes[0].appliers.owned_slots == LOW
             pair.give(HIGH, 1, 0)
             await pair.show(1, 0)
             await asyncio.to_thread(read, pair.nodes[0])
             (tmp_path / "away").rename(first)
-            await pair.nodes[0].until(lambda: pair.nodes[0].appliers.held == ALL)
+            await pair.nodes[0].until(lambda: pair.nodes[0].appliers.owned_slots == ALL)
             await all_are_read(pair)
 
     asyncio.run(scenario())
@@ -333,7 +335,7 @@ def test_redis_py_asks_again_until_what_was_moved_too_early_is_there(tmp_path: P
                     await pair.show(taker, giver)
                     for node, owned in zip(pair.nodes, pair.owned, strict=True):
                         node.want(owned)
-                    await pair.nodes[taker].until(lambda at=taker: pair.nodes[at].appliers.held == ALL)  # type: ignore[misc]
+                    await pair.nodes[taker].until(lambda at=taker: pair.nodes[at].appliers.owned_slots == ALL)  # type: ignore[misc]
                     await all_are_read(pair)
             finally:
                 is_over.set()

@@ -59,7 +59,7 @@ class Proxy(LoopThread):
 
     @staticmethod
     async def _shown(server: Server, topology: Topology, node_id: str) -> None:
-        server.show_topology(topology, node_id)
+        server.set_topology(topology, node_id)
 
     async def _start(self, topology: Topology) -> None:
         self.upstreams = UpstreamCluster(timeout_s=WAIT_S_MAX)

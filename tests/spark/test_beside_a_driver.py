@@ -161,7 +161,7 @@ def test_a_registry_that_took_the_place_of_the_drivers_is_told_of_epochs_and_wai
 def _member(port: int) -> socket.socket:
     """Be a server that wants nothing, and is told of epochs as all are."""
     made = socket.create_connection(("127.0.0.1", port), WAIT_S_MAX)
-    report = Report("f" * 40, "127.0.0.1", 1, wants_nothing=True)
+    report = Report("f" * 40, "127.0.0.1", 1, is_draining=True)
     for words in (("AUTH", TOKEN), ("REPORT", report.to_json())):
         made.sendall(hiredis.pack_command(words))  # type: ignore[arg-type]
     return made

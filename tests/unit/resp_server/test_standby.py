@@ -14,11 +14,11 @@ import pytest
 from compat.waiting import eventually_async
 from resp_server.net.client import Client
 from resp_server.registry import standby
-from resp_server.registry.record import FILE, Record
-from resp_server.registry.standby import until_away
+from resp_server.registry.record import RECORD_FILE, Record
+from resp_server.registry.standby import wait_for_absence
 from state_backend.log.filesystems import Filesystem, open_filesystem
 
-LOOK_EVERY_S, AWAY_S = 0.01, 0.5
+CHECK_EVERY_S, ABSENT_S = 0.01, 0.5
 
 
 class Other:
@@ -35,7 +35,7 @@ class Other:
 
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[Other]:
-    for name, seconds in (("LOOK_EVERY_S", LOOK_EVERY_S), ("AWAY_S", AWAY_S), ("ANSWER_S_MAX", 0.1)):
+    for name, seconds in (("CHECK_EVERY_S", CHECK_EVERY_S), ("ABSENT_S", ABSENT_S), ("ANSWER_S_MAX", 0.1)):
         monkeypatch.setattr(standby, name, seconds)
     with closing(socket.create_server(("127.0.0.1", 0), backlog=1000)) as listener:
         yield Other(listener)
@@ -44,17 +44,17 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[Other]:
 @pytest.fixture
 def log(tmp_path: Path, other: Other) -> Filesystem:
     made = open_filesystem(tmp_path)
-    made.replace(FILE, Record(1, f"127.0.0.1:{other.port}", 0, None).to_bytes())
+    made.replace(RECORD_FILE, Record(1, f"127.0.0.1:{other.port}", 0, None).to_bytes())
     return made
 
 
 def test_a_pause_of_its_own_is_not_taken_for_the_others_absence(log: Filesystem, other: Other) -> None:
     async def play() -> None:
-        waiting = asyncio.create_task(until_away(log, other.connect))
+        waiting = asyncio.create_task(wait_for_absence(log, other.connect))
         await eventually_async(lambda: other.looks)
         for _ in range(3):
             before = other.looks
-            time.sleep(2 * AWAY_S)  # on the thread of the event loop
+            time.sleep(2 * ABSENT_S)  # on the thread of the event loop
             await eventually_async(lambda before=before: other.looks > before + 3 or waiting.done())  # type: ignore[misc]
         assert not waiting.done()
         waiting.cancel()
@@ -66,4 +66,4 @@ def test_a_registry_that_cannot_be_reached_is_away_in_the_end(log: Filesystem, o
     def refuses(host: str, port: int) -> Client:
         raise standby.ClientError("nobody listens")
 
-    asyncio.run(until_away(log, refuses))
+    asyncio.run(wait_for_absence(log, refuses))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resp_server.programs.state_server import Identity, add_options
-from resp_server.registry.record import FencedError, Place, Record, read_record
+from resp_server.registry.record import FencedError, Record, RegistryLease, read_record
 from resp_server.registry.report import Report, ReportError
 from resp_server.serving.token import token_of
 from state_backend.log.filesystems import open_filesystem
@@ -78,26 +78,26 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path, monkeypa
 
 def test_of_two_registries_the_one_of_the_higher_term_stays(tmp_path: Path) -> None:
     filesystem = open_filesystem(tmp_path)
-    first = Place.take(filesystem, "a:1", 0)
-    first.keep(None)
-    second = Place.take(filesystem, "b:2", 1)
-    second.keep(None)
+    first = RegistryLease.acquire(filesystem, "a:1", 0)
+    first.renew(None)
+    second = RegistryLease.acquire(filesystem, "b:2", 1)
+    second.renew(None)
     with pytest.raises(FencedError, match="at b:2, has taken over with term 2; this one has 1"):
-        first.keep(None)
+        first.renew(None)
     assert read_record(filesystem) == second.record == Record(2, "b:2", 1)
     filesystem.remove("registry.json")
-    second.keep(None)  # somebody removed it: it is written again
+    second.renew(None)  # somebody removed it: it is written again
     assert read_record(filesystem) == second.record
 
 
 def test_two_registries_of_one_term_are_told_apart_by_their_addresses(tmp_path: Path) -> None:
     filesystem = open_filesystem(tmp_path)
-    first = Place.take(filesystem, "a:1", 0)
+    first = RegistryLease.acquire(filesystem, "a:1", 0)
     filesystem.replace("registry.json", Record(1, "b:2", 0).to_bytes())
     with pytest.raises(FencedError):
-        first.keep(None)
+        first.renew(None)
     filesystem.replace("registry.json", b"[]")
-    with pytest.raises(LogCorruptError, match=r"registry\.json is not what a registry wrote"):
+    with pytest.raises(LogCorruptError, match=r"registry\.json is not a registry's record"):
         read_record(filesystem)
 
 

@@ -59,7 +59,7 @@ def test_an_id_that_is_left_out_follows_from_the_address() -> None:
         ({"slots": "all"}, "node 1: 'all' in 'all' is no range"),
         ({"slots": "0-9000"}, "slots 5001,8192-9000 have two owners: 10.0.0.1:7379 and b.example.org:7380"),
         ({"health": "well"}, "node 1: health 'well' is none of online, loading, fail"),
-        ({"slot": "1"}, "node 1 has a field 'slot'; there are host, port, id"),
+        ({"slot": "1"}, "node 1 has an unknown field 'slot'; the fields are host, port, id"),
         ({"port": 7381}, "2 nodes have the address 10.0.0.1:7381"),
         ({"replica_of": "nobody"}, "node 10.0.0.1:7379 is a replica of nobody, which is no node's"),
         ({"replica_of": B}, "node 10.0.0.1:7379 is a replica and has slots"),
@@ -179,7 +179,7 @@ class Shown:
     def __init__(self) -> None:
         self.versions: list[int] = []
 
-    def show_topology(self, topology: Topology, node_id: str) -> None:
+    def set_topology(self, topology: Topology, node_id: str) -> None:
         assert topology.node(node_id).address == B
         self.versions.append(topology.version)
 
@@ -190,7 +190,7 @@ def test_only_a_higher_version_replaces_what_is_shown() -> None:
     membership.take(made(3), B)
     membership.take(made(3), B)
     for version in (2, 3):
-        with pytest.raises(TopologyError, match=f"version {version} of the topology is not shown: version 3 is"):
+        with pytest.raises(TopologyError, match=f"version {version} of the topology is refused: version 3 is"):
             membership.take(made(version, slots="0-10"), B)
     membership.take(made(4, slots="0-10"), B)
     with pytest.raises(TopologyError, match="no node 'nobody' in version 5"):
