@@ -16,11 +16,11 @@ from typing import Any
 from benchmarks.options import Options
 from benchmarks.results import Row, alone, compared
 from benchmarks.servers import temporary_folder
+from state_backend.lmdb import plain_values
 from state_backend.lmdb import snapshot as lmdb_snapshot
-from state_backend.lmdb import transaction as lmdb_transaction
+from state_backend.lmdb.plain_values import PlainValues
 from state_backend.lmdb.snapshot import LmdbSnapshot
 from state_backend.lmdb.store import LmdbStore
-from state_backend.lmdb.transaction import LmdbTransaction
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op, runs_of
 from state_backend.store.store import EpochChanges
@@ -104,21 +104,21 @@ def _reads(options: Options, store: LmdbStore, keys: int) -> Iterator[Row]:
 
 
 def _writes(options: Options, folder: Path) -> Iterator[Row]:
-    kept = LmdbTransaction._put_values
-    bare = _without(kept, lmdb_transaction)
+    kept = PlainValues.put_run
+    bare = _without(kept, plain_values)
     changes = max(10_000, int(CHANGES * options.scale))
     pairs = []
     for number in range(options.rounds):
         options.report(f"checksums: apply, round {number + 1} of {options.rounds}")
         pair = []
         for which, function in enumerate((kept, bare)):
-            LmdbTransaction._put_values = function  # type: ignore[method-assign]
+            PlainValues.put_run = function  # type: ignore[method-assign]
             store = LmdbStore(folder / f"{number}-{which}", "g")
             store._pages = None  # the core's records cannot be made without
             _apply(store, range(changes), b"0")
             pair.append(_apply(store, range(changes), b"1") / changes * 1e6)
             store.close()
-        LmdbTransaction._put_values = kept  # type: ignore[method-assign]
+        PlainValues.put_run = kept  # type: ignore[method-assign]
         pairs.append((pair[0], pair[1]))
     yield compared(
         "apply a change of a value", "checksums", pairs, unit="us", better="less", peer_name="without checksums",

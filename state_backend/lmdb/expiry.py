@@ -13,16 +13,20 @@ import lmdb
 from state_backend.codec.checksums import check, opened
 from state_backend.lmdb.layout import (
     DROPPED_LINE,
-    ID_BYTES,
+    DUE_POSITION_AT,
+    DUE_TIME_AT,
+    FIELD_LINE,
+    FORM_AT,
     KEY_LINE,
     LARGE,
-    NOTE_LINE,
+    LINE_NAME_AT,
+    LINE_TAG_AT,
+    LINE_TIME_AT,
     LargeMap,
     Tables,
     due_name,
     expiry_line,
     expiry_of,
-    find,
     id_of,
     name_of,
     payload_of,
@@ -30,7 +34,6 @@ from state_backend.lmdb.layout import (
 )
 from state_backend.lmdb.transaction import LmdbTransaction
 from state_backend.model.errors import StoreDamagedError
-from state_backend.model.slots import place_of
 from state_backend.store.changed_keys import ChangedKeys
 from state_backend.store.key_events import What
 
@@ -45,57 +48,57 @@ class ExpiryTransaction(LmdbTransaction):
 
     _expired_keys = _expired_fields = 0
 
-    def note_expired(self, clock_ms: int, most: int) -> int:
+    def announce_expired(self, clock_ms: int, most: int) -> int:
         """Take keys that have expired by a clock out of the counts, oldest first, and tell of them and of fields.
 
         They stay where they are: by the log's clock they may still be changed. Returns how many lines of the expiry
         index were looked at, `most` if there may be more.
         """
-        if clock_ms < self._noted_ms - CLOCK_STEP_MS:
-            return self._take_back(clock_ms + CLOCK_STEP_MS, most)
+        if clock_ms < self.meta.announced_ms - CLOCK_STEP_MS:
+            return self._count_in_again(clock_ms + CLOCK_STEP_MS, most)
         with self._txn.cursor(db=self._tables.expiry) as lines:
             for done in range(most):
-                found = lines.set_range(max(self.meta.noted + b"\0", FIRST_TIMED))
+                found = lines.set_range(max(self.meta.announced + b"\0", FIRST_TIMED))
                 line = lines.key()
-                at_ms = int.from_bytes(line[:8], "big")
+                at_ms = int.from_bytes(line[LINE_TIME_AT], "big")
                 if not found or at_ms > clock_ms:
                     if done:  # whatever comes later with such an expiry has expired when it comes
-                        self.meta.noted = expiry_line(clock_ms, ALL_LINES, b"")
+                        self.meta.announced = expiry_line(clock_ms, ALL_LINES, b"")
                     return done
-                if line[8:9] == KEY_LINE:
-                    self._note_keys_at(line[9:], at_ms)
-                    self.meta.noted = line
+                if line[LINE_TAG_AT] == KEY_LINE:
+                    self._announce_keys_at(line[LINE_NAME_AT], at_ms)
+                    self.meta.announced = line
                 else:
-                    self.meta.noted = line
-                    self._note_fields(line, clock_ms)
+                    self.meta.announced = line
+                    self._announce_fields(line, clock_ms)
         return most
 
-    def _note_keys_at(self, position: bytes, at_ms: int) -> None:
-        for at, record in self._keys.at(position):
+    def _announce_keys_at(self, position: bytes, at_ms: int) -> None:
+        for at, record in self._keys.records.at(position):
             if expiry_of(record) == at_ms:
-                self._count(at, record, -1)
-                self._changed_keys.add(name_of(record))
-                self._tell(name_of(record), What.EXPIRED)
+                self._keys.counts.add(at, record, -1)
+                self._keys.changed_keys.add(name_of(record))
+                self._keys.report(name_of(record), What.EXPIRED)
                 self._expired_keys += 1
 
-    def _note_fields(self, line: bytes, clock_ms: int) -> None:
+    def _announce_fields(self, line: bytes, clock_ms: int) -> None:
         """Tell of fields of a large map that have expired by a clock, at one of its two lines."""
-        at_ms, prefix = int.from_bytes(line[:8], "big"), line[9:]
+        at_ms, prefix = int.from_bytes(line[LINE_TIME_AT], "big"), line[LINE_NAME_AT]
         at, record = self._map_of(prefix)
         large = None if record is None else LargeMap.of(payload_of(record))
-        if line[8:9] == NOTE_LINE:
+        if line[LINE_TAG_AT] == FIELD_LINE:
             self._txn.delete(line, db=self._tables.expiry)
             if large is not None and large.due_ms >= at_ms:
                 large = None  # its own line was looked at just now, or will be
         if record is None or large is None:
             return
-        found = self._dues.set_range(due_name(prefix, at_ms)) and self._dues.key()
+        found = self._keys.dues.set_range(due_name(prefix, at_ms)) and self._keys.dues.key()
         is_due = found and found.startswith(prefix) and found < due_name(prefix, clock_ms + 1)
-        if is_due and not self._is_noted(at, record):
-            self._changed_keys.add(name_of(record))
-            is_live = large.is_live(self._dues, clock_ms)
-            self._tell(name_of(record), What.FIELDS_EXPIRED, *(() if is_live else (What.DELETED,)))
-        self._look_again(large, clock_ms)
+        if is_due and not self._keys.counts.is_announced(at, record):
+            self._keys.changed_keys.add(name_of(record))
+            is_live = large.is_live(self._keys.dues, clock_ms)
+            self._keys.report(name_of(record), What.FIELDS_EXPIRED, *(() if is_live else (What.DELETED,)))
+        self._maps.announce_next(large, clock_ms)
 
     def _map_of(self, prefix: bytes) -> tuple[bytes, bytes | None]:
         """Return the place and the record of the key that a large map belongs to, if it still does."""
@@ -103,26 +106,26 @@ class ExpiryTransaction(LmdbTransaction):
         if key is None:
             return b"", None
         key = opened(key)
-        at, record = find(self._keys.get, place_of(key), key)
-        is_its = record is not None and record[14] == LARGE and id_of(record) == prefix
+        at, record = self._keys.find(key)
+        is_its = record is not None and record[FORM_AT] == LARGE and id_of(record) == prefix
         return at, record if is_its else None
 
-    def _take_back(self, until_ms: int, most: int) -> int:
+    def _count_in_again(self, until_ms: int, most: int) -> int:
         """Count keys in again, latest first, that have not expired after all: the clock was set back."""
         with self._txn.cursor(db=self._tables.expiry) as lines:
-            found = lines.prev() if lines.set_range(self.meta.noted + b"\0") else lines.last()
+            found = lines.prev() if lines.set_range(self.meta.announced + b"\0") else lines.last()
             for done in range(most):
                 line = lines.key() if found else b""
-                at_ms = int.from_bytes(line[:8], "big")
+                at_ms = int.from_bytes(line[LINE_TIME_AT], "big")
                 if at_ms <= until_ms:
-                    self.meta.noted = line
+                    self.meta.announced = line
                     return done
                 found = lines.prev()
-                self.meta.noted = lines.key() if found else b""
-                if line[8:9] == KEY_LINE:
-                    for at, record in self._keys.at(line[9:]):
+                self.meta.announced = lines.key() if found else b""
+                if line[LINE_TAG_AT] == KEY_LINE:
+                    for at, record in self._keys.records.at(line[LINE_NAME_AT]):
                         if expiry_of(record) == at_ms:
-                            self._count(at, record, 1)
+                            self._keys.counts.add(at, record, 1)
         return most
 
     def remove_expired(self, most: int) -> int:
@@ -130,15 +133,15 @@ class ExpiryTransaction(LmdbTransaction):
 
         Returns how many keys, fields, elements and pieces went, about `most` if there is more.
         """
-        self._changed_keys = ChangedKeys()  # what was noted is told of already
+        self._keys.changed_keys = ChangedKeys()  # what was noted is told of already
         done = 0
         with self._txn.cursor(db=self._tables.expiry) as lines:
             while done < most and lines.first():
                 line = lines.key()
-                tag, name = line[8:9], line[9:]
+                tag, name = line[LINE_TAG_AT], line[LINE_NAME_AT]
                 if tag == DROPPED_LINE:
                     done += self._remove_dropped(line, name, most - done)
-                elif int.from_bytes(line[:8], "big") > self._now_ms or line > self.meta.noted:
+                elif int.from_bytes(line[LINE_TIME_AT], "big") > self._now_ms or line > self.meta.announced:
                     break
                 elif tag == KEY_LINE:
                     done += self._remove_keys_at(name)
@@ -157,10 +160,10 @@ class ExpiryTransaction(LmdbTransaction):
         removed = 0
         ordinal = 0
         at = position
-        while (record := self._keys.get(at)) is not None:
+        while (record := self._keys.records.get(at)) is not None:
             check(record)
-            if expiry_of(record) <= self._now_ms and self._is_noted(at, record):
-                self._delete_key(at, record)
+            if expiry_of(record) <= self._now_ms and self._keys.counts.is_announced(at, record):
+                self._keys.delete(at, record)
                 removed += 1  # another record now stands here, if there was one behind
             else:
                 ordinal += 1
@@ -175,31 +178,31 @@ class ExpiryTransaction(LmdbTransaction):
         map_id, size, expiring, _ = LargeMap.of(payload_of(record))
         removed = 0
         due_ms = 0
-        while self._dues.set_range(prefix) and (name := self._dues.key()).startswith(prefix):
-            due_ms = int.from_bytes(name[ID_BYTES : 2 * ID_BYTES], "big")
+        while self._keys.dues.set_range(prefix) and (name := self._keys.dues.key()).startswith(prefix):
+            due_ms = int.from_bytes(name[DUE_TIME_AT], "big")
             if due_ms > self._now_ms or removed >= most:
                 break
-            removed_here = self._remove_fields_at(prefix + name[2 * ID_BYTES :], due_ms)
+            removed_here = self._remove_fields_at(prefix + name[DUE_POSITION_AT], due_ms)
             if not removed_here:
                 raise StoreDamagedError("a field that is not there is to expire in the store; it is made anew")
             removed += removed_here
         self._expired_fields += removed
         large = LargeMap(map_id, size - removed, expiring - removed, due_ms if expiring > removed else 0)
         if large.size:
-            self._put_large_map(at, record, name_of(record), expiry_of(record) or None, state_number_of(record), large)
+            self._maps.put_large(at, record, name_of(record), expiry_of(record) or None, state_number_of(record), large)
         else:
-            self._expired_keys += not self._is_noted(at, record)
-            self._delete_key(at, record)
+            self._expired_keys += not self._keys.counts.is_announced(at, record)
+            self._keys.delete(at, record)
         return max(removed, 1)
 
     def _remove_fields_at(self, position: bytes, due_ms: int) -> int:
         removed = 0
         ordinal = 0
         at = position
-        while (record := self._fields.get(at)) is not None:
+        while (record := self._keys.fields.get(at)) is not None:
             check(record)
             if expiry_of(record) == due_ms:
-                self._delete_field(at, record)
+                self._maps.delete_field(at, record)
                 removed += 1
             else:
                 ordinal += 1
@@ -217,7 +220,7 @@ class ExpiryTransaction(LmdbTransaction):
                         return removed
                     if table is self._tables.fields:
                         check(record := cursor.value())
-                        self._drop(record)
+                        self._keys.drop(record)
                     found = cursor.delete() and bool(cursor.key())
                     removed += 1
         self._txn.delete(prefix, db=self._tables.maps)
@@ -226,13 +229,13 @@ class ExpiryTransaction(LmdbTransaction):
 
 
 def has_expired(
-    txn: lmdb.Transaction[bytes], tables: Tables, noted: bytes, noted_to_ms: int, removed_to_ms: int
+    txn: lmdb.Transaction[bytes], tables: Tables, announced: bytes, announced_to_ms: int, removed_to_ms: int
 ) -> bool:
     """Tell whether anything is to be noted by one clock or removed by another, or was dropped."""
-    if noted_to_ms < int.from_bytes(noted[:8], "big") - CLOCK_STEP_MS:
+    if announced_to_ms < int.from_bytes(announced[LINE_TIME_AT], "big") - CLOCK_STEP_MS:
         return True
     with txn.cursor(db=tables.expiry) as lines:
-        if lines.first() and int.from_bytes(lines.key()[:8], "big") <= removed_to_ms:
+        if lines.first() and int.from_bytes(lines.key()[LINE_TIME_AT], "big") <= removed_to_ms:
             return True
-        found = lines.set_range(max(noted + b"\0", FIRST_TIMED))
-        return found and int.from_bytes(lines.key()[:8], "big") <= noted_to_ms
+        found = lines.set_range(max(announced + b"\0", FIRST_TIMED))
+        return found and int.from_bytes(lines.key()[LINE_TIME_AT], "big") <= announced_to_ms

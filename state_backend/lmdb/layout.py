@@ -14,7 +14,7 @@ Tables (LMDB databases) of an environment; all numbers in names are big endian, 
     expiry  expire_at_ms (8), b"k", position (6) -> nothing; a key at that position expires then
             due_ms (8), b"m", map id (8)      -> nothing; the line of a map with fields that expire
             due_ms (8), b"n", map id (8)      -> nothing; the next field to expire of a map whose own line lies behind
-            what was noted (see `Meta.noted`)
+            what was announced (see `Meta.announced`)
             0 (8), b"d", id (8)               -> nothing; a map, list ... that is no key's any more and is to go
     meta    b"applied"                        -> JSON: what the store holds (see `store.Applied`), states, counters
             b"changed", epoch (8)             -> the keys that one of the last epochs changed (see `changed_keys`)
@@ -66,7 +66,7 @@ from state_backend.store.slot_ownership import SlotOwnership
 from state_backend.store.store import Applied
 
 # Of the layout: a store of another one is made anew.
-FORMAT = 7
+FORMAT = 8
 
 HEADER = struct.Struct("<IqHB")
 read_header = HEADER.unpack_from
@@ -91,10 +91,15 @@ KINDS = (
     Kind.SET,
     Kind.SORTED_SET,
 )
-NEVER = bytes(8)  # expire_at_ms as it lies in a record
-NAME_AT = HEADER.size
+# Where the parts of a record are.
+EXPIRY_AT, STATE_AT, FORM_AT, NAME_AT = slice(4, 12), slice(12, 14), 14, HEADER.size
+COUNTED_AT = slice(4, NAME_AT)  # all that counts depend on: expiry, state and form
+NEVER = bytes(8)  # expire_at_ms as a record has it
 FIELD_POSITION_BYTES = 6
 ID_BYTES = 8
+# Where the parts of a row's name are: of `dues` behind the map's id, and of `expiry`.
+DUE_TIME_AT, DUE_POSITION_AT = slice(ID_BYTES, ID_BYTES + 8), slice(ID_BYTES + 8, None)
+LINE_TIME_AT, LINE_TAG_AT, LINE_NAME_AT = slice(0, 8), slice(8, 9), slice(9, None)
 # Sixteen of LMDB's pages, less their header and the checksum. Reading one takes some 30 us (measured).
 PIECE_BYTES = (64 << 10) - 16 - CHECK_BYTES
 
@@ -103,7 +108,7 @@ SLOT_COUNT = struct.Struct("<Iq")
 EXPIRING, EXPIRING_MAPS = 1 << 16, (1 << 16) + 1
 
 # What a line of the expiry index stands for; their order is that in which lines of one time are looked at.
-DROPPED_LINE, KEY_LINE, MAP_LINE, NOTE_LINE = b"d", b"k", b"m", b"n"
+DROPPED_LINE, KEY_LINE, MAP_LINE, FIELD_LINE = b"d", b"k", b"m", b"n"
 
 TABLES = (b"keys", b"fields", b"maps", b"dues", b"blocks", b"expiry", b"meta")
 
@@ -124,22 +129,22 @@ class Tables(NamedTuple):
 class Meta:
     """The `applied` record: what the store holds and the numbers its records use.
 
-    noted: the last line of the expiry index that counts and notifications have taken in. A key whose line is not after
-    it is in no count, whether it was removed or not.
-    holding: None while it owns all slots and always did; then nothing is counted by slot.
+    announced: the last line of the expiry index that was announced, and all before it: their keys are in no count, and
+        clients were notified, whether the keys are removed yet or not.
+    slot_ownership: None while the store owns all slots and always did; then no keys are counted by slot.
     """
 
     applied: Applied
     state_numbers: dict[str, int] = field(default_factory=dict)
     next_id: int = 1
-    noted: bytes = b""
+    announced: bytes = b""
     slot_ownership: SlotOwnership | None = None
 
     def to_bytes(self) -> bytes:
         content = asdict(self.applied) | {
             "state_numbers": self.state_numbers,
             "next_id": self.next_id,
-            "noted": self.noted.hex(),
+            "announced": self.announced.hex(),
         }
         if self.slot_ownership is not None:
             content["slots"] = self.slot_ownership.to_json()
@@ -149,8 +154,13 @@ class Meta:
     def from_bytes(cls, stored: bytes) -> Meta:
         content = json.loads(stored)
         numbers, next_id = content.pop("state_numbers"), content.pop("next_id")
-        noted, slots = bytes.fromhex(content.pop("noted")), content.pop("slots", None)
-        return cls(Applied(**content), numbers, next_id, noted, slots and SlotOwnership.from_json(slots))
+        announced, slots = bytes.fromhex(content.pop("announced")), content.pop("slots", None)
+        return cls(Applied(**content), numbers, next_id, announced, slots and SlotOwnership.from_json(slots))
+
+    @property
+    def announced_ms(self) -> int:
+        """The time up to which expired keys were announced."""
+        return int.from_bytes(self.announced[LINE_TIME_AT], "big")
 
     def new_id(self) -> int:
         """Return the id of a new map, list or text."""
@@ -264,11 +274,11 @@ def make_record(name: bytes, payload: bytes, expire_at_ms: int | None, state: in
 
 
 def expiry_of(record: bytes) -> int:
-    return int.from_bytes(record[4:12], "little")
+    return int.from_bytes(record[EXPIRY_AT], "little")
 
 
 def state_number_of(record: bytes) -> int:
-    return record[12] | record[13] << 8
+    return int.from_bytes(record[STATE_AT], "little")
 
 
 def payload_of(record: bytes) -> bytes:
@@ -338,9 +348,14 @@ def expiry_line(at_ms: int, tag: bytes, name: bytes) -> bytes:
     return at_ms.to_bytes(8, "big") + tag + name
 
 
+def id_in(payload: bytes) -> bytes:
+    """Return the id that a payload begins with, as the names of its rows begin with it (big endian)."""
+    return payload[:ID_BYTES][::-1]
+
+
 def id_of(record: bytes) -> bytes:
-    """Return the id of what lies outside of a record, as names begin with it; empty if nothing does."""
-    return payload_of(record)[:ID_BYTES][::-1] if record[14] >= LARGE else b""
+    """Return the id of the rows that belong to a record, as their names begin with it; empty if it has none."""
+    return id_in(payload_of(record)) if record[FORM_AT] >= LARGE else b""
 
 
 def piece_name(text_id: bytes, number: int) -> bytes:

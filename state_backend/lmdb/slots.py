@@ -1,6 +1,6 @@
-"""A write transaction of an LMDB store that holds some slots only (see `store.slot_ownership`).
+"""A write transaction of an LMDB store that owns some slots only (see `store.slot_ownership`).
 
-Beside the records it keeps counts by slot, so that a slot can be gained or lost without being counted.
+It also counts keys by slot, so that the keys of a slot that is gained or lost need not be counted then.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import lmdb
 
 from state_backend.codec.checksums import opened, sealed
 from state_backend.lmdb.expiry import ExpiryTransaction
+from state_backend.lmdb.key_counts import KeyCounts
 from state_backend.lmdb.layout import (
     EXPIRING,
     EXPIRING_MAPS,
+    EXPIRY_AT,
+    FORM_AT,
     LARGE,
     NEVER,
     SLOT_COUNT,
+    STATE_AT,
     LargeMap,
     Meta,
     Tables,
     expiry_of,
-    find,
     name_of,
     payload_of,
     records_of_slots,
@@ -32,41 +35,36 @@ from state_backend.lmdb.layout import (
     state_number_of,
 )
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
-from state_backend.model.slots import place_of
 
 SLOT_BYTES = 2
 
 
-class SlotsTransaction(ExpiryTransaction):
-    """The changes of one write transaction, all of them in `slots`, but for the removal of what has expired."""
+class SlotCounts(KeyCounts):
+    """Counts of keys by slot; what `meta` has of them is their sum over the owned slots."""
 
-    def __init__(
-        self, txn: lmdb.Transaction[bytes], tables: Tables, meta: Meta, now_ms: int, slots: KeyGroups = ALL
-    ) -> None:
-        super().__init__(txn, tables, meta, now_ms)
+    def __init__(self, txn: lmdb.Transaction[bytes], tables: Tables, meta: Meta) -> None:
+        super().__init__(meta)
         assert meta.slot_ownership is not None
-        self._slots = slots
+        self._txn = txn
+        self._tables = tables
         self._owned = meta.slot_ownership.owned
         # By slot: what was added by state number, and under EXPIRING and EXPIRING_MAPS.
         self._added: defaultdict[bytes, Counter[int]] = defaultdict(Counter)
 
-    # Counting ----------------------------------------------------------------------------------------------------
-
-    def _count(self, at: bytes, record: bytes, sign: int) -> None:
-        if self._is_noted(at, record):
+    def add(self, at: bytes, record: bytes, sign: int) -> None:
+        if self.is_announced(at, record):
             return
         added = self._added[at[:SLOT_BYTES]]
         added[state_number_of(record)] += sign
         added[EXPIRING] += sign * (expiry_of(record) > 0)
-        added[EXPIRING_MAPS] += sign * (record[14] == LARGE and LargeMap.of(payload_of(record)).due_ms > 0)
+        added[EXPIRING_MAPS] += sign * (record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).due_ms > 0)
 
-    def _count_new(self, number: int, places: list[bytes]) -> None:
-        super()._count_new(number, places)
+    def add_new(self, number: int, places: list[bytes]) -> None:
         for slot, keys in Counter(place[:SLOT_BYTES] for place in places).items():
             self._added[slot][number] += keys
 
-    def count_all(self) -> None:
-        """Count everything by slot, in a store that did not until now: about a microsecond a key."""
+    def add_all(self) -> None:
+        """Count all keys, which were not counted by slot until now: about a microsecond a key."""
         with self._txn.cursor(db=self._tables.keys) as cursor:
             for slot_and_number, keys in Counter(self._plain(cursor)).items():
                 number = int.from_bytes(slot_and_number[SLOT_BYTES:], "little")
@@ -75,36 +73,36 @@ class SlotsTransaction(ExpiryTransaction):
     def _plain(self, cursor: lmdb.Cursor[bytes]) -> Iterator[bytes]:
         """Return slot and state of each key that does not expire, and count those that do."""
         for at, record in sound_rows(cursor):
-            if record[4:12] != NEVER or record[14] == LARGE:
-                self._count(at, record, 1)
+            if record[EXPIRY_AT] != NEVER or record[FORM_AT] == LARGE:
+                self.add(at, record, 1)
             else:
-                yield at[:SLOT_BYTES] + record[12:14]
+                yield at[:SLOT_BYTES] + record[STATE_AT]
+
+    def may_have_keys(self, number: int) -> bool:
+        return True  # `meta` has no counts of slots that are loaded
 
     def finish(self) -> None:
         assert self.meta.slot_ownership is not None
-        if self._events is not None:
-            self._events.finish()
         applied, owned = self.meta.applied, self.meta.slot_ownership.owned
         numbers = self.meta.state_numbers
         counts = Counter({numbers[name]: count for name, count in applied.keys.items()})
         counts.update({EXPIRING: applied.expiring, EXPIRING_MAPS: applied.expiring_maps})
         for slot, added in self._added.items():
-            self._write_counts(slot, added)
+            self._write(slot, added)
             if int.from_bytes(slot, "big") in self._owned:
                 counts.update(added)
         if owned != self._owned:
-            counts = sum((self._counts_of(slot) for slot in owned), Counter[int]())
+            counts = sum((self._stored(slot) for slot in owned), Counter[int]())
         names = self.meta.names()
         keys = {names[number]: count for number, count in counts.items() if number < EXPIRING and count}
         self.meta.applied = replace(applied, keys=keys, expiring=counts[EXPIRING], expiring_maps=counts[EXPIRING_MAPS])
-        self._txn.put(b"applied", self.meta.to_bytes(), db=self._tables.meta)
 
-    def _counts_of(self, slot: int) -> Counter[int]:
+    def _stored(self, slot: int) -> Counter[int]:
         stored = self._txn.get(slot_counts_name(slot.to_bytes(SLOT_BYTES, "big")), db=self._tables.meta)
         return Counter(dict(SLOT_COUNT.iter_unpack(opened(stored)) if stored else ()))
 
-    def _write_counts(self, slot: bytes, added: Counter[int]) -> None:
-        counts = self._counts_of(int.from_bytes(slot, "big"))
+    def _write(self, slot: bytes, added: Counter[int]) -> None:
+        counts = self._stored(int.from_bytes(slot, "big"))
         counts.update(added)
         packed = b"".join(SLOT_COUNT.pack(*each) for each in counts.items() if each[1])
         if packed:
@@ -112,27 +110,37 @@ class SlotsTransaction(ExpiryTransaction):
         else:
             self._txn.delete(slot_counts_name(slot), db=self._tables.meta)
 
-    def _may_hold(self, number: int) -> bool:
-        return True  # the counts that are at hand are of what is owned
 
-    # Slots -------------------------------------------------------------------------------------------------------
+class SlotsTransaction(ExpiryTransaction):
+    """The changes of one write transaction. All are of keys in `slots`, but for what has expired."""
+
+    def __init__(
+        self, txn: lmdb.Transaction[bytes], tables: Tables, meta: Meta, now_ms: int, slots: KeyGroups = ALL
+    ) -> None:
+        self._slot_counts = SlotCounts(txn, tables, meta)
+        super().__init__(txn, tables, meta, now_ms, self._slot_counts)
+        self._slots = slots
+
+    def count_all(self) -> None:
+        """Count all keys by slot, in a store that did not until now."""
+        self._slot_counts.add_all()
 
     def _records(self, cursor: lmdb.Cursor[bytes]) -> Iterable[tuple[bytes, bytes]]:
         return records_of_slots(cursor, self._slots)
 
-    def remove_slots(self, most: int) -> KeyGroups:
-        """Delete some keys of `slots`, about so many; return the slots that may have more."""
+    def remove_slots(self, keys_max: int) -> KeyGroups:
+        """Delete about `keys_max` keys of `slots`; return the slots that may have more."""
         found: list[bytes] = []
         rest = NONE
         with self._txn.cursor(db=self._tables.keys) as cursor:
             for at, record in self._records(cursor):
-                if len(found) >= most:
+                if len(found) >= keys_max:
                     slot = int.from_bytes(at[:SLOT_BYTES], "big")
                     rest = self._slots - KeyGroups(((0, slot - 1),)) if slot else self._slots
                     break
                 found.append(name_of(record))
         for name in found:
-            at, there = find(self._keys.get, place_of(name), name)
+            at, there = self._keys.find(name)
             if there is not None:
-                self._delete_key(at, there)
+                self._keys.delete(at, there)
         return rest

@@ -223,9 +223,9 @@ class LmdbStore(Store):
         with self._writing() as txn:
             work = self._work(txn, self._meta(txn), epoch.clock_ms)
             if self.tells_events:
-                work.tell_events(epoch.epoch, epoch.term, self.events_portion_bytes, self.events_bytes_max)
+                work.record_events(epoch.epoch, epoch.term, self.events_portion_bytes, self.events_bytes_max)
             self._change(txn, work, epoch, states)
-            work.keep_changed_keys(epoch.epoch)
+            work.store_changed_keys(epoch.epoch)
             work.meta.applied = replace(work.meta.applied, epoch=epoch.epoch, term=epoch.term, clock_ms=epoch.clock_ms)
             work.finish()
             return work.changed
@@ -239,7 +239,7 @@ class LmdbStore(Store):
     ) -> None:
         work.declare(states, epoch.replaces)
         work.apply_all(epoch.runs, self._pages if self._pages is not None and self._pages.learn(txn) else None)
-        work.remove_untouched()
+        work.delete_untouched()
 
     def expire(self, now_ms: int, most: int) -> int:
         with self._env.begin() as txn:
@@ -248,16 +248,16 @@ class LmdbStore(Store):
             if meta.slot_ownership is not None and meta.slot_ownership.loading is not None:
                 # What is loaded is in the past, and what expired since may still be changed there before it does.
                 removed_to_ms = min(clock_ms, meta.slot_ownership.loading.clock_ms)
-            noted_to_ms = max(now_ms, clock_ms)
-            if not has_expired(txn, self.tables, meta.noted, noted_to_ms, removed_to_ms):
+            announced_to_ms = max(now_ms, clock_ms)
+            if not has_expired(txn, self.tables, meta.announced, announced_to_ms, removed_to_ms):
                 return 0
         with self._writing() as txn:
             work = self._work(txn, meta, removed_to_ms, ALL)
             if self.tells_events:
                 applied = meta.applied
-                work.tell_events(applied.epoch, applied.term, self.events_portion_bytes, self.events_bytes_max)
-            done = work.note_expired(noted_to_ms, most)
-            work.keep_expired_keys()
+                work.record_events(applied.epoch, applied.term, self.events_portion_bytes, self.events_bytes_max)
+            done = work.announce_expired(announced_to_ms, most)
+            work.store_expired_keys()
             done += work.remove_expired(most - done)
             work.finish()
             return done

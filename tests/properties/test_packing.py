@@ -108,9 +108,10 @@ def test_a_store_of_packed_values_is_the_one_that_the_general_path_makes(
 ) -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stack.enter_context(patch("state_backend.lmdb.transaction.PIECE_BYTES", 700))
+        for module in ("plain_values", "value_writer"):
+            stack.enter_context(patch(f"state_backend.lmdb.{module}.PIECE_BYTES", 700))
         stack.enter_context(patch("state_backend.lmdb.transaction.ROWS_MAX", rows_max))
-        stack.enter_context(patch("state_backend.lmdb.transaction.ITEMS_MAX", 100))
+        stack.enter_context(patch("state_backend.lmdb.plain_values.ITEMS_MAX", 100))
         stack.enter_context(patch("state_backend.model.records.RUN_ROWS_MAX", run_rows))
         if are_colliding:
             stack.enter_context(patch("state_backend.model.slots.crc32", lambda text: sum(text) % 5))

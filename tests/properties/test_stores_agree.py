@@ -13,6 +13,7 @@ from dataclasses import replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -22,11 +23,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from state_backend import lmdb as lmdb_modules
 from state_backend.codec import packed_list, packed_map, packed_sorted
 from state_backend.codec.checksums import opened, sealed
 from state_backend.lmdb import ranks as lmdb_ranks
 from state_backend.lmdb.layout import (
     EXPIRING,
+    FORM_AT,
     KEY_LINE,
     LARGE,
     MANY,
@@ -228,9 +231,9 @@ class StoresAgree(RuleBasedStateMachine):
         self.patches = ExitStack()
         self.patches.enter_context(patch("state_backend.model.records.RUN_ROWS_MAX", self.rows_of_a_run))
         for name, value in SMALL.items():
-            for module in ("lmdb.transaction", "lmdb.snapshot"):
-                if hasattr(import_module(f"state_backend.{module}"), name):
-                    self.patches.enter_context(patch(f"state_backend.{module}.{name}", value))
+            for module in iter_modules(lmdb_modules.__path__, "state_backend.lmdb."):
+                if hasattr(import_module(module.name), name):
+                    self.patches.enter_context(patch(f"{module.name}.{name}", value))
         for name, value in SMALL_TREE.items():
             self.patches.enter_context(patch(f"state_backend.lmdb.ranks.{name}", value))
         self.patch_positions()
@@ -493,21 +496,21 @@ def assert_equal_answers(memory: Snapshot, lmdb: Snapshot) -> None:
 
 
 def counted_records(store: LmdbStore) -> list[tuple[bytes, bytes]]:
-    """Return (place, record) of all keys of which it was not noted that they expired."""
+    """Return (place, record) of all keys of which it was not announced that they expired."""
     with store.begin() as txn:
-        noted = read_meta(txn, store.tables, store.generation).noted
+        announced = read_meta(txn, store.tables, store.generation).announced
         found = list(txn.cursor(db=store.tables.keys))
     return [
         (at, record)
         for at, record in found
-        if not expiry_of(record) or expiry_line(expiry_of(record), KEY_LINE, at[:POSITION_BYTES]) > noted
+        if not expiry_of(record) or expiry_line(expiry_of(record), KEY_LINE, at[:POSITION_BYTES]) > announced
     ]
 
 
 def assert_tables_fit(store: LmdbStore) -> None:
     """All that lies outside of a key's record belongs to a key, or has a line that says that it is to go."""
     with store.begin() as txn:
-        noted = read_meta(txn, store.tables, "g").noted
+        announced = read_meta(txn, store.tables, "g").announced
         tables = {name: list(txn.cursor(db=getattr(store.tables, name))) for name in Tables._fields if name != "meta"}
     lines = {name for name, _ in tables["expiry"]}
     dropped = {line[9:] for line in lines if line[8:9] == b"d"}
@@ -518,13 +521,13 @@ def assert_tables_fit(store: LmdbStore) -> None:
     assert not owned & dropped
     for name in ("fields", "dues", "blocks"):
         assert {at[:8] for at, _ in tables[name]} <= owned | dropped
-    larges = [(record, LargeMap.of(payload_of(record))) for _, record in keys if record[14] == LARGE]
+    larges = [(record, LargeMap.of(payload_of(record))) for _, record in keys if record[FORM_AT] == LARGE]
     assert {large.prefix: sealed(name_of(record)) for record, large in larges}.items() <= dict(tables["maps"]).items()
     lines_of_keys = {expiry_line(expiry_of(record), b"k", at) for at, record in keys if expiry_of(record)}
     lines_of_maps = {expiry_line(large.due_ms, b"m", large.prefix) for _, large in larges if large.due_ms}
     assert {line for line in lines if line[8:9] in b"km"} == lines_of_keys | lines_of_maps
     notes = [line for line in lines if line[8:9] == b"n"]
-    assert all(line > noted for line in notes)
+    assert all(line > announced for line in notes)
     live = [(at, record) for at, record in fields if at[:8] not in dropped]
     dues = {due_name(at[:8], expiry_of(record), at[8:]) for at, record in live if expiry_of(record)}
     assert {name for name, _ in tables["dues"] if name[:8] not in dropped} == dues
@@ -534,8 +537,8 @@ def assert_tables_fit(store: LmdbStore) -> None:
         expiring = [at_ms for at_ms in mine if at_ms]
         assert (large.size, large.expiring, bool(large.due_ms)) == (len(mine), len(expiring), bool(expiring))
         assert large.due_ms <= min(expiring, default=0)
-        later = [at_ms for at_ms in expiring if at_ms > int.from_bytes(noted[:8], "big")]
-        if later and expiry_line(large.due_ms, b"m", large.prefix) <= noted:
+        later = [at_ms for at_ms in expiring if at_ms > int.from_bytes(announced[:8], "big")]
+        if later and expiry_line(large.due_ms, b"m", large.prefix) <= announced:
             assert any(line[9:] == large.prefix and int.from_bytes(line[:8], "big") <= min(later) for line in notes)
 
 
@@ -546,12 +549,12 @@ def assert_trees_fit(
     blocks: list[tuple[bytes, bytes]],
 ) -> None:
     """The members of large sets are counted, and the tree of a sorted one holds them in order and nothing else."""
-    for record in (record for _, record in keys if record[14] in (MANY, TREE)):
+    for record in (record for _, record in keys if record[FORM_AT] in (MANY, TREE)):
         large = LargeSet.of(payload_of(record))
         members = {name_of(each): payload_of(each) for at, each in fields if at[:8] == large.prefix}
         assert len(members) == large.size > 0
         nodes = {name: opened(node) for name, node in blocks if name[:8] == large.prefix}
-        if record[14] == MANY:
+        if record[FORM_AT] == MANY:
             assert not nodes
             assert set(members.values()) == {b""}
             continue

@@ -1,0 +1,72 @@
+"""Changes of reducing states in a write transaction: each fold becomes a put of what it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from state_backend.codec import packed_map
+from state_backend.codec.reductions import folded
+from state_backend.lmdb.key_writer import KeyWriter, WrittenState
+from state_backend.lmdb.layout import (
+    FORM_AT,
+    LARGE,
+    PACKED,
+    LargeMap,
+    expiry_of,
+    field_place,
+    find,
+    payload_of,
+)
+from state_backend.lmdb.value_writer import ValueWriter
+from state_backend.model.descriptor import Kind
+from state_backend.model.records import Change, Op
+
+FOLD = int(Op.FOLD)
+# To find so many fields of a small map one by one takes less time than to unpack it (about).
+FINDS_MAX = 4
+
+
+class Folds:
+    """Folds changes into what a store has at their keys and fields."""
+
+    def __init__(self, keys: KeyWriter, values: ValueWriter) -> None:
+        self._keys = keys
+        self._values = values
+
+    def applied(
+        self, record: bytes | None, rows: Sequence[tuple[Any, ...]], state: WrittenState
+    ) -> Iterable[tuple[Any, ...]]:
+        """Return the changes of one key with puts in place of folds; `record` is what they are folded into."""
+        changes = list(map(Change._make, rows))
+        current: dict[bytes, bytes | None] = {}  # by field, after the changes so far; a value's field is empty
+        if record is not None and record[FORM_AT] == PACKED and len(rows) > FINDS_MAX:
+            current, record = dict(packed_map.pairs(payload_of(record))), None
+        for index, change in enumerate(changes):
+            has_expired = change.expire_at_ms is not None and change.expire_at_ms <= self._keys.now_ms
+            is_of_key = state.kind is Kind.VALUE or change.field is None
+            field = b"" if state.kind is Kind.VALUE else change.field or b""
+            if change.op == FOLD:
+                old = current[field] if field in current else self._current(record, field)
+                change = changes[index] = change._replace(op=Op.PUT, value=folded(state.reduction, change, old))
+            elif is_of_key:
+                record, current = None, {}
+            if state.kind is Kind.MAP and is_of_key and change.op == Op.PUT and not has_expired:
+                current = dict(packed_map.pairs(change.value or packed_map.EMPTY))
+            else:
+                current[field] = change.value if change.op == Op.PUT and not has_expired else None
+        return changes
+
+    def _current(self, record: bytes | None, field: bytes) -> bytes | None:
+        """Return the live value of a key, or of a field of a map."""
+        if record is None:
+            return None
+        if record[FORM_AT] == PACKED:
+            return packed_map.find(payload_of(record), field)
+        if record[FORM_AT] != LARGE:
+            return self._values.value_in(record)
+        map_id = LargeMap.of(payload_of(record)).map_id
+        _, found = find(self._keys.fields.get, field_place(map_id, field), field)
+        if found is None or 0 < expiry_of(found) <= self._keys.now_ms:
+            return None
+        return self._values.value_in(found)

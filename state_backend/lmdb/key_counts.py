@@ -1,0 +1,62 @@
+"""How many keys a store has, kept in step with the records that a write transaction changes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from state_backend.lmdb.layout import (
+    FORM_AT,
+    KEY_LINE,
+    LARGE,
+    LargeMap,
+    Meta,
+    expiry_line,
+    expiry_of,
+    payload_of,
+    state_number_of,
+)
+from state_backend.model.slots import POSITION_BYTES
+
+
+class KeyCounts:
+    """The number of keys of each state, of keys that expire, and of maps with fields that expire.
+
+    A key whose expiry was announced is in no count, whether it was removed or not (see `lmdb.expiry`).
+    """
+
+    def __init__(self, meta: Meta) -> None:
+        self.meta = meta
+        numbers, applied = meta.state_numbers, meta.applied
+        self._keys = Counter({number: applied.keys.get(name, 0) for name, number in numbers.items()})
+        self._expiring = applied.expiring
+        self._expiring_maps = applied.expiring_maps
+
+    def is_announced(self, at: bytes, record: bytes) -> bool:
+        """Tell whether it was announced that a key expired."""
+        expire_at_ms = expiry_of(record)
+        return expire_at_ms > 0 and expiry_line(expire_at_ms, KEY_LINE, at[:POSITION_BYTES]) <= self.meta.announced
+
+    def add(self, at: bytes, record: bytes, sign: int) -> None:
+        """Count a key in (1) or out (-1)."""
+        if self.is_announced(at, record):
+            return
+        self._keys[state_number_of(record)] += sign
+        self._expiring += sign * (expiry_of(record) > 0)
+        self._expiring_maps += sign * (record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).due_ms > 0)
+
+    def add_new(self, number: int, places: list[bytes]) -> None:
+        """Count in new keys of a state that do not expire."""
+        self._keys[number] += len(places)
+
+    def may_have_keys(self, number: int) -> bool:
+        """Tell whether a state may have records: those of announced keys are in no count."""
+        return bool(self._keys.get(number) or self.meta.announced)
+
+    def finish(self) -> None:
+        """Put the counts into `meta`."""
+        names = self.meta.names()
+        keys = {names[number]: count for number, count in self._keys.items() if count}
+        self.meta.applied = replace(
+            self.meta.applied, keys=keys, expiring=self._expiring, expiring_maps=self._expiring_maps
+        )

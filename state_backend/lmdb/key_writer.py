@@ -1,0 +1,178 @@
+"""The records of keys in a write transaction, written and deleted one by one.
+
+What the records of one kind of state hold is made in `value_writer`, `map_writer`, `list_writer` and `set_writer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+import lmdb
+
+from state_backend.codec.reductions import Reduction
+from state_backend.lmdb.events import KeyEvents
+from state_backend.lmdb.key_counts import KeyCounts
+from state_backend.lmdb.layout import (
+    COUNTED_AT,
+    DROPPED_LINE,
+    EXPIRY_AT,
+    FIELD_POSITION_BYTES,
+    FORM_AT,
+    ID_BYTES,
+    KEY_LINE,
+    LARGE,
+    MAP_LINE,
+    NEVER,
+    LargeMap,
+    Table,
+    Tables,
+    expiry_line,
+    expiry_of,
+    find,
+    id_of,
+    name_of,
+    payload_of,
+    sound_rows,
+)
+from state_backend.model.descriptor import Kind
+from state_backend.model.slots import POSITION_BYTES, place_of
+from state_backend.store.changed_keys import ChangedKeys
+from state_backend.store.key_events import What
+
+
+class KeyWriter:
+    """Writes and deletes the records of keys, and keeps the counts, the expiry index and the changed keys in step.
+
+    changed: how many changes made a difference so far. events: None unless somebody wants to be notified of them.
+    """
+
+    def __init__(self, txn: lmdb.Transaction[bytes], tables: Tables, counts: KeyCounts, now_ms: int) -> None:
+        self.txn = txn
+        self.tables = tables
+        self.counts = counts
+        self.meta = counts.meta
+        self.now_ms = now_ms
+        self.records = Table(txn, tables.keys, POSITION_BYTES)
+        self.fields = Table(txn, tables.fields, ID_BYTES + FIELD_POSITION_BYTES)
+        self.dues = txn.cursor(db=tables.dues)
+        self.changed_keys = ChangedKeys()
+        self.events: KeyEvents | None = None
+        self.changed = 0
+
+    def find(self, key: bytes) -> tuple[bytes, bytes | None]:
+        """Return the place of a key and its record, expired or not; for a missing one the next free place and None."""
+        return find(self.records.get, place_of(key), key)
+
+    def find_live(self, key: bytes) -> tuple[bytes, bytes | None]:
+        """Return the place of a key and its record; a record that has expired is deleted first."""
+        at, record = self.find(key)
+        if record is not None and not self.is_live(record):
+            self.delete(at, record)
+            return self.find(key)
+        return at, record
+
+    def is_live(self, record: bytes) -> bool:
+        """Tell whether a key has not expired, nor all fields of a large map."""
+        if 0 < expiry_of(record) <= self.now_ms:
+            return False
+        return record[FORM_AT] != LARGE or LargeMap.of(payload_of(record)).is_live(self.dues, self.now_ms)
+
+    def put(self, at: bytes, old: bytes | None, new: bytes) -> None:
+        """Write a key's record over the old one, whose rows in other tables are dropped unless the new one has them."""
+        self.records.put(at, new)
+        self.changed_keys.add(name_of(new))
+        if old is None:
+            self.counts.add(at, new, 1)
+        elif old[COUNTED_AT] != new[COUNTED_AT] or new[FORM_AT] == LARGE:
+            self.counts.add(at, old, -1)
+            self.counts.add(at, new, 1)
+        old_due_ms = 0
+        if old is not None and old[FORM_AT] >= LARGE:
+            if id_of(old) != id_of(new):
+                self.drop(old)
+            elif old[FORM_AT] == LARGE:
+                old_due_ms = LargeMap.of(payload_of(old)).due_ms
+        if new[FORM_AT] == LARGE:
+            self._move_map_line(old_due_ms, LargeMap.of(payload_of(new)))
+        if new[EXPIRY_AT] != (old[EXPIRY_AT] if old is not None else NEVER):
+            self._move_line(at[:POSITION_BYTES], expiry_of(old) if old is not None else 0, expiry_of(new))
+
+    def delete(self, at: bytes, record: bytes) -> None:
+        """Delete a key's record; its rows in other tables are dropped."""
+        self.changed_keys.add(name_of(record))
+        self.drop(record)
+        self.counts.add(at, record, -1)
+        self.records.delete(at)
+        expire_at_ms = expiry_of(record)
+        if expire_at_ms:
+            self._move_line(at[:POSITION_BYTES], expire_at_ms, 0)
+
+    def drop(self, record: bytes) -> None:
+        """Leave the rows that a record has in other tables to `lmdb.expiry`, which removes them in portions."""
+        if record[FORM_AT] < LARGE:
+            return
+        if record[FORM_AT] == LARGE and (due_ms := LargeMap.of(payload_of(record)).due_ms):
+            self.txn.delete(expiry_line(due_ms, MAP_LINE, id_of(record)), db=self.tables.expiry)
+        self.txn.put(expiry_line(0, DROPPED_LINE, id_of(record)), b"", db=self.tables.expiry)
+
+    def _move_line(self, position: bytes, before: int, after: int) -> None:
+        """Move a key's line in the expiry index; one that another key of the same position needs stays."""
+        if before and not self.records.expires_at(position, before):
+            self.txn.delete(expiry_line(before, KEY_LINE, position), db=self.tables.expiry)
+        if after:
+            self.txn.put(expiry_line(after, KEY_LINE, position), b"", db=self.tables.expiry)
+
+    def _move_map_line(self, before: int, large: LargeMap) -> None:
+        """Move a large map's line in the expiry index."""
+        if before == large.due_ms:
+            return
+        if before:
+            self.txn.delete(expiry_line(before, MAP_LINE, large.prefix), db=self.tables.expiry)
+        if large.due_ms:
+            self.txn.put(expiry_line(large.due_ms, MAP_LINE, large.prefix), b"", db=self.tables.expiry)
+
+    def item_names(self, prefix: bytes) -> set[bytes]:
+        """Return the names of all fields of a large map, or of all members of a large set."""
+        names = set()
+        with self.txn.cursor(db=self.tables.fields) as cursor:
+            if cursor.set_range(prefix):
+                for at, item in sound_rows(cursor):
+                    if not at.startswith(prefix):
+                        break
+                    names.add(name_of(item))
+        return names
+
+    def report(self, key: bytes, *events: What) -> None:
+        """Write that something happened to a key, if somebody wants to be notified."""
+        if self.events is not None:
+            self.events.add(key, bytes(events))
+
+
+class WrittenState(NamedTuple):
+    """A state as a write transaction needs it. is_replaced: the epoch brings its whole content."""
+
+    number: int
+    kind: Kind
+    is_replaced: bool
+    length_max: int | None
+    reduction: Reduction | None
+    writer: KindWriter
+
+
+class KindWriter(Protocol):
+    """Writes the keys of one kind of state."""
+
+    def apply(
+        self,
+        at: bytes,
+        old: bytes | None,
+        rows: Iterable[tuple[Any, ...]],
+        state: WrittenState,
+        *,
+        keeps_old: bool,
+    ) -> None:
+        """Apply the changes of one key, given its place and its live record.
+
+        rows: see `records.rows_in`; none of them folds. keeps_old: False if what the record holds is not to be kept.
+        """

@@ -1,0 +1,256 @@
+"""Maps in a write transaction: a small one is one record, a large one has a record for each field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from state_backend.codec import packed_map
+from state_backend.codec.checksums import sealed
+from state_backend.lmdb.key_writer import KeyWriter, WrittenState
+from state_backend.lmdb.layout import (
+    DUE_TIME_AT,
+    FIELD_LINE,
+    FIELD_POSITION_BYTES,
+    FORM_AT,
+    ID_BYTES,
+    LARGE,
+    MAP_LINE,
+    PACKED,
+    TEXT,
+    LargeMap,
+    due_name,
+    expiry_line,
+    expiry_of,
+    field_place,
+    find,
+    id_of,
+    make_record,
+    name_of,
+    payload_of,
+    state_number_of,
+)
+from state_backend.lmdb.value_writer import ValueWriter
+from state_backend.model.records import RUN_ROWS_MAX, Change, Op
+
+PUT = int(Op.PUT)
+
+
+class MapWriter:
+    """Writes the keys of map states, and the fields of large maps.
+
+    has_late_field: a field was put since this was set to False whose expiry lies before the time that is announced.
+    """
+
+    def __init__(self, keys: KeyWriter, values: ValueWriter) -> None:
+        self._keys = keys
+        self._values = values
+        self.has_late_field = False
+
+    def apply(
+        self,
+        at: bytes,
+        old: bytes | None,
+        rows: Iterable[tuple[Any, ...]],
+        state: WrittenState,
+        *,
+        keeps_old: bool,
+    ) -> None:
+        """Apply the changes of one key: the last that replaces or deletes the map, then those of fields behind it."""
+        changes = list(map(Change._make, rows))
+        if not keeps_old and old is not None:
+            at, old, changes = self._without_other_fields(at, old, changes)
+        key = changes[0].key
+        last_of_key = max((index for index, change in enumerate(changes) if change.field is None), default=-1)
+        if last_of_key >= 0:
+            change = changes[last_of_key]
+            if change.op == Op.PUT and change.value is not None and packed_map.count(change.value):
+                self._replace(at, old, change, state.number)
+            elif old is not None:
+                self._keys.delete(at, old)
+                self._keys.changed += 1
+            changes = changes[last_of_key + 1 :]
+            if not changes:
+                return
+            at, old = self._keys.find_live(key)
+        if old is not None and expiry_of(old) and any(change.op != PUT for change in changes):
+            # A map that becomes empty in between loses its expiry: one change after the other.
+            for change in changes:
+                self._change_fields(*self._keys.find_live(key), {change.field or b"": change}, state.number)
+        else:
+            self._change_fields(at, old, {change.field or b"": change for change in changes}, state.number)
+
+    def _without_other_fields(
+        self, at: bytes, old: bytes, changes: list[Change]
+    ) -> tuple[bytes, bytes | None, list[Change]]:
+        """Make changes that also delete all fields they do not name; return the map's place and record with them."""
+        key = changes[0].key
+        if any(change.field is None for change in changes):
+            return at, old, changes
+        if expiry_of(old) or _is_huge(old):
+            self._keys.delete(at, old)
+            return *self._keys.find(key), changes
+        deleted = self._field_names(old).difference(change.field for change in changes)
+        return at, old, [Change("", Op.DELETE, key, name) for name in deleted] + changes
+
+    def _change_fields(self, at: bytes, old: bytes | None, changes: dict[bytes, Change], number: int) -> None:
+        if old is not None and old[FORM_AT] == LARGE:
+            self._change_large(at, old, changes, expiry_of(old))
+        else:
+            self._change_small(at, old, changes, number)
+
+    def _replace(self, at: bytes, old: bytes | None, change: Change, number: int) -> None:
+        """Write the packed map that a change puts over the old one."""
+        packed = change.value or b""
+        if packed_map.count(packed) <= packed_map.FIELDS_MAX and len(packed) <= packed_map.BYTES_MAX:
+            new = make_record(change.key, packed, change.expire_at_ms, number, PACKED)
+            if new == old:
+                return
+            self._keys.put(at, old, new)
+            self._keys.changed += 1
+            return
+        fields = dict(packed_map.pairs(packed))
+        changes = {name: Change("", Op.PUT, change.key, name, value) for name, value in fields.items()}
+        if old is not None and old[FORM_AT] == LARGE and not _is_huge(old):
+            deleted = self._field_names(old) - fields.keys()
+            changes |= {name: Change("", Op.DELETE, change.key, name) for name in deleted}
+            self._change_large(at, old, changes, change.expire_at_ms)
+        else:
+            self._make_large(at, old, change.key, change.expire_at_ms, number, changes)
+            self._keys.changed += 1
+
+    def _field_names(self, record: bytes) -> set[bytes]:
+        """Return the names of all fields."""
+        if record[FORM_AT] == LARGE:
+            return self._keys.item_names(id_of(record))
+        return {name for name, _ in packed_map.pairs(payload_of(record))}
+
+    def _change_small(self, at: bytes, old: bytes | None, changes: dict[bytes, Change], number: int) -> None:
+        before = dict(packed_map.pairs(payload_of(old))) if old is not None else {}
+        fields = dict(before)
+        expiring = {
+            name: change for name, change in changes.items() if change.op == Op.PUT and change.expire_at_ms is not None
+        }
+        for name, change in changes.items():
+            if change.op == Op.PUT:
+                fields[name] = change.value or b""
+            else:
+                fields.pop(name, None)
+        self._keys.changed += sum(name in expiring or before.get(name) != fields.get(name) for name in changes)
+        key = next(iter(changes.values())).key
+        expire_at_ms = expiry_of(old) or None if old is not None else None
+        if not fields:
+            if old is not None:
+                self._keys.delete(at, old)
+        elif (
+            expiring
+            or len(fields) > packed_map.FIELDS_MAX
+            or (len(packed := packed_map.pack(fields.items())) > packed_map.BYTES_MAX)
+        ):
+            puts = {name: Change("", Op.PUT, key, name, value) for name, value in fields.items()} | expiring
+            self._make_large(at, old, key, expire_at_ms, number, puts)
+        elif fields != before:
+            self._keys.put(at, old, make_record(key, packed, expire_at_ms, number, PACKED))
+
+    # Large maps --------------------------------------------------------------------------------------------------
+
+    def _make_large(
+        self,
+        at: bytes,
+        old: bytes | None,
+        key: bytes,
+        expire_at_ms: int | None,
+        number: int,
+        puts: dict[bytes, Change],
+    ) -> None:
+        """Write a map as a record per field, and its key's record over `old`."""
+        map_id = self._keys.meta.new_id()
+        self._keys.txn.put(map_id.to_bytes(ID_BYTES, "big"), sealed(key), db=self._keys.tables.maps)
+        large, _ = self._with_fields(LargeMap(map_id, 0, 0, 0), puts)
+        self.put_large(at, old, key, expire_at_ms, number, large)
+
+    def _change_large(self, at: bytes, old: bytes, changes: dict[bytes, Change], expire_at_ms: int | None) -> None:
+        keys = self._keys
+        large, changed = self._with_fields(LargeMap.of(payload_of(old)), changes)
+        keys.changed += changed
+        if not large.size:
+            keys.delete(at, old)
+        elif not self.put_large(at, old, name_of(old), expire_at_ms or None, state_number_of(old), large) and changed:
+            keys.changed_keys.add(name_of(old))
+
+    def put_large(
+        self, at: bytes, old: bytes | None, key: bytes, expire_at_ms: int | None, number: int, large: LargeMap
+    ) -> bool:
+        """Write a large map's record; False if `old` is the same."""
+        self.announce_next(large, self._keys.meta.announced_ms)
+        new = make_record(key, large.pack(), expire_at_ms, number, LARGE)
+        if new == old:
+            return False
+        self._keys.put(at, old, new)
+        return True
+
+    def announce_next(self, large: LargeMap, after_ms: int) -> None:
+        """Have the next field that expires after a time announced, if the map's own line was passed already."""
+        keys = self._keys
+        if large.due_ms and expiry_line(large.due_ms, MAP_LINE, large.prefix) <= keys.meta.announced:
+            name = due_name(large.prefix, after_ms + 1)
+            if keys.dues.set_range(name) and (due := keys.dues.key()).startswith(large.prefix):
+                at_ms = int.from_bytes(due[DUE_TIME_AT], "big")
+                keys.txn.put(expiry_line(at_ms, FIELD_LINE, large.prefix), b"", db=keys.tables.expiry)
+
+    # Fields of large maps ----------------------------------------------------------------------------------------
+
+    def _with_fields(self, large: LargeMap, changes: dict[bytes, Change]) -> tuple[LargeMap, int]:
+        """Change fields of a large map; return the map's payload then, and how many changes made a difference."""
+        map_id, size, expiring, due_ms = large
+        changed = 0
+        for name, change in changes.items():
+            at, record = find(self._keys.fields.get, field_place(map_id, name), name)
+            if change.op == PUT:
+                new = self._values.record(name, change.value or b"", change.expire_at_ms, 0, record)
+                if new == record:
+                    continue
+                self._put_field(at, record, new)
+                after = expiry_of(new)
+                size += record is None
+                expiring += after > 0
+                if after and not 0 < due_ms <= after:
+                    due_ms = after
+            elif record is not None:
+                self.delete_field(at, record)
+                size -= 1
+            else:
+                continue
+            expiring -= record is not None and expiry_of(record) > 0
+            changed += 1
+        return LargeMap(map_id, size, expiring, due_ms if expiring else 0), changed
+
+    def _put_field(self, at: bytes, old: bytes | None, new: bytes) -> None:
+        self._keys.fields.put(at, new)
+        if old is not None and old[FORM_AT] == TEXT and id_of(old) != id_of(new):
+            self._keys.drop(old)
+        before, after = expiry_of(old) if old is not None else 0, expiry_of(new)
+        if before != after:
+            self._move_due(at, before, after)
+            self.has_late_field |= 0 < after <= self._keys.meta.announced_ms
+
+    def delete_field(self, at: bytes, record: bytes) -> None:
+        """Delete a field's record and its row in `dues`."""
+        self._keys.drop(record)
+        self._keys.fields.delete(at)
+        if expire_at_ms := expiry_of(record):
+            self._move_due(at, expire_at_ms, 0)
+
+    def _move_due(self, at: bytes, before: int, after: int) -> None:
+        """Move a field's row in `dues`; one that another field of the same position needs stays."""
+        position = at[: ID_BYTES + FIELD_POSITION_BYTES]
+        prefix, position_in_map = position[:ID_BYTES], position[ID_BYTES:]
+        if before and not self._keys.fields.expires_at(position, before):
+            self._keys.txn.delete(due_name(prefix, before, position_in_map), db=self._keys.tables.dues)
+        if after:
+            self._keys.txn.put(due_name(prefix, after, position_in_map), b"", db=self._keys.tables.dues)
+
+
+def _is_huge(record: bytes) -> bool:
+    """Tell whether a map has too many fields for all their names to be in memory, which a replacement needs."""
+    return record[FORM_AT] == LARGE and LargeMap.of(payload_of(record)).size > RUN_ROWS_MAX

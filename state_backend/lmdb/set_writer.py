@@ -1,0 +1,189 @@
+"""Sets and sorted sets in a write transaction: a small one is one record, a large one has a record for each member.
+
+A set is written as a sorted set whose scores are all zero, and has no tree (see `lmdb.ranks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from state_backend.codec import packed_list, packed_sorted
+from state_backend.lmdb.key_writer import KeyWriter, WrittenState
+from state_backend.lmdb.layout import (
+    FEW,
+    FORM_AT,
+    LARGE,
+    MANY,
+    RANKED,
+    SCORE,
+    TREE,
+    VALUE,
+    LargeSet,
+    expiry_of,
+    field_place,
+    find,
+    make_record,
+    payload_of,
+)
+from state_backend.lmdb.ranks import RankTree, Step
+from state_backend.model.descriptor import Kind
+from state_backend.model.records import RUN_ROWS_MAX, Change, Op
+
+PUT = int(Op.PUT)
+
+
+class SetWriter:
+    """Writes the keys of set and sorted set states."""
+
+    def __init__(self, keys: KeyWriter) -> None:
+        self._keys = keys
+
+    def apply(
+        self,
+        at: bytes,
+        old: bytes | None,
+        rows: Iterable[tuple[Any, ...]],
+        state: WrittenState,
+        *,
+        keeps_old: bool,
+    ) -> None:
+        """Apply the changes of one key: members added and removed, behind the last change that replaces the set."""
+        changes = list(map(Change._make, rows))
+        is_sorted = state.kind is Kind.SORTED_SET
+        scores: dict[bytes, float | None] = {}  # None: is removed
+        expire_at_ms = None if old is None else expiry_of(old) or None
+        has_expired = False
+        for change in changes:
+            if has_expired:  # the set of the change before had expired when it was made
+                keeps_old, scores, has_expired = False, {}, False
+            if change.field is None:
+                keeps_old, scores = False, _scores_put(change, is_sorted)
+            elif change.op == PUT:
+                scores[change.field] = packed_sorted.score_of(change.value or b"") if is_sorted else 0.0
+            else:
+                scores[change.field] = None
+            if change.op == PUT:
+                expire_at_ms = change.expire_at_ms
+                has_expired = expire_at_ms is not None and expire_at_ms <= self._keys.now_ms
+        key = changes[0].key
+        if old is not None and old[FORM_AT] >= LARGE:
+            large = LargeSet.of(payload_of(old))
+            if not keeps_old and any(score is not None for score in scores.values()) and large.size <= RUN_ROWS_MAX:
+                scores = dict.fromkeys(self._keys.item_names(large.prefix) - scores.keys()) | scores
+                keeps_old = True
+            if keeps_old:
+                self._change_large(at, old, key, scores, expire_at_ms, state, large)
+                return
+        self._change_small(at, old, key, scores, expire_at_ms, state, keeps_old=keeps_old)
+
+    def _change_small(
+        self,
+        at: bytes,
+        old: bytes | None,
+        key: bytes,
+        scores: dict[bytes, float | None],
+        expire_at_ms: int | None,
+        state: WrittenState,
+        *,
+        keeps_old: bool,
+    ) -> None:
+        """Write a set that was small, or whose old members are not kept."""
+        is_sorted = state.kind is Kind.SORTED_SET
+        before = _scores_in(old) if old is not None and keeps_old else {}
+        after = {member: score for member, score in (before | scores).items() if score is not None}
+        if not after:
+            if old is not None:
+                self._keys.delete(at, old)
+                self._keys.changed += 1
+            return
+        if len(after) <= packed_sorted.MEMBERS_MAX:
+            packed = packed_sorted.packed(after.items()) if is_sorted else packed_list.pack(sorted(after))
+            if len(packed) <= packed_sorted.BYTES_MAX:
+                new = make_record(key, packed, expire_at_ms, state.number, RANKED if is_sorted else FEW)
+                if new != old:
+                    self._keys.put(at, old, new)
+                    self._keys.changed += 1
+                return
+        self._change_large(at, old, key, after, expire_at_ms, state, LargeSet(self._keys.meta.new_id(), 0, 0))
+
+    def _change_large(
+        self,
+        at: bytes,
+        old: bytes | None,
+        key: bytes,
+        scores: Mapping[bytes, float | None],
+        expire_at_ms: int | None,
+        state: WrittenState,
+        large: LargeSet,
+    ) -> None:
+        """Change members of a large set, which may be a new one, and write its key's record over `old`."""
+        keys = self._keys
+        is_sorted = state.kind is Kind.SORTED_SET
+        size, changed, steps = self._change_members(large, scores, is_sorted)
+        keys.changed += changed
+        if not size:
+            if old is not None:
+                keys.delete(at, old)
+            return
+        next_node = large.next_node
+        if steps:
+            tree = RankTree(keys.txn, keys.tables.blocks, large.prefix, next_node)
+            tree.change(steps)
+            next_node = tree.next_node
+        payload = LargeSet(large.set_id, size, next_node).pack()
+        new = make_record(key, payload, expire_at_ms, state.number, TREE if is_sorted else MANY)
+        if new != old:
+            keys.put(at, old, new)
+            keys.changed += not changed
+        elif changed:
+            keys.changed_keys.add(key)
+
+    def _change_members(
+        self, large: LargeSet, scores: Mapping[bytes, float | None], is_sorted: bool
+    ) -> tuple[int, int, list[Step]]:
+        """Change records of members; return the new size, how many members differ, and the tree's steps in order."""
+        fields = self._keys.fields
+        get, put = fields.get, fields.put
+        size, changed = large.size, 0
+        steps: list[Step] = []
+        # In the order of the records: each is found on the page of the one before.
+        for place, member in sorted((field_place(large.set_id, member), member) for member in scores):
+            score = scores[member]
+            at, record = find(get, place, member)
+            if score is None:
+                if record is None:
+                    continue
+                fields.delete(at)
+                size -= 1
+            else:
+                new = make_record(member, SCORE.pack(score) if is_sorted else b"", None, 0, VALUE)
+                if new == record:
+                    continue
+                put(at, new)
+                size += record is None
+            changed += 1
+            if is_sorted:
+                if record is not None:
+                    steps.append(((SCORE.unpack(payload_of(record))[0], member), False))
+                if score is not None:
+                    steps.append(((score, member), True))
+        steps.sort()
+        return size, changed, steps
+
+
+def _scores_put(change: Change, is_sorted: bool) -> dict[bytes, float | None]:
+    """Return the scores of the members that a change without a field puts."""
+    if change.op != PUT or not change.value:
+        return {}
+    if is_sorted:
+        return dict(packed_sorted.scores_of(change.value))
+    return dict.fromkeys(packed_list.elements(change.value), 0.0)
+
+
+def _scores_in(record: bytes) -> dict[bytes, float | None]:
+    """Return the scores of the members of a small set."""
+    payload = payload_of(record)
+    if record[FORM_AT] == RANKED:
+        return dict(packed_sorted.scores_of(payload))
+    return dict.fromkeys(packed_list.elements(payload), 0.0)

@@ -1,0 +1,88 @@
+"""Values in a write transaction, those of fields included: a long one lies in pieces outside of its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from state_backend.codec.checksums import opened, sealed
+from state_backend.lmdb.key_writer import KeyWriter, WrittenState
+from state_backend.lmdb.layout import (
+    FORM_AT,
+    ID_BYTES,
+    LONG_TEXT,
+    PIECE_BYTES,
+    TEXT,
+    VALUE,
+    id_in,
+    make_record,
+    payload_of,
+    piece_name,
+)
+from state_backend.model.errors import StoreDamagedError
+from state_backend.model.records import Op
+
+PUT = int(Op.PUT)
+
+
+class ValueWriter:
+    """Writes the keys of value states."""
+
+    def __init__(self, keys: KeyWriter) -> None:
+        self._keys = keys
+
+    def apply(
+        self,
+        at: bytes,
+        old: bytes | None,
+        rows: Iterable[tuple[Any, ...]],
+        state: WrittenState,
+        *,
+        keeps_old: bool,
+    ) -> None:
+        """Apply the last change of a key: no other makes a difference."""
+        *_, (_, op, key, _, value, expire_at_ms) = rows
+        if op == PUT:
+            new = self.record(key, value or b"", expire_at_ms, state.number, old)
+            if new != old:
+                self._keys.put(at, old, new)
+                self._keys.changed += 1
+        elif old is not None:
+            self._keys.delete(at, old)
+            self._keys.changed += 1
+
+    def record(self, name: bytes, value: bytes, expire_at_ms: int | None, number: int, old: bytes | None) -> bytes:
+        """Make the record of a value, or of a field; the pieces of a long value are written, unless `old` has them."""
+        if len(value) <= PIECE_BYTES:
+            return make_record(name, value, expire_at_ms, number, VALUE)
+        payload = payload_of(old) if old is not None and old[FORM_AT] == TEXT else b""
+        if not payload or not self._is_stored(payload, value):
+            text_id = self._keys.meta.new_id()
+            payload = LONG_TEXT.pack(text_id, len(value))
+            prefix = text_id.to_bytes(ID_BYTES, "big")
+            for piece, start in enumerate(range(0, len(value), PIECE_BYTES)):
+                stored = sealed(value[start : start + PIECE_BYTES])
+                self._keys.txn.put(piece_name(prefix, piece), stored, db=self._keys.tables.blocks)
+        return make_record(name, payload, expire_at_ms, number, TEXT)
+
+    def _is_stored(self, payload: bytes, value: bytes) -> bool:
+        """Tell whether a long text is this value."""
+        length = LONG_TEXT.unpack(payload)[1]
+        return length == len(value) and all(
+            value.startswith(self._piece(id_in(payload), number), start)
+            for number, start in enumerate(range(0, length, PIECE_BYTES))
+        )
+
+    def _piece(self, text_id: bytes, number: int) -> bytes:
+        stored = self._keys.txn.get(piece_name(text_id, number), db=self._keys.tables.blocks)
+        if stored is None:
+            raise StoreDamagedError("a piece of a long value is missing in the store; it is made anew from the log")
+        return opened(stored)
+
+    def value_in(self, record: bytes) -> bytes:
+        """Return the full value that the record of a key or of a field stands for."""
+        payload = payload_of(record)
+        if record[FORM_AT] == VALUE:
+            return payload
+        pieces = -(-LONG_TEXT.unpack(payload)[1] // PIECE_BYTES)
+        return b"".join(self._piece(id_in(payload), number) for number in range(pieces))
