@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks.options import Options
 from benchmarks.results import Row, alone, compared
 from benchmarks.servers import temporary_folder
-from state_backend.lmdb import plain_values
-from state_backend.lmdb import snapshot as lmdb_snapshot
+from state_backend.lmdb import plain_values, value_reader
 from state_backend.lmdb.plain_values import PlainValues
 from state_backend.lmdb.snapshot import LmdbSnapshot
 from state_backend.lmdb.store import LmdbStore
@@ -78,7 +77,7 @@ def _without(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
 def _reads(options: Options, store: LmdbStore, keys: int) -> Iterator[Row]:
     asked = [_key(number * 7919 % keys) for number in range(int(LOOK_UPS * max(options.scale, 0.05)))]
     kept = LmdbSnapshot.text
-    bare = _without(kept, lmdb_snapshot)
+    bare = _without(kept, value_reader)
     pairs = []
     for number in range(options.rounds):
         options.report(f"checksums: look-ups, round {number + 1} of {options.rounds}")

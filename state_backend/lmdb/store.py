@@ -1,6 +1,7 @@
 """The default store: one LMDB environment per job generation, read by any number of processes.
 
-What lies in it is described in `lmdb.layout`; `lmdb.transaction` and `lmdb.expiry` write, `lmdb.snapshot` reads.
+What lies in it is described in `lmdb.layout`; `lmdb.transaction` and `lmdb.expiry` write, `lmdb.snapshot`
+reads; for each kind of state they have a writer and a reader, such as `lmdb.map_writer` and `lmdb.map_reader`.
 
 LMDB runs without fsync: the applied epoch is written in the same transaction as its changes, so that a killed process
 loses nothing; a machine that crashed may, so a store made before the machine's last boot is thrown away. Rows have

@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import replace
 from random import choice
 from secrets import token_hex
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from state_backend.codec import packed_list, packed_map, packed_sorted
 from state_backend.codec.reductions import folded, reduction_of
@@ -251,7 +251,7 @@ class MemorySnapshot(Snapshot):
     def __init__(self, store: MemoryStore, now_ms: int) -> None:
         self._store = store
         self._order: list[tuple[int, bytes]] = []
-        self._given_back: Callable[[], None] = lambda: None
+        self._on_close: Callable[[], None] = lambda: None
         self.renew(now_ms)
 
     def renew(self, now_ms: int) -> None:
@@ -266,11 +266,11 @@ class MemorySnapshot(Snapshot):
 
     def close(self) -> None:
         self._held = {}
-        self._given_back()
+        self._on_close()
 
-    def lend(self, now_ms: int, given_back: Callable[[], None]) -> MemorySnapshot:
+    def lend(self, now_ms: int, on_close: Callable[[], None]) -> Self:
         lent = copy(self)
-        lent._order, lent._given_back = [], given_back
+        lent._order, lent._on_close = [], on_close
         lent._now_ms = max(now_ms, self._applied.clock_ms)
         return lent
 

@@ -41,14 +41,14 @@ class _Held:
     def lend(self, clock_ms: int) -> Snapshot:
         """Return a view of it, to be closed like any other."""
         self._readers += 1
-        return self.snapshot.lend(clock_ms, self._given_back)
+        return self.snapshot.lend(clock_ms, self._released)
 
     def let_go(self) -> None:
         """Close it once nobody reads it."""
         self._is_let_go = True
         self._close_if_free()
 
-    def _given_back(self) -> None:
+    def _released(self) -> None:
         self._readers -= 1
         self._close_if_free()
 

@@ -146,10 +146,10 @@ class Snapshot(ABC):
         """Give the epoch up. The store may reuse its pages."""
 
     @abstractmethod
-    def lend(self, now_ms: int, given_back: Callable[[], None]) -> Snapshot:
-        """Return the same epoch at another clock reading; closing that calls `given_back`, and closes nothing.
+    def lend(self, now_ms: int, on_close: Callable[[], None]) -> Self:
+        """Return a snapshot of the same epoch at another clock reading. To close it only calls `on_close`.
 
-        Good until this one moves or is closed. It is not to be renewed itself.
+        It is valid until this one is renewed or closed, and must not be renewed itself.
         """
 
     def __enter__(self) -> Self:

@@ -1,0 +1,140 @@
+"""Reading maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from state_backend.codec import packed_map
+from state_backend.codec.checksums import CHECK_BYTES, SOUND, checksum, damaged
+from state_backend.lmdb.item_reader import ItemReader
+from state_backend.lmdb.layout import (
+    DUE_POSITION_AT,
+    DUE_TIME_AT,
+    FORM_AT,
+    ID_BYTES,
+    NAME_AT,
+    PACKED,
+    VALUE,
+    LargeMap,
+    expiry_of,
+    id_of,
+    name_of,
+    payload_of,
+    read_header,
+)
+from state_backend.lmdb.record_reader import VISITS_MAX
+from state_backend.model.descriptor import Kind
+from state_backend.store.store import (
+    Text,
+)
+
+
+class MapReader(ItemReader):
+    """Reads the keys of map states."""
+
+    def _map(self, key: bytes) -> bytes | None:
+        """Return the record of a live map, or None."""
+        return self._of_kind(key, Kind.MAP)
+
+    def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:
+        record = self._map(key)
+        if record is None:
+            return [None] * len(names)
+        payload = payload_of(record)
+        if record[FORM_AT] == PACKED:
+            return [packed_map.find(payload, name) for name in names]
+        found = self._fields(int.from_bytes(payload[:ID_BYTES], "little"), names)
+        now_ms = self._now_ms
+        return [
+            None if record is None or 0 < expiry_of(record) <= now_ms else self._field_text(record) for record in found
+        ]
+
+    def _field_text(self, record: bytes) -> Text:
+        payload = payload_of(record)
+        return payload if record[FORM_AT] == VALUE else self._long_text(payload)
+
+    def _live_field_records(self, record: bytes) -> Iterator[bytes]:
+        """Iterate over the records of a large map's live fields."""
+        for _, each in self._field_records(payload_of(record)):
+            if not 0 < expiry_of(each) <= self._now_ms:
+                yield each
+
+    def field_expiries(self, key: bytes, names: Sequence[bytes]) -> list[int | None]:
+        record = self._map(key)
+        if record is None:
+            return [None] * len(names)
+        payload = payload_of(record)
+        if record[FORM_AT] == PACKED:
+            return [None if packed_map.find(payload, name) is None else 0 for name in names]
+        found = self._fields(int.from_bytes(payload[:ID_BYTES], "little"), names)
+        return [None if each is None or not self._is_live(each) else expiry_of(each) for each in found]
+
+    def map_sizes(self, key: bytes) -> Iterator[int]:
+        record = self._map(key)
+        if record is None:
+            return
+        payload = payload_of(record)
+        if record[FORM_AT] == PACKED:
+            yield packed_map.count(payload)
+            return
+        large = LargeMap.of(payload)
+        yield large.size
+        if large.may_have_expired(self._now_ms):
+            expired = self._expired_fields(large)
+            while count := sum(1 for _ in islice(expired, VISITS_MAX)):
+                yield -count
+
+    def _expired_fields(self, large: LargeMap) -> Iterator[bytes]:
+        """Iterate over the records of a large map's fields that have expired and are not yet removed."""
+        with self._txn.cursor(db=self._tables.dues) as dues:
+            found = dues.set_range(large.prefix)
+            while found and (name := dues.key()).startswith(large.prefix):
+                due_ms = int.from_bytes(name[DUE_TIME_AT], "big")
+                if due_ms > self._now_ms:
+                    return
+                position = large.prefix + name[DUE_POSITION_AT]
+                ordinal, at = 0, position
+                while (record := self._get_field(at)) is not None:
+                    if expiry_of(record) == due_ms:
+                        yield record
+                    ordinal += 1
+                    at = position + ordinal.to_bytes(2, "big")
+                found = dues.next()
+
+    def map_texts(self, key: bytes) -> Iterator[tuple[bytes, Text]]:
+        record = self._map(key)
+        if record is None:
+            return iter(())
+        if record[FORM_AT] == PACKED:
+            return packed_map.pairs(payload_of(record))
+        return self._large_map_texts(id_of(record))
+
+    def _large_map_texts(self, prefix: bytes) -> Iterator[tuple[bytes, Text]]:
+        # The hot path of HGETALL: the record's header is read once.
+        now_ms = self._now_ms
+        with self._txn.cursor(db=self._tables.fields) as cursor:
+            if cursor.set_range(prefix):
+                for at, record in cursor.iternext():
+                    if not at.startswith(prefix):
+                        return
+                    if checksum(record) != SOUND:
+                        raise damaged()
+                    length, expire_at_ms, _, form = read_header(record)
+                    if not 0 < expire_at_ms <= now_ms:
+                        value_at = NAME_AT + length
+                        value = record[value_at:-CHECK_BYTES]
+                        yield record[NAME_AT:value_at], value if form == VALUE else self._long_text(value)
+
+    def packed_map(self, key: bytes) -> bytes | None:
+        record = self._map(key)
+        return payload_of(record) if record is not None and record[FORM_AT] == PACKED else None
+
+    def scan_map(self, key: bytes, cursor: int, count: int) -> tuple[int, list[tuple[bytes, Text]]]:
+        record = self._map(key)
+        if record is None:
+            return 0, []
+        if record[FORM_AT] == PACKED:
+            return 0, list(packed_map.pairs(payload_of(record)))
+        next_cursor, fields = self._scan_fields(payload_of(record), cursor, count)
+        return next_cursor, [(name_of(field), self._field_text(field)) for field in fields]
