@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from resp_server.acl.rate_limits import Limit
+from resp_server.acl.rate_limits import RateLimit
 from resp_server.net.listeners import LOOPBACK
 from resp_server.net.tls import TlsFiles
 from resp_server.protocol.request_parser import RequestLimits
@@ -36,7 +36,7 @@ class ServerConfig:
     password: str | None = field(default=None, repr=False)
     upstream_password: str | None = field(default=None, repr=False)
     acl_file: str | None = None
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[RateLimit, ...] = ()
     protected_mode: bool = True
     role: str = "master"
     tls: TlsFiles | None = None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from compat.fuzz.loop import Loop
-from resp_server.acl.rate_limits import Limit
+from resp_server.acl.rate_limits import RateLimit
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
 from resp_server.commands import command_table
@@ -41,7 +41,7 @@ HERE = f"10.0.0.1:{PORT}"
 # What a user may do who may not do everything: something of each kind that there is.
 RULES = (b"resetkeys", b"~j:v:*", b"%R~j:m:?", b"%W~j:l:*", b"-hgetall", b"-zrange", b"(+mget +lrange ~j:[lv]:*)")
 # Counted, and reached by an input of hundreds of requests alone.
-LIMIT = Limit("default", 1000)
+LIMIT = RateLimit("default", 1000)
 # Far more than inputs make of it.
 STORE_BYTES_MAX = 64 << 20
 

@@ -13,13 +13,13 @@ from time import monotonic
 # What a bucket holds: so much may be asked at once after a pause (guess: a client's start, and no more).
 BURST_S = 1.0
 # A connection rests for this long at least, so that a user's limit costs few timers.
-REST_S_MIN = 0.02
+PAUSE_S_MIN = 0.02
 # A connection that rests looks again after this long at most: others of its user may have given up.
-REST_S_MAX = 1.0
+PAUSE_S_MAX = 1.0
 
 
 @dataclass(frozen=True)
-class Limit:
+class RateLimit:
     """What one user may ask; None: as much as it likes."""
 
     user: str
@@ -27,7 +27,7 @@ class Limit:
     bytes_per_s: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Limit:
+    def parse(cls, text: str) -> RateLimit:
         """Read USER=COMMANDS[,BYTES], either of which may be empty; ValueError."""
         user, equals, rates = text.rpartition("=")
         commands, comma, size = rates.partition(",")
@@ -37,13 +37,13 @@ class Limit:
             )
         return cls(user, _rate(commands, text), _rate(size, text))
 
-    def shared_by(self, processes: int) -> Limit:
+    def shared_by(self, processes: int) -> RateLimit:
         """Return the part of one of several processes."""
 
         def part(rate: float | None) -> float | None:
             return None if rate is None else rate / processes
 
-        return Limit(self.user, part(self.commands_per_s), part(self.bytes_per_s))
+        return RateLimit(self.user, part(self.commands_per_s), part(self.bytes_per_s))
 
 
 def _rate(text: str, limit: str) -> float | None:
@@ -52,56 +52,56 @@ def _rate(text: str, limit: str) -> float | None:
     return float(text) if text else None
 
 
-class Bucket:
+class TokenBucket:
     """Fills at a rate, up to what it holds; may be emptied to below nothing by what was not known before."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
-        self._most = max(1.0, per_s * BURST_S)
-        self._level = self._most
-        self._at_s: float | None = None
+        self._tokens_max = max(1.0, per_s * BURST_S)
+        self._tokens = self._tokens_max
+        self._refilled_s: float | None = None
 
-    def level(self, now_s: float) -> float:
+    def tokens(self, now_s: float) -> float:
         """Return what is in it."""
-        if self._at_s is not None:
-            self._level = min(self._most, self._level + max(0.0, now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
-        return self._level
+        if self._refilled_s is not None:
+            self._tokens = min(self._tokens_max, self._tokens + max(0.0, now_s - self._refilled_s) * self._per_s)
+        self._refilled_s = now_s
+        return self._tokens
 
-    def take(self, amount: float) -> None:
+    def consume(self, amount: float) -> None:
         """Take out what was used."""
-        self._level -= amount
+        self._tokens -= amount
 
-    def wait_s(self, least: float, now_s: float) -> float:
+    def wait_s(self, tokens: float, now_s: float) -> float:
         """Return how long it takes until so much is in it."""
-        return max(0.0, least - self.level(now_s)) / self._per_s
+        return max(0.0, tokens - self.tokens(now_s)) / self._per_s
 
 
-class Rate:
+class RateLimiter:
     """What one user has left, over all its connections to this process."""
 
-    def __init__(self, limit: Limit, clock_s: Callable[[], float] = monotonic) -> None:
+    def __init__(self, limit: RateLimit, clock_s: Callable[[], float] = monotonic) -> None:
         self.limit = limit
         self._clock_s = clock_s
-        self._commands = None if limit.commands_per_s is None else Bucket(limit.commands_per_s)
-        self._bytes = None if limit.bytes_per_s is None else Bucket(limit.bytes_per_s)
+        self._commands = None if limit.commands_per_s is None else TokenBucket(limit.commands_per_s)
+        self._bytes = None if limit.bytes_per_s is None else TokenBucket(limit.bytes_per_s)
 
-    def room(self, most: int) -> int:
+    def allowed_requests(self, requests_max: int) -> int:
         """Return how many requests may be answered now, at most so many."""
         now_s = self._clock_s()
-        if self._bytes is not None and self._bytes.level(now_s) <= 0:
+        if self._bytes is not None and self._bytes.tokens(now_s) <= 0:
             return 0
-        return most if self._commands is None else max(0, min(most, int(self._commands.level(now_s))))
+        return requests_max if self._commands is None else max(0, min(requests_max, int(self._commands.tokens(now_s))))
 
-    def rest_s(self) -> float:
+    def pause_s(self) -> float:
         """Return how long a connection that has no room rests."""
         now_s = self._clock_s()
         waits = [0.0 if bucket is None else bucket.wait_s(1.0, now_s) for bucket in (self._commands, self._bytes)]
-        return min(REST_S_MAX, max(REST_S_MIN, *waits))
+        return min(PAUSE_S_MAX, max(PAUSE_S_MIN, *waits))
 
-    def take(self, commands: int, size: int) -> None:
+    def consume(self, commands: int, size: int) -> None:
         """Count what was asked and answered."""
         if self._commands is not None:
-            self._commands.take(commands)
+            self._commands.consume(commands)
         if self._bytes is not None:
-            self._bytes.take(size)
+            self._bytes.consume(size)

@@ -25,7 +25,7 @@ from resp_server.protocol.glob import PATTERN_BYTES_MAX, SHORT_BYTES_MAX, Matche
 from resp_server.protocol.inline import inline_words
 
 if TYPE_CHECKING:
-    from resp_server.acl.rate_limits import Rate
+    from resp_server.acl.rate_limits import RateLimiter
     from resp_server.command_table.table import Command
 
 # In Redis' order, which ACL CAT tells.
@@ -50,13 +50,13 @@ SYNTAX = "Syntax error"
 UNKNOWN = "Unknown command or category name in ACL"
 BAD_HASH = "The password hash must be exactly 64 characters and contain only lowercase hexadecimal characters"
 NO_PASSWORD = "The password you are trying to remove from the user does not exist"
-OF_SUBCOMMAND = "Allowing first-arg of a subcommand is not supported"
-_BEHIND_ALL = (
+SUBCOMMAND_FIRST_ARG = "Allowing first-arg of a subcommand is not supported"
+_PATTERN_AFTER_ALL = (
     "Adding a pattern after the * pattern (or the '{}' flag) is not valid and does not have any effect. Try '{}' to "
     "start with an empty list of {}"
 )
-AFTER_ALL_KEYS = _BEHIND_ALL.format("allkeys", "resetkeys", "patterns")
-AFTER_ALL_CHANNELS = _BEHIND_ALL.format("allchannels", "resetchannels", "channels")
+AFTER_ALL_KEYS = _PATTERN_AFTER_ALL.format("allkeys", "resetkeys", "patterns")
+AFTER_ALL_CHANNELS = _PATTERN_AFTER_ALL.format("allchannels", "resetchannels", "channels")
 
 
 class RuleError(Exception):
@@ -68,7 +68,7 @@ class RuleError(Exception):
         return str(self) == UNKNOWN
 
 
-class Use(IntFlag):
+class KeyAccess(IntFlag):
     """What is done with a key."""
 
     READ = 1
@@ -76,8 +76,13 @@ class Use(IntFlag):
 
 
 # What the flags of a key specification say is done.
-USE_OF_FLAG = {"access": Use.READ, "insert": Use.WRITE, "delete": Use.WRITE, "update": Use.WRITE}
-SIGN_OF_USE = {Use.READ | Use.WRITE: b"~", Use.READ: b"%R~", Use.WRITE: b"%W~"}
+ACCESS_OF_FLAG = {
+    "access": KeyAccess.READ,
+    "insert": KeyAccess.WRITE,
+    "delete": KeyAccess.WRITE,
+    "update": KeyAccess.WRITE,
+}
+PREFIX_OF_ACCESS = {KeyAccess.READ | KeyAccess.WRITE: b"~", KeyAccess.READ: b"%R~", KeyAccess.WRITE: b"%W~"}
 
 
 class Reason(IntEnum):
@@ -101,25 +106,25 @@ def denial_text(reason: Reason, user: bytes, command: str, denied: bytes | None 
     name = user.decode("utf-8", "surrogateescape")
     if reason is Reason.COMMAND:
         return f"User {name} has no permissions to run the '{command}' command"
-    what = "key" if reason is Reason.KEY else "channel"
+    kind = "key" if reason is Reason.KEY else "channel"
     if denied is None:
-        return f"No permissions to access a {what}"
-    return f"User {name} has no permissions to access the '{denied.decode('utf-8', 'surrogateescape')}' {what}"
+        return f"No permissions to access a {kind}"
+    return f"User {name} has no permissions to access the '{denied.decode('utf-8', 'surrogateescape')}' {kind}"
 
 
 # What EXEC answers for a command whose user may not run it any more.
-LATE_DENIAL = (
+EXEC_DENIAL = (
     "ACLs rules changed between the moment the transaction was accumulated and the EXEC call. This command is no "
     "longer allowed for the following reason: {}"
 )
-LATE_REASONS = {
+EXEC_DENIAL_REASONS = {
     Reason.COMMAND: "no permission to execute the command or subcommand",
     Reason.KEY: "no permission to touch the specified keys",
     Reason.CHANNEL: "no permission to access one of the channels used as arguments to the command",
 }
 
 
-class Catalogue(Protocol):
+class CommandCatalogue(Protocol):
     """The commands that rules name: a command table."""
 
     def get(self, full_name: bytes) -> Command | None:
@@ -144,7 +149,7 @@ def _matches_any(patterns: Sequence[bytes]) -> Matches:
     """Return a function that tells whether a text matches one of the globs."""
     if not patterns:
         return lambda text: False
-    short = short_ones(patterns)
+    short = short_globs(patterns)
     of_short: Matches = re.compile(alternatives(short) if short else b"(?!)", re.DOTALL).fullmatch
     if len(short) == len(patterns):
         return of_short
@@ -152,7 +157,7 @@ def _matches_any(patterns: Sequence[bytes]) -> Matches:
     return lambda text: of_short(text) or any(matches(text) for matches in others)
 
 
-def short_ones(patterns: Sequence[bytes]) -> list[bytes]:
+def short_globs(patterns: Sequence[bytes]) -> list[bytes]:
     """Return the globs that may be part of a regular expression: see `resp_server.protocol.glob`."""
     return [each for each in patterns if len(each) <= SHORT_BYTES_MAX]
 
@@ -165,27 +170,27 @@ def alternatives(patterns: Sequence[bytes]) -> bytes:
 class Selector:
     """One set of permissions; none at first."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: CommandCatalogue) -> None:
         self._catalogue = catalogue
-        self.allows_new = False  # whether it is made of +@all less something, or of -@all and something
+        self.starts_with_all = False  # whether it is made of +@all less something, or of -@all and something
         self.has_all_commands = False
         self.command_rules: list[bytes] = []
         self.commands: set[str] = set()
-        self.first_words: dict[str, set[bytes]] = {}  # of commands that are allowed with these alone
+        self.first_args: dict[str, set[bytes]] = {}  # of commands that are allowed with these alone
         self.has_all_keys = False
-        self.keys: dict[bytes, Use] = {}
+        self.keys: dict[bytes, KeyAccess] = {}
         self.has_all_channels = False
         self.channels: list[bytes] = []
-        self._key_matches: dict[Use, Matches] = {}
+        self._key_matches: dict[KeyAccess, Matches] = {}
         self._channel_matches: Matches | None = None
 
     def copy(self) -> Selector:
         """Return one with the same permissions."""
         made = Selector(self._catalogue)
-        for name in ("allows_new", "has_all_commands", "has_all_keys", "has_all_channels"):
+        for name in ("starts_with_all", "has_all_commands", "has_all_keys", "has_all_channels"):
             setattr(made, name, getattr(self, name))
         made.command_rules, made.commands = list(self.command_rules), set(self.commands)
-        made.first_words = {name: set(words) for name, words in self.first_words.items()}
+        made.first_args = {name: set(words) for name, words in self.first_args.items()}
         made.keys, made.channels = dict(self.keys), list(self.channels)
         return made
 
@@ -221,31 +226,31 @@ class Selector:
         elif name[:1] == b"@":
             self._set_category(name, sign == b"+")
         elif sign == b"+" and b"|" in name:
-            self._allow_part(name)
+            self._allow_subcommand_or_first_arg(name)
         else:
-            found = self._named(name)
-            self._set(found, sign == b"+")
-            self._note(found.name.encode(), sign)
+            found = self._command(name)
+            self._set_command(found, sign == b"+")
+            self._record(found.name.encode(), sign)
 
     def _set_all(self, *, is_allowed: bool) -> None:
-        self.allows_new = self.has_all_commands = is_allowed
+        self.starts_with_all = self.has_all_commands = is_allowed
         self.commands = set(_names(self._catalogue)) if is_allowed else set()
-        self.command_rules, self.first_words = [], {}
+        self.command_rules, self.first_args = [], {}
 
     def _add_key(self, rule: bytes) -> None:
         if self.has_all_keys:
             raise RuleError(AFTER_ALL_KEYS)
-        use, pattern = Use.READ | Use.WRITE, rule[1:]
+        access, pattern = KeyAccess.READ | KeyAccess.WRITE, rule[1:]
         if rule[:1] == b"%":
             signs, _, pattern = rule[1:].partition(b"~")
-            asked = signs.upper()
-            if asked not in (b"R", b"W", b"RW", b"WR"):
+            signs_upper = signs.upper()
+            if signs_upper not in (b"R", b"W", b"RW", b"WR"):
                 raise RuleError(SYNTAX)
-            use = Use(0)
-            for sign in asked:
-                use |= Use.READ if sign == ord("R") else Use.WRITE
+            access = KeyAccess(0)
+            for sign in signs_upper:
+                access |= KeyAccess.READ if sign == ord("R") else KeyAccess.WRITE
         _check_pattern(pattern)
-        self.keys[pattern] = self.keys.get(pattern, Use(0)) | use
+        self.keys[pattern] = self.keys.get(pattern, KeyAccess(0)) | access
 
     def _add_channel(self, pattern: bytes) -> None:
         if self.has_all_channels:
@@ -258,61 +263,65 @@ class Selector:
         category = name.decode("latin-1").lower()
         if category[1:] not in CATEGORIES:
             raise RuleError(UNKNOWN)
-        self._note(name.lower(), b"+" if is_allowed else b"-")
+        self._record(name.lower(), b"+" if is_allowed else b"-")
         for each in self._catalogue:
             if category in each.facts.acl_categories:
-                self._set(each, is_allowed)
+                self._set_command(each, is_allowed)
             for sub in each.subcommands.values():
                 if category in sub.facts.acl_categories:
-                    self._set(sub, is_allowed)
+                    self._set_command(sub, is_allowed)
 
-    def _allow_part(self, name: bytes) -> None:
+    def _allow_subcommand_or_first_arg(self, name: bytes) -> None:
         """Allow a subcommand, or a command with one first argument alone."""
         whole, _, part = name.rpartition(b"|")
-        found = self._named(whole)
+        found = self._command(whole)
         if "|" in found.name:
-            raise RuleError(OF_SUBCOMMAND)
+            raise RuleError(SUBCOMMAND_FIRST_ARG)
         if not part:
             raise RuleError(SYNTAX)
         if found.subcommands:
-            self._set(self._named(name), is_allowed=True)
+            self._set_command(self._command(name), is_allowed=True)
         else:
-            self.first_words.setdefault(found.name, set()).add(part.lower())
-        self._note(name.lower(), b"+")
+            self.first_args.setdefault(found.name, set()).add(part.lower())
+        self._record(name.lower(), b"+")
 
-    def _named(self, name: bytes) -> Command:
+    def _command(self, name: bytes) -> Command:
         found = self._catalogue.get(name)
         if found is None:
             raise RuleError(UNKNOWN)
         return found
 
-    def _set(self, command: Command, is_allowed: bool) -> None:
+    def _set_command(self, command: Command, is_allowed: bool) -> None:
         """Allow or forbid a command, with its subcommands."""
         names = {command.name, *(each.name for each in command.subcommands.values())}
-        self.first_words.pop(command.name, None)
+        self.first_args.pop(command.name, None)
         if is_allowed:
             self.commands |= names
         else:
             self.commands -= names
             self.has_all_commands = False
 
-    def _note(self, name: bytes, sign: bytes) -> None:
+    def _record(self, name: bytes, sign: bytes) -> None:
         """Keep a rule to be shown; it takes the place of those before it that say less."""
         part = name + b"|"
-        kept = [each for each in self.command_rules if each[1:] != name and not each.startswith(part, 1)]
-        self.command_rules = [*kept, sign + name]
+        remaining = [each for each in self.command_rules if each[1:] != name and not each.startswith(part, 1)]
+        self.command_rules = [*remaining, sign + name]
 
     # -- texts --------------------------------------------------------------------------------------------------------
 
     @property
     def commands_text(self) -> bytes:
         """The rules about commands, as they are shown."""
-        return b" ".join([b"+@all" if self.allows_new else b"-@all", *self.command_rules])
+        return b" ".join([b"+@all" if self.starts_with_all else b"-@all", *self.command_rules])
 
     @property
     def keys_text(self) -> bytes:
         """The rules about keys."""
-        return b"~*" if self.has_all_keys else b" ".join(SIGN_OF_USE[use] + each for each, use in self.keys.items())
+        return (
+            b"~*"
+            if self.has_all_keys
+            else b" ".join(PREFIX_OF_ACCESS[access] + each for each, access in self.keys.items())
+        )
 
     @property
     def channels_text(self) -> bytes:
@@ -323,9 +332,9 @@ class Selector:
     def rules(self) -> list[bytes]:
         """All rules: applied to an empty selector, they make this one."""
         return [
-            *([b"~*"] if self.has_all_keys else [_key_rule(each, use) for each, use in self.keys.items()]),
+            *([b"~*"] if self.has_all_keys else [_key_rule(each, access) for each, access in self.keys.items()]),
             *([b"&*"] if self.has_all_channels else [b"resetchannels", *(b"&" + each for each in self.channels)]),
-            b"+@all" if self.allows_new else b"-@all",
+            b"+@all" if self.starts_with_all else b"-@all",
             *self.command_rules,
         ]
 
@@ -340,26 +349,28 @@ class Selector:
         """Tell whether a command may be run; with its request, also one that is allowed with some first words."""
         if self.has_all_commands or command.name in self.commands or not command.facts.needs_auth:
             return True
-        words = self.first_words.get(command.name)
+        words = self.first_args.get(command.name)
         return words is not None and len(request) > 1 and request[1].lower() in words
 
-    def takes_key(self, key: bytes, use: Use) -> bool:
+    def allows_key(self, key: bytes, access: KeyAccess) -> bool:
         """Tell whether a key may be used in a way."""
-        return self.has_all_keys or bool(self.key_matches(use)(key))
+        return self.has_all_keys or bool(self.key_matches(access)(key))
 
-    def key_matches(self, use: Use) -> Matches:
+    def key_matches(self, access: KeyAccess) -> Matches:
         """Return a function that tells whether a key may be used; there are patterns."""
-        found = self._key_matches.get(use)
+        found = self._key_matches.get(access)
         if found is None:
-            found = _matches_any([each for each, allowed in self.keys.items() if allowed & use == use])
-            self._key_matches[use] = found
+            found = _matches_any([each for each, allowed in self.keys.items() if allowed & access == access])
+            self._key_matches[access] = found
         return found
 
-    def patterns(self, use: Use) -> Sequence[bytes]:
+    def patterns(self, access: KeyAccess) -> Sequence[bytes]:
         """Return the patterns of keys that may be used in a way."""
-        return [b"*"] if self.has_all_keys else [each for each, allowed in self.keys.items() if allowed & use == use]
+        return (
+            [b"*"] if self.has_all_keys else [each for each, allowed in self.keys.items() if allowed & access == access]
+        )
 
-    def takes_channel(self, channel: bytes, *, is_pattern: bool) -> bool:
+    def allows_channel(self, channel: bytes, *, is_pattern: bool) -> bool:
         """Tell whether a channel may be used; a pattern only as it is written in a rule."""
         if self.has_all_channels:
             return True
@@ -369,35 +380,39 @@ class Selector:
             self._channel_matches = _matches_any(self.channels)
         return bool(self._channel_matches(channel))
 
-    def denial(self, command: Command, request: Sequence[bytes], keys: KeyPlaces) -> Denial | None:
+    def denial(self, command: Command, request: Sequence[bytes], keys: KeyPositions) -> Denial | None:
         """Say why a request is denied, or None."""
         if not self.allows(command, request):
             return Denial(Reason.COMMAND, 0)
         if not self.has_all_keys:
-            for at, use in keys():
-                if not self.takes_key(request[at], use):
+            for at, access in keys():
+                if not self.allows_key(request[at], access):
                     return Denial(Reason.KEY, at)
         if not self.has_all_channels:
             for at, is_pattern in command.channels_in(request):
-                if not self.takes_channel(request[at], is_pattern=is_pattern):
+                if not self.allows_channel(request[at], is_pattern=is_pattern):
                     return Denial(Reason.CHANNEL, at)
         return None
 
 
 # Where the keys of a request are, and what is done with each; found when it is asked for.
-KeyPlaces = Callable[[], Sequence[tuple[int, Use]]]
+KeyPositions = Callable[[], Sequence[tuple[int, KeyAccess]]]
 
 
-def _names(catalogue: Catalogue) -> Iterator[str]:
+def _names(catalogue: CommandCatalogue) -> Iterator[str]:
     for each in catalogue:
         yield each.name
         for sub in each.subcommands.values():
             yield sub.name
 
 
-def _key_rule(pattern: bytes, use: Use) -> bytes:
+def _key_rule(pattern: bytes, access: KeyAccess) -> bytes:
     """Return the rule that adds a pattern. `~*` would be another rule; Redis writes that, and cannot read it then."""
-    return b"%RW~*" if pattern == b"*" and use == Use.READ | Use.WRITE else SIGN_OF_USE[use] + pattern
+    return (
+        b"%RW~*"
+        if pattern == b"*" and access == KeyAccess.READ | KeyAccess.WRITE
+        else PREFIX_OF_ACCESS[access] + pattern
+    )
 
 
 def _check_pattern(pattern: bytes) -> None:
@@ -422,19 +437,19 @@ class User:
     much as it likes.
     """
 
-    def __init__(self, name: bytes, catalogue: Catalogue | None = None) -> None:
+    def __init__(self, name: bytes, catalogue: CommandCatalogue | None = None) -> None:
         self.name = name
-        self.rate: Rate | None = None
-        self.quick: Any = None  # what the compiled core makes of the rules
+        self.rate_limiter: RateLimiter | None = None
+        self.compiled: Any = None  # what the compiled core makes of the rules
         self._catalogue = NoCommands() if catalogue is None else catalogue
         self.is_on = False
         self.is_nopass = False
-        self.is_sanitized = True
+        self.sanitizes_payload = True
         self.passwords: list[bytes] = []
         self.selectors = [Selector(self._catalogue)]
 
     @classmethod
-    def default(cls, catalogue: Catalogue | None = None) -> User:
+    def default(cls, catalogue: CommandCatalogue | None = None) -> User:
         """Return the user that everybody is who did not log in: it may do everything."""
         made = cls(DEFAULT_USER, catalogue)
         for rule in (b"+@all", b"~*", b"&*", b"on", b"nopass"):
@@ -444,20 +459,20 @@ class User:
     def copy(self) -> User:
         """Return another user with the same rules and name, to try changes on."""
         made = User(self.name, self._catalogue)
-        made.become(self)
+        made.copy_rules_from(self)
         return made
 
-    def become(self, other: User) -> None:
+    def copy_rules_from(self, other: User) -> None:
         """Take over the rules of another user."""
-        self.is_on, self.is_nopass, self.is_sanitized = other.is_on, other.is_nopass, other.is_sanitized
+        self.is_on, self.is_nopass, self.sanitizes_payload = other.is_on, other.is_nopass, other.sanitizes_payload
         self.passwords = list(other.passwords)
         self.selectors = [each.copy() for each in other.selectors]
-        self._forget()
+        self._clear_cached()
 
-    def _forget(self) -> None:
+    def _clear_cached(self) -> None:
         """Forget what was made of the rules before."""
-        self.quick = None
-        for name in DERIVED:
+        self.compiled = None
+        for name in CACHED_PROPERTIES:
             self.__dict__.pop(name, None)
 
     # -- rules --------------------------------------------------------------------------------------------------------
@@ -473,7 +488,7 @@ class User:
                 shown = rule.decode("utf-8", "surrogateescape")
                 raise RuleError(f"Error in ACL SETUSER modifier '{shown}': {error}") from None
         staged.check_size()
-        self.become(staged)
+        self.copy_rules_from(staged)
 
     def check_size(self) -> None:
         """Raise RuleError for a user of too many parts."""
@@ -486,17 +501,17 @@ class User:
 
     def apply(self, rule: bytes) -> None:
         """Apply one rule; RuleError."""
-        self._forget()
-        known = SETTINGS.get(rule.lower())
+        self._clear_cached()
+        set_flag = USER_FLAGS.get(rule.lower())
         if not rule:
             return
-        if known is not None:
-            known(self)
+        if set_flag is not None:
+            set_flag(self)
         elif rule[:1] in b"><#!":
             self._change_passwords(rule[:1], rule[1:])
         elif rule[:1] == b"(" and rule[-1:] == b")":
             selector = Selector(self._catalogue)
-            for each in _words_of(rule[1:-1]):
+            for each in _selector_rules(rule[1:-1]):
                 selector.apply(each)
             self.selectors.append(selector)
         else:
@@ -504,7 +519,7 @@ class User:
 
     def _change_passwords(self, sign: bytes, text: bytes) -> None:
         if sign in b"><":
-            text = hashed(text)
+            text = password_hash(text)
         elif not HASH.fullmatch(text):
             raise RuleError(BAD_HASH)
         if sign in b">#":
@@ -519,8 +534,8 @@ class User:
     def _switch(self, is_on: bool) -> None:
         self.is_on = is_on
 
-    def _sanitize(self, is_sanitized: bool) -> None:
-        self.is_sanitized = is_sanitized
+    def _sanitize(self, sanitizes_payload: bool) -> None:
+        self.sanitizes_payload = sanitizes_payload
 
     def _reset_passwords(self, is_nopass: bool) -> None:
         self.is_nopass, self.passwords = is_nopass, []
@@ -529,7 +544,7 @@ class User:
         del self.selectors[1:]
 
     def _reset(self) -> None:
-        self.become(User(self.name, self._catalogue))
+        self.copy_rules_from(User(self.name, self._catalogue))
 
     @property
     def flags(self) -> Sequence[bytes]:
@@ -537,23 +552,23 @@ class User:
         return [
             b"on" if self.is_on else b"off",
             *([b"nopass"] if self.is_nopass else []),
-            b"sanitize-payload" if self.is_sanitized else b"skip-sanitize-payload",
+            b"sanitize-payload" if self.sanitizes_payload else b"skip-sanitize-payload",
         ]
 
     @property
-    def parts(self) -> list[list[bytes]]:
+    def rule_lists(self) -> list[list[bytes]]:
         """All rules: its own, and those of each further selector; `of_parts` makes the same user of them."""
         own, *others = self.selectors
         passwords = [b"#" + each for each in self.passwords]
         return [[*self.flags, *passwords, *own.rules], *(each.rules for each in others)]
 
     @classmethod
-    def of_parts(cls, name: bytes, parts: Sequence[Sequence[bytes]], catalogue: Catalogue) -> User:
+    def from_rule_lists(cls, name: bytes, rule_lists: Sequence[Sequence[bytes]], catalogue: CommandCatalogue) -> User:
         """Make a user of what `parts` returned."""
         made = cls(name, catalogue)
-        for rule in parts[0]:
+        for rule in rule_lists[0]:
             made.apply(rule)
-        for rules in parts[1:]:
+        for rules in rule_lists[1:]:
             selector = Selector(catalogue)
             for rule in rules:
                 selector.apply(rule)
@@ -563,7 +578,7 @@ class User:
     @property
     def text(self) -> bytes:
         """All rules, as in an ACL file."""
-        own, *others = self.parts
+        own, *others = self.rule_lists
         return b" ".join([*own, *(b"(%b)" % b" ".join(each) for each in others)])
 
     # -- questions ----------------------------------------------------------------------------------------------------
@@ -573,9 +588,9 @@ class User:
         """Tell whether everybody is this user without a password."""
         return self.is_on and self.is_nopass
 
-    def takes_password(self, password: bytes) -> bool:
+    def accepts_password(self, password: bytes) -> bool:
         """Tell whether a password lets somebody in."""
-        found = hashed(password)
+        found = password_hash(password)
         is_right = sum(compare_digest(found, each) for each in self.passwords) > 0  # all of them are looked at
         return self.is_on and (self.is_nopass or is_right)
 
@@ -587,7 +602,7 @@ class User:
     @cached_property
     def reads_all_keys(self) -> bool:
         """Tell whether it may read every key, with some command."""
-        return any(b"*" in each.patterns(Use.READ) for each in self.selectors)
+        return any(b"*" in each.patterns(KeyAccess.READ) for each in self.selectors)
 
     @cached_property
     def _reads(self) -> Matches:
@@ -596,7 +611,7 @@ class User:
     @cached_property
     def read_patterns(self) -> Sequence[bytes]:
         """The patterns of keys that it may read, with some command."""
-        return list(dict.fromkeys(each for selector in self.selectors for each in selector.patterns(Use.READ)))
+        return list(dict.fromkeys(each for selector in self.selectors for each in selector.patterns(KeyAccess.READ)))
 
     def can_read(self, key: bytes) -> bool:
         """Tell whether it may read a key with some command: so may be told of it."""
@@ -604,32 +619,32 @@ class User:
 
     def can_subscribe(self, channel: bytes, *, is_pattern: bool = False) -> bool:
         """Tell whether it may use a channel."""
-        return any(each.takes_channel(channel, is_pattern=is_pattern) for each in self.selectors)
+        return any(each.allows_channel(channel, is_pattern=is_pattern) for each in self.selectors)
 
     def denial(self, command: Command, request: Sequence[bytes]) -> Denial | None:
         """Say why a request is denied, or None. Where several selectors deny it, the one that came furthest is told."""
         if self.is_unrestricted:
             return None
-        found: Sequence[tuple[int, Use]] | None = None
+        found: Sequence[tuple[int, KeyAccess]] | None = None
 
-        def keys() -> Sequence[tuple[int, Use]]:
+        def keys() -> Sequence[tuple[int, KeyAccess]]:
             nonlocal found
             if found is None:
-                found = [(at, _use_of(flags)) for at, flags in command.keys_in(request)]
+                found = [(at, _access_of(flags)) for at, flags in command.keys_in(request)]
             return found
 
-        told = Denial(Reason.COMMAND, 0)
+        furthest = Denial(Reason.COMMAND, 0)
         for selector in self.selectors:
             denied = selector.denial(command, request, keys)
             if denied is None:
                 return None
-            told = max(told, denied)
-        return told
+            furthest = max(furthest, denied)
+        return furthest
 
 
-DERIVED = ("is_unrestricted", "reads_all_keys", "_reads", "read_patterns")
+CACHED_PROPERTIES = ("is_unrestricted", "reads_all_keys", "_reads", "read_patterns")
 
-SETTINGS: Mapping[bytes, Callable[[User], None]] = {
+USER_FLAGS: Mapping[bytes, Callable[[User], None]] = {
     b"on": lambda user: user._switch(True),
     b"off": lambda user: user._switch(False),
     b"skip-sanitize-payload": lambda user: user._sanitize(False),
@@ -641,14 +656,14 @@ SETTINGS: Mapping[bytes, Callable[[User], None]] = {
 }
 
 
-def _use_of(flags: Sequence[str]) -> Use:
-    use = Use(0)
+def _access_of(flags: Sequence[str]) -> KeyAccess:
+    access = KeyAccess(0)
     for flag in flags:
-        use |= USE_OF_FLAG.get(flag, Use(0))
-    return use
+        access |= ACCESS_OF_FLAG.get(flag, KeyAccess(0))
+    return access
 
 
-def _words_of(text: bytes) -> list[bytes]:
+def _selector_rules(text: bytes) -> list[bytes]:
     """Return the rules within `( ... )`; they may be quoted. Where a quote does not end there are none, as in Redis."""
     try:
         return inline_words(text)
@@ -656,7 +671,7 @@ def _words_of(text: bytes) -> list[bytes]:
         return []
 
 
-def hashed(password: bytes) -> bytes:
+def password_hash(password: bytes) -> bytes:
     """Return what is kept of a password."""
     return sha256(password).hexdigest().encode()
 

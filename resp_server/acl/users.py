@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from resp_server.acl.log import DenialLog
-from resp_server.acl.rate_limits import Limit, Rate
-from resp_server.acl.rules import BLANK, DEFAULT_USER, Catalogue, RuleError, User, hashed, merge_selectors
+from resp_server.acl.rate_limits import RateLimit, RateLimiter
+from resp_server.acl.rules import BLANK, DEFAULT_USER, CommandCatalogue, RuleError, User, merge_selectors, password_hash
 from resp_server.session.session import Account
 from state_backend.model.errors import SparkisError
 
@@ -41,7 +41,7 @@ class AccessError(SparkisError):
 
 
 # The rules of a user (see `User.parts`).
-Parts = list[list[str]]
+RuleLists = list[list[str]]
 
 
 class Change(TypedDict, total=False):
@@ -58,7 +58,7 @@ class Outcome:
     """What a change came to: an error, or the rules that users have now; None for those that are gone."""
 
     error: str | None = None
-    rules: dict[str, Parts | None] = field(default_factory=dict)
+    rules: dict[str, RuleLists | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as other processes are told it."""
@@ -74,17 +74,17 @@ class Users:
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        catalogue: CommandCatalogue,
         password: str | None = None,
         path: str | None = None,
-        limits: Sequence[Limit] = (),
+        limits: Sequence[RateLimit] = (),
         upstream_password: str | None = None,
     ) -> None:
         self._catalogue = catalogue
         self.path = path
         self.denials = DenialLog()
-        self._rates = {each.user.encode(): Rate(each) for each in limits}
-        self.default = self._rated(User.default(catalogue))
+        self._rate_limiters = {each.user.encode(): RateLimiter(each) for each in limits}
+        self.default = self._with_rate_limiter(User.default(catalogue))
         self._by_name = {DEFAULT_USER: self.default}
         if password is not None:
             self.set_password(password)
@@ -103,40 +103,40 @@ class Users:
         """Return a user by its name."""
         return self._by_name.get(name)
 
-    def has(self, user: Account) -> bool:
+    def is_current(self, user: Account) -> bool:
         """Tell whether somebody who logged in as a user still is one."""
         return user is self._upstream or self._by_name.get(user.name) is user
 
     def log_in(self, name: bytes, password: bytes) -> User | None:
         """Return the user if that is its password."""
-        if self._upstream is not None and name == DEFAULT_USER and self._upstream.takes_password(password):
+        if self._upstream is not None and name == DEFAULT_USER and self._upstream.accepts_password(password):
             return self._upstream
         user = self._by_name.get(name)
         if user is None:
-            hashed(password)  # so that it takes as long as for a user that is there
+            password_hash(password)  # so that it takes as long as for a user that is there
             return None
-        return user if user.takes_password(password) else None
+        return user if user.accepts_password(password) else None
 
     def set_password(self, password: str | None) -> None:
         """Give the user `default` this password and no other; None: it needs none."""
         _set_password(self.default, password)
 
-    def _rated(self, user: User) -> User:
-        user.rate = self._rates.get(user.name)
+    def _with_rate_limiter(self, user: User) -> User:
+        user.rate_limiter = self._rate_limiters.get(user.name)
         return user
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
-    def change(self, asked: Change) -> Outcome:
+    def change(self, change: Change) -> Outcome:
         """Make a change, all of it or nothing."""
         try:
-            if "set" in asked:
-                name, *rules = map(_bytes, asked["set"])
+            if "set" in change:
+                name, *rules = map(_bytes, change["set"])
                 self.set(name, rules)
                 return self._outcome(name)
-            if "delete" in asked:
-                return self._outcome(*self.delete([_bytes(each) for each in asked["delete"]]))
-            if asked.get("load"):
+            if "delete" in change:
+                return self._outcome(*self.delete([_bytes(each) for each in change["delete"]]))
+            if change.get("load"):
                 before = set(self._by_name)
                 self.load()
                 return self._outcome(*before, *self._by_name)
@@ -147,25 +147,27 @@ class Users:
 
     def _outcome(self, *names: bytes) -> Outcome:
         found = {name: self._by_name.get(name) for name in names}
-        return Outcome(rules={_text(name): None if user is None else _parts(user) for name, user in found.items()})
+        return Outcome(rules={_text(name): None if user is None else _rule_lists(user) for name, user in found.items()})
 
     @property
-    def rules(self) -> dict[str, Parts | None]:
+    def rules(self) -> dict[str, RuleLists | None]:
         """The rules of all users, for another process to take over."""
         return self._outcome(*self._by_name).rules
 
-    def take(self, rules: Mapping[str, Parts | None]) -> None:
+    def adopt(self, rules: Mapping[str, RuleLists | None]) -> None:
         """Take over what another process made of a change."""
-        for text, parts in rules.items():
+        for text, rule_lists in rules.items():
             name = _bytes(text)
-            if parts is None:
+            if rule_lists is None:
                 self._by_name.pop(name, None)
                 continue
-            made = User.of_parts(name, [[_bytes(rule) for rule in rules] for rules in parts], self._catalogue)
+            made = User.from_rule_lists(
+                name, [[_bytes(rule) for rule in rules] for rules in rule_lists], self._catalogue
+            )
             if name in self._by_name:
-                self._by_name[name].become(made)
+                self._by_name[name].copy_rules_from(made)
             else:
-                self._by_name[name] = self._rated(made)
+                self._by_name[name] = self._with_rate_limiter(made)
 
     def set(self, name: bytes, rules: Sequence[bytes]) -> None:
         """Apply rules to a user, which is made if there is none; AccessError."""
@@ -173,7 +175,7 @@ class Users:
             raise AccessError(f"a user's name may have {USER_NAME_BYTES_MAX} bytes; this one has {len(name)}")
         if BLANK.search(name):
             raise AccessError("Usernames can't contain spaces or null characters")
-        user = self._by_name.get(name) or self._rated(User(name, self._catalogue))
+        user = self._by_name.get(name) or self._with_rate_limiter(User(name, self._catalogue))
         try:
             user.apply_all(rules)
         except RuleError as error:
@@ -203,15 +205,15 @@ class Users:
         if errors:
             raise AccessError("".join(errors) + NOTHING_CHANGED)
         read.setdefault(DEFAULT_USER, User.default(self._catalogue))
-        stays = {name: user for name, user in self._by_name.items() if name in read}
+        remaining = {name: user for name, user in self._by_name.items() if name in read}
         for name, user in read.items():
-            if name in stays:
-                stays[name].become(user)
+            if name in remaining:
+                remaining[name].copy_rules_from(user)
             else:
-                stays[name] = self._rated(user)
+                remaining[name] = self._with_rate_limiter(user)
             if not user.is_on:
-                log.info("user '%s' of %s is off: nobody can log in as it", _shown(name), self.path)
-        self._by_name = stays
+                log.info("user '%s' of %s is off: nobody can log in as it", _displayed(name), self.path)
+        self._by_name = remaining
 
     def _read(self, text: bytes) -> tuple[dict[bytes, User], list[str]]:
         read: dict[bytes, User] = {}
@@ -224,9 +226,9 @@ class Users:
             if words[0] != b"user" or len(words) < 2:
                 errors.append(f"{where} should start with user keyword followed by the username. ")
             elif BLANK.search(words[1]):
-                errors.append(f"'{where}: username '{_shown(words[1])}' contains invalid characters. ")
+                errors.append(f"'{where}: username '{_displayed(words[1])}' contains invalid characters. ")
             elif words[1] in read:
-                errors.append(f"WARNING: Duplicate user '{_shown(words[1])}' found on line {number}. ")
+                errors.append(f"WARNING: Duplicate user '{_displayed(words[1])}' found on line {number}. ")
             else:
                 user = read[words[1]] = User(words[1], self._catalogue)
                 errors += _apply_line(user, words[2:], where)
@@ -267,7 +269,7 @@ def _apply_line(user: User, words: Sequence[bytes], where: str) -> list[str]:
             user.apply(rule)
         except RuleError as error:
             if error.is_unknown:
-                errors.append(f"{where}: Error in applying operation '{_shown(rule)}': {error}. ")
+                errors.append(f"{where}: Error in applying operation '{_displayed(rule)}': {error}. ")
             elif not has_other:
                 has_other = True
                 errors.append(f"{where}: {error}. ")
@@ -279,8 +281,8 @@ def _set_password(user: User, password: str | None) -> None:
     user.apply(b"nopass" if password is None else b">" + password.encode("utf-8", "surrogateescape"))
 
 
-def _parts(user: User) -> Parts:
-    return [[_text(rule) for rule in rules] for rules in user.parts]
+def _rule_lists(user: User) -> RuleLists:
+    return [[_text(rule) for rule in rules] for rules in user.rule_lists]
 
 
 def _text(word: bytes) -> str:
@@ -291,5 +293,5 @@ def _bytes(text: str) -> bytes:
     return text.encode("latin-1")
 
 
-def _shown(word: bytes) -> str:
+def _displayed(word: bytes) -> str:
     return word.decode("utf-8", "surrogateescape")

@@ -40,16 +40,16 @@ class Coverage(Enum):
 
 def coverage_of(patterns: Sequence[bytes], key_format: KeyFormat) -> Coverage:
     """Say how much of the keys of a format some globs match, as far as their beginnings tell."""
-    head = key_format.literals[0].encode()
+    literal = key_format.literals[0].encode()
     found = Coverage.NOTHING
     for pattern in patterns:
-        literal = _LITERAL.match(pattern)
-        begins = _ESCAPED.sub(rb"\1", literal[0] if literal else b"")
-        rest = pattern[literal.end() if literal else 0 :]
-        if rest and not rest.strip(b"*") and head.startswith(begins):
+        prefix = _LITERAL.match(pattern)
+        literal_prefix = _ESCAPED.sub(rb"\1", prefix[0] if prefix else b"")
+        wildcards = pattern[prefix.end() if prefix else 0 :]
+        if wildcards and not wildcards.strip(b"*") and literal.startswith(literal_prefix):
             return Coverage.ALL
-        goes_on = begins == head if not key_format.columns else begins.startswith(head)
-        if goes_on or (rest and head.startswith(begins)):
+        may_match = literal_prefix == literal if not key_format.columns else literal_prefix.startswith(literal)
+        if may_match or (wildcards and literal.startswith(literal_prefix)):
             found = Coverage.SOME
     return found
 
@@ -65,7 +65,7 @@ def can_see_job(user: Account, job: str) -> bool:
     )
 
 
-class Seen(NamedTuple):
+class VisibleJob(NamedTuple):
     """A job as a user sees it: the states that it may read of, and how many keys these have; None: that is not known.
 
     is_whole: it may read all of the job.
@@ -74,8 +74,8 @@ class Seen(NamedTuple):
     job: Job
     snapshot: Snapshot
     states: Sequence[StateDescriptor]
-    reach: Mapping[str, Coverage]
-    is_whole: bool
+    coverage: Mapping[str, Coverage]
+    is_fully_visible: bool
 
     @property
     def applied(self) -> Applied:
@@ -84,24 +84,26 @@ class Seen(NamedTuple):
 
     def keys_of(self, state: str) -> int | None:
         """Return how many keys a state has."""
-        return self.applied.keys.get(state, 0) if self.is_whole or self.reach[state] is Coverage.ALL else None
+        return (
+            self.applied.keys.get(state, 0) if self.is_fully_visible or self.coverage[state] is Coverage.ALL else None
+        )
 
     @property
-    def known_keys(self) -> int:
+    def countable_keys(self) -> int:
         """How many keys there are in states that the user may read all of."""
-        if self.is_whole:
+        if self.is_fully_visible:
             return self.applied.key_count
         return sum(self.keys_of(state.name) or 0 for state in self.states)
 
     @property
     def keys(self) -> int | None:
         """How many keys the user may read; None: that is not known."""
-        return self.known_keys if self.is_whole or Coverage.SOME not in self.reach.values() else None
+        return self.countable_keys if self.is_fully_visible or Coverage.SOME not in self.coverage.values() else None
 
     @property
     def error(self) -> str:
         """What is wrong with the job; it may name others, so who does not see all is told that there is something."""
-        return self.job.error if self.is_whole or not self.job.error else "see the server's log"
+        return self.job.error if self.is_fully_visible or not self.job.error else "see the server's log"
 
 
 class Visibility:
@@ -109,32 +111,34 @@ class Visibility:
 
     def __init__(self, user: Account, view: KeyspaceView) -> None:
         self._user = user
-        self.is_everything = user.reads_all_keys
+        self.sees_all = user.reads_all_keys
         self.view = view
-        self._reach: dict[str, Mapping[str, Coverage]] = {}
-        if not self.is_everything:
+        self._coverage: dict[str, Mapping[str, Coverage]] = {}
+        if not self.sees_all:
             for job in view.jobs():
-                reach = {each.name: coverage_of(user.read_patterns, each.format_for(job.name)) for each in job.states}
-                if set(reach.values()) - {Coverage.NOTHING}:
-                    self._reach[job.name] = reach
-            self.view = view.of_jobs(self._reach)
+                coverage = {
+                    each.name: coverage_of(user.read_patterns, each.format_for(job.name)) for each in job.states
+                }
+                if set(coverage.values()) - {Coverage.NOTHING}:
+                    self._coverage[job.name] = coverage
+            self.view = view.of_jobs(self._coverage)
 
-    def jobs(self) -> Iterator[Seen]:
+    def jobs(self) -> Iterator[VisibleJob]:
         """Iterate over the jobs that the user may read some keys of."""
         for job, snapshot in self.view.snapshots():
-            reach = self._reach.get(job.name, {})
-            states = [each for each in job.states if self.is_everything or reach[each.name] is not Coverage.NOTHING]
-            is_whole = self.is_everything or set(reach.values()) == {Coverage.ALL}
-            yield Seen(job, snapshot, states, reach, is_whole)
+            coverage = self._coverage.get(job.name, {})
+            states = [each for each in job.states if self.sees_all or coverage[each.name] is not Coverage.NOTHING]
+            is_fully_visible = self.sees_all or set(coverage.values()) == {Coverage.ALL}
+            yield VisibleJob(job, snapshot, states, coverage, is_fully_visible)
 
     def sees(self, job: str) -> bool:
         """Tell whether a job is one of them."""
-        return self.is_everything or job in self._reach
+        return self.sees_all or job in self._coverage
 
     def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
         """Take a step over the keys, as `KeyspaceView.scan` does."""
         next_cursor, keys = self.view.scan(cursor, count, kinds)
-        return next_cursor, keys if self.is_everything else list(filter(self._user.can_read, keys))
+        return next_cursor, keys if self.sees_all else list(filter(self._user.can_read, keys))
 
     def key_count(self) -> int | None:
         """Return how many keys there are, expired ones that are not yet removed too; None: they are to be counted."""
@@ -150,7 +154,7 @@ class Visibility:
 
     def random_keys(self) -> Iterator[bytes | None]:
         """Iterate over short steps towards some key: the first that is not None."""
-        if self.is_everything:
+        if self.sees_all:
             yield from self.view.random_keys()
             return
         for _ in range(RANDOM_TRIES):

@@ -32,7 +32,7 @@ from resp_server.protocol.request_parser import Request, RequestLimits, RequestP
 from resp_server.session.session import Session
 
 if TYPE_CHECKING:
-    from resp_server.acl.rate_limits import Rate
+    from resp_server.acl.rate_limits import RateLimiter
     from resp_server.serving.server import Server
 
 log = logging.getLogger(__name__)
@@ -54,10 +54,10 @@ class Rest(Pending):
         super().__init__(seconds, lambda: None)
 
 
-def counted(requests: Iterable[Request], rate: Rate) -> Iterator[Request]:
+def counted(requests: Iterable[Request], limiter: RateLimiter) -> Iterator[Request]:
     """Pass requests on, and count each of them for its user."""
     for request in requests:
-        rate.take(1, sum(map(len, request)))
+        limiter.consume(1, sum(map(len, request)))
         yield request
 
 
@@ -321,8 +321,8 @@ class Connection(asyncio.Protocol):
         self._out = None
         if out:
             self._send(out)
-            if self.session.user.rate is not None:
-                self.session.user.rate.take(0, sum(map(len, out)))
+            if self.session.user.rate_limiter is not None:
+                self.session.user.rate_limiter.consume(0, sum(map(len, out)))
         if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
             self._settle(has_more)
         if self.session.epoch_feed is not None:
@@ -397,14 +397,14 @@ class Connection(asyncio.Protocol):
         is_answered = not length_hint(self._requests)
         if is_answered and (self._input or self._parser.has_more) and self._take_input(out):
             return self._has_more()
-        rate, most = self.session.user.rate, BATCH_REQUESTS
-        if rate is not None and length_hint(self._requests):
-            most = rate.room(BATCH_REQUESTS)
+        limiter, most = self.session.user.rate_limiter, BATCH_REQUESTS
+        if limiter is not None and length_hint(self._requests):
+            most = limiter.allowed_requests(BATCH_REQUESTS)
             if not most:
-                self._wait_for(Rest(rate.rest_s()))
+                self._wait_for(Rest(limiter.pause_s()))
                 return False
         some: Iterator[Request] = islice(self._requests, most)
-        some = some if rate is None else counted(some, rate)
+        some = some if limiter is None else counted(some, limiter)
         later = self._dispatcher.answer(self._context, some, out, self._ends_ns)
         if isinstance(later, Pending):
             self._wait_for(later)

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from resp_server.acl.log import Entry, joined
+from resp_server.acl.log import AclLogEntry, merge_entries
 from resp_server.acl.rules import CATEGORIES, Denial, Selector, User, denial_text
 from resp_server.acl.users import Change, Outcome
 from resp_server.command_table.declaration import OneOrMore, command, integer, question
@@ -68,8 +68,8 @@ def acl_cat(context: CommandContext, category: bytes | None = None) -> Reply:
     wanted = category.decode("latin-1").lower()
     if wanted not in CATEGORIES:
         raise PlainError(f"Unknown category '{typed(category[:CATEGORY_BYTES_MAX])}'")
-    everything = [each for one in context.server.table for each in (one, *one.subcommands.values())]
-    return [each.name.encode() for each in everything if f"@{wanted}" in each.facts.acl_categories]
+    all_commands = [each for one in context.server.table for each in (one, *one.subcommands.values())]
+    return [each.name.encode() for each in all_commands if f"@{wanted}" in each.facts.acl_categories]
 
 
 @command("acl|setuser")
@@ -129,10 +129,10 @@ def acl_dryrun(context: CommandContext, name: bytes, *words: OneOrMore) -> Reply
     user = context.server.users.get(name)
     if user is None:
         raise PlainError(f"User '{typed(name)}' not found")
-    found = _command_of(context, words)
-    found.check_arity(words)
-    denied = user.denial(found, words)
-    return OK if denied is None else _denial_text(user, found, words, denied)
+    target = _command_of(context, words)
+    target.check_arity(words)
+    denial = user.denial(target, words)
+    return OK if denial is None else _denial_text(user, target, words, denial)
 
 
 def _command_of(context: CommandContext, words: Sequence[bytes]) -> Command:
@@ -142,8 +142,8 @@ def _command_of(context: CommandContext, words: Sequence[bytes]) -> Command:
         raise PlainError(f"Command '{typed(words[0])}' not found") from None
 
 
-def _denial_text(user: User, found: Command, words: Sequence[bytes], denied: Denial) -> bytes:
-    text = denial_text(denied.reason, user.name, found.name, words[denied.position])
+def _denial_text(user: User, target: Command, words: Sequence[bytes], denial: Denial) -> bytes:
+    text = denial_text(denial.reason, user.name, target.name, words[denial.position])
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -151,11 +151,11 @@ def _denial_text(user: User, found: Command, words: Sequence[bytes], denied: Den
 def acl_log(context: CommandContext, argument: bytes | None = None) -> Reply:
     """Lists recent security events generated due to ACL rules."""
     if argument is not None and argument.lower() == b"reset":
-        return context.server.gather(reset_denials, None, lambda answers: OK)
+        return context.server.gather(reset_denials, None, lambda responses: OK)
     count = LOG_ENTRIES if argument is None else max(0, integer(argument))
     now_ms = context.server.clock()
     return context.server.gather(
-        denials, None, lambda answers: [_entry_row(each, now_ms) for each in joined(answers)[:count]]
+        denials, None, lambda responses: [_log_row(each, now_ms) for each in merge_entries(responses)[:count]]
     )
 
 
@@ -171,7 +171,7 @@ def reset_denials(server: ServerContext, nothing: None) -> None:
     server.users.denials.reset()
 
 
-def _entry_row(entry: Entry, now_ms: int) -> Reply:
+def _log_row(entry: AclLogEntry, now_ms: int) -> Reply:
     return {
         b"count": entry.count,
         b"reason": entry.reason.encode(),

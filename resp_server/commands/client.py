@@ -82,9 +82,9 @@ def client_reply(context: CommandContext, mode: bytes) -> Reply:
     modes = {b"ON": ReplyMode.ON, b"OFF": ReplyMode.OFF, b"SKIP": ReplyMode.SKIP_NEXT}
     if mode.upper() not in modes:
         raise syntax_error()
-    wanted = modes[mode.upper()]
-    if wanted is not ReplyMode.SKIP_NEXT or context.session.reply_mode is not ReplyMode.OFF:  # OFF stays
-        context.session.reply(wanted)
+    reply_mode = modes[mode.upper()]
+    if reply_mode is not ReplyMode.SKIP_NEXT or context.session.reply_mode is not ReplyMode.OFF:  # OFF stays
+        context.session.reply(reply_mode)
     return OK
 
 
@@ -107,19 +107,19 @@ def client_list(context: CommandContext, *options: bytes) -> Reply:
     elif options:
         raise syntax_error()
 
-    def join(answers: Sequence[list[tuple[int, str]]]) -> Reply:
-        lines = dict(sorted((session_id, line) for answer in answers for session_id, line in answer))
+    def merge(responses: Sequence[list[tuple[int, str]]]) -> Reply:
+        lines = dict(sorted((session_id, line) for response in responses for session_id, line in response))
         chosen = lines.values() if ids is None else [lines[each] for each in ids if each in lines]
         return Verbatim("".join(chosen).encode("utf-8", "surrogateescape"))
 
-    each_once = None if ids is None else list(dict.fromkeys(ids))
-    return context.server.gather(client_lines, {"ids": each_once, "kind": kind}, join)
+    unique_ids = None if ids is None else list(dict.fromkeys(ids))
+    return context.server.gather(client_lines, {"ids": unique_ids, "kind": kind}, merge)
 
 
 @question("client lines")
-def client_lines(server: ServerContext, which: Mapping[str, Any]) -> list[tuple[int, str]]:
+def client_lines(server: ServerContext, filters: Mapping[str, Any]) -> list[tuple[int, str]]:
     """Return (id, line of CLIENT LIST) of clients here, by their ids (None: all) and their kind (empty: any)."""
-    sessions, ids, kind = server.sessions, which["ids"], which["kind"]
+    sessions, ids, kind = server.sessions, filters["ids"], filters["kind"]
     chosen = sessions.values() if ids is None else [sessions[each] for each in ids if each in sessions]
     now_ms = server.clock()
     return [(each.id, client_line(server, each, now_ms)) for each in chosen if kind in ("", kind_of(each))]
@@ -148,7 +148,7 @@ def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
     transaction = session.transaction
     queued, queued_bytes = (-1, 0) if transaction is None else (len(transaction.requests), transaction.size_bytes)
     subscribed = session.subscriptions or Subscriptions()
-    channels, patterns, shard_channels = (len(subscribed.of(way)) for way in Way)
+    channels, patterns, shard_channels = (len(subscribed.of(kind)) for kind in Way)
     tracked = session.tracked or NOT_TRACKED
     flags = "P" * (session.subscriptions is not None) + "x" * (transaction is not None)
     flags += "t" * tracked.is_on + "R" * tracked.is_broken + "B" * tracked.is_bcast + "r" * session.is_readonly
@@ -172,10 +172,10 @@ def client_kill(context: CommandContext, *words: OneOrMore) -> Reply:
     """Terminates open connections."""
     is_old_form = len(words) == 1
     # With the old form, clients may kill themselves.
-    wanted = {"skipme": False, "addr": typed(words[0])} if is_old_form else _kill_options(context.server, words)
+    filters = {"skipme": False, "addr": typed(words[0])} if is_old_form else _kill_options(context.server, words)
 
-    def join(answers: Sequence[list[int]]) -> Reply:
-        killed = [each for answer in answers for each in answer]
+    def merge(responses: Sequence[list[int]]) -> Reply:
+        killed = [each for response in responses for each in response]
         if context.session.id in killed:
             context.session.close()  # it still gets the reply
         if not is_old_form:
@@ -184,20 +184,20 @@ def client_kill(context: CommandContext, *words: OneOrMore) -> Reply:
             raise PlainError("No such client")
         return OK
 
-    return context.server.gather(kill_clients, wanted | {"caller": context.session.id}, join)
+    return context.server.gather(kill_clients, filters | {"caller": context.session.id}, merge)
 
 
 def _kill_options(server: ServerContext, words: Sequence[bytes]) -> dict[str, Any]:
     """Read filters; all have to apply. Of a filter that is given twice the last one counts."""
-    wanted: dict[str, Any] = {"skipme": True}
+    filters: dict[str, Any] = {"skipme": True}
     for option, word in zip_longest(words[::2], words[1::2]):
         name = option.decode("latin-1").lower()
         if word is None or name not in KILL_FILTERS:
             raise syntax_error()
         if name == "user" and server.users.get(word) is None:
             raise PlainError(f"No such user '{typed(word)}'")
-        wanted[name] = KILL_FILTERS[name](word)
-    return wanted
+        filters[name] = KILL_FILTERS[name](word)
+    return filters
 
 
 def _kill_id(word: bytes) -> int:
@@ -238,26 +238,26 @@ KILL_FILTERS: Mapping[str, Callable[[bytes], Any]] = {
 
 
 @question("kill clients")
-def kill_clients(server: ServerContext, wanted: Mapping[str, Any]) -> list[int]:
+def kill_clients(server: ServerContext, filters: Mapping[str, Any]) -> list[int]:
     """Cut the connections that all filters apply to, and return their ids; the caller's own is not cut."""
     now_ms = server.clock()
-    killed = [each.id for each in server.sessions.values() if _is_to_be_killed(each, wanted, now_ms)]
+    killed = [each.id for each in server.sessions.values() if _passes_filters(each, filters, now_ms)]
     for session_id in killed:
-        if session_id != wanted["caller"]:
+        if session_id != filters["caller"]:
             server.cut(session_id)
     return killed
 
 
-def _is_to_be_killed(session: Session, wanted: Mapping[str, Any], now_ms: int) -> bool:
+def _passes_filters(session: Session, filters: Mapping[str, Any], now_ms: int) -> bool:
     kind = kind_of(session)
     return (
-        wanted.get("addr", session.address) == session.address
-        and wanted.get("laddr", session.local_address) == session.local_address
-        and wanted.get("type", kind) == kind
-        and wanted.get("user", typed(session.user.name)) == typed(session.user.name)
-        and wanted.get("id", session.id) == session.id
-        and (now_ms - session.created_ms) // 1000 >= wanted.get("maxage", 0)
-        and not (wanted["skipme"] and session.id == wanted["caller"])
+        filters.get("addr", session.address) == session.address
+        and filters.get("laddr", session.local_address) == session.local_address
+        and filters.get("type", kind) == kind
+        and filters.get("user", typed(session.user.name)) == typed(session.user.name)
+        and filters.get("id", session.id) == session.id
+        and (now_ms - session.created_ms) // 1000 >= filters.get("maxage", 0)
+        and not (filters["skipme"] and session.id == filters["caller"])
     )
 
 
@@ -267,15 +267,15 @@ def client_pause(context: CommandContext, timeout: bytes, mode: bytes = b"ALL") 
     if mode.upper() not in (b"WRITE", b"ALL"):
         raise PlainError("CLIENT PAUSE mode must be WRITE or ALL")
     try:
-        left_ms = integer(timeout)
+        timeout_ms = integer(timeout)
     except ReplyError:
         raise PlainError("timeout is not an integer or out of range") from None
-    if left_ms < 0:
+    if timeout_ms < 0:
         raise PlainError("timeout is negative")
     if mode.upper() == b"WRITE":
         return OK  # writes are refused whether they are paused or not
-    until_ms = min(context.server.clock() + left_ms, INTEGER_MAX)
-    return context.server.gather(pause_clients, until_ms, lambda answers: OK)
+    until_ms = min(context.server.clock() + timeout_ms, INTEGER_MAX)
+    return context.server.gather(pause_clients, until_ms, lambda responses: OK)
 
 
 @question("pause clients")
@@ -287,7 +287,7 @@ def pause_clients(server: ServerContext, until_ms: int) -> None:
 @command("client|unpause")
 def client_unpause(context: CommandContext) -> Reply:
     """Resumes processing commands from paused clients."""
-    return context.server.gather(unpause_clients, None, lambda answers: OK)
+    return context.server.gather(unpause_clients, None, lambda responses: OK)
 
 
 @question("unpause clients")

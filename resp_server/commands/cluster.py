@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from resp_server.cluster import replies as texts
+from resp_server.cluster import replies
 from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import SLICE_ENTRIES, sliced
 from resp_server.execution.context import CommandContext
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from resp_server.cluster.topology import Node
 
 
-def _standing(context: CommandContext) -> NodeView:
+def _node_view(context: CommandContext) -> NodeView:
     """Return what this server is in its cluster; PlainError if it is in none. Comes before any look at arguments."""
     if context.server.cluster is None:
         raise cluster_disabled()
@@ -29,14 +29,14 @@ def _standing(context: CommandContext) -> NodeView:
 @command("asking")
 def asking(context: CommandContext) -> Reply:
     """Signals that a cluster client is following an -ASK redirect."""
-    _standing(context)  # No slot is ever on its way from one node to another: there is nothing to allow.
+    _node_view(context)  # No slot is ever on its way from one node to another: there is nothing to allow.
     return OK
 
 
 @command("readonly")
 def readonly(context: CommandContext) -> Reply:
     """Enables read-only queries for a connection to a Redis Cluster replica node."""
-    _standing(context)
+    _node_view(context)
     context.session.read_only(True)
     return OK
 
@@ -44,7 +44,7 @@ def readonly(context: CommandContext) -> Reply:
 @command("readwrite")
 def readwrite(context: CommandContext) -> Reply:
     """Enables read-write queries for a connection to a Reids Cluster replica node."""
-    _standing(context)
+    _node_view(context)
     context.session.read_only(False)
     return OK
 
@@ -52,54 +52,54 @@ def readwrite(context: CommandContext) -> Reply:
 @command("cluster|slots")
 def cluster_slots(context: CommandContext) -> Reply:
     """Returns the mapping of cluster slots to nodes."""
-    return texts.slots(_standing(context))
+    return replies.slots(_node_view(context))
 
 
 @command("cluster|shards")
 def cluster_shards(context: CommandContext) -> Reply:
     """Returns the mapping of cluster slots to shards."""
-    return texts.shards(_standing(context))
+    return replies.shards(_node_view(context))
 
 
 @command("cluster|nodes")
 def cluster_nodes(context: CommandContext) -> Reply:
     """Returns the cluster configuration for a node."""
-    return Verbatim(texts.nodes(_standing(context)).encode())
+    return Verbatim(replies.nodes(_node_view(context)).encode())
 
 
 @command("cluster|info")
 def cluster_info(context: CommandContext) -> Reply:
     """Returns information about the state of a node."""
-    return Verbatim(texts.info(_standing(context)).encode())
+    return Verbatim(replies.info(_node_view(context)).encode())
 
 
 @command("cluster|myid")
 def cluster_myid(context: CommandContext) -> bytes:
     """Returns the ID of a node."""
-    return _standing(context).myself.id.encode()
+    return _node_view(context).myself.id.encode()
 
 
 @command("cluster|myshardid")
 def cluster_myshardid(context: CommandContext) -> bytes:
     """Returns the shard ID of a node."""
-    return texts.shard_id(_standing(context)).encode()
+    return replies.shard_id(_node_view(context)).encode()
 
 
 @command("cluster|links")
 def cluster_links(context: CommandContext) -> Reply:
     """Returns a list of all TCP links to and from peer nodes."""
-    _standing(context)
+    _node_view(context)
     return []
 
 
 @command("cluster|replicas")
 def cluster_replicas(context: CommandContext, node_id: bytes) -> Reply:
     """Lists the replica nodes of a master node."""
-    standing = _standing(context)
-    node = _node(standing, node_id)
+    node_view = _node_view(context)
+    node = _node(node_view, node_id)
     if node.is_replica:
         raise PlainError("The specified node is not a master")
-    return [texts.node_line(standing, each).encode() for each in standing.topology.replicas(node)]
+    return [replies.node_line(node_view, each).encode() for each in node_view.topology.replicas(node)]
 
 
 @command("cluster|slaves")
@@ -111,12 +111,12 @@ def cluster_slaves(context: CommandContext, node_id: bytes) -> Reply:
 @command("cluster|count-failure-reports")
 def cluster_count_failure_reports(context: CommandContext, node_id: bytes) -> int:
     """Returns the number of active failure reports active for a node."""
-    _node(_standing(context), node_id)
+    _node(_node_view(context), node_id)
     return 0
 
 
-def _node(standing: NodeView, node_id: bytes) -> Node:
-    for node in standing.topology.nodes:
+def _node(node_view: NodeView, node_id: bytes) -> Node:
+    for node in node_view.topology.nodes:
         if node.id.encode() == node_id:
             return node
     raise PlainError(f"Unknown node {typed(node_id)}")
@@ -125,14 +125,14 @@ def _node(standing: NodeView, node_id: bytes) -> Node:
 @command("cluster|keyslot")
 def cluster_keyslot(context: CommandContext, key: bytes) -> int:
     """Returns the hash slot for a key."""
-    _standing(context)
+    _node_view(context)
     return slot_of(key)
 
 
 @command("cluster|countkeysinslot")
 def cluster_countkeysinslot(context: CommandContext, slot: bytes) -> Reply:
     """Returns the number of keys in a hash slot."""
-    _standing(context)
+    _node_view(context)
     number = integer(slot)
     if not 0 <= number < SLOTS:
         raise PlainError("Invalid slot")
@@ -142,11 +142,11 @@ def cluster_countkeysinslot(context: CommandContext, slot: bytes) -> Reply:
 @command("cluster|getkeysinslot")
 def cluster_getkeysinslot(context: CommandContext, slot: bytes, count: bytes) -> Reply:
     """Returns the key names in a hash slot."""
-    _standing(context)
+    _node_view(context)
     number, keys_max = integer(slot), integer(count)
     if not 0 <= number < SLOTS or keys_max < 0:
         raise PlainError("Invalid slot or number of keys")
-    return sliced(context, lambda view: _first(_keys_in(context.visibility_of(view), number), keys_max))
+    return sliced(context, lambda view: _at_most(_keys_in(context.visibility_of(view), number), keys_max))
 
 
 def _keys_in(visibility: Visibility, slot: int) -> Iterator[Sequence[bytes]]:
@@ -159,7 +159,7 @@ def _keys_in(visibility: Visibility, slot: int) -> Iterator[Sequence[bytes]]:
             return
 
 
-def _first(parts: Iterator[Sequence[bytes]], count: int) -> Iterator[Sequence[bytes]]:
+def _at_most(parts: Iterator[Sequence[bytes]], count: int) -> Iterator[Sequence[bytes]]:
     for part in parts:
         if not count:
             return
@@ -170,5 +170,5 @@ def _first(parts: Iterator[Sequence[bytes]], count: int) -> Iterator[Sequence[by
 @command("cluster|help")
 def cluster_help(context: CommandContext) -> Reply:
     """Returns helpful text about the different subcommands."""
-    _standing(context)
+    _node_view(context)
     return context.server.table.help("cluster")

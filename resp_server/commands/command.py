@@ -31,21 +31,21 @@ def command_(context: CommandContext) -> Reply:
 
 def _rows(context: CommandContext, commands: Sequence[Command | None]) -> Sliced:
     """Return commands' rows, nil for one that there is not, in steps: one takes up to half a millisecond."""
-    row = _written(context, info_row)
+    row = _cached(context, info_row)
     rows = ([None if each is None else row(each)] for each in commands)
     return Sliced(rows, lambda: None, count=len(commands))
 
 
-def _written(context: CommandContext, make: Callable[[Command], Reply]) -> Callable[[Command], Frames]:
+def _cached(context: CommandContext, render: Callable[[Command], Reply]) -> Callable[[Command], Frames]:
     """Return what makes a row, and keeps it as it is sent: every client of some kinds asks for all when it begins."""
     rows, protocol = context.server.table.rows, context.session.protocol
 
     def row(command: Command) -> Frames:
-        key = (make.__name__, command.name, protocol)
-        found = rows.get(key)
-        if found is None:
-            found = rows[key] = Frames(encode(make(command), protocol))
-        return found
+        key = (render.__name__, command.name, protocol)
+        cached = rows.get(key)
+        if cached is None:
+            cached = rows[key] = Frames(encode(render(command), protocol))
+        return cached
 
     return row
 
@@ -67,9 +67,9 @@ def command_info(context: CommandContext, *names: bytes) -> Reply:
 def command_docs(context: CommandContext, *names: bytes) -> Reply:
     """Returns documentary information about one, multiple or all commands."""
     table = context.server.table
-    given = [table.get(name) for name in names] if names else list(table)
-    found = {each.name.encode(): each for each in given if each is not None}
-    row = _written(context, docs_row)
+    commands = [table.get(name) for name in names] if names else list(table)
+    found = {each.name.encode(): each for each in commands if each is not None}
+    row = _cached(context, docs_row)
     rows = ([name, row(each)] for name, each in found.items())
     return Sliced(rows, lambda: None, dict, len(found))
 
@@ -78,9 +78,9 @@ def command_docs(context: CommandContext, *names: bytes) -> Reply:
 def command_list(context: CommandContext, *filters: bytes) -> Reply:
     """Returns a list of command names."""
     table = context.server.table
-    everything = [each for one in table for each in (one, *one.subcommands.values())]
+    all_commands = [each for one in table for each in (one, *one.subcommands.values())]
     if not filters:
-        return [each.name.encode() for each in everything]
+        return [each.name.encode() for each in all_commands]
     if len(filters) != 3 or filters[0].upper() != b"FILTERBY":
         raise syntax_error()
     match filters[1].upper():
@@ -88,10 +88,10 @@ def command_list(context: CommandContext, *filters: bytes) -> Reply:
             return []
         case b"ACLCAT":
             category = "@" + filters[2].decode("utf-8", "replace").lower()
-            return [each.name.encode() for each in everything if category in each.facts.acl_categories]
+            return [each.name.encode() for each in all_commands if category in each.facts.acl_categories]
         case b"PATTERN":
             matches = matcher(filters[2], ignore_case=True)
-            return [each.name.encode() for each in everything if matches(each.name.encode())]
+            return [each.name.encode() for each in all_commands if matches(each.name.encode())]
         case _:
             raise syntax_error()
 
@@ -110,17 +110,17 @@ def command_getkeysandflags(context: CommandContext, name: bytes, *words: bytes)
 
 def _keys(context: CommandContext, request: Sequence[bytes]) -> list[tuple[bytes, Sequence[str]]]:
     try:
-        found = context.server.table.find(request)
+        target = context.server.table.find(request)
     except ReplyError:
         raise PlainError("Invalid command specified") from None
-    if all("not_key" in spec["flags"] for spec in found.facts.key_specs):
+    if all("not_key" in spec["flags"] for spec in target.facts.key_specs):
         raise PlainError("The command has no key arguments")
     try:
-        found.check_arity(request)
+        target.check_arity(request)
     except ReplyError:
         raise PlainError("Invalid number of arguments specified for command") from None
-    keys = keys_of(found.facts, request) or []
-    if not keys and "no_mandatory_keys" not in found.facts.flags:
+    keys = keys_of(target.facts, request) or []
+    if not keys and "no_mandatory_keys" not in target.facts.flags:
         raise PlainError("Invalid arguments specified for command")
     return keys
 

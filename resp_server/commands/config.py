@@ -28,8 +28,8 @@ OUTPUT_BYTES_MAX = QUERY_BUFFER_BYTES_MAX = 1 << 30
 BULK_BYTES_MAX = 512 << 20
 UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1 << 10, "m": 10**6, "mb": 1 << 20, "g": 10**9, "gb": 1 << 30}
 
-Show = Callable[[ServerContext], str]
-Read = Callable[[bytes], Any]
+Render = Callable[[ServerContext], str]
+Parse = Callable[[bytes], Any]
 
 
 class SettingError(ValueError):
@@ -44,52 +44,52 @@ class Setting:
     error; others are refused whatever they are set to.
     """
 
-    show: Show
+    render: Render
     field: str = ""
-    read: Read = bytes.decode
-    is_variable: bool = False
+    parse: Parse = bytes.decode
+    is_modifiable: bool = False
 
 
-def shown(field: str) -> Setting:
+def immutable(field: str) -> Setting:
     """Declare a setting of the start that is shown as it is."""
     return Setting(lambda server: _text(getattr(server.config, field)))
 
 
-def fixed(value: str) -> Setting:
+def constant(value: str) -> Setting:
     """Declare a setting of Redis that can be nothing else here."""
-    return Setting(lambda server: value, is_variable=True)
+    return Setting(lambda server: value, is_modifiable=True)
 
 
-def changing(field: str, read: Read, show: Callable[[Any], str] | None = None) -> Setting:
+def modifiable(field: str, parse: Parse, render: Callable[[Any], str] | None = None) -> Setting:
     """Declare a setting that may change while the server runs. show: its text, if that is not plain."""
-    return Setting(lambda server: (show or _text)(getattr(server.config, field)), field, read, True)
+    return Setting(lambda server: (render or _text)(getattr(server.config, field)), field, parse, True)
 
 
-def number(least: int, most: int) -> Read:
+def integer_between(minimum: int, maximum: int) -> Parse:
     """Return a reader of whole numbers."""
 
-    def read(word: bytes) -> int:
+    def parse(word: bytes) -> int:
         try:
-            found = integer(word)
+            value = integer(word)
         except ReplyError:
             raise SettingError("argument couldn't be parsed into an integer") from None
-        return _within(found, least, most)
+        return _checked(value, minimum, maximum)
 
-    return read
+    return parse
 
 
-def size(least: int, most: int) -> Read:
+def memory_size(minimum: int, maximum: int) -> Parse:
     """Return a reader of numbers of bytes, such as `64mb`."""
 
-    def read(word: bytes) -> int:
+    def parse(word: bytes) -> int:
         text = word.decode("latin-1").lower()
         digits = text.rstrip("bkmg")
         unit = UNITS.get(text[len(digits) :])
         if unit is None or not digits.isdecimal() or not digits.isascii():
             raise SettingError("argument must be a memory value")
-        return _within(int(digits) * unit, least, most)
+        return _checked(int(digits) * unit, minimum, maximum)
 
-    return read
+    return parse
 
 
 def yes_or_no(word: bytes) -> bool:
@@ -99,10 +99,10 @@ def yes_or_no(word: bytes) -> bool:
     return word.lower() == b"yes"
 
 
-def _within(found: int, least: int, most: int) -> int:
-    if not least <= found <= most:
-        raise SettingError(f"argument must be between {least} and {most} inclusive")
-    return found
+def _checked(value: int, minimum: int, maximum: int) -> int:
+    if not minimum <= value <= maximum:
+        raise SettingError(f"argument must be between {minimum} and {maximum} inclusive")
+    return value
 
 
 def _text(value: Any) -> str:
@@ -134,18 +134,18 @@ def output_limits(word: bytes) -> Mapping[str, int]:
     words = word.decode("latin-1").split()
     if not words or len(words) % 4:
         raise SettingError("Wrong number of arguments in buffer limit configuration.")
-    found: dict[str, int] = {}
+    fields: dict[str, int] = {}
     for name, hard, soft, seconds in zip(*[iter(words)] * 4, strict=True):
         if name.lower() not in OUTPUT_LIMITS:
             raise SettingError("Invalid client class specified in buffer limit configuration.")
         try:
-            sizes = (size(1, OUTPUT_BYTES_MAX)(hard.encode()), size(0, OUTPUT_BYTES_MAX)(soft.encode()))
-            limits = (*sizes, number(0, INT32_MAX)(seconds.encode()))
+            sizes = (memory_size(1, OUTPUT_BYTES_MAX)(hard.encode()), memory_size(0, OUTPUT_BYTES_MAX)(soft.encode()))
+            limits = (*sizes, integer_between(0, INT32_MAX)(seconds.encode()))
         except SettingError:
             text = "Error in hard, soft or soft_seconds setting in buffer limit configuration."
             raise SettingError(f"{text} A hard limit is 1 to {OUTPUT_BYTES_MAX}") from None
-        found |= zip(OUTPUT_LIMITS[name.lower()], limits, strict=True)
-    return found
+        fields |= zip(OUTPUT_LIMITS[name.lower()], limits, strict=True)
+    return fields
 
 
 def event_classes(word: bytes) -> str:
@@ -157,51 +157,51 @@ def event_classes(word: bytes) -> str:
 
 
 SETTINGS: dict[str, Setting] = {
-    "aclfile": shown("acl_file"),
-    "acl-pubsub-default": fixed("resetchannels"),
-    "acllog-max-len": changing("acl_log_entries_max", number(0, 2**63 - 1)),
-    "appendonly": fixed("no"),
-    "bind": shown("hosts"),
-    "client-query-buffer-limit": changing("query_buffer_bytes_max", size(MIB, QUERY_BUFFER_BYTES_MAX)),
-    "client-output-buffer-limit": Setting(_output_limits, "output_bytes_max", output_limits, is_variable=True),
+    "aclfile": immutable("acl_file"),
+    "acl-pubsub-default": constant("resetchannels"),
+    "acllog-max-len": modifiable("acl_log_entries_max", integer_between(0, 2**63 - 1)),
+    "appendonly": constant("no"),
+    "bind": immutable("hosts"),
+    "client-query-buffer-limit": modifiable("query_buffer_bytes_max", memory_size(MIB, QUERY_BUFFER_BYTES_MAX)),
+    "client-output-buffer-limit": Setting(_output_limits, "output_bytes_max", output_limits, is_modifiable=True),
     "cluster-enabled": Setting(lambda server: "no" if server.cluster is None else "yes"),
     "daemonize": Setting(lambda server: "no"),
-    "databases": shown("databases"),
-    "hide-user-data-from-log": fixed("no"),
+    "databases": immutable("databases"),
+    "hide-user-data-from-log": constant("no"),
     "io-threads": Setting(lambda server: "1"),
-    "latency-monitor-threshold": changing("latency_over_ms", number(0, 2**63 - 1)),
-    "latency-tracking": fixed("yes"),
-    "latency-tracking-info-percentiles": fixed("50 99 99.9"),
-    "locale-collate": fixed("C"),  # SORT_RO ALPHA compares bytes
-    "max-new-connections-per-cycle": fixed(str(ACCEPTED_MAX)),
-    "max-new-tls-connections-per-cycle": fixed(str(ACCEPTS_AT_ONCE)),
-    "maxclients": changing("clients_max", number(1, CLIENTS_MAX)),
-    "maxmemory": fixed("0"),
-    "maxmemory-policy": fixed("noeviction"),
-    "notify-keyspace-events": changing("notify_events", event_classes, shown_letters),
-    "port": Setting(_port, is_variable=True),
-    "protected-mode": changing("protected_mode", yes_or_no),
-    "proto-max-bulk-len": changing("bulk_bytes_max", size(MIB, BULK_BYTES_MAX)),
-    "replica-read-only": fixed("yes"),
-    "replica-serve-stale-data": fixed("yes"),
-    "requirepass": changing("password", lambda word: word.decode("utf-8", "surrogateescape") or None),
-    "save": fixed(""),
-    "slave-read-only": fixed("yes"),
-    "slave-serve-stale-data": fixed("yes"),
-    "slowlog-log-slower-than": changing("slow_over_us", number(-1, 2**63 - 1)),
-    "slowlog-max-len": changing("slow_entries_max", number(0, 2**63 - 1)),
-    "tcp-backlog": shown("backlog_connections"),
-    "tcp-keepalive": changing("tcp_keepalive_seconds", number(0, INT32_MAX)),
-    "tracking-table-max-keys": changing("tracked_keys_max", number(0, 2**63 - 1)),
-    "tls-port": Setting(lambda server: str(server.tls_port), is_variable=True),
-    "timeout": changing("idle_timeout_seconds", number(0, INT32_MAX)),
+    "latency-monitor-threshold": modifiable("latency_over_ms", integer_between(0, 2**63 - 1)),
+    "latency-tracking": constant("yes"),
+    "latency-tracking-info-percentiles": constant("50 99 99.9"),
+    "locale-collate": constant("C"),  # SORT_RO ALPHA compares bytes
+    "max-new-connections-per-cycle": constant(str(ACCEPTED_MAX)),
+    "max-new-tls-connections-per-cycle": constant(str(ACCEPTS_AT_ONCE)),
+    "maxclients": modifiable("clients_max", integer_between(1, CLIENTS_MAX)),
+    "maxmemory": constant("0"),
+    "maxmemory-policy": constant("noeviction"),
+    "notify-keyspace-events": modifiable("notify_events", event_classes, shown_letters),
+    "port": Setting(_port, is_modifiable=True),
+    "protected-mode": modifiable("protected_mode", yes_or_no),
+    "proto-max-bulk-len": modifiable("bulk_bytes_max", memory_size(MIB, BULK_BYTES_MAX)),
+    "replica-read-only": constant("yes"),
+    "replica-serve-stale-data": constant("yes"),
+    "requirepass": modifiable("password", lambda word: word.decode("utf-8", "surrogateescape") or None),
+    "save": constant(""),
+    "slave-read-only": constant("yes"),
+    "slave-serve-stale-data": constant("yes"),
+    "slowlog-log-slower-than": modifiable("slow_over_us", integer_between(-1, 2**63 - 1)),
+    "slowlog-max-len": modifiable("slow_entries_max", integer_between(0, 2**63 - 1)),
+    "tcp-backlog": immutable("backlog_connections"),
+    "tcp-keepalive": modifiable("tcp_keepalive_seconds", integer_between(0, INT32_MAX)),
+    "tracking-table-max-keys": modifiable("tracked_keys_max", integer_between(0, 2**63 - 1)),
+    "tls-port": Setting(lambda server: str(server.tls_port), is_modifiable=True),
+    "timeout": modifiable("idle_timeout_seconds", integer_between(0, INT32_MAX)),
 }
 
 
 TLS_FIELDS = {"tls-cert-file": "cert", "tls-key-file": "key", "tls-ca-cert-file": "ca"}
 
 
-def of_tls(field: str) -> Setting:
+def tls_file(field: str) -> Setting:
     """Declare one of the files of TLS; new ones are read by themselves."""
     return Setting(lambda server: _text(getattr(server.config.tls, field)))
 
@@ -210,9 +210,9 @@ def settings_of(server: ServerContext) -> Mapping[str, Setting]:
     """Return the settings that a server has."""
     settings = dict(SETTINGS)
     if server.config.tls is not None:
-        settings |= {name: of_tls(field) for name, field in TLS_FIELDS.items()}
+        settings |= {name: tls_file(field) for name, field in TLS_FIELDS.items()}
     if server.cluster is not None:  # keys are answered while others are nobody's
-        settings["cluster-require-full-coverage"] = fixed("no")
+        settings["cluster-require-full-coverage"] = constant("no")
     return settings
 
 
@@ -225,29 +225,29 @@ def config_get(context: CommandContext, *patterns: OneOrMore) -> Reply:
     """Returns the effective values of configuration parameters."""
     settings = settings_of(context.server)
     if len(patterns) <= PATTERNS_AT_ONCE:
-        shown = [word for part in _shown(context.server, settings, patterns) for word in part]
-        return dict(zip(shown[::2], shown[1::2], strict=True))
-    return Sliced(_shown(context.server, settings, patterns), lambda: None, dict)
+        words = [word for chunk in _matching_settings(context.server, settings, patterns) for word in chunk]
+        return dict(zip(words[::2], words[1::2], strict=True))
+    return Sliced(_matching_settings(context.server, settings, patterns), lambda: None, dict)
 
 
-def _shown(
+def _matching_settings(
     server: ServerContext, settings: Mapping[str, Setting], patterns: Sequence[bytes]
 ) -> Iterator[Sequence[bytes]]:
     """Find the settings that patterns name; show them, a name and a value in turn, once all are found."""
-    found: dict[str, bytes] = {}  # by their names, as the client typed them first
+    matched: dict[str, bytes] = {}  # setting name to the name that the reply has: as the client typed it first
     for pattern in patterns:
         yield []
         glob = pattern.partition(b"\0")[0]  # to Redis a pattern ends there, a name does not
         if not GLOB_MARKS.intersection(glob):
             name = pattern.decode("utf-8", "replace").lower()
             if name in settings:
-                found.setdefault(name, pattern)
+                matched.setdefault(name, pattern)
             continue
         matches = matcher(glob, ignore_case=True)
         for name in settings:
             if matches(name.encode()):
-                found.setdefault(name, name.encode())
-    yield [word for name, typed in found.items() for word in (typed, settings[name].show(server).encode())]
+                matched.setdefault(name, name.encode())
+    yield [word for name, typed in matched.items() for word in (typed, settings[name].render(server).encode())]
 
 
 @command("config|set")
@@ -256,7 +256,7 @@ def config_set(context: CommandContext, name: bytes, value: bytes, *more: bytes)
     if len(more) % 2:
         raise syntax_error()
     changes = _changes(context.server, [(name, value), *zip(more[::2], more[1::2], strict=True)])
-    return context.server.gather(configure, changes, lambda answers: OK)
+    return context.server.gather(configure, changes, lambda responses: OK)
 
 
 def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
@@ -266,7 +266,7 @@ def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Map
     for at, (name, (as_typed, _)) in enumerate(zip(names, pairs, strict=True)):
         if name not in settings:
             raise PlainError(f"Unknown option or number of arguments for CONFIG SET - '{typed(as_typed)}'")
-        if not settings[name].is_variable:
+        if not settings[name].is_modifiable:
             raise _failed(typed(as_typed), "can't set immutable config")
         if name in names[:at]:
             raise _failed(typed(as_typed), "duplicate parameter")
@@ -275,11 +275,11 @@ def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Map
         setting = settings[name]
         if setting.field:
             try:
-                found = setting.read(value)
-                changes |= found if isinstance(found, dict) else {setting.field: found}
+                parsed = setting.parse(value)
+                changes |= parsed if isinstance(parsed, dict) else {setting.field: parsed}
             except SettingError as error:
                 raise _failed(name, str(error)) from None
-        elif value.decode("utf-8", "replace") != setting.show(server):
+        elif value.decode("utf-8", "replace") != setting.render(server):
             raise _failed(name, "can't set immutable config")
     return changes
 
@@ -297,7 +297,7 @@ def configure(server: ServerContext, changes: Mapping[str, Any]) -> None:
 @command("config|resetstat")
 def config_resetstat(context: CommandContext) -> Reply:
     """Resets the server's statistics."""
-    return context.server.gather(reset_statistics, None, lambda answers: OK)
+    return context.server.gather(reset_statistics, None, lambda responses: OK)
 
 
 @question("reset statistics")

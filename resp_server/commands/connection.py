@@ -82,11 +82,11 @@ def auth(context: CommandContext, first: bytes, *second: bytes) -> Reply:
     return OK
 
 
-def _log_in(context: CommandContext, name: bytes, password: bytes, asked: bytes) -> None:
+def _log_in(context: CommandContext, name: bytes, password: bytes, command_name: bytes) -> None:
     """Let the client in, or raise WrongPassError. asked: the command that it used."""
     user = context.server.users.log_in(name, password)
     if user is None:
-        context.deny(Reason.AUTH, asked, name)
+        context.deny(Reason.AUTH, command_name, name)
         raise WrongPassError
     context.session.authenticate(user)
 
@@ -133,11 +133,11 @@ def _hello_options(words: tuple[bytes, ...]) -> tuple[tuple[bytes, bytes] | None
     credentials = name = None
     at = 0
     while at < len(words):
-        option, left = words[at].upper(), len(words) - at - 1
-        if option == b"AUTH" and left >= 2:
+        option, remaining = words[at].upper(), len(words) - at - 1
+        if option == b"AUTH" and remaining >= 2:
             credentials = words[at + 1], words[at + 2]
             at += 3
-        elif option == b"SETNAME" and left >= 1:
+        elif option == b"SETNAME" and remaining >= 1:
             name = client_name(words[at + 1])
             at += 2
         else:
@@ -153,10 +153,10 @@ def client_name(word: bytes) -> bytes:
     return word
 
 
-def check_length(what: str, word: bytes) -> None:
+def check_length(name: str, word: bytes) -> None:
     """Raise PlainError for a name that is too long to be shown to everybody who asks for all clients."""
     if len(word) > CLIENT_NAME_BYTES_MAX:
-        raise PlainError(f"{what} may have {CLIENT_NAME_BYTES_MAX} bytes; this one has {len(word)}")
+        raise PlainError(f"{name} may have {CLIENT_NAME_BYTES_MAX} bytes; this one has {len(word)}")
 
 
 def _is_printable(word: bytes) -> bool:

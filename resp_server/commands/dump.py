@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain
 
 from resp_server.command_table.declaration import command
-from resp_server.commands.generic import in_slices, sliced
+from resp_server.commands.generic import batched, sliced
 from resp_server.execution.context import CommandContext
 from resp_server.protocol import rdb_encoder as rdb
 from resp_server.protocol.replies import FirstOf, LongBulk, Reply, WithLong
@@ -16,66 +16,66 @@ from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongText, Snapshot, Text
 
 # Bytes of one part: half a millisecond of checksum; and how many make a reply that is made at once.
-PART_BYTES = 8 << 10
+FRAGMENT_BYTES = 8 << 10
 AT_ONCE_BYTES_MAX = 32 << 10
 AT_ONCE_ITEMS_MAX = 256
 
-Parts = Iterator[bytes]
+Fragments = Iterator[bytes]
 
 
-def _text(value: Text) -> Parts:
+def _text(value: Text) -> Fragments:
     """Return a text; of a long one, what comes before it and its pieces."""
     if isinstance(value, LongText):
         return chain((rdb.length(value.length),), value.parts(0, value.length))
     return iter((rdb.text(value),))
 
 
-def _start(kind: int, count: int) -> Parts:
+def _header(kind: int, count: int) -> Fragments:
     return iter((bytes((kind,)) + rdb.length(count),))
 
 
-def _string(snapshot: Snapshot, key: bytes) -> Parts:
+def _string(snapshot: Snapshot, key: bytes) -> Fragments:
     value = snapshot.text(key)
     return chain((bytes((rdb.STRING,)),), _text(b"" if value is None else value))
 
 
-def _list(snapshot: Snapshot, key: bytes) -> Parts:
+def _list(snapshot: Snapshot, key: bytes) -> Fragments:
     size = snapshot.list_size(key)
-    return chain(_start(rdb.LIST, size), map(rdb.text, snapshot.list_elements(key, 0, size)))
+    return chain(_header(rdb.LIST, size), map(rdb.text, snapshot.list_elements(key, 0, size)))
 
 
-def _set(snapshot: Snapshot, key: bytes) -> Parts:
-    return chain(_start(rdb.SET, snapshot.set_size(key)), map(rdb.text, snapshot.members(key)))
+def _set(snapshot: Snapshot, key: bytes) -> Fragments:
+    return chain(_header(rdb.SET, snapshot.set_size(key)), map(rdb.text, snapshot.members(key)))
 
 
-def _sorted_set(snapshot: Snapshot, key: bytes) -> Parts:
+def _sorted_set(snapshot: Snapshot, key: bytes) -> Fragments:
     size = snapshot.sorted_size(key)
     pairs = snapshot.sorted_members(key, 0, size)
-    return chain(_start(rdb.ZSET, size), (rdb.text(member) + rdb.SCORE.pack(score) for member, score in pairs))
+    return chain(_header(rdb.ZSET, size), (rdb.text(member) + rdb.SCORE.pack(score) for member, score in pairs))
 
 
-def _hash(snapshot: Snapshot, key: bytes) -> Parts:
-    texts = (part for pair in snapshot.map_texts(key) for text in pair for part in _text(text))
-    return chain(_start(rdb.HASH, snapshot.map_size(key)), texts)
+def _hash(snapshot: Snapshot, key: bytes) -> Fragments:
+    texts = (fragment for pair in snapshot.map_texts(key) for text in pair for fragment in _text(text))
+    return chain(_header(rdb.HASH, snapshot.map_size(key)), texts)
 
 
-def _expiring_hash(snapshot: Snapshot, key: bytes, earliest: int) -> Parts:
+def _expiring_hash(snapshot: Snapshot, key: bytes, earliest: int) -> Fragments:
     yield bytes((rdb.HASH_EX,)) + earliest.to_bytes(8, "little") + rdb.length(snapshot.map_size(key))
-    for some in in_slices(snapshot.map_texts(key)):
-        times = snapshot.field_expiries(key, [field for field, _ in some])
-        for (field, value), at_ms in zip(some, times, strict=True):
+    for batch in batched(snapshot.map_texts(key)):
+        times = snapshot.field_expiries(key, [field for field, _ in batch])
+        for (field, value), at_ms in zip(batch, times, strict=True):
             yield rdb.length(at_ms - earliest + 1 if at_ms else 0) + rdb.text(field)
             yield from _text(value)
 
 
-def _earliest(snapshot: Snapshot, key: bytes) -> Iterator[int | None]:
+def _earliest_expiries(snapshot: Snapshot, key: bytes) -> Iterator[int | None]:
     """Iterate over steps, each with the time at which the first field of a slice of a hash expires."""
     if snapshot.packed_map(key) is None:
-        for some in in_slices(field for field, _ in snapshot.map_texts(key)):
-            yield min((at_ms for at_ms in snapshot.field_expiries(key, some) if at_ms), default=None)
+        for batch in batched(field for field, _ in snapshot.map_texts(key)):
+            yield min((at_ms for at_ms in snapshot.field_expiries(key, batch) if at_ms), default=None)
 
 
-FORMS = {
+ENCODERS = {
     Kind.VALUE: _string,
     Kind.LIST: _list,
     Kind.SET: _set,
@@ -91,10 +91,10 @@ def dump(context: CommandContext, key: bytes) -> Reply:
     if entry is None:
         return None
     if _size(context.at(key), key, entry.kind) <= AT_ONCE_ITEMS_MAX:
-        (bulk,) = [each for part in _steps(context.view, key) for each in part]
+        (bulk,) = [each for fragment in _chunks(context.view, key) for each in fragment]
         if bulk.length <= AT_ONCE_BYTES_MAX:
             return b"".join(bulk.parts)
-    return sliced(context, lambda view: _steps(view, key), FirstOf)
+    return sliced(context, lambda view: _chunks(view, key), FirstOf)
 
 
 def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:
@@ -110,36 +110,36 @@ def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:
     return 1
 
 
-def _steps(view: KeyspaceView, key: bytes) -> Iterator[Sequence[LongBulk]]:
+def _chunks(view: KeyspaceView, key: bytes) -> Iterator[Sequence[LongBulk]]:
     """Find out how long it is, and then yield what it is; nothing if the key is gone by now."""
     snapshot = view.at(key)
     entry = snapshot.entry(key)
     if entry is None:
         return
-    form, version = partial(FORMS[entry.kind], snapshot, key), rdb.VERSION
+    encode, version = partial(ENCODERS[entry.kind], snapshot, key), rdb.VERSION
     if entry.kind is Kind.MAP:
         earliest: int | None = None
-        for at_ms in _earliest(snapshot, key):
+        for at_ms in _earliest_expiries(snapshot, key):
             earliest = min(filter(None, (earliest, at_ms)), default=None)
             yield []
         if earliest is not None:
-            form, version = partial(_expiring_hash, snapshot, key, earliest), rdb.VERSION_EX
+            encode, version = partial(_expiring_hash, snapshot, key, earliest), rdb.VERSION_EX
     length = rdb.FOOTER_BYTES
-    for some in in_slices(form()):
-        length += sum(map(len, some))
+    for batch in batched(encode()):
+        length += sum(map(len, batch))
         yield []
-    yield WithLong([LongBulk(length, rdb.sealed(_cut(form()), version))])
+    yield WithLong([LongBulk(length, rdb.sealed(_rechunked(encode()), version))])
 
 
-def _cut(parts: Parts) -> Parts:
+def _rechunked(fragments: Fragments) -> Fragments:
     """Join short parts, and cut long ones."""
-    held: list[bytes] = []
+    buffer: list[bytes] = []
     size = 0
-    for part in parts:
-        held.append(part)
-        size += len(part)
-        if size >= PART_BYTES:
-            joined = b"".join(held)
-            yield from (joined[at : at + PART_BYTES] for at in range(0, size, PART_BYTES))
-            held, size = [], 0
-    yield b"".join(held)
+    for fragment in fragments:
+        buffer.append(fragment)
+        size += len(fragment)
+        if size >= FRAGMENT_BYTES:
+            joined = b"".join(buffer)
+            yield from (joined[at : at + FRAGMENT_BYTES] for at in range(0, size, FRAGMENT_BYTES))
+            buffer, size = [], 0
+    yield b"".join(buffer)

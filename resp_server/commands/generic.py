@@ -43,7 +43,7 @@ SLICE_ENTRIES = 512
 BYTES_AT_ONCE_MAX = 1 << 20
 
 # Names that are held against a pattern at once (measured: up to 150 ns a byte, and 2 ns for a usual pattern).
-MATCHED_BYTES = 32 << 10
+MATCHED_BYTES_MAX = 32 << 10
 
 # Values of one step of a sliced reply (guess).
 SLICE_BYTES = 256 << 10
@@ -96,11 +96,11 @@ class ScanOptions:
                 continue
             if not has_value or option not in (b"COUNT", b"MATCH", b"TYPE") or (option == b"TYPE" and name != "scan"):
                 raise syntax_error()
-            options._take(option, words[at + 1])
+            options._read_option(option, words[at + 1])
             at += 2
         return options
 
-    def _take(self, option: bytes, value: bytes) -> None:
+    def _read_option(self, option: bytes, value: bytes) -> None:
         if option == b"COUNT":
             count = integer(value)
             if count < 1:
@@ -131,7 +131,7 @@ def _count(context: CommandContext, keys: Sequence[bytes]) -> Reply:
     return sliced(
         context,
         lambda view: (
-            [context.counted(view.at(key).entry(key)) is not None for key in some] for some in in_slices(keys)
+            [context.counted(view.at(key).entry(key)) is not None for key in batch] for batch in batched(keys)
         ),
         int,
     )
@@ -142,21 +142,21 @@ def size_of(item: Text | None) -> int:
     return 0 if item is None else item.length if isinstance(item, LongText) else len(item)
 
 
-def sent(item: Text | None) -> Reply:
+def reply_item(item: Text | None) -> Reply:
     """Return an item as a sliced reply takes it."""
     return LongBulk(item.length, item.parts(0, item.length)) if isinstance(item, LongText) else item
 
 
 def sliced(
     context: CommandContext,
-    parts: Callable[[KeyspaceView], Iterator[Sequence[Reply]]],
+    chunks: Callable[[KeyspaceView], Iterator[Sequence[Reply]]],
     shape: type = list,
     count: Callable[[KeyspaceView], int | Iterator[int] | None] = lambda view: None,
 ) -> Sliced:
     """Make a reply in steps from a view of its own, which stays where it is until the reply is sent."""
     view = context.pin()
     try:
-        return Sliced(parts(view), partial(context.unpin, view), shape, count(view))
+        return Sliced(chunks(view), partial(context.unpin, view), shape, count(view))
     except BaseException:
         context.unpin(view)
         raise
@@ -168,7 +168,7 @@ def text_reply(context: CommandContext, text: Text | None, read: Callable[[Keysp
         return text
     if text.length <= BYTES_AT_ONCE_MAX:
         return whole(text)
-    return sliced(context, lambda view: iter([WithLong([sent(read(view))])]), FirstOf)
+    return sliced(context, lambda view: iter([WithLong([reply_item(read(view))])]), FirstOf)
 
 
 def items_reply(
@@ -186,36 +186,36 @@ def items_reply(
     for item in read(context.view):
         size += size_of(item)
         if len(items) >= SLICE_ENTRIES or size > BYTES_AT_ONCE_MAX:
-            return sliced(context, lambda view: in_steps(read(view)), shape, count)
+            return sliced(context, lambda view: reply_chunks(read(view)), shape, count)
         items.append(item if item is None else whole(item))
     if shape is dict:
         return dict(zip(items[::2], items[1::2], strict=True))
     return items if shape is list else shape(items)
 
 
-def in_steps(items: Iterator[Text | None]) -> Iterator[Sequence[Reply]]:
+def reply_chunks(items: Iterator[Text | None]) -> Iterator[Sequence[Reply]]:
     """Cut items into the parts of a sliced reply, each of a bounded number and size."""
-    part: list[Reply] = []
+    chunk: list[Reply] = []
     size = 0
     for item in items:
         if isinstance(item, LongText):
-            yield WithLong([*part, sent(item)])
-            part, size = [], 0
+            yield WithLong([*chunk, reply_item(item)])
+            chunk, size = [], 0
             continue
-        part.append(item)
+        chunk.append(item)
         size += 0 if item is None else len(item)
-        if len(part) >= SLICE_ENTRIES or size >= SLICE_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
+        if len(chunk) >= SLICE_ENTRIES or size >= SLICE_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
-def in_slices(items: Iterable[Item], count: int = SLICE_ENTRIES) -> Iterator[list[Item]]:
+def batched(items: Iterable[Item], count: int = SLICE_ENTRIES) -> Iterator[list[Item]]:
     """Cut items into lists of so many."""
     rest = iter(items)
-    while some := list(islice(rest, count)):
-        yield some
+    while batch := list(islice(rest, count)):
+        yield batch
 
 
 @command("type")
@@ -289,45 +289,45 @@ def scan_reply(
     found: Sequence[Item],
     matches: Matches | None,
     name_of: Callable[[Any], bytes] = lambda name: name,
-    shown: Callable[[list[Item]], list[Any]] = list,
+    render: Callable[[list[Item]], list[Any]] = list,
 ) -> Reply:
     """Answer a step of a scan: in steps of its own where there is much to be held against the pattern.
 
     name_of: what is held against it. shown: makes of what matches what is sent.
     """
     if matches is None:
-        return [b"%d" % next_cursor, shown(list(found))]
-    parts = matching(found, matches, name_of)
-    if sum(len(name_of(each)) for each in found) <= MATCHED_BYTES:
-        return [b"%d" % next_cursor, shown([each for part in parts for each in part])]
-    return Sliced(_scanned(next_cursor, parts, shown), lambda: None, FirstOf)
+        return [b"%d" % next_cursor, render(list(found))]
+    chunks = matching(found, matches, name_of)
+    if sum(len(name_of(each)) for each in found) <= MATCHED_BYTES_MAX:
+        return [b"%d" % next_cursor, render([each for chunk in chunks for each in chunk])]
+    return Sliced(_filtered_scan(next_cursor, chunks, render), lambda: None, FirstOf)
 
 
-def _scanned(
-    next_cursor: int, parts: Iterator[list[Item]], shown: Callable[[list[Item]], list[Any]]
+def _filtered_scan(
+    next_cursor: int, chunks: Iterator[list[Item]], render: Callable[[list[Item]], list[Any]]
 ) -> Iterator[Sequence[Reply]]:
     matched: list[Item] = []
-    for part in parts:
-        matched += part
+    for chunk in chunks:
+        matched += chunk
         yield []
-    yield [[b"%d" % next_cursor, shown(matched)]]
+    yield [[b"%d" % next_cursor, render(matched)]]
 
 
 def matching(
     found: Iterable[Item], matches: Matches, name_of: Callable[[Any], bytes] = lambda name: name
 ) -> Iterator[list[Item]]:
     """Hold names against a pattern, and return those that match in parts that take a bounded time each."""
-    part: list[Item] = []
+    chunk: list[Item] = []
     size = 0
     for each in found:
         name = name_of(each)
         if matches(name):
-            part.append(each)
+            chunk.append(each)
         size += len(name)
-        if size > MATCHED_BYTES:
-            yield part
-            part, size = [], 0
-    yield part
+        if size > MATCHED_BYTES_MAX:
+            yield chunk
+            chunk, size = [], 0
+    yield chunk
 
 
 @command("keys")

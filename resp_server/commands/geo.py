@@ -14,8 +14,8 @@ from sys import maxsize
 from typing import NamedTuple
 
 from resp_server.command_table.declaration import NameAsTyped, OneOrMore, command, integer
-from resp_server.commands.generic import in_slices
-from resp_server.commands.steps import Held, answered, in_order
+from resp_server.commands.chunked_reply import WorkingMemory, chunked_reply, sorted_chunks
+from resp_server.commands.generic import batched
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import exact_double
 from resp_server.protocol.errors import PlainError, syntax_error, typed
@@ -41,12 +41,12 @@ from state_backend.store.store import Snapshot
 UNITS = {b"m": 1.0, b"km": 1000.0, b"ft": 0.3048, b"mi": 1609.34}
 
 # Members that are looked at in one step: 3 us each (measured).
-STEP_MEMBERS = 128
+CHUNK_MEMBERS = 128
 # Of so few wanted results only the best so far are held.
 NEAREST_MAX = 512
 
 
-def _number(word: bytes, error: str = "value is not a valid float") -> float:
+def _float(word: bytes, error: str = "value is not a valid float") -> float:
     found = exact_double(word)
     if found is None:
         raise PlainError(error)
@@ -61,7 +61,7 @@ def _unit(word: bytes) -> float:
 
 
 def _place(words: Sequence[bytes]) -> Place:
-    longitude, latitude = _number(words[0]), _number(words[1])
+    longitude, latitude = _float(words[0]), _float(words[1])
     if not is_place(longitude, latitude):
         raise PlainError(f"invalid longitude,latitude pair {longitude:f},{latitude:f}")
     return longitude, latitude
@@ -74,25 +74,25 @@ def _degrees(place: Place) -> Reply:
 @command("geopos")
 def geopos(context: CommandContext, key: bytes, *members: bytes) -> Reply:
     """Returns the longitude and latitude of members from a geospatial index."""
-    return _of_members(context, key, members, lambda score: NO_ARRAY if score is None else _degrees(place_of(score)))
+    return _per_member(context, key, members, lambda score: NO_ARRAY if score is None else _degrees(place_of(score)))
 
 
 @command("geohash")
 def geohash(context: CommandContext, key: bytes, *members: bytes) -> Reply:
     """Returns members from a geospatial index as geohash strings."""
-    return _of_members(context, key, members, lambda score: None if score is None else geohash_text(score))
+    return _per_member(context, key, members, lambda score: None if score is None else geohash_text(score))
 
 
-def _of_members(
-    context: CommandContext, key: bytes, members: Sequence[bytes], shown: Callable[[float | None], Reply]
+def _per_member(
+    context: CommandContext, key: bytes, members: Sequence[bytes], render: Callable[[float | None], Reply]
 ) -> Reply:
     """Answer something for each member's score, or for None."""
     context.counted(context.at(key).sorted_size(key) or None)
 
-    def steps(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
-        return (list(map(shown, view.at(key).scores(key, some))) for some in in_slices(members, STEP_MEMBERS))
+    def chunks(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
+        return (list(map(render, view.at(key).scores(key, batch))) for batch in batched(members, CHUNK_MEMBERS))
 
-    return answered(context, steps, len(members) <= STEP_MEMBERS)
+    return chunked_reply(context, chunks, len(members) <= CHUNK_MEMBERS)
 
 
 @command("geodist")
@@ -110,14 +110,14 @@ def geodist(context: CommandContext, key: bytes, one: bytes, other: bytes, *unit
     return distance_text(distance(place_of(first), place_of(second)), meters)
 
 
-class Order(Enum):
+class DistanceOrder(Enum):
     """How the results of a search are ordered: by their distance, or as they are found."""
 
     NEAREST_FIRST = auto()
     FARTHEST_FIRST = auto()
 
 
-class Found(NamedTuple):
+class GeoMatch(NamedTuple):
     """A member that a search has found. meters: from the middle of what is searched."""
 
     meters: float
@@ -126,7 +126,7 @@ class Found(NamedTuple):
 
 
 @dataclass
-class Search:
+class GeoSearch:
     """What a search asks for, as far as it was read. member: the middle, where it is one; count: 0 for all.
 
     box: width and height; both, and the radius, are in units of so many meters.
@@ -139,75 +139,73 @@ class Search:
     unit: float = 1.0
     has_distance: bool = False
     has_hash: bool = False
-    has_place: bool = False
+    has_coordinates: bool = False
     is_any: bool = False
-    order: Order | None = None
+    order: DistanceOrder | None = None
     count: int = 0
 
     def read_radius(self, words: Sequence[bytes]) -> None:
         """Read `radius unit`."""
-        radius = _number(words[0], "need numeric radius")
+        radius = _float(words[0], "need numeric radius")
         if radius < 0:
             raise PlainError("radius cannot be negative")
         self.radius, self.unit = radius, _unit(words[1])
 
     def _read_box(self, words: Sequence[bytes]) -> None:
-        width = _number(words[0], "need numeric width")
-        height = _number(words[1], "need numeric height")
+        width = _float(words[0], "need numeric width")
+        height = _float(words[1], "need numeric height")
         if width < 0 or height < 0:
             raise PlainError("height or width cannot be negative")
         self.box, self.unit = (width, height), _unit(words[2])
 
-    def read_options(self, words: Sequence[bytes], take_own: Callable[[bytes, Sequence[bytes]], int]) -> None:
+    def read_options(self, words: Sequence[bytes], read_own_option: Callable[[bytes, Sequence[bytes]], int]) -> None:
         """Read all options in Redis' order of checks.
 
         take_own: reads an option that not all searches have, given the words behind it; returns how many were its.
         """
         at = 0
         while at < len(words):
-            option, behind = words[at].upper(), words[at + 1 :]
+            option, rest = words[at].upper(), words[at + 1 :]
             at += 1
             if option == b"WITHDIST":
                 self.has_distance = True
             elif option == b"WITHHASH":
                 self.has_hash = True
             elif option == b"WITHCOORD":
-                self.has_place = True
+                self.has_coordinates = True
             elif option == b"ANY":
                 self.is_any = True
             elif option in (b"ASC", b"DESC"):
-                self.order = Order.NEAREST_FIRST if option == b"ASC" else Order.FARTHEST_FIRST
-            elif option == b"COUNT" and behind:
-                self.count = integer(behind[0])
+                self.order = DistanceOrder.NEAREST_FIRST if option == b"ASC" else DistanceOrder.FARTHEST_FIRST
+            elif option == b"COUNT" and rest:
+                self.count = integer(rest[0])
                 if self.count <= 0:
                     raise PlainError("COUNT must be > 0")
                 at += 1
             else:
-                at += take_own(option, behind)
+                at += read_own_option(option, rest)
 
     def check(self) -> None:
         """Refuse what makes no sense, and order what has a count: the nearest are wanted, unless any will do."""
         if self.is_any and not self.count:
             raise PlainError("the ANY argument requires COUNT argument")
         if self.count and self.order is None and not self.is_any:
-            self.order = Order.NEAREST_FIRST
+            self.order = DistanceOrder.NEAREST_FIRST
 
-    def take_middle_or_shape(
-        self, option: bytes, behind: Sequence[bytes], check_member: Callable[[bytes], None]
-    ) -> int:
+    def read_center_or_shape(self, option: bytes, rest: Sequence[bytes], check_member: Callable[[bytes], None]) -> int:
         """Read an option of GEOSEARCH alone; return how many words behind it were its."""
-        if option == b"FROMMEMBER" and behind and self.place is None:
-            check_member(behind[0])
-            self.member = behind[0]
+        if option == b"FROMMEMBER" and rest and self.place is None:
+            check_member(rest[0])
+            self.member = rest[0]
             return 1
-        if option == b"FROMLONLAT" and len(behind) >= 2 and self.member is None:
-            self.place = _place(behind)
+        if option == b"FROMLONLAT" and len(rest) >= 2 and self.member is None:
+            self.place = _place(rest)
             return 2
-        if option == b"BYRADIUS" and len(behind) >= 2 and self.box is None:
-            self.read_radius(behind)
+        if option == b"BYRADIUS" and len(rest) >= 2 and self.box is None:
+            self.read_radius(rest)
             return 2
-        if option == b"BYBOX" and len(behind) >= 3 and self.radius is None:
-            self._read_box(behind)
+        if option == b"BYBOX" and len(rest) >= 3 and self.radius is None:
+            self._read_box(rest)
             return 3
         raise syntax_error()
 
@@ -220,14 +218,14 @@ class Search:
         assert self.radius is not None
         return Circle(place, self.radius * self.unit)
 
-    def row(self, found: Found) -> Reply:
+    def row(self, found: GeoMatch) -> Reply:
         """Return what is answered of a member."""
         row: list[Reply] = [found.member]
         if self.has_distance:
             row.append(distance_text(found.meters, self.unit))
         if self.has_hash:
             row.append(as_signed(found.score))
-        if self.has_place:
+        if self.has_coordinates:
             row.append(_degrees(place_of(found.score)))
         return row if len(row) > 1 else found.member
 
@@ -239,11 +237,11 @@ def _place_of_member(snapshot: Snapshot, key: bytes, member: bytes) -> Place:
     return place_of(score)
 
 
-def _refuse(option: bytes, behind: Sequence[bytes]) -> int:
+def _refuse(option: bytes, rest: Sequence[bytes]) -> int:
     raise syntax_error()
 
 
-def _is_there(context: CommandContext, key: bytes) -> bool:
+def _exists(context: CommandContext, key: bytes) -> bool:
     return context.counted(context.at(key).sorted_size(key) or None) is not None
 
 
@@ -259,19 +257,19 @@ def geosearch(
     *rest: OneOrMore,
 ) -> Reply:
     """Queries a geospatial index for members inside an area of a box or a circle."""
-    is_there, search, words = _is_there(context, key), Search(), (one, two, three, four, *rest)
+    exists, search, words = _exists(context, key), GeoSearch(), (one, two, three, four, *rest)
 
     def check_member(member: bytes) -> None:
-        if is_there:
+        if exists:
             _place_of_member(context.at(key), key, member)
 
-    search.read_options(words, lambda option, behind: search.take_middle_or_shape(option, behind, check_member))
+    search.read_options(words, lambda option, rest: search.read_center_or_shape(option, rest, check_member))
     if search.place is None and search.member is None:
         raise PlainError(f"exactly one of FROMMEMBER or FROMLONLAT can be specified for {typed(name)}")
     if search.radius is None and search.box is None:
         raise PlainError(f"exactly one of BYRADIUS and BYBOX can be specified for {typed(name)}")
     search.check()
-    return _searched(context, key, search) if is_there else []
+    return _search_reply(context, key, search) if exists else []
 
 
 @command("georadius_ro")
@@ -279,12 +277,12 @@ def georadius_ro(
     context: CommandContext, key: bytes, longitude: bytes, latitude: bytes, radius: bytes, unit: bytes, *words: bytes
 ) -> Reply:
     """Returns members from a geospatial index that are within a distance from a coordinate."""
-    is_there = _is_there(context, key)
-    search = Search(place=_place((longitude, latitude)))
+    exists = _exists(context, key)
+    search = GeoSearch(place=_place((longitude, latitude)))
     search.read_radius((radius, unit))
     search.read_options(words, _refuse)
     search.check()
-    return _searched(context, key, search) if is_there else []
+    return _search_reply(context, key, search) if exists else []
 
 
 @command("georadiusbymember_ro")
@@ -292,87 +290,89 @@ def georadiusbymember_ro(
     context: CommandContext, key: bytes, member: bytes, radius: bytes, unit: bytes, *words: bytes
 ) -> Reply:
     """Returns members from a geospatial index that are within a distance from a member."""
-    is_there, search = _is_there(context, key), Search(member=member)
-    if is_there:
+    exists, search = _exists(context, key), GeoSearch(member=member)
+    if exists:
         _place_of_member(context.at(key), key, member)
         search.read_radius((radius, unit))
     search.read_options(words, _refuse)
     search.check()
-    return _searched(context, key, search) if is_there else []
+    return _search_reply(context, key, search) if exists else []
 
 
-class Area(NamedTuple):
+class SearchedRanks(NamedTuple):
     """Where to look: a shape, and the ranks of the members in the squares that cover it."""
 
     shape: Shape
     ranges: Sequence[tuple[int, int]]
 
     @classmethod
-    def of(cls, snapshot: Snapshot, key: bytes, search: Search) -> Area:
+    def of(cls, snapshot: Snapshot, key: bytes, search: GeoSearch) -> SearchedRanks:
         """Find out; PlainError if the member in the middle is not there."""
         shape = search.shape(snapshot, key)
         ends = [[snapshot.rank_of_score(key, score, False) for score in cell.scores] for cell in cells_of(shape)]
         return cls(shape, [(start, max(start, stop)) for start, stop in ends])
 
 
-def _searched(context: CommandContext, key: bytes, search: Search) -> Reply:
+def _search_reply(context: CommandContext, key: bytes, search: GeoSearch) -> Reply:
     """Answer a search that was read and makes sense."""
-    now = context.view
-    area = Area.of(now.at(key), key, search)
+    current_view = context.view
+    ranks = SearchedRanks.of(current_view.at(key), key, search)
 
-    def steps(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
+    def chunks(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
         snapshot = view.at(key)
-        found = _found(snapshot, key, search, area if view is now else Area.of(snapshot, key, search))
-        for some in _chosen(found, search):
-            yield list(map(search.row, some))
+        found = _matches(
+            snapshot, key, search, ranks if view is current_view else SearchedRanks.of(snapshot, key, search)
+        )
+        for batch in _selected(found, search):
+            yield list(map(search.row, batch))
 
-    return answered(context, steps, sum(stop - start for start, stop in area.ranges) <= STEP_MEMBERS)
+    return chunked_reply(context, chunks, sum(stop - start for start, stop in ranks.ranges) <= CHUNK_MEMBERS)
 
 
-def _chosen(found: Iterator[Sequence[Found]], search: Search) -> Iterator[Sequence[Found]]:
+def _selected(found: Iterator[Sequence[GeoMatch]], search: GeoSearch) -> Iterator[Sequence[GeoMatch]]:
     """Iterate over parts of what is wanted of what was found, in order; empty ones are steps that only worked."""
     if search.order is None:
         yield from found
         return
-    is_reversed = search.order is Order.FARTHEST_FIRST
+    is_reversed = search.order is DistanceOrder.FARTHEST_FIRST
     if 0 < search.count <= NEAREST_MAX and not search.is_any:
         yield from _nearest(found, search.count, is_reversed)
         return
-    for some in in_order(_held(found), 0, search.count or maxsize, is_reversed, is_whole=False):
-        yield [Found(*each) for each in some]
+    for batch in sorted_chunks(_charged(found), 0, search.count or maxsize, is_reversed, by_full_tuple=False):
+        yield [GeoMatch(*each) for each in batch]
 
 
-def _nearest(parts: Iterable[Sequence[Found]], count: int, is_reversed: bool) -> Iterator[Sequence[Found]]:
+def _nearest(chunks: Iterable[Sequence[GeoMatch]], count: int, is_reversed: bool) -> Iterator[Sequence[GeoMatch]]:
     """Hold the best of what is found, and return them in order."""
-    best: list[Found] = []
-    for part in parts:
-        if part:
-            best = sorted([*best, *part], key=itemgetter(0), reverse=is_reversed)[:count]
+    best: list[GeoMatch] = []
+    for chunk in chunks:
+        if chunk:
+            best = sorted([*best, *chunk], key=itemgetter(0), reverse=is_reversed)[:count]
         yield []
     yield best
 
 
-def _held(parts: Iterable[Sequence[Found]]) -> Iterator[Sequence[Found]]:
+def _charged(chunks: Iterable[Sequence[GeoMatch]]) -> Iterator[Sequence[GeoMatch]]:
     """Count what is held until it is ordered."""
-    held = Held()
-    for part in parts:
-        held.add(each.member for each in part)
-        yield part
+    memory = WorkingMemory()
+    for chunk in chunks:
+        memory.add(each.member for each in chunk)
+        yield chunk
 
 
-def _found(snapshot: Snapshot, key: bytes, search: Search, area: Area) -> Iterator[Sequence[Found]]:
+def _matches(snapshot: Snapshot, key: bytes, search: GeoSearch, ranks: SearchedRanks) -> Iterator[Sequence[GeoMatch]]:
     """Iterate over parts of what lies in the shape, in Redis' order; with ANY, over as many as are wanted."""
-    wanted = search.count if search.is_any else 0
+    limit = search.count if search.is_any else 0
     count = 0
-    for start, stop in area.ranges:
-        for some in in_slices(snapshot.sorted_members(key, start, stop), STEP_MEMBERS):
-            part = []
-            for member, score in some:
-                meters = area.shape.distance(place_of(score))
+    for start, stop in ranks.ranges:
+        for batch in batched(snapshot.sorted_members(key, start, stop), CHUNK_MEMBERS):
+            chunk = []
+            for member, score in batch:
+                meters = ranks.shape.distance(place_of(score))
                 if meters is not None:
-                    part.append(Found(meters, member, score))
-            if wanted and count + len(part) >= wanted:
-                yield part[: wanted - count]
+                    chunk.append(GeoMatch(meters, member, score))
+            if limit and count + len(chunk) >= limit:
+                yield chunk[: limit - count]
                 return
-            count += len(part)
-            yield part
+            count += len(chunk)
+            yield chunk

@@ -7,22 +7,22 @@ from itertools import chain, islice
 from operator import itemgetter
 
 from resp_server.command_table.declaration import OneOrMore, command, is_integer
+from resp_server.commands.chunked_reply import chunked_reply
 from resp_server.commands.generic import (
     BYTES_AT_ONCE_MAX,
     SLICE_ENTRIES,
     Cursor,
     ScanOptions,
-    in_slices,
-    in_steps,
+    batched,
     items_reply,
     matching,
-    sent,
+    reply_chunks,
+    reply_item,
     size_of,
     sliced,
     text_reply,
 )
-from resp_server.commands.random_items import Source, count_and_option, one_of, random_item, random_items
-from resp_server.commands.steps import answered
+from resp_server.commands.random_items import ItemSource, count_and_option, draws_from, random_item, random_items
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, WrongTypeError
 from resp_server.protocol.replies import PackedPairs, Pairs, Reply, WithLong
@@ -62,7 +62,7 @@ def hmget(context: CommandContext, key: bytes, *fields: OneOrMore) -> Reply:
 
 def _texts(view: KeyspaceView, key: bytes, fields: Sequence[bytes]) -> Iterator[Text | None]:
     """Read several fields, some at a time, so that not too much is read at once."""
-    return chain.from_iterable(view.at(key).field_texts(key, names) for names in in_slices(fields, FIELDS_READ))
+    return chain.from_iterable(view.at(key).field_texts(key, names) for names in batched(fields, FIELDS_READ))
 
 
 @command("hexists")
@@ -98,17 +98,17 @@ def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
     return words[2:]
 
 
-def _expiries(context: CommandContext, key: bytes, words: Sequence[bytes], shown: Callable[[int], int]) -> Reply:
+def _expiries(context: CommandContext, key: bytes, words: Sequence[bytes], render: Callable[[int], int]) -> Reply:
     """Answer when fields expire, of milliseconds what is shown: -1 for never, -2 for a missing field."""
     next(context.at(key).map_sizes(key), None)  # a wrong kind is said before a wrong argument
     fields = _fields_of(words)
 
-    def steps(view: KeyspaceView) -> Iterator[Sequence[int]]:
-        for some in in_slices(fields):
-            times = view.at(key).field_expiries(key, some)
-            yield [-2 if at_ms is None else shown(at_ms) if at_ms else -1 for at_ms in times]
+    def chunks(view: KeyspaceView) -> Iterator[Sequence[int]]:
+        for batch in batched(fields):
+            times = view.at(key).field_expiries(key, batch)
+            yield [-2 if at_ms is None else render(at_ms) if at_ms else -1 for at_ms in times]
 
-    return answered(context, steps, len(fields) <= SLICE_ENTRIES)
+    return chunked_reply(context, chunks, len(fields) <= SLICE_ENTRIES)
 
 
 def _seconds(milliseconds: int) -> int:
@@ -149,38 +149,42 @@ def hgetall(context: CommandContext, key: bytes) -> Reply:
     if packed is not None:
         context.counted(packed)
         return PackedPairs(packed_map.count(packed), packed_map.body(packed))
-    return _all(context, key, lambda pair: pair, dict)
+    return _all_pairs(context, key, lambda pair: pair, dict)
 
 
 @command("hkeys")
 def hkeys(context: CommandContext, key: bytes) -> Reply:
     """Returns all fields in a hash."""
-    return _all(context, key, itemgetter(slice(0, 1)))
+    return _all_pairs(context, key, itemgetter(slice(0, 1)))
 
 
 @command("hvals")
 def hvals(context: CommandContext, key: bytes) -> Reply:
     """Returns all values in a hash."""
-    return _all(context, key, itemgetter(slice(1, 2)))
+    return _all_pairs(context, key, itemgetter(slice(1, 2)))
 
 
-def _all(context: CommandContext, key: bytes, of_pair: Callable[[Pair], Sequence[Text]], shape: type = list) -> Reply:
+def _all_pairs(
+    context: CommandContext, key: bytes, project: Callable[[Pair], Sequence[Text]], shape: type = list
+) -> Reply:
     """Return all of a map, of no matter how many fields; `of_pair` takes what is sent of a pair."""
     context.counted(next(context.at(key).map_sizes(key), None) or None)
     cursor, pairs = context.at(key).scan_map(key, 0, SLICE_ENTRIES)
-    items = [each for pair in pairs for each in of_pair(pair)]
+    items = [each for pair in pairs for each in project(pair)]
     if cursor or sum(map(size_of, items)) > BYTES_AT_ONCE_MAX:
-        return sliced(context, lambda view: _steps(view, key, of_pair), shape, lambda view: view.at(key).map_sizes(key))
+        return sliced(
+            context, lambda view: _chunks(view, key, project), shape, lambda view: view.at(key).map_sizes(key)
+        )
     texts = list(map(whole, items))
     return dict(zip(texts[::2], texts[1::2], strict=True)) if shape is dict else texts
 
 
-def _steps(view: KeyspaceView, key: bytes, of_pair: Callable[[Pair], Sequence[Text]]) -> Iterator[Sequence[Reply]]:
+def _chunks(view: KeyspaceView, key: bytes, project: Callable[[Pair], Sequence[Text]]) -> Iterator[Sequence[Reply]]:
     """Iterate over all of a map by a scan: its steps are bounded, whatever has expired."""
     cursor, pairs = view.at(key).scan_map(key, 0, SLICE_ENTRIES)
     while True:
         yield []
-        yield from in_steps(each for pair in pairs for each in of_pair(pair))
+        yield from reply_chunks(each for pair in pairs for each in project(pair))
         if not cursor:
             return
         cursor, pairs = view.at(key).scan_map(key, cursor, SLICE_ENTRIES)
@@ -192,24 +196,24 @@ def hrandfield(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     count, has_values = count_and_option(words, b"WITHVALUES") if words else (None, False)
     context.counted(next(context.at(key).map_sizes(key), None) or None)
 
-    def taken(pairs: Iterable[Pair]) -> Iterator[bytes | Pair]:
+    def projected(pairs: Iterable[Pair]) -> Iterator[bytes | Pair]:
         return iter(pairs) if has_values else (field for field, _ in pairs)
 
     def scan(snapshot: Snapshot) -> Callable[[bytes, int, int], tuple[int, list[bytes | Pair]]]:
         def step(key: bytes, cursor: int, count: int) -> tuple[int, list[bytes | Pair]]:
             next_cursor, pairs = snapshot.scan_map(key, cursor, count)
-            return next_cursor, list(taken(pairs))
+            return next_cursor, list(projected(pairs))
 
         return step
 
-    source = Source(
+    item_source = ItemSource(
         lambda view: view.at(key).map_size(key),
-        lambda view: taken(view.at(key).map_texts(key)),
-        lambda view: one_of(scan(view.at(key)), key),
+        lambda view: projected(view.at(key).map_texts(key)),
+        lambda view: draws_from(scan(view.at(key)), key),
     )
     if count is None:
-        return random_item(context, source)
-    return random_items(context, source, count, Pairs if has_values else list)
+        return random_item(context, item_source)
+    return random_items(context, item_source, count, Pairs if has_values else list)
 
 
 @command("hscan")
@@ -221,31 +225,31 @@ def hscan(context: CommandContext, key: bytes, cursor: Cursor, *words: bytes) ->
     if entry.kind is not Kind.MAP:
         raise WrongTypeError
     options = ScanOptions.parse(words, "hscan")
-    found = next(_scanned(context.view, key, cursor, options))
+    found = next(_scan_result(context.view, key, cursor, options))
     if found and sum(map(size_of, found)) <= BYTES_AT_ONCE_MAX:
         return [found[0], list(map(whole, found[1:]))]
-    return sliced(context, lambda view: _scan_parts(_scanned(view, key, cursor, options)), count=lambda view: 2)
+    return sliced(context, lambda view: _scan_chunks(_scan_result(view, key, cursor, options)), count=lambda view: 2)
 
 
-def _scan_parts(steps: Iterator[Sequence[Text]]) -> Iterator[Sequence[Reply]]:
-    for found in steps:
+def _scan_chunks(chunks: Iterator[Sequence[Text]]) -> Iterator[Sequence[Reply]]:
+    for found in chunks:
         if found:
-            cursor, *pairs = map(sent, found)
+            cursor, *pairs = map(reply_item, found)
             yield WithLong([cursor, WithLong(pairs)])
         else:
             yield []
 
 
-def _scanned(view: KeyspaceView, key: bytes, cursor: int, options: ScanOptions) -> Iterator[list[Text]]:
+def _scan_result(view: KeyspaceView, key: bytes, cursor: int, options: ScanOptions) -> Iterator[list[Text]]:
     """Return the next cursor and what is sent behind it, at last; empty lists are steps that only worked."""
     next_cursor, pairs = view.at(key).scan_map(key, cursor, options.count)
     found: list[Text] = [b"%d" % next_cursor]
-    parts = iter([pairs]) if options.matches is None else matching(pairs, options.matches, itemgetter(0))
-    part = next(parts, None)
-    while part is not None:
-        for field, value in part:
+    chunks = iter([pairs]) if options.matches is None else matching(pairs, options.matches, itemgetter(0))
+    chunk = next(chunks, None)
+    while chunk is not None:
+        for field, value in chunk:
             found += (field, value) if options.has_values else (field,)
-        part = next(parts, None)
-        if part is not None:
+        chunk = next(chunks, None)
+        if chunk is not None:
             yield []
     yield found

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from resp_server.acl.visibility import Seen
+from resp_server.acl.visibility import VisibleJob
 from resp_server.command_table.declaration import command, question
 from resp_server.commands.server import last_save_s
 from resp_server.commands.state import age_ms, committed_at, lag_ms
@@ -39,34 +39,34 @@ DENIED = {"auth": "auth", "cmd": "command", "key": "key", "channel": "channel"}
 @command("info")
 def info(context: CommandContext, *names: bytes) -> Reply:
     """Returns information and statistics about the server."""
-    wanted = _wanted([name.decode("utf-8", "replace").lower() for name in names])
-    wanted -= OF_STATE if context.server.upstreams is not None else {PROXY}
+    requested = _requested_sections([name.decode("utf-8", "replace").lower() for name in names])
+    requested -= STATE_SECTIONS if context.server.upstreams is not None else {PROXY}
 
-    def join(answers: Sequence[Mapping[str, Any]]) -> Reply:
-        total = ProcessStats.total(map(ProcessStats.from_json, answers))
+    def merge(responses: Sequence[Mapping[str, Any]]) -> Reply:
+        total = ProcessStats.total(map(ProcessStats.from_json, responses))
         texts = [
-            _section_text(title, make(context, total)) for name, (title, make) in SECTIONS.items() if name in wanted
+            _section_text(title, make(context, total)) for name, (title, make) in SECTIONS.items() if name in requested
         ]
         return Verbatim("\r\n".join(texts).encode())
 
-    return context.server.gather(numbers, None, join)
+    return context.server.gather(process_stats, None, merge)
 
 
-@question("numbers")
-def numbers(server: ServerContext, nothing: None) -> Mapping[str, Any]:
+@question("process stats")
+def process_stats(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return the numbers of this process."""
     sessions, tracking = server.sessions.values(), server.tracking
-    watched = [len(each.watched) for each in sessions if each.watched]
-    waiting = [server.output_bytes(each.id) for each in sessions]
-    channels, patterns, shard_channels = (len(server.message_bus.hub.names(way)) for way in Way)
+    watch_counts = [len(each.watched) for each in sessions if each.watched]
+    pending_output = [server.output_bytes(each.id) for each in sessions]
+    channels, patterns, shard_channels = (len(server.message_bus.hub.names(kind)) for kind in Way)
     own = ProcessStats.of_this_process(server.stats, len(sessions), server.memory_at_start)
     own = replace(
         own,
-        output_bytes=sum(waiting),
-        output_bytes_most=max(waiting, default=0),
+        output_bytes=sum(pending_output),
+        output_bytes_most=max(pending_output, default=0),
         held_back=sum(each.is_held_back for each in sessions),
-        watching=len(watched),
-        watched_keys=sum(watched),
+        watching=len(watch_counts),
+        watched_keys=sum(watch_counts),
         tracking=len(tracking.clients),
         tracked_keys=tracking.keys,
         tracked_items=tracking.items,
@@ -79,13 +79,13 @@ def numbers(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     return own.to_json()
 
 
-def _wanted(names: list[str]) -> set[str]:
-    wanted = set(names)
-    if not wanted or "default" in wanted:
-        wanted |= DEFAULT
-    if wanted & {"all", "everything"}:
-        wanted |= set(SECTIONS)
-    return wanted
+def _requested_sections(names: list[str]) -> set[str]:
+    requested = set(names)
+    if not requested or "default" in requested:
+        requested |= DEFAULT
+    if requested & {"all", "everything"}:
+        requested |= set(SECTIONS)
+    return requested
 
 
 def _section_text(title: str, section: Section) -> str:
@@ -128,8 +128,8 @@ def _server(context: CommandContext, total: ProcessStats) -> Section:
 def _listeners(server: ServerContext) -> Section:
     hosts = "".join(f",bind={host}" for host in server.config.hosts)
     ports = {"tcp": server.port if server.port != server.tls_port else 0, "tls": server.tls_port}
-    found = [f"name={name}{hosts},port={port}" for name, port in ports.items() if port]
-    return {f"listener{number}": text for number, text in enumerate(found)}
+    listeners = [f"name={name}{hosts},port={port}" for name, port in ports.items() if port]
+    return {f"listener{number}": text for number, text in enumerate(listeners)}
 
 
 def _clients(context: CommandContext, total: ProcessStats) -> Section:
@@ -162,11 +162,11 @@ def _memory(context: CommandContext, total: ProcessStats) -> Section:
     machine = _machine_bytes()
     return {
         "used_memory": used,
-        "used_memory_human": _human(used),
+        "used_memory_human": _human_bytes(used),
         "used_memory_rss": used,
-        "used_memory_rss_human": _human(used),
+        "used_memory_rss_human": _human_bytes(used),
         "used_memory_peak": peak,
-        "used_memory_peak_human": _human(peak),
+        "used_memory_peak_human": _human_bytes(peak),
         "used_memory_peak_perc": f"{100 * used / (peak or 1):.2f}%",
         "used_memory_overhead": overhead,
         "used_memory_startup": started,
@@ -177,7 +177,7 @@ def _memory(context: CommandContext, total: ProcessStats) -> Section:
         "allocator_resident": used,
         "allocator_muzzy": 0,
         "total_system_memory": machine,
-        "total_system_memory_human": _human(machine),
+        "total_system_memory_human": _human_bytes(machine),
         "used_memory_lua": 0,
         "used_memory_vm_eval": 0,
         "used_memory_lua_human": "0B",
@@ -224,7 +224,7 @@ def _machine_bytes() -> int:
         return 0
 
 
-def _human(size: float) -> str:
+def _human_bytes(size: float) -> str:
     for unit in "BKMG":
         if size < 1024:
             return f"{size:.0f}B" if unit == "B" else f"{size:.2f}{unit}"
@@ -338,12 +338,12 @@ def _stats(context: CommandContext, total: ProcessStats) -> Section:
 
 
 def _replication(context: CommandContext, total: ProcessStats) -> Section:
-    head: dict[str, object] = {"role": "master"}
+    role: dict[str, object] = {"role": "master"}
     cluster = context.server.cluster
     replicas = [] if cluster is None else [*cluster.topology.replicas(cluster.myself)]
     if context.server.is_slave:
         is_stale = any(job.is_stale for job in context.server.keyspace.jobs.values())
-        head = {
+        role = {
             "role": "slave",
             "master_host": "spark" if cluster is None else cluster.master.host,
             "master_port": 0 if cluster is None else cluster.master.port,
@@ -356,7 +356,7 @@ def _replication(context: CommandContext, total: ProcessStats) -> Section:
             "slave_read_only": 1,
             "replica_announced": 1,
         }
-    return head | {
+    return role | {
         "connected_slaves": len(replicas),
         **{
             f"slave{number}": f"ip={each.host},port={each.port},state=online,offset=0,lag=0"
@@ -417,23 +417,25 @@ def _latencystats(context: CommandContext, total: ProcessStats) -> Section:
 def _keyspace(context: CommandContext, total: ProcessStats) -> Section:
     """Return the line of the only database."""
     jobs = list(context.visibility_of(context.jobs).jobs())
-    rows = [_expiry_counts(seen) for seen in jobs]
+    rows = [_expiry_counts(visible) for visible in jobs]
     keys, expiring, maps = (sum(counts) for counts in zip((0, 0, 0), *rows, strict=True))
-    mean_ms = _mean_ttl_ms(context, [seen for seen in jobs if seen.is_whole and seen.applied.expiring])
+    mean_ms = _mean_ttl_ms(
+        context, [visible for visible in jobs if visible.is_fully_visible and visible.applied.expiring]
+    )
     return {"db0": f"keys={keys},expires={expiring},avg_ttl={mean_ms},subexpiry={maps}"} if keys else {}
 
 
-def _mean_ttl_ms(context: CommandContext, jobs: Sequence[Seen]) -> int:
+def _mean_ttl_ms(context: CommandContext, jobs: Sequence[VisibleJob]) -> int:
     """Return for how long keys that expire have to live still, in the mean of some of them, as Redis does.
 
     0 if few keys expire and no sample has one of them.
     """
     total_ms = weights = 0.0
-    for seen in jobs[:SAMPLED_JOBS_MAX]:
-        ttls = sampled_ttls(context.jobs.of_job(seen.job.name), context.now_ms)
+    for visible in jobs[:SAMPLED_JOBS_MAX]:
+        ttls = sampled_ttls(context.jobs.of_job(visible.job.name), context.now_ms)
         if ttls:
-            total_ms += sum(ttls) / len(ttls) * seen.applied.expiring
-            weights += seen.applied.expiring
+            total_ms += sum(ttls) / len(ttls) * visible.applied.expiring
+            weights += visible.applied.expiring
     return round(total_ms / (weights or 1))
 
 
@@ -443,48 +445,52 @@ def sampled_ttls(snapshot: Snapshot, now_ms: int) -> list[int]:
     Positions are hashes, so that a run of them is as good as a choice among all keys.
     """
     owned = snapshot.key_groups
-    found: list[int] = []
+    ttls_ms: list[int] = []
     for _ in range(SAMPLE_TRIES if owned else 0):
         cursor, keys = snapshot.scan(owned.random_position(), SAMPLE_KEYS, only_expiring=True)
         if not cursor:
             keys += snapshot.scan(0, SAMPLE_KEYS, only_expiring=True)[1]
         entries = filter(None, map(snapshot.entry, keys))
-        found += [each.expire_at_ms - now_ms for each in entries if each.expire_at_ms is not None]
-        if len(found) >= SAMPLE_TTLS:
+        ttls_ms += [each.expire_at_ms - now_ms for each in entries if each.expire_at_ms is not None]
+        if len(ttls_ms) >= SAMPLE_TTLS:
             break
-    return found
+    return ttls_ms
 
 
-def _expiry_counts(seen: Seen) -> tuple[int, int, int]:
+def _expiry_counts(visible: VisibleJob) -> tuple[int, int, int]:
     """Return how many keys there are, and how many expire: of a job that is read in part only, that is not known."""
-    applied = seen.applied
-    return (applied.key_count, applied.expiring, applied.expiring_maps) if seen.is_whole else (seen.known_keys, 0, 0)
+    applied = visible.applied
+    return (
+        (applied.key_count, applied.expiring, applied.expiring_maps)
+        if visible.is_fully_visible
+        else (visible.countable_keys, 0, 0)
+    )
 
 
 def _applied(context: CommandContext) -> list[Applied]:
     """Return what the stores of all jobs hold that the user may read all of."""
-    return [seen.applied for seen in context.visibility_of(context.jobs).jobs() if seen.is_whole]
+    return [visible.applied for visible in context.visibility_of(context.jobs).jobs() if visible.is_fully_visible]
 
 
 def _sparkis(context: CommandContext, total: ProcessStats) -> Section:
     """Return a line per job: what is readable, what is committed, and how far that is apart."""
-    found = list(context.visibility_of(context.jobs).jobs())
-    sizes = {seen.job.name: seen.job.store.used_bytes() for seen in found if seen.is_whole}
+    visible_jobs = list(context.visibility_of(context.jobs).jobs())
+    sizes = {visible.job.name: visible.job.store.used_bytes() for visible in visible_jobs if visible.is_fully_visible}
     rows: dict[str, object] = {
-        "sparkis_jobs": len(found),
+        "sparkis_jobs": len(visible_jobs),
         "sparkis_store_bytes": sum(used for used, _ in sizes.values()),
         "sparkis_store_free_bytes": sum(free for _, free in sizes.values()),
     }
-    for seen in found:
-        job, applied = seen.job, seen.applied
-        behind_ms, old_ms = lag_ms(job, applied), age_ms(applied, context.now_ms)
+    for visible in visible_jobs:
+        job, applied = visible.job, visible.applied
+        lag, age = lag_ms(job, applied), age_ms(applied, context.now_ms)
         rows[f"job_{job.name}"] = (
             f"epoch={applied.epoch},committed_epoch={job.committed_epoch},lag_epochs={job.lag_epochs(applied)},"
-            f"lag_ms={'unknown' if behind_ms is None else behind_ms},"
-            f"committed_at={committed_at(applied) or 'unknown'},age_ms={'unknown' if old_ms is None else old_ms},"
+            f"lag_ms={'unknown' if lag is None else lag},"
+            f"committed_at={committed_at(applied) or 'unknown'},age_ms={'unknown' if age is None else age},"
             f"stale={int(job.is_stale)},incomplete={int(job.is_incomplete)},"
             f"held_epoch={'none' if job.held_epoch is None else job.held_epoch},"
-            f"keys={'unknown' if seen.keys is None else seen.keys},"
+            f"keys={'unknown' if visible.keys is None else visible.keys},"
             f"store_bytes={sizes.get(job.name, (0, 0))[0]}"
         )
     return rows
@@ -496,7 +502,7 @@ def _proxy(context: CommandContext, total: ProcessStats) -> Section:
 
 
 PROXY = "proxy"
-OF_STATE = {"keyspace", "sparkis"}
+STATE_SECTIONS = {"keyspace", "sparkis"}
 
 # In Redis' order. A name that is not here asks for nothing, which is no error.
 SECTIONS: dict[str, tuple[str, Callable[[CommandContext, ProcessStats], Section]]] = {

@@ -27,12 +27,12 @@ GRAPH_STEPS = "_o#"
 # that Redis' histogram cannot tell from their end, which is a 128th above it.
 FIRST_BITS = 10
 
-NOT_WATCHED = (
+MONITORING_OFF = (
     "I'm sorry, Dave, I can't do that. Latency monitoring is disabled in this Redis instance. You may use \"CONFIG SET "
     "latency-monitor-threshold <milliseconds>.\" in order to enable it. If we weren't in a deep space mission I'd "
     "suggest to take a look at https://redis.io/topics/latency-monitor.\n"
 )
-NOTHING_SEEN = (
+NO_SPIKES = (
     "Dave, no latency spike was observed during the lifetime of this Redis instance, not in the slightest bit. I "
     "honestly think you ought to sit down calmly, take a stress pill, and think things over.\n"
 )
@@ -49,34 +49,34 @@ def latency_events(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     return server.latency.to_json()
 
 
-@question("forget latency events")
-def forget_latency_events(server: ServerContext, names: list[str]) -> list[str]:
+@question("reset latency events")
+def reset_latency_events(server: ServerContext, names: list[str]) -> list[str]:
     """Forget events of this process, all of them if none is named, and return which ones there were."""
-    forgotten = [name for name in names or list(server.latency.each) if name in server.latency.each]
-    server.latency.reset(forgotten)
-    return forgotten
+    removed = [name for name in names or list(server.latency.each) if name in server.latency.each]
+    server.latency.reset(removed)
+    return removed
 
 
 @command("latency|latest")
 def latency_latest(context: CommandContext) -> Reply:
     """Returns the latest latency samples for all events."""
 
-    def join(answers: Sequence[Any]) -> Reply:
-        events = LatencyEvents.joined(answers).each.items()
+    def merge(responses: Sequence[Any]) -> Reply:
+        events = LatencyEvents.joined(responses).each.items()
         return [[name.encode(), *event.samples[-1], event.most_ms] for name, event in events]
 
-    return context.server.gather(latency_events, None, join)
+    return context.server.gather(latency_events, None, merge)
 
 
 @command("latency|history")
 def latency_history(context: CommandContext, event: bytes) -> Reply:
     """Returns timestamp-latency samples for an event."""
 
-    def join(answers: Sequence[Any]) -> Reply:
-        found = LatencyEvents.joined(answers).each.get(event.decode("latin-1"))
-        return [] if found is None else [list(sample) for sample in found.samples]
+    def merge(responses: Sequence[Any]) -> Reply:
+        recorded = LatencyEvents.joined(responses).each.get(event.decode("latin-1"))
+        return [] if recorded is None else [list(sample) for sample in recorded.samples]
 
-    return context.server.gather(latency_events, None, join)
+    return context.server.gather(latency_events, None, merge)
 
 
 @command("latency|reset")
@@ -84,10 +84,10 @@ def latency_reset(context: CommandContext, *events: bytes) -> Reply:
     """Resets the latency data for one or more events."""
     names = [event.decode("latin-1") for event in events]
 
-    def join(answers: Sequence[list[str]]) -> Reply:
-        return len({name for answer in answers for name in answer})
+    def merge(responses: Sequence[list[str]]) -> Reply:
+        return len({name for response in responses for name in response})
 
-    return context.server.gather(forget_latency_events, names, join)
+    return context.server.gather(reset_latency_events, names, merge)
 
 
 @command("latency|graph")
@@ -95,13 +95,13 @@ def latency_graph(context: CommandContext, event: bytes) -> Reply:
     """Returns a latency graph for an event."""
     now_s = context.server.clock() // 1000
 
-    def join(answers: Sequence[Any]) -> Reply:
-        found = LatencyEvents.joined(answers).each.get(event.decode("latin-1"))
-        if found is None:
+    def merge(responses: Sequence[Any]) -> Reply:
+        recorded = LatencyEvents.joined(responses).each.get(event.decode("latin-1"))
+        if recorded is None:
             raise PlainError(f"No samples available for event '{typed(event)}'")
-        return Verbatim(graph(typed(event), found, now_s).encode("utf-8", "surrogateescape"))
+        return Verbatim(graph(typed(event), recorded, now_s).encode("utf-8", "surrogateescape"))
 
-    return context.server.gather(latency_events, None, join)
+    return context.server.gather(latency_events, None, merge)
 
 
 def graph(name: str, event: Event, now_s: int) -> str:
@@ -112,11 +112,11 @@ def graph(name: str, event: Event, now_s: int) -> str:
     samples = list(event.samples)
     for start in range(0, len(samples), GRAPH_COLUMNS):
         lines += [""] * (start > 0)
-        lines += _drawn(samples[start : start + GRAPH_COLUMNS], least, most, now_s)
+        lines += _draw(samples[start : start + GRAPH_COLUMNS], least, most, now_s)
     return "\n".join(lines) + "\n"
 
 
-def _drawn(samples: Sequence[Sample], least: int, most: int, now_s: int) -> Iterator[str]:
+def _draw(samples: Sequence[Sample], least: int, most: int, now_s: int) -> Iterator[str]:
     steps = GRAPH_ROWS * len(GRAPH_STEPS)
     heights = [min((each - least) * steps // ((most - least) or 1), steps - 1) for _, each in samples]
     for row in reversed(range(GRAPH_ROWS)):
@@ -138,16 +138,16 @@ def _age(seconds: int) -> str:
 @command("latency|doctor")
 def latency_doctor(context: CommandContext) -> Reply:
     """Returns a human-readable latency analysis report."""
-    is_watched = context.server.config.latency_over_ms > 0
+    is_monitored = context.server.config.latency_over_ms > 0
     return context.server.gather(
-        latency_events, None, lambda answers: Verbatim(report(LatencyEvents.joined(answers), is_watched).encode())
+        latency_events, None, lambda responses: Verbatim(report(LatencyEvents.joined(responses), is_monitored).encode())
     )
 
 
-def report(events: LatencyEvents, is_watched: bool) -> str:
+def report(events: LatencyEvents, is_monitored: bool) -> str:
     """Say what took long, in Redis' words, and what to do about it."""
     if not events.each:
-        return NOTHING_SEEN if is_watched else NOT_WATCHED
+        return NO_SPIKES if is_monitored else MONITORING_OFF
     lines = [
         "Dave, I have observed latency spikes in this Redis instance. You don't mind talking about it, do you Dave?",
         "",
@@ -168,28 +168,28 @@ def report(events: LatencyEvents, is_watched: bool) -> str:
 @command("latency|histogram")
 def latency_histogram(context: CommandContext, *names: bytes) -> Reply:
     """Returns the cumulative distribution of latencies of a subset or all commands."""
-    wanted = None if not names else _full_names(context, names)
+    requested = None if not names else _full_names(context, names)
 
-    def join(answers: Sequence[Any]) -> Reply:
+    def merge(responses: Sequence[Any]) -> Reply:
         total = Stats()
-        for answer in answers:
-            total.add(Stats.from_json(answer))
-        chosen = total.commands if wanted is None else [name for name in wanted if name in total.commands]
-        tallies = {name: total.commands[name] for name in chosen}
+        for response in responses:
+            total.add(Stats.from_json(response))
+        counted = total.commands if requested is None else [name for name in requested if name in total.commands]
+        stats_by_name = {name: total.commands[name] for name in counted}
         return {
             name.encode(): histogram(command_stats)
-            for name, command_stats in tallies.items()
+            for name, command_stats in stats_by_name.items()
             if any(command_stats.took)
         }
 
-    return context.server.gather(statistics, None, join)
+    return context.server.gather(statistics, None, merge)
 
 
 def _full_names(context: CommandContext, names: Sequence[bytes]) -> list[str]:
     """Return the full names of commands, and of a container's subcommands; what there is not is left out."""
-    found = [each for each in map(context.server.table.get, names) if each is not None]
-    every = [one.name for each in found for one in (each, *each.subcommands.values())]
-    return list(dict.fromkeys(every))
+    commands = [each for each in map(context.server.table.get, names) if each is not None]
+    all_names = [one.name for each in commands for one in (each, *each.subcommands.values())]
+    return list(dict.fromkeys(all_names))
 
 
 @question("statistics")

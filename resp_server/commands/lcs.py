@@ -30,11 +30,11 @@ STEP_CELLS = 1 << 21
 STEP_ROWS = 512
 
 # Characters of 0 and 1, by whether a byte is the one that is wanted.
-OTHER, WANTED = b"0", b"1"
+MISMATCH, MATCH = b"0", b"1"
 
 
 @dataclass
-class Asked:
+class LcsOptions:
     """What LCS may be given behind the keys."""
 
     has_length: bool = False
@@ -43,45 +43,45 @@ class Asked:
     length_min: int = 0
 
     @classmethod
-    def parse(cls, words: Sequence[bytes]) -> Asked:
+    def parse(cls, words: Sequence[bytes]) -> LcsOptions:
         """Read the options in Redis' order of checks."""
-        asked = cls()
+        options = cls()
         at = 0
         while at < len(words):
             match words[at].upper():
                 case b"IDX":
-                    asked.has_matches = True
+                    options.has_matches = True
                 case b"LEN":
-                    asked.has_length = True
+                    options.has_length = True
                 case b"WITHMATCHLEN":
-                    asked.has_match_lengths = True
+                    options.has_match_lengths = True
                 case b"MINMATCHLEN" if at + 1 < len(words):
                     at += 1
-                    asked.length_min = max(0, integer(words[at]))
+                    options.length_min = max(0, integer(words[at]))
                 case _:
                     raise syntax_error()
             at += 1
-        if asked.has_matches and asked.has_length:
+        if options.has_matches and options.has_length:
             raise PlainError("If you want both the length and indexes, please just use IDX.")
-        return asked
+        return options
 
 
 @command("lcs")
 def lcs(context: CommandContext, key: bytes, other: bytes, *words: bytes) -> Reply:
     """Finds the longest common substring."""
     texts = [_text(context, each) for each in (key, other)]
-    asked = Asked.parse(words)
+    options = LcsOptions.parse(words)
     sizes = [size_of(text) for text in texts]
     if max(sizes) > STRING_BYTES_MAX:
         raise PlainError("String too long for LCS")
     if 4 * (sizes[0] + 1) * (sizes[1] + 1) > TABLE_BYTES_MAX:
         raise PlainError("Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len")
     first, second = (b"" if text is None else whole(text) for text in texts)
-    steps = _steps(first, second, asked)
+    steps = _reply_after_steps(first, second, options)
     if sizes[0] <= STEP_ROWS and sizes[0] * sizes[1] <= STEP_CELLS:
         return next(reply for reply in steps if reply is not None)
-    if asked.has_matches:
-        return Sliced(map(_parts, steps), lambda: None, dict, 2)
+    if options.has_matches:
+        return Sliced(map(_reply_chunk, steps), lambda: None, dict, 2)
     return Sliced(([] if reply is None else [reply] for reply in steps), lambda: None, FirstOf)
 
 
@@ -92,30 +92,30 @@ def _text(context: CommandContext, key: bytes) -> Text | None:
         raise PlainError("The specified keys must contain string values") from None
 
 
-def _parts(reply: dict[bytes, Any] | None) -> Sequence[Reply]:
+def _reply_chunk(reply: dict[bytes, Any] | None) -> Sequence[Reply]:
     """Return the two pairs of IDX's reply, so that the first of them is sent in steps."""
     return [] if reply is None else WithLong([b"matches", WithLong(reply[b"matches"]), b"len", reply[b"len"]])
 
 
-def _steps(first: bytes, second: bytes, asked: Asked) -> Iterator[Any]:
+def _reply_after_steps(first: bytes, second: bytes, options: LcsOptions) -> Iterator[Any]:
     """Iterate over None for each step, and then the reply."""
     rows: list[bytes] = []
     length = 0
-    for last in _rows(first, second):
-        if last is None:
+    for row_and_length in _rows(first, second):
+        if row_and_length is None:
             yield None
             continue
-        row, length = last
-        if not asked.has_length:
+        row, length = row_and_length
+        if not options.has_length:
             rows.append(row)
-    if asked.has_length:
+    if options.has_length:
         yield length
         return
-    found = Found(first, second, asked)
-    for count, _ in enumerate(found.walk(rows), 1):
+    backtrack = Backtrack(first, second, options)
+    for count, _ in enumerate(backtrack.walk(rows), 1):
         if count % STEP_ROWS == 0:
             yield None
-    yield {b"matches": found.matches, b"len": length} if asked.has_matches else bytes(reversed(found.common))
+    yield {b"matches": backtrack.matches, b"len": length} if options.has_matches else bytes(reversed(backtrack.common))
 
 
 def _rows(first: bytes, second: bytes) -> Iterator[tuple[bytes, int] | None]:
@@ -126,8 +126,8 @@ def _rows(first: bytes, second: bytes) -> Iterator[tuple[bytes, int] | None]:
     done = 0
     for byte in first:
         if byte not in masks:
-            table = bytearray(OTHER * 256)
-            table[byte] = WANTED[0]
+            table = bytearray(MISMATCH * 256)
+            table[byte] = MATCH[0]
             masks[byte] = int(second.translate(table)[::-1] or b"0", 2)
             yield None
         common = row & masks[byte]
@@ -139,38 +139,38 @@ def _rows(first: bytes, second: bytes) -> Iterator[tuple[bytes, int] | None]:
             yield None
 
 
-class Found:
+class Backtrack:
     """The way back through the table, and what is found on it: from the end of both strings to their beginning."""
 
-    def __init__(self, first: bytes, second: bytes, asked: Asked) -> None:
+    def __init__(self, first: bytes, second: bytes, options: LcsOptions) -> None:
         self._first = first
         self._second = second
-        self._asked = asked
+        self._options = options
         self.common = bytearray()
         self.matches: list[Reply] = []
 
     def walk(self, rows: Sequence[bytes]) -> Iterator[None]:
         """Go the way that Redis goes, and stop after each place."""
         first, second = self._first, self._second
-        at, to = len(first), len(second)
+        at, other_at = len(first), len(second)
         run = 0  # bytes that match, up to here
-        while at and to:
-            if first[at - 1] == second[to - 1]:
+        while at and other_at:
+            if first[at - 1] == second[other_at - 1]:
                 self.common.append(first[at - 1])
                 run += 1
-                at, to = at - 1, to - 1
+                at, other_at = at - 1, other_at - 1
             else:
-                self._end(at, to, run)
+                self._end_match(at, other_at, run)
                 run = 0
-                if rows[at - 1][(to - 1) >> 3] >> ((to - 1) & 7) & 1:
-                    to -= 1
+                if rows[at - 1][(other_at - 1) >> 3] >> ((other_at - 1) & 7) & 1:
+                    other_at -= 1
                 else:
                     at -= 1
             yield
-        self._end(at, to, run)
+        self._end_match(at, other_at, run)
 
-    def _end(self, at: int, to: int, run: int) -> None:
+    def _end_match(self, at: int, other_at: int, run: int) -> None:
         """Take down a run of bytes that match."""
-        if run and run >= self._asked.length_min:
-            lengths = [run] if self._asked.has_match_lengths else []
-            self.matches.append([[at, at + run - 1], [to, to + run - 1], *lengths])
+        if run and run >= self._options.length_min:
+            lengths = [run] if self._options.has_match_lengths else []
+            self.matches.append([[at, at + run - 1], [other_at, other_at + run - 1], *lengths])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from resp_server.command_table.declaration import command, integer
-from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, in_steps, sliced
+from resp_server.commands.generic import BYTES_AT_ONCE_MAX, SLICE_ENTRIES, reply_chunks, sliced
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
 from resp_server.protocol.replies import FirstOf, PackedItems, Reply
@@ -39,22 +39,22 @@ def lrange(context: CommandContext, key: bytes, start: int, stop: int) -> Reply:
     size = context.counted(snapshot.list_size(key) or None) or 0
     first, end = range_of(start, stop, size)
     if end - first <= SLICE_ENTRIES:
-        parts: list[bytes] = []
+        chunks: list[bytes] = []
         size = 0
-        for part in snapshot.list_parts(key, first, end):
-            parts.append(part)
-            size += len(part)
+        for chunk in snapshot.list_parts(key, first, end):
+            chunks.append(chunk)
+            size += len(chunk)
             if size > BYTES_AT_ONCE_MAX:
                 break
         else:
-            return PackedItems(end - first, b"".join(parts))
+            return PackedItems(end - first, b"".join(chunks))
 
     def bounds(view: KeyspaceView) -> tuple[int, int]:  # the view's epoch may be a newer one than the size above
         return range_of(start, stop, view.at(key).list_size(key))
 
     return sliced(
         context,
-        lambda view: in_steps(view.at(key).list_elements(key, *bounds(view))),
+        lambda view: reply_chunks(view.at(key).list_elements(key, *bounds(view))),
         count=lambda view: bounds(view)[1] - bounds(view)[0],
     )
 
@@ -67,7 +67,7 @@ def range_of(start: int, stop: int, size: int) -> tuple[int, int]:
 
 
 @dataclass
-class Search:
+class PositionOptions:
     """What LPOS may be given behind the element. A negative rank searches from the end; a maximum of 0 is none."""
 
     rank: int = 1
@@ -75,40 +75,42 @@ class Search:
     length_max: int = 0
 
     @classmethod
-    def parse(cls, words: Sequence[bytes]) -> Search:
+    def parse(cls, words: Sequence[bytes]) -> PositionOptions:
         """Read the options in Redis' order of checks."""
-        search = cls()
+        options = cls()
         for at in range(0, len(words), 2):
             option = words[at].upper()
             if option not in (b"RANK", b"COUNT", b"MAXLEN") or at + 1 == len(words):
                 raise syntax_error()
             if option == b"RANK":
-                search.rank = _rank(integer(words[at + 1]))
+                options.rank = _rank(integer(words[at + 1]))
             elif option == b"COUNT":
-                search.count = _positive(option, words[at + 1])
+                options.count = _positive(option, words[at + 1])
             else:
-                search.length_max = _positive(option, words[at + 1])
-        return search
+                options.length_max = _positive(option, words[at + 1])
+        return options
 
     def found(self, snapshot: Snapshot, key: bytes, element: bytes) -> Iterator[list[int]]:
         """Iterate over the indices of equal elements, in the order of the search, a slice of the list at a time."""
-        skipped, wanted = abs(self.rank) - 1, 1 if self.count is None else self.count
+        to_skip, count_left = abs(self.rank) - 1, 1 if self.count is None else self.count
         size = snapshot.list_size(key)
         for start, stop in self._slices(size):
-            matches = [at for at, each in enumerate(snapshot.list_elements(key, start, stop), start) if each == element]
-            ordered = matches if self.rank > 0 else matches[::-1]
-            taken, skipped = ordered[skipped:], max(0, skipped - len(ordered))
-            if wanted and len(taken) >= wanted:
-                yield taken[:wanted]
+            positions = [
+                at for at, each in enumerate(snapshot.list_elements(key, start, stop), start) if each == element
+            ]
+            ordered = positions if self.rank > 0 else positions[::-1]
+            taken, to_skip = ordered[to_skip:], max(0, to_skip - len(ordered))
+            if count_left and len(taken) >= count_left:
+                yield taken[:count_left]
                 return
-            wanted -= len(taken) if wanted else 0
+            count_left -= len(taken) if count_left else 0
             yield taken
 
     def _slices(self, size: int) -> Iterator[tuple[int, int]]:
         """Iterate over the ranges of indices to look at, from the end that the rank names."""
-        looked_at = min(self.length_max or size, size)
-        for done in range(0, looked_at, SLICE_ENTRIES):
-            width = min(SLICE_ENTRIES, looked_at - done)
+        scanned = min(self.length_max or size, size)
+        for done in range(0, scanned, SLICE_ENTRIES):
+            width = min(SLICE_ENTRIES, scanned - done)
             yield (done, done + width) if self.rank > 0 else (size - done - width, size - done)
 
 
@@ -137,10 +139,10 @@ def _rank(number: int) -> int:
 @command("lpos")
 def lpos(context: CommandContext, key: bytes, element: bytes, *words: bytes) -> Reply:
     """Returns the index of matching elements in a list."""
-    search = Search.parse(words)
+    options = PositionOptions.parse(words)
     size = context.counted(context.at(key).list_size(key) or None) or 0
     if size <= SLICE_ENTRIES:
-        found = [at for some in search.found(context.at(key), key, element) for at in some]
-        return found if search.count is not None else next(iter(found), None)
-    shape = FirstOf if search.count is None else list
-    return sliced(context, lambda view: search.found(view.at(key), key, element), shape)
+        found = [at for batch in options.found(context.at(key), key, element) for at in batch]
+        return found if options.count is not None else next(iter(found), None)
+    shape = FirstOf if options.count is None else list
+    return sliced(context, lambda view: options.found(view.at(key), key, element), shape)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from resp_server.command_table.declaration import command, question
-from resp_server.commands.info import numbers
+from resp_server.commands.info import process_stats
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.metrics.process_stats import ProcessStats
 from resp_server.protocol.replies import OK, Reply, Verbatim
@@ -39,18 +39,18 @@ NO_ISSUE = "Hi Sam, I can't find any memory issue in your instance. I can only a
 @command("memory|stats")
 def memory_stats(context: CommandContext) -> Reply:
     """Returns details about memory usage."""
-    return context.server.gather(numbers, None, lambda answers: _stats(context, _total(answers)))
+    return context.server.gather(process_stats, None, lambda responses: _stats(context, _total(responses)))
 
 
-def _total(answers: Sequence[Mapping[str, Any]]) -> ProcessStats:
-    return ProcessStats.total(map(ProcessStats.from_json, answers))
+def _total(responses: Sequence[Mapping[str, Any]]) -> ProcessStats:
+    return ProcessStats.total(map(ProcessStats.from_json, responses))
 
 
 def _stats(context: CommandContext, total: ProcessStats) -> Reply:
     used, started = total.resident_bytes, total.started_bytes
     overhead = min(used, total.own_bytes)
-    seen = list(context.visibility_of(context.jobs).jobs())
-    keys = sum(each.known_keys for each in seen)
+    visible_jobs = list(context.visibility_of(context.jobs).jobs())
+    keys = sum(each.countable_keys for each in visible_jobs)
     stored, _ = stored_bytes(context)
     return {
         b"peak.allocated": total.resident_bytes_peak,
@@ -75,7 +75,7 @@ def _stats(context: CommandContext, total: ProcessStats) -> Reply:
         b"peak.percentage": 100 * used / (total.resident_bytes_peak or 1),
         **{b"allocator.%b" % name: used for name in (b"allocated", b"active", b"resident")},
         b"allocator.muzzy": 0,
-        **{name + what: value for name in OVERHEADS for what, value in ((b".ratio", 1.0), (b".bytes", 0))},
+        **{name + suffix: value for name in OVERHEADS for suffix, value in ((b".ratio", 1.0), (b".bytes", 0))},
         b"fragmentation": 1.0,
         b"fragmentation.bytes": 0,
     }
@@ -91,7 +91,7 @@ def stored_bytes(context: CommandContext) -> tuple[int, int]:
 def memory_doctor(context: CommandContext) -> Reply:
     """Outputs a memory problems report."""
     return context.server.gather(
-        numbers, None, lambda answers: Verbatim(report(_total(answers), *stored_bytes(context)).encode())
+        process_stats, None, lambda responses: Verbatim(report(_total(responses), *stored_bytes(context)).encode())
     )
 
 
@@ -99,27 +99,29 @@ def report(total: ProcessStats, stored: int, free: int) -> str:
     """Say what is to be seen in the numbers, in Redis' words where it has some."""
     if stored < SMALL_BYTES:
         return EMPTY
-    found = []
+    issues = []
     if total.resident_bytes_peak > PEAK_SHARE * total.resident_bytes:
-        found.append(
+        issues.append(
             "Peak memory: In the past this instance used more than 150% of the memory that is currently using. The "
             "system takes mapped pages back when it needs them; after a burst of large replies this is normal."
         )
     if total.output_bytes > OUTPUT_PER_CLIENT_BYTES * max(1, total.clients):
-        found.append(
+        issues.append(
             "Big client buffers: The clients output buffers in this instance are greater than 200K per client (on "
             "average). CLIENT LIST shows which clients do not take what they are sent (omem)."
         )
     if free > FREE_SHARE * stored:
-        found.append(
+        issues.append(
             "Free pages: The stores have more free pages than used ones. They are copied without them after a while; "
             "if that does not happen, look for readers that hold an old epoch."
         )
-    if not found:
+    if not issues:
         return NO_ISSUE
     head = "Sam, I detected a few issues in this sparkis instance memory implants:\n\n"
     return (
-        head + "\n\n".join(f" * {each}" for each in found) + "\n\nI'm here to keep you safe, Sam. I want to help you.\n"
+        head
+        + "\n\n".join(f" * {each}" for each in issues)
+        + "\n\nI'm here to keep you safe, Sam. I want to help you.\n"
     )
 
 
@@ -132,7 +134,7 @@ def memory_malloc_stats(context: CommandContext) -> Reply:
 @command("memory|purge")
 def memory_purge(context: CommandContext) -> Reply:
     """Asks the allocator to release memory."""
-    return context.server.gather(purge, None, lambda answers: OK)
+    return context.server.gather(purge, None, lambda responses: OK)
 
 
 @question("purge")

@@ -8,7 +8,7 @@ from typing import Any
 
 from resp_server.command_table.declaration import OneOrMore, command, question
 from resp_server.command_table.facts import Facts
-from resp_server.commands.generic import in_slices, in_steps, sliced
+from resp_server.commands.generic import batched, reply_chunks, sliced
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.glob import matcher
@@ -20,7 +20,7 @@ from resp_server.session.subscriptions import Way
 # Names that are answered at once (guess: well below a millisecond); more come in steps.
 NAMES_AT_ONCE = 1_024
 # What a process tells another one of its channels.
-TOLD_BYTES_MAX = 8 << 20
+NAMES_BYTES_MAX = 8 << 20
 
 
 @command("subscribe")
@@ -59,22 +59,22 @@ def sunsubscribe(context: CommandContext, *channels: bytes) -> Reply:
     return _unsubscribe(context, Way.SHARD, channels)
 
 
-def _subscribe(context: CommandContext, way: Way, names: Sequence[bytes]) -> Reply:
+def _subscribe(context: CommandContext, kind: Way, names: Sequence[bytes]) -> Reply:
     message_bus = context.server.message_bus
-    return message_bus.subscribed(context, message_bus.hub.subscribe(context.session, way, names))
+    return message_bus.subscribed(context, message_bus.hub.subscribe(context.session, kind, names))
 
 
-def _unsubscribe(context: CommandContext, way: Way, names: Sequence[bytes]) -> Reply:
+def _unsubscribe(context: CommandContext, kind: Way, names: Sequence[bytes]) -> Reply:
     message_bus = context.server.message_bus
     subscribed = context.session.subscriptions
-    if not names and subscribed is not None and len(subscribed.of(way)) > NAMES_AT_ONCE:
-        return Sliced(_unsubscribing(context, way, list(subscribed.of(way))), lambda: None, Frames, acts=True)
-    return message_bus.subscribed(context, message_bus.hub.unsubscribe(context.session, way, names))
+    if not names and subscribed is not None and len(subscribed.of(kind)) > NAMES_AT_ONCE:
+        return Sliced(_unsubscribing(context, kind, list(subscribed.of(kind))), lambda: None, Frames, acts=True)
+    return message_bus.subscribed(context, message_bus.hub.unsubscribe(context.session, kind, names))
 
 
-def _unsubscribing(context: CommandContext, way: Way, names: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
-    for some in in_slices(names, NAMES_AT_ONCE):
-        reply = _unsubscribe(context, way, some)
+def _unsubscribing(context: CommandContext, kind: Way, names: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
+    for batch in batched(names, NAMES_AT_ONCE):
+        reply = _unsubscribe(context, kind, batch)
         yield [reply.make() if isinstance(reply, Pending) else reply]  # nothing has to be waited for
 
 
@@ -100,7 +100,7 @@ def spublish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
         acl_categories=("@pubsub", "@fast"),
         arguments=[
             {
-                "name": "way",
+                "name": "kind",
                 "type": "oneof",
                 "arguments": [
                     {"name": "channel", "type": "pure-token", "token": "CHANNEL"},
@@ -112,12 +112,12 @@ def spublish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
         ],
     ),
 )
-def state_publish(context: CommandContext, way: bytes, name: bytes, message: bytes) -> Reply:
+def state_publish(context: CommandContext, kind: bytes, name: bytes, message: bytes) -> Reply:
     """Posts a message to clients of this node alone, for another node of the cluster."""
-    ways = {b"CHANNEL": Way.CHANNEL, b"SHARD": Way.SHARD}
-    if way.upper() not in ways:
+    kinds = {b"CHANNEL": Way.CHANNEL, b"SHARD": Way.SHARD}
+    if kind.upper() not in kinds:
         raise PlainError("STATE PUBLISH is for CHANNEL or SHARD")
-    return context.server.message_bus.publish(context, ways[way.upper()], name, message, is_forwarded=False)
+    return context.server.message_bus.publish(context, kinds[kind.upper()], name, message, is_forwarded=False)
 
 
 @command(
@@ -149,31 +149,31 @@ def post(server: ServerContext, argument: dict[str, str]) -> Reply:
 @command("pubsub|channels")
 def pubsub_channels(context: CommandContext, pattern: bytes = b"*") -> Reply:
     """Returns the active channels."""
-    return _names(context, Way.CHANNEL, pattern)
+    return _active_channels(context, Way.CHANNEL, pattern)
 
 
 @command("pubsub|shardchannels")
 def pubsub_shardchannels(context: CommandContext, pattern: bytes = b"*") -> Reply:
     """Returns the active shard channels."""
-    return _names(context, Way.SHARD, pattern)
+    return _active_channels(context, Way.SHARD, pattern)
 
 
 @command("pubsub|numsub")
 def pubsub_numsub(context: CommandContext, *channels: bytes) -> Reply:
     """Returns a count of subscribers to channels."""
-    return _counts(context, Way.CHANNEL, channels)
+    return _subscriber_counts(context, Way.CHANNEL, channels)
 
 
 @command("pubsub|shardnumsub")
 def pubsub_shardnumsub(context: CommandContext, *channels: bytes) -> Reply:
     """Returns the count of subscribers of shard channels."""
-    return _counts(context, Way.SHARD, channels)
+    return _subscriber_counts(context, Way.SHARD, channels)
 
 
 @command("pubsub|numpat")
 def pubsub_numpat(context: CommandContext) -> Reply:
     """Returns a count of unique pattern subscriptions."""
-    return _of_all(context, Way.PATTERN, len)
+    return _gather_names(context, Way.PATTERN, len)
 
 
 @command("pubsub|help")
@@ -182,13 +182,13 @@ def pubsub_help(context: CommandContext) -> Reply:
     return context.server.table.help("pubsub")
 
 
-def _names(context: CommandContext, way: Way, pattern: bytes) -> Reply:
+def _active_channels(context: CommandContext, kind: Way, pattern: bytes) -> Reply:
     matches = _matcher(context, pattern)
     hub = context.server.message_bus.hub
-    if context.server.ask_others is None and len(hub.names(way)) > NAMES_AT_ONCE:
-        found = (name for name in list(hub.names(way)) if matches(name))
-        return sliced(context, lambda view: in_steps(found))
-    return _of_all(context, way, lambda names: [name for name in names if matches(name)])
+    if context.server.ask_others is None and len(hub.names(kind)) > NAMES_AT_ONCE:
+        active = (name for name in list(hub.names(kind)) if matches(name))
+        return sliced(context, lambda view: reply_chunks(active))
+    return _gather_names(context, kind, lambda names: [name for name in names if matches(name)])
 
 
 def _matcher(context: CommandContext, pattern: bytes) -> Callable[[bytes], object]:
@@ -197,35 +197,35 @@ def _matcher(context: CommandContext, pattern: bytes) -> Callable[[bytes], objec
     return lambda name: matches(name) and user.can_subscribe(name)
 
 
-def _of_all(context: CommandContext, way: Way, answer: Callable[[Collection[bytes]], Reply]) -> Reply:
+def _gather_names(context: CommandContext, kind: Way, make_reply: Callable[[Collection[bytes]], Reply]) -> Reply:
     """Answer what clients of all processes are subscribed to in one way."""
 
-    def join(answers: Sequence[list[str] | None]) -> Reply:
-        if None in answers:
-            raise PlainError(f"a process's clients are subscribed to more than {TOLD_BYTES_MAX} bytes of names")
-        return answer(dict.fromkeys(b64decode(name) for names in answers for name in names or ()))
+    def merge(responses: Sequence[list[str] | None]) -> Reply:
+        if None in responses:
+            raise PlainError(f"a process's clients are subscribed to more than {NAMES_BYTES_MAX} bytes of names")
+        return make_reply(dict.fromkeys(b64decode(name) for names in responses for name in names or ()))
 
-    return context.server.gather(subscribed_names, way.value.decode(), join)
+    return context.server.gather(subscribed_names, kind.value.decode(), merge)
 
 
-def _counts(context: CommandContext, way: Way, names: Sequence[bytes]) -> Reply:
-    def join(answers: Sequence[list[int]]) -> Reply:
-        counts = map(sum, zip(*answers, strict=True))
+def _subscriber_counts(context: CommandContext, kind: Way, names: Sequence[bytes]) -> Reply:
+    def merge(responses: Sequence[list[int]]) -> Reply:
+        counts = map(sum, zip(*responses, strict=True))
         return [word for pair in zip(names, counts, strict=True) for word in pair]
 
     texts = [b64encode(name).decode() for name in names]
-    return context.server.gather(subscriber_counts, {"way": way.value.decode(), "names": texts}, join)
+    return context.server.gather(subscriber_counts, {"kind": kind.value.decode(), "names": texts}, merge)
 
 
 @question("subscribed names")
-def subscribed_names(server: ServerContext, way: str) -> list[str] | None:
+def subscribed_names(server: ServerContext, kind: str) -> list[str] | None:
     """Return what clients of this process are subscribed to in one way; None: too much to be told."""
-    names = server.message_bus.hub.names(Way(way.encode()))
-    return [b64encode(name).decode() for name in names] if sum(map(len, names)) <= TOLD_BYTES_MAX else None
+    names = server.message_bus.hub.names(Way(kind.encode()))
+    return [b64encode(name).decode() for name in names] if sum(map(len, names)) <= NAMES_BYTES_MAX else None
 
 
 @question("subscriber counts")
 def subscriber_counts(server: ServerContext, argument: dict[str, Any]) -> list[int]:
     """Return how many clients of this process are subscribed to each of some channels."""
-    hub, way = server.message_bus.hub, Way(argument["way"].encode())
-    return [hub.count(way, b64decode(name)) for name in argument["names"]]
+    hub, kind = server.message_bus.hub, Way(argument["kind"].encode())
+    return [hub.count(kind, b64decode(name)) for name in argument["names"]]

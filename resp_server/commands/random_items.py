@@ -8,8 +8,8 @@ from random import choice, choices, random, randrange, sample
 from typing import Any
 
 from resp_server.command_table.declaration import INTEGER_MAX, integer
-from resp_server.commands.generic import SLICE_ENTRIES, in_slices, sliced
-from resp_server.commands.steps import answered
+from resp_server.commands.chunked_reply import chunked_reply
+from resp_server.commands.generic import SLICE_ENTRIES, batched, sliced
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, syntax_error
 from resp_server.protocol.replies import FirstOf, Reply
@@ -17,11 +17,11 @@ from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import FIELD_POSITIONS
 
 # Items from a place at random on, of which one is chosen: the gaps between them differ, so the first one would not do.
-CHOSEN_OF = 12
+SCANNED_PER_DRAW = 12
 # Draws of one step (guess: half a millisecond).
-STEP_DRAWS = 32
+CHUNK_DRAWS = 32
 # Beyond one of so many items, looking at all of them is quicker than drawing (guess).
-DRAWN_OF = 32
+DRAWN_SHARE_MAX = 32
 # What may be asked for with repetition: Redis goes on until its memory is used up.
 REPEATED_MAX = 10_000_000
 
@@ -46,18 +46,18 @@ def count_and_option(words: Sequence[bytes], option: bytes) -> tuple[int, bool]:
     return count, len(words) == 2
 
 
-def one_of(scan: Scan, key: bytes) -> Iterator[Any | None]:
+def draws_from(scan: Scan, key: bytes) -> Iterator[Any | None]:
     """Iterate over a scan's steps, from a place at random on and then from the beginning: an item of each, or None."""
     cursor = randrange(FIELD_POSITIONS)
     for _ in range(2):
-        is_end = False
-        while not is_end:
-            cursor, found = scan(key, cursor, CHOSEN_OF)
+        at_end = False
+        while not at_end:
+            cursor, found = scan(key, cursor, SCANNED_PER_DRAW)
             yield choice(found) if found else None
-            is_end = not cursor
+            at_end = not cursor
 
 
-class Source:
+class ItemSource:
     """What items are chosen from, for a view: how many there are, all of them in some order, and steps towards one."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Source:
         self.one = one
 
 
-def random_item(context: CommandContext, source: Source) -> Reply:
+def random_item(context: CommandContext, source: ItemSource) -> Reply:
     """Answer one item; nil if there is none."""
     if not source.size(context.view):
         return None
@@ -82,64 +82,64 @@ def random_item(context: CommandContext, source: Source) -> Reply:
     return sliced(context, lambda view: ([] if item is None else [item] for item in source.one(view)), FirstOf)
 
 
-def random_items(context: CommandContext, source: Source, count: int, shape: type = list) -> Reply:
+def random_items(context: CommandContext, source: ItemSource, count: int, shape: type = list) -> Reply:
     """Answer so many items, each once; if the number is negative, each as often as chance has it."""
     size = source.size(context.view)
     if count < -REPEATED_MAX and size:
         raise PlainError(f"value is out of range, at most {REPEATED_MAX} items are given with repetition")
-    wanted = min(count, size) if count >= 0 else -count
-    if not wanted or not size:
+    target = min(count, size) if count >= 0 else -count
+    if not target or not size:
         return shape()
 
-    def exact(view: KeyspaceView) -> int:  # the view's epoch may be a newer one
+    def exact_count(view: KeyspaceView) -> int:  # the view's epoch may be a newer one
         return min(count, source.size(view)) if count >= 0 else -count if source.size(view) else 0
 
-    make = _each_once if count > 0 else _repeated
-    is_little = wanted <= (SLICE_ENTRIES if size <= SLICE_ENTRIES else STEP_DRAWS)
-    return answered(context, lambda view: make(source, view, abs(count)), is_little, shape, exact)
+    choose = _distinct if count > 0 else _with_repetition
+    is_small = target <= (SLICE_ENTRIES if size <= SLICE_ENTRIES else CHUNK_DRAWS)
+    return chunked_reply(context, lambda view: choose(source, view, abs(count)), is_small, shape, exact_count)
 
 
-def _repeated(source: Source, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
+def _with_repetition(source: ItemSource, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
     size = source.size(view)
     items = list(source.items(view)) if size <= SLICE_ENTRIES else []
-    step = SLICE_ENTRIES if items else STEP_DRAWS
+    step = SLICE_ENTRIES if items else CHUNK_DRAWS
     for done in range(0, count if size else 0, step):
-        some = min(step, count - done)
-        yield choices(items, k=some) if items else [item for _ in range(some) for item in _one(source, view)]
+        drawn = min(step, count - done)
+        yield choices(items, k=drawn) if items else [item for _ in range(drawn) for item in _draw_one(source, view)]
 
 
-def _one(source: Source, view: KeyspaceView) -> Iterator[Any]:
+def _draw_one(source: ItemSource, view: KeyspaceView) -> Iterator[Any]:
     return islice((item for item in source.one(view) if item is not None), 1)
 
 
-def _each_once(source: Source, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
+def _distinct(source: ItemSource, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
     size = source.size(view)
     count = min(count, size)
     if size <= SLICE_ENTRIES:
         yield sample(list(source.items(view)), count)
-    elif count * DRAWN_OF < size:
-        yield from _drawn(source, view, count)
+    elif count * DRAWN_SHARE_MAX < size:
+        yield from _draw_distinct(source, view, count)
     else:
-        yield from _passed_by(source.items(view), size, count)
+        yield from _selection_sample(source.items(view), size, count)
 
 
-def _drawn(source: Source, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
+def _draw_distinct(source: ItemSource, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
     """Draw until there are enough different ones, which are few of all."""
     seen: set[Any] = set()
     while len(seen) < count:
-        found = {item for _ in range(STEP_DRAWS) for item in _one(source, view)} - seen
+        found = {item for _ in range(CHUNK_DRAWS) for item in _draw_one(source, view)} - seen
         new = list(found)[: count - len(seen)]
         seen.update(new)
         yield new
 
 
-def _passed_by(items: Iterator[Any], left: int, wanted: int) -> Iterator[Sequence[Any]]:
+def _selection_sample(items: Iterator[Any], remaining: int, target: int) -> Iterator[Sequence[Any]]:
     """Look at all items once, and take each with the likelihood that makes it as many as are wanted."""
-    for some in in_slices(items):
-        taken = []
-        for item in some:
-            if random() * left < wanted:
-                taken.append(item)
-                wanted -= 1
-            left -= 1
-        yield taken
+    for batch in batched(items):
+        chosen = []
+        for item in batch:
+            if random() * remaining < target:
+                chosen.append(item)
+                target -= 1
+            remaining -= 1
+        yield chosen

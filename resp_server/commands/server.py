@@ -80,9 +80,9 @@ def monitor(context: CommandContext) -> Reply:
     context.server.monitors.add(context.session)
     if context.server.ask_others is None:
         return OK
-    told = Pending(GATHER_S_MAX, lambda: OK)
-    context.server.monitors.announce(lambda: told.resolve(lambda: OK))
-    return told
+    pending = Pending(GATHER_S_MAX, lambda: OK)
+    context.server.monitors.announce(lambda: pending.resolve(lambda: OK))
+    return pending
 
 
 @question(ANNOUNCE)

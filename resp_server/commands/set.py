@@ -7,9 +7,9 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from resp_server.command_table.declaration import OneOrMore, command, integer
-from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, in_slices, items_reply, scan_reply
-from resp_server.commands.random_items import Source, count_of, one_of, random_item, random_items
-from resp_server.commands.steps import PARTS, Held, answered
+from resp_server.commands.chunked_reply import PARTITIONS, WorkingMemory, chunked_reply
+from resp_server.commands.generic import SLICE_ENTRIES, Cursor, ScanOptions, batched, items_reply, scan_reply
+from resp_server.commands.random_items import ItemSource, count_of, draws_from, random_item, random_items
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, ReplyError, WrongTypeError, syntax_error
 from resp_server.protocol.replies import PackedItems, Reply, ReplySet
@@ -18,7 +18,7 @@ from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
 
 # Look-ups of one step, in one set (guess: half a millisecond).
-STEP_LOOKUPS = 256
+CHUNK_LOOKUPS = 256
 
 
 @command("scard")
@@ -53,11 +53,11 @@ def smismember(context: CommandContext, key: bytes, *members: OneOrMore) -> Repl
     """Determines whether multiple members belong to a set."""
     context.counted(context.at(key).set_size(key) or None)
 
-    def steps(view: KeyspaceView) -> Iterator[Sequence[int]]:
-        for some in in_slices(members):
-            yield list(map(int, view.at(key).are_members(key, some)))
+    def chunks(view: KeyspaceView) -> Iterator[Sequence[int]]:
+        for batch in batched(members):
+            yield list(map(int, view.at(key).are_members(key, batch)))
 
-    return answered(context, steps, len(members) <= SLICE_ENTRIES)
+    return chunked_reply(context, chunks, len(members) <= SLICE_ENTRIES)
 
 
 @command("srandmember")
@@ -67,12 +67,12 @@ def srandmember(context: CommandContext, key: bytes, *words: bytes) -> Reply:
         raise syntax_error()
     count = count_of(words[0]) if words else None
     context.counted(context.at(key).set_size(key) or None)
-    source = Source(
+    item_source = ItemSource(
         lambda view: view.at(key).set_size(key),
         lambda view: view.at(key).members(key),
-        lambda view: one_of(view.at(key).scan_set, key),
+        lambda view: draws_from(view.at(key).scan_set, key),
     )
-    return random_item(context, source) if count is None else random_items(context, source, count)
+    return random_item(context, item_source) if count is None else random_items(context, item_source, count)
 
 
 @command("sscan")
@@ -91,19 +91,19 @@ def sscan(context: CommandContext, key: bytes, cursor: Cursor, *words: bytes) ->
 @command("sinter")
 def sinter(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Returns the intersect of multiple sets."""
-    return _joined(context, keys, _common, ReplySet)
+    return _combined(context, keys, _intersection, ReplySet)
 
 
 @command("sunion")
 def sunion(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Returns the union of multiple sets."""
-    return _joined(context, keys, _all, ReplySet)
+    return _combined(context, keys, _union, ReplySet)
 
 
 @command("sdiff")
 def sdiff(context: CommandContext, *keys: OneOrMore) -> Reply:
     """Returns the difference of multiple sets."""
-    return _joined(context, keys, _difference, ReplySet)
+    return _combined(context, keys, _difference, ReplySet)
 
 
 @command("sintercard")
@@ -112,15 +112,15 @@ def sintercard(context: CommandContext, number: bytes, *words: OneOrMore) -> Rep
     keys, rest = numbered_keys(number, words)
     limit = limit_of(rest)
 
-    def counts(view: KeyspaceView, sets: Sets) -> Iterator[Sequence[int]]:
-        left = limit
-        for some in _common(view, sets):
-            yield [len(some) if not limit else min(left, len(some))]
-            left -= len(some)
-            if limit and left <= 0:
+    def counts(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[int]]:
+        remaining = limit
+        for batch in _intersection(view, sets):
+            yield [len(batch) if not limit else min(remaining, len(batch))]
+            remaining -= len(batch)
+            if limit and remaining <= 0:
                 return
 
-    return _joined(context, keys, counts, int)
+    return _combined(context, keys, counts, int)
 
 
 def numbered_keys(number: bytes, words: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
@@ -141,83 +141,83 @@ def limit_of(words: Sequence[bytes]) -> int:
     return limit
 
 
-def _at_least(word: bytes, least: int, otherwise: str) -> int:
+def _at_least(word: bytes, minimum: int, error: str) -> int:
     """Read a number; what is none is answered as one that is too small."""
     try:
         number = integer(word)
     except ReplyError:
-        number = least - 1
-    if number < least:
-        raise PlainError(otherwise)
+        number = minimum - 1
+    if number < minimum:
+        raise PlainError(error)
     return number
 
 
-class Sets(NamedTuple):
+class InputSets(NamedTuple):
     """Several sets as a view has them; one that is missing has no members."""
 
     keys: Sequence[bytes]
     sizes: Sequence[int]
 
 
-Join = Callable[[KeyspaceView, Sets], Iterator[Sequence[Reply]]]
+Combine = Callable[[KeyspaceView, InputSets], Iterator[Sequence[Reply]]]
 
 
-def _joined(context: CommandContext, keys: Sequence[bytes], join: Join, shape: type) -> Reply:
+def _combined(context: CommandContext, keys: Sequence[bytes], combine: Combine, shape: type) -> Reply:
     """Answer what several sets make together. A key of another kind is an error, whatever the others are."""
     total = SLICE_ENTRIES + 1
     if len(keys) <= SLICE_ENTRIES:
         total = sum(context.counted(context.at(key).set_size(key) or None) or 0 for key in keys)
 
-    def steps(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
+    def chunks(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
         sizes: list[int] = []
-        for some in in_slices(keys):
-            sizes += [view.at(key).set_size(key) for key in some]
+        for batch in batched(keys):
+            sizes += [view.at(key).set_size(key) for key in batch]
             yield []
-        yield from join(view, Sets(keys, sizes))
+        yield from combine(view, InputSets(keys, sizes))
 
-    return answered(context, steps, total <= SLICE_ENTRIES, shape)
+    return chunked_reply(context, chunks, total <= SLICE_ENTRIES, shape)
 
 
-def _all(view: KeyspaceView, sets: Sets) -> Iterator[Sequence[bytes]]:
-    seen: list[set[bytes]] = [set() for _ in range(PARTS)]
-    held = Held()
+def _union(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[bytes]]:
+    partitions: list[set[bytes]] = [set() for _ in range(PARTITIONS)]
+    memory = WorkingMemory()
     for key in dict.fromkeys(sets.keys):
-        for some in in_slices(view.at(key).members(key)):
+        for batch in batched(view.at(key).members(key)):
             new = []
-            for member in some:
-                part = seen[hash(member) % PARTS]
-                if member not in part:
-                    part.add(member)
+            for member in batch:
+                partition = partitions[hash(member) % PARTITIONS]
+                if member not in partition:
+                    partition.add(member)
                     new.append(member)
-            held.add(new)
+            memory.add(new)
             yield new
-    while seen:
-        seen.pop()
+    while partitions:
+        partitions.pop()
         yield []
 
 
-def _common(view: KeyspaceView, sets: Sets) -> Iterator[Sequence[bytes]]:
+def _intersection(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[bytes]]:
     """Look which members of the smallest set are in all others, smaller ones first."""
     if 0 in sets.sizes:
         return
     keys = [key for _, key in sorted(zip(sets.sizes, sets.keys, strict=True), key=itemgetter(0))]
-    yield from _passed(view, keys[0], dict.fromkeys(keys[1:]), is_wanted=True)
+    yield from _filtered(view, keys[0], dict.fromkeys(keys[1:]), is_member=True)
 
 
-def _difference(view: KeyspaceView, sets: Sets) -> Iterator[Sequence[bytes]]:
+def _difference(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[bytes]]:
     """Look which members of the first set are in none of the others."""
     others = {key: None for key, size in zip(sets.keys[1:], sets.sizes[1:], strict=True) if size}
-    yield from _passed(view, sets.keys[0], others, is_wanted=False)
+    yield from _filtered(view, sets.keys[0], others, is_member=False)
 
 
-def _passed(view: KeyspaceView, key: bytes, others: Iterable[bytes], *, is_wanted: bool) -> Iterator[Sequence[bytes]]:
+def _filtered(view: KeyspaceView, key: bytes, others: Iterable[bytes], *, is_member: bool) -> Iterator[Sequence[bytes]]:
     """Iterate over the members of a set that are in each of the others, or in none. A step asks one of them."""
-    for some in in_slices(view.at(key).members(key), STEP_LOOKUPS):
-        left = some
+    for batch in batched(view.at(key).members(key), CHUNK_LOOKUPS):
+        remaining = batch
         for other in others:
-            if not left:
+            if not remaining:
                 break
-            found = view.at(other).are_members(other, left)
-            left = [member for member, is_in in zip(left, found, strict=True) if is_in is is_wanted]
+            found = view.at(other).are_members(other, remaining)
+            remaining = [member for member, is_in in zip(remaining, found, strict=True) if is_in is is_member]
             yield []
-        yield left
+        yield remaining

@@ -23,16 +23,16 @@ COUNT = 10
 @command("slowlog|get")
 def slowlog_get(context: CommandContext, count: bytes | None = None) -> Reply:
     """Returns the slow log's entries."""
-    most = COUNT if count is None else _count(count)
-    kept = context.server.config.slow_entries_max
-    wanted = kept if most < 0 else min(most, kept)
+    requested = COUNT if count is None else _count(count)
+    entries_max = context.server.config.slow_entries_max
+    count_max = entries_max if requested < 0 else min(requested, entries_max)
 
-    def join(answers: Sequence[list[list[Any]]]) -> Reply:
-        found = [SlowRequest.from_json(each) for answer in answers for each in answer]
+    def merge(responses: Sequence[list[list[Any]]]) -> Reply:
+        found = [SlowRequest.from_json(each) for response in responses for each in response]
         found.sort(key=lambda entry: (entry.at_ms, entry.id), reverse=True)
-        return [_row(each) for each in found[:wanted]]
+        return [_row(each) for each in found[:count_max]]
 
-    return context.server.gather(slow_requests, wanted, join)
+    return context.server.gather(slow_requests, count_max, merge)
 
 
 def _count(word: bytes) -> int:
@@ -65,8 +65,8 @@ def slow_requests(server: ServerContext, count: int) -> list[list[Any]]:
 @command("slowlog|len")
 def slowlog_len(context: CommandContext) -> Reply:
     """Returns the number of entries in the slow log."""
-    most = context.server.config.slow_entries_max
-    return context.server.gather(slow_count, None, lambda answers: min(sum(answers), most))
+    entries_max = context.server.config.slow_entries_max
+    return context.server.gather(slow_count, None, lambda responses: min(sum(responses), entries_max))
 
 
 @question("slow count")
@@ -78,11 +78,11 @@ def slow_count(server: ServerContext, nothing: None) -> int:
 @command("slowlog|reset")
 def slowlog_reset(context: CommandContext) -> Reply:
     """Clears all entries from the slow log."""
-    return context.server.gather(forget_slow_requests, None, lambda answers: OK)
+    return context.server.gather(clear_slow_requests, None, lambda responses: OK)
 
 
-@question("forget slow requests")
-def forget_slow_requests(server: ServerContext, nothing: None) -> None:
+@question("clear slow requests")
+def clear_slow_requests(server: ServerContext, nothing: None) -> None:
     """Forget the slow requests of this process."""
     server.slow.clear()
 

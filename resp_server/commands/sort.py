@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from resp_server.command_table.declaration import command, integer
-from resp_server.commands.generic import SLICE_ENTRIES, in_slices
-from resp_server.commands.steps import Held, answered, in_order
+from resp_server.commands.chunked_reply import WorkingMemory, chunked_reply, sorted_chunks
+from resp_server.commands.generic import SLICE_ENTRIES, batched
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import read_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
@@ -26,11 +26,11 @@ WILD = frozenset(b"*?[\\")
 SORTED_KINDS = (Kind.LIST, Kind.SET, Kind.SORTED_SET)
 
 # Look-ups of one step (guess: a millisecond).
-STEP_LOOKUPS = 256
+CHUNK_LOOKUPS = 256
 
 
 @dataclass
-class Asked:
+class SortOptions:
     """What SORT_RO may be given behind the key.
 
     count: of items, negative for all. by: None: the items themselves. is_as_it_lies: nothing is sorted, which any BY
@@ -41,41 +41,41 @@ class Asked:
     count: int = -1
     is_descending: bool = False
     is_alpha: bool = False
-    by: bytes | None = None
-    is_as_it_lies: bool = False
-    gets: list[bytes] = field(default_factory=list)
+    by_pattern: bytes | None = None
+    is_unsorted: bool = False
+    get_patterns: list[bytes] = field(default_factory=list)
 
     @classmethod
-    def parse(cls, words: Sequence[bytes], check: Callable[[str, bytes], None]) -> Asked:
+    def parse(cls, words: Sequence[bytes], check: Callable[[str, bytes], None]) -> SortOptions:
         """Read the options in Redis' order of checks; `check` refuses patterns of keys that may not be looked up."""
-        asked = cls()
+        options = cls()
         at = 0
         while at < len(words):
-            option, left = words[at].upper(), len(words) - at - 1
+            option, remaining = words[at].upper(), len(words) - at - 1
             if option in (b"ASC", b"DESC"):
-                asked.is_descending = option == b"DESC"
+                options.is_descending = option == b"DESC"
             elif option == b"ALPHA":
-                asked.is_alpha = True
-            elif option == b"LIMIT" and left >= 2:
-                asked.start, asked.count = integer(words[at + 1]), integer(words[at + 2])
+                options.is_alpha = True
+            elif option == b"LIMIT" and remaining >= 2:
+                options.start, options.count = integer(words[at + 1]), integer(words[at + 2])
                 at += 2
-            elif option == b"BY" and left >= 1:
+            elif option == b"BY" and remaining >= 1:
                 at += 1
-                asked.by = words[at]
+                options.by_pattern = words[at]
                 if b"*" in _c_text(words[at]):
                     check("BY", words[at])
                 else:
-                    asked.is_as_it_lies = True
-            elif option == b"GET" and left >= 1:
+                    options.is_unsorted = True
+            elif option == b"GET" and remaining >= 1:
                 at += 1
                 check("GET", words[at])
-                asked.gets.append(words[at])
+                options.get_patterns.append(words[at])
             else:
                 raise syntax_error()
             at += 1
-        return asked
+        return options
 
-    def span(self, size: int) -> tuple[int, int]:
+    def bounds(self, size: int) -> tuple[int, int]:
         """Return the first item that is wanted, and the one behind the last."""
         start = min(max(self.start, 0), size)
         return start, size if self.count < 0 else min(start + self.count, size)
@@ -84,25 +84,25 @@ class Asked:
 @command("sort_ro")
 def sort_ro(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     """Returns the sorted elements of a list, a set, or a sorted set."""
-    asked = Asked.parse(words, lambda option, pattern: _check(context, key, option, pattern))
+    options = SortOptions.parse(words, lambda option, pattern: _check(context, key, option, pattern))
     entry = context.entry(key)
     if entry is None:
         return []
     if entry.kind not in SORTED_KINDS:
         raise WrongTypeError
-    is_little = _size(context.at(key), key, entry.kind) * (1 + len(asked.gets)) <= SLICE_ENTRIES
-    return answered(
-        context, lambda view: _steps(view, key, asked), is_little, list, lambda view: _count(view, key, asked)
+    is_small = _size(context.at(key), key, entry.kind) * (1 + len(options.get_patterns)) <= SLICE_ENTRIES
+    return chunked_reply(
+        context, lambda view: _chunks(view, key, options), is_small, list, lambda view: _count(view, key, options)
     )
 
 
-def _count(view: KeyspaceView, key: bytes, asked: Asked) -> int:
+def _count(view: KeyspaceView, key: bytes, options: SortOptions) -> int:
     """Return how many items the reply has."""
     entry = view.at(key).entry(key)
     if entry is None or entry.kind not in SORTED_KINDS:
         return 0
-    start, stop = asked.span(_size(view.at(key), key, entry.kind))
-    return max(0, stop - start) * max(1, len(asked.gets))
+    start, stop = options.bounds(_size(view.at(key), key, entry.kind))
+    return max(0, stop - start) * max(1, len(options.get_patterns))
 
 
 def _check(context: CommandContext, key: bytes, option: str, pattern: bytes) -> None:
@@ -122,7 +122,7 @@ def check_user(user: Account, option: str) -> None:
 
 def check_request(user: Account, request: Sequence[bytes]) -> None:
     """Refuse a request with patterns to who may not read all keys, for servers that do not know the user."""
-    Asked.parse(request[2:], lambda option, pattern: check_user(user, option))
+    SortOptions.parse(request[2:], lambda option, pattern: check_user(user, option))
 
 
 def _slot_of(pattern: bytes) -> int | None:
@@ -144,22 +144,24 @@ def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:
     return snapshot.set_size(key) if kind is Kind.SET else snapshot.sorted_size(key)
 
 
-def _steps(view: KeyspaceView, key: bytes, asked: Asked) -> Iterator[Sequence[Text | None]]:
+def _chunks(view: KeyspaceView, key: bytes, options: SortOptions) -> Iterator[Sequence[Text | None]]:
     """Iterate over parts of the reply."""
     snapshot = view.at(key)
     entry = snapshot.entry(key)
     if entry is None or entry.kind not in SORTED_KINDS:
         return
-    start, stop = asked.span(_size(snapshot, key, entry.kind))
-    if asked.is_as_it_lies:
-        items = _as_they_lie(snapshot, key, entry.kind, asked.is_descending, start, stop)
+    start, stop = options.bounds(_size(snapshot, key, entry.kind))
+    if options.is_unsorted:
+        items = _in_stored_order(snapshot, key, entry.kind, options.is_descending, start, stop)
     else:
-        items = _sorted(view, _all(snapshot, key, entry.kind), asked, start, stop)
-    for some in items:
-        if asked.gets:
-            yield from in_slices((_looked_up(view, get, item) for item in some for get in asked.gets), STEP_LOOKUPS)
+        items = _sorted(view, _all(snapshot, key, entry.kind), options, start, stop)
+    for batch in items:
+        if options.get_patterns:
+            yield from batched(
+                (_look_up(view, get, item) for item in batch for get in options.get_patterns), CHUNK_LOOKUPS
+            )
         else:
-            yield some
+            yield batch
         yield []
 
 
@@ -171,7 +173,7 @@ def _all(snapshot: Snapshot, key: bytes, kind: Kind) -> Iterator[bytes]:
     return (member for member, _ in snapshot.sorted_members(key, 0, snapshot.sorted_size(key)))
 
 
-def _as_they_lie(
+def _in_stored_order(
     snapshot: Snapshot, key: bytes, kind: Kind, is_descending: bool, start: int, stop: int
 ) -> Iterator[list[bytes]]:
     """Iterate over items `start` to before `stop` in the order of a list or a sorted set; a set's is its own."""
@@ -184,34 +186,38 @@ def _as_they_lie(
         elif kind is Kind.SORTED_SET:
             yield [member for member, _ in snapshot.sorted_members(key, *ends, is_descending)]
     if kind is Kind.SET:
-        for at, some in enumerate(in_slices(snapshot.members(key))):
-            yield some[max(0, start - at * SLICE_ENTRIES) : max(0, stop - at * SLICE_ENTRIES)]
+        for at, batch in enumerate(batched(snapshot.members(key))):
+            yield batch[max(0, start - at * SLICE_ENTRIES) : max(0, stop - at * SLICE_ENTRIES)]
 
 
-def _sorted(view: KeyspaceView, items: Iterator[bytes], asked: Asked, start: int, stop: int) -> Iterator[list[bytes]]:
+def _sorted(
+    view: KeyspaceView, items: Iterator[bytes], options: SortOptions, start: int, stop: int
+) -> Iterator[list[bytes]]:
     """Sort items in steps. What has the same number is sorted by its bytes; what has the same text stays as it lies."""
-    weighed = _weighed(view, items, asked, Held())
-    for some in in_order(weighed, start, stop, asked.is_descending, not asked.is_alpha):
-        yield [item for _, item in some]
+    keyed_items = _with_sort_keys(view, items, options, WorkingMemory())
+    for batch in sorted_chunks(keyed_items, start, stop, options.is_descending, not options.is_alpha):
+        yield [item for _, item in batch]
 
 
-def _weighed(view: KeyspaceView, items: Iterator[bytes], asked: Asked, held: Held) -> Iterator[list[tuple[Any, bytes]]]:
+def _with_sort_keys(
+    view: KeyspaceView, items: Iterator[bytes], options: SortOptions, memory: WorkingMemory
+) -> Iterator[list[tuple[Any, bytes]]]:
     """Iterate over items, each with what it is sorted by; that one cannot be is said when all were looked at."""
-    is_number = True
-    for some in in_slices(items, STEP_LOOKUPS):
-        held.add(some)
-        weights: list[Text | None] = list(some)
-        if asked.by is not None:
-            weights = [_looked_up(view, asked.by, item) for item in some]
-        if asked.is_alpha:
-            texts = [(False, b"") if each is None else (True, _c_text(whole(each))) for each in weights]
-            held.add(text for _, text in texts)
-            yield list(zip(texts, some, strict=True))
+    are_numbers = True
+    for batch in batched(items, CHUNK_LOOKUPS):
+        memory.add(batch)
+        sort_keys: list[Text | None] = list(batch)
+        if options.by_pattern is not None:
+            sort_keys = [_look_up(view, options.by_pattern, item) for item in batch]
+        if options.is_alpha:
+            texts = [(False, b"") if each is None else (True, _c_text(whole(each))) for each in sort_keys]
+            memory.add(text for _, text in texts)
+            yield list(zip(texts, batch, strict=True))
         else:
-            numbers = [_number(each) for each in weights]
-            is_number = is_number and None not in numbers
-            yield [] if None in numbers else list(zip(numbers, some, strict=True))
-    if not is_number:
+            numbers = [_number(each) for each in sort_keys]
+            are_numbers = are_numbers and None not in numbers
+            yield [] if None in numbers else list(zip(numbers, batch, strict=True))
+    if not are_numbers:
         raise PlainError("One or more scores can't be converted into double")
 
 
@@ -228,7 +234,7 @@ def _number(text: Text | None) -> float | None:
     return None if found is None or found.is_off else found.value
 
 
-def _looked_up(view: KeyspaceView, pattern: bytes, item: bytes) -> Text | None:
+def _look_up(view: KeyspaceView, pattern: bytes, item: bytes) -> Text | None:
     """Return what stands at the key, or in its field, that a pattern makes with an item in place of its first `*`."""
     if pattern == b"#":
         return item

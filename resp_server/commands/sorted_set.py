@@ -9,17 +9,17 @@ from random import randrange
 from typing import Protocol
 
 from resp_server.command_table.declaration import OneOrMore, command, integer
+from resp_server.commands.chunked_reply import chunked_reply
 from resp_server.commands.generic import (
     BYTES_AT_ONCE_MAX,
     SLICE_ENTRIES,
     Cursor,
     ScanOptions,
-    in_slices,
+    batched,
     scan_reply,
     sliced,
 )
-from resp_server.commands.random_items import Source, count_and_option, random_item, random_items
-from resp_server.commands.steps import answered
+from resp_server.commands.random_items import ItemSource, count_and_option, random_item, random_items
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import double_text, read_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error, wrong_arity
@@ -47,10 +47,10 @@ def zmscore(context: CommandContext, key: bytes, *members: OneOrMore) -> Reply:
     """Returns the score of one or more members in a sorted set."""
     context.counted(context.at(key).sorted_size(key) or None)
 
-    def steps(view: KeyspaceView) -> Iterator[Sequence[float | None]]:
-        return (view.at(key).scores(key, some) for some in in_slices(members))
+    def chunks(view: KeyspaceView) -> Iterator[Sequence[float | None]]:
+        return (view.at(key).scores(key, batch) for batch in batched(members))
 
-    return answered(context, steps, len(members) <= SLICE_ENTRIES)
+    return chunked_reply(context, chunks, len(members) <= SLICE_ENTRIES)
 
 
 @command("zrank")
@@ -79,7 +79,7 @@ def _rank(context: CommandContext, name: str, key: bytes, member: bytes, words: 
     return [rank, snapshot.scores(key, (member,))[0]] if words else rank
 
 
-class Range(Protocol):
+class MemberRange(Protocol):
     """What members are asked for."""
 
     def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
@@ -108,8 +108,8 @@ class ScoreRange:
 
     low: float
     high: float
-    is_low_out: bool
-    is_high_out: bool
+    excludes_low: bool
+    excludes_high: bool
 
     @classmethod
     def parse(cls, low: bytes, high: bytes) -> ScoreRange:
@@ -120,8 +120,8 @@ class ScoreRange:
         return cls(ends[0].value, ends[1].value, low[:1] == b"(", high[:1] == b"(")
 
     def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
-        first = snapshot.rank_of_score(key, self.low, self.is_low_out)
-        return first, max(first, snapshot.rank_of_score(key, self.high, not self.is_high_out))
+        first = snapshot.rank_of_score(key, self.low, self.excludes_low)
+        return first, max(first, snapshot.rank_of_score(key, self.high, not self.excludes_high))
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class TextRange:
 
     low: bytes | None
     high: bytes | None
-    is_low_out: bool = False
-    is_high_out: bool = False
-    is_none: bool = False
+    excludes_low: bool = False
+    excludes_high: bool = False
+    is_empty: bool = False
     is_reversed: bool = False
 
     @classmethod
@@ -145,41 +145,43 @@ class TextRange:
         for word in (low, high):
             if word[:1] not in (b"[", b"(") and word.partition(b"\0")[0] not in (b"-", b"+"):
                 raise PlainError("min or max not valid string range item")
-        is_none = low[:1] == b"+" or high[:1] == b"-"
+        is_empty = low[:1] == b"+" or high[:1] == b"-"
         texts = [None if word[:1] in (b"-", b"+") else word[1:] for word in (low, high)]
-        return cls(texts[0], texts[1], low[:1] == b"(", high[:1] == b"(", is_none, is_reversed)
+        return cls(texts[0], texts[1], low[:1] == b"(", high[:1] == b"(", is_empty, is_reversed)
 
     def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
-        if self.is_none:
+        if self.is_empty:
             return 0, 0
         if size <= MEMBERS_MAX:
             return self._ranks_of([member for member, _ in snapshot.sorted_members(key, 0, size)])
-        first = 0 if self.low is None else snapshot.rank_of_member(key, self.low, self.is_low_out)
-        end = size if self.high is None else snapshot.rank_of_member(key, self.high, not self.is_high_out)
+        first = 0 if self.low is None else snapshot.rank_of_member(key, self.low, self.excludes_low)
+        end = size if self.high is None else snapshot.rank_of_member(key, self.high, not self.excludes_high)
         return first, max(first, end)
 
     def _ranks_of(self, members: Sequence[bytes]) -> tuple[int, int]:
         """Look at members one after another, as Redis does with few: what it finds where scores differ, this finds."""
-        if not members or not self._is_behind(members[-1]) or not self._is_before(members[0]):
+        if not members or not self._is_above_low(members[-1]) or not self._is_below_high(members[0]):
             return 0, 0
         if self.is_reversed:
-            end = next(at for at in range(len(members), 0, -1) if self._is_before(members[at - 1]))
-            return next((at for at in range(end, 0, -1) if not self._is_behind(members[at - 1])), 0), end
-        first = next(at for at, member in enumerate(members) if self._is_behind(member))
-        return first, next((at for at in range(first, len(members)) if not self._is_before(members[at])), len(members))
+            end = next(at for at in range(len(members), 0, -1) if self._is_below_high(members[at - 1]))
+            return next((at for at in range(end, 0, -1) if not self._is_above_low(members[at - 1])), 0), end
+        first = next(at for at, member in enumerate(members) if self._is_above_low(member))
+        return first, next(
+            (at for at in range(first, len(members)) if not self._is_below_high(members[at])), len(members)
+        )
 
-    def _is_behind(self, member: bytes) -> bool:
-        return self.low is None or (member > self.low if self.is_low_out else member >= self.low)
+    def _is_above_low(self, member: bytes) -> bool:
+        return self.low is None or (member > self.low if self.excludes_low else member >= self.low)
 
-    def _is_before(self, member: bytes) -> bool:
-        return self.high is None or (member < self.high if self.is_high_out else member <= self.high)
+    def _is_below_high(self, member: bytes) -> bool:
+        return self.high is None or (member < self.high if self.excludes_high else member <= self.high)
 
 
 @dataclass
-class Asked:
+class RangeQuery:
     """A range, and how much of it is wanted, from which end, with or without scores. count: negative for all."""
 
-    of: Range
+    member_range: MemberRange
     is_reversed: bool
     has_scores: bool
     offset: int = 0
@@ -191,36 +193,36 @@ class Asked:
         low: bytes,
         high: bytes,
         words: Sequence[bytes],
-        kind: type[RankRange] | type[ScoreRange] | type[TextRange] | None,
+        range_type: type[RankRange] | type[ScoreRange] | type[TextRange] | None,
         is_reversed: bool | None,
-    ) -> Asked:
+    ) -> RangeQuery:
         """Read the arguments behind the key in Redis' order of checks. None: the options say it."""
-        made_of, has_scores, offset, count = kind, False, 0, -1
+        has_scores, offset, count = False, 0, -1
         at = 0
         while at < len(words):
-            option, left = words[at].upper(), len(words) - at - 1
+            option, remaining = words[at].upper(), len(words) - at - 1
             if option == b"WITHSCORES":
                 has_scores = True
-            elif option == b"LIMIT" and left >= 2:
+            elif option == b"LIMIT" and remaining >= 2:
                 offset, count = integer(words[at + 1]), integer(words[at + 2])
                 at += 2
             elif option == b"REV" and is_reversed is None:
                 is_reversed = True
-            elif option in (b"BYLEX", b"BYSCORE") and made_of is None:
-                made_of = TextRange if option == b"BYLEX" else ScoreRange
+            elif option in (b"BYLEX", b"BYSCORE") and range_type is None:
+                range_type = TextRange if option == b"BYLEX" else ScoreRange
             else:
                 raise syntax_error()
             at += 1
-        if count != -1 and made_of in (None, RankRange):
+        if count != -1 and range_type in (None, RankRange):
             raise PlainError("syntax error, LIMIT is only supported in combination with either BYSCORE or BYLEX")
-        if has_scores and made_of is TextRange:
+        if has_scores and range_type is TextRange:
             raise PlainError("syntax error, WITHSCORES not supported in combination with BYLEX")
-        if is_reversed and made_of in (ScoreRange, TextRange):
+        if is_reversed and range_type in (ScoreRange, TextRange):
             low, high = high, low
-        found: Range
-        if made_of is ScoreRange:
+        found: MemberRange
+        if range_type is ScoreRange:
             found = ScoreRange.parse(low, high)
-        elif made_of is TextRange:
+        elif range_type is TextRange:
             found = TextRange.parse(low, high, bool(is_reversed))
         else:
             found = RankRange(integer(low), integer(high), bool(is_reversed))
@@ -229,75 +231,75 @@ class Asked:
 
     def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
         """Return the first rank that is wanted and the one behind the last, counted from the lowest."""
-        first, end = self.of.ranks(snapshot, key, size)
+        first, end = self.member_range.ranks(snapshot, key, size)
         if self.offset < 0:
             return 0, 0
-        left = max(0, end - first - self.offset)
-        wanted = left if self.count < 0 else min(left, self.count)
+        remaining = max(0, end - first - self.offset)
+        length = remaining if self.count < 0 else min(remaining, self.count)
         if self.is_reversed:
-            return end - self.offset - wanted, end - self.offset
-        return first + self.offset, first + self.offset + wanted
+            return end - self.offset - length, end - self.offset
+        return first + self.offset, first + self.offset + length
 
 
-def _range(context: CommandContext, key: bytes, asked: Asked) -> Reply:
+def _range(context: CommandContext, key: bytes, query: RangeQuery) -> Reply:
     snapshot = context.at(key)
     size = context.counted(snapshot.sorted_size(key) or None)
     if size is None:
         return []
-    first, end = asked.ranks(snapshot, key, size)
+    first, end = query.ranks(snapshot, key, size)
     if end - first <= SLICE_ENTRIES:
-        pairs = list(snapshot.sorted_members(key, first, end, asked.is_reversed))
+        pairs = list(snapshot.sorted_members(key, first, end, query.is_reversed))
         if sum(len(member) for member, _ in pairs) <= BYTES_AT_ONCE_MAX:
-            return Pairs(pairs) if asked.has_scores else [member for member, _ in pairs]
+            return Pairs(pairs) if query.has_scores else [member for member, _ in pairs]
 
     def ranks(view: KeyspaceView) -> tuple[int, int]:  # the view's epoch may be a newer one
-        return asked.ranks(view.at(key), key, view.at(key).sorted_size(key))
+        return query.ranks(view.at(key), key, view.at(key).sorted_size(key))
 
-    def steps(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
-        found = view.at(key).sorted_members(key, *ranks(view), asked.is_reversed)
-        return (Pairs(some) if asked.has_scores else [member for member, _ in some] for some in in_slices(found))
+    def chunks(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
+        found = view.at(key).sorted_members(key, *ranks(view), query.is_reversed)
+        return (Pairs(batch) if query.has_scores else [member for member, _ in batch] for batch in batched(found))
 
     def count(view: KeyspaceView) -> int:
         first, end = ranks(view)
         return end - first
 
-    return sliced(context, steps, Pairs if asked.has_scores else list, count)
+    return sliced(context, chunks, Pairs if query.has_scores else list, count)
 
 
 @command("zrange")
 def zrange(context: CommandContext, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a range of indexes."""
-    return _range(context, key, Asked.parse(start, stop, words, None, None))
+    return _range(context, key, RangeQuery.parse(start, stop, words, None, None))
 
 
 @command("zrevrange")
 def zrevrange(context: CommandContext, key: bytes, start: bytes, stop: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a range of indexes in reverse order."""
-    return _range(context, key, Asked.parse(start, stop, words, RankRange, True))
+    return _range(context, key, RangeQuery.parse(start, stop, words, RankRange, True))
 
 
 @command("zrangebyscore")
 def zrangebyscore(context: CommandContext, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a range of scores."""
-    return _range(context, key, Asked.parse(low, high, words, ScoreRange, False))
+    return _range(context, key, RangeQuery.parse(low, high, words, ScoreRange, False))
 
 
 @command("zrevrangebyscore")
 def zrevrangebyscore(context: CommandContext, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a range of scores in reverse order."""
-    return _range(context, key, Asked.parse(high, low, words, ScoreRange, True))
+    return _range(context, key, RangeQuery.parse(high, low, words, ScoreRange, True))
 
 
 @command("zrangebylex")
 def zrangebylex(context: CommandContext, key: bytes, low: bytes, high: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a lexicographical range."""
-    return _range(context, key, Asked.parse(low, high, words, TextRange, False))
+    return _range(context, key, RangeQuery.parse(low, high, words, TextRange, False))
 
 
 @command("zrevrangebylex")
 def zrevrangebylex(context: CommandContext, key: bytes, high: bytes, low: bytes, *words: bytes) -> Reply:
     """Returns members in a sorted set within a lexicographical range in reverse order."""
-    return _range(context, key, Asked.parse(high, low, words, TextRange, True))
+    return _range(context, key, RangeQuery.parse(high, low, words, TextRange, True))
 
 
 @command("zcount")
@@ -312,11 +314,11 @@ def zlexcount(context: CommandContext, key: bytes, low: bytes, high: bytes) -> i
     return _count(context, key, TextRange.parse(low, high))
 
 
-def _count(context: CommandContext, key: bytes, of: Range) -> int:
+def _count(context: CommandContext, key: bytes, member_range: MemberRange) -> int:
     size = context.counted(context.at(key).sorted_size(key) or None)
     if size is None:
         return 0
-    first, end = of.ranks(context.at(key), key, size)
+    first, end = member_range.ranks(context.at(key), key, size)
     return end - first
 
 
@@ -337,10 +339,10 @@ def zrandmember(context: CommandContext, key: bytes, *words: bytes) -> Reply:
     def size(view: KeyspaceView) -> int:
         return view.at(key).sorted_size(key)
 
-    source = Source(size, lambda view: members(view, 0, size(view)), one)
+    item_source = ItemSource(size, lambda view: members(view, 0, size(view)), one)
     if count is None:
-        return random_item(context, source)
-    return random_items(context, source, count, Pairs if has_scores else list)
+        return random_item(context, item_source)
+    return random_items(context, item_source, count, Pairs if has_scores else list)
 
 
 @command("zscan")

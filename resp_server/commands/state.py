@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resp_server.acl.rules import RuleError, User
-from resp_server.acl.visibility import Seen
+from resp_server.acl.visibility import VisibleJob
 from resp_server.command_table.declaration import OneOrMore, command
 from resp_server.command_table.facts import ANY_SLOTS, Facts
 from resp_server.commands.string import values_reply
@@ -41,12 +41,12 @@ def _facts(*arguments: str, **others: Any) -> Facts:
     )
 
 
-THE_KEY = {
+ONE_KEY = {
     "flags": ["RO", "access"],
     "begin_search": {"type": "index", "spec": {"index": 2}},
     "find_keys": {"type": "range", "spec": {"lastkey": 0, "keystep": 1, "limit": 0}},
 }
-THE_KEYS = THE_KEY | {"find_keys": {"type": "range", "spec": {"lastkey": -1, "keystep": 1, "limit": 0}}}
+ALL_KEYS = ONE_KEY | {"find_keys": {"type": "range", "spec": {"lastkey": -1, "keystep": 1, "limit": 0}}}
 
 
 @command("state|jobs", own=_facts())
@@ -54,26 +54,26 @@ def state_jobs(context: CommandContext) -> Reply:
     """Lists the jobs whose states this server shows, and how they are."""
     visibility = context.visibility
     visibility.view.check_whole()
-    return [_job_row(seen, context.now_ms) for seen in visibility.jobs()]
+    return [_job_row(visible, context.now_ms) for visible in visibility.jobs()]
 
 
-def _job_row(seen: Seen, now_ms: int) -> Reply:
-    job = seen.job
+def _job_row(visible: VisibleJob, now_ms: int) -> Reply:
+    job = visible.job
     return {
         b"name": job.name.encode(),
         b"generation": job.generation.encode(),
-        b"states": len(seen.states),
-        b"keys": seen.keys,
-        **_freshness(seen, now_ms),
-        b"slots": str(seen.snapshot.key_groups).encode(),
-        b"store_bytes": job.store.used_bytes()[0] if seen.is_whole else 0,
-        b"key_formats": [state.format_for(job.name).text.encode() for state in seen.states],
+        b"states": len(visible.states),
+        b"keys": visible.keys,
+        **_freshness(visible, now_ms),
+        b"slots": str(visible.snapshot.key_groups).encode(),
+        b"store_bytes": job.store.used_bytes()[0] if visible.is_fully_visible else 0,
+        b"key_formats": [state.format_for(job.name).text.encode() for state in visible.states],
     }
 
 
-def _freshness(seen: Seen, now_ms: int) -> dict[bytes, Reply]:
+def _freshness(visible: VisibleJob, now_ms: int) -> dict[bytes, Reply]:
     """Return how new what readers see of a job is, and what is wrong with it."""
-    job, applied = seen.job, seen.applied
+    job, applied = visible.job, visible.applied
     return {
         b"applied": applied.epoch,
         b"committed": job.committed_epoch,
@@ -85,7 +85,7 @@ def _freshness(seen: Seen, now_ms: int) -> dict[bytes, Reply]:
         b"incomplete": int(job.is_incomplete),
         b"held_epoch": job.held_epoch,
         b"held_since": None if job.held_since_ms is None else iso_text(job.held_since_ms).encode(),
-        b"error": seen.error.encode(),
+        b"error": visible.error.encode(),
     }
 
 
@@ -109,13 +109,13 @@ def lag_ms(job: Job, applied: Applied) -> int | None:
 @command("state|list", own=_facts("job"))
 def state_list(context: CommandContext, job: bytes) -> Reply:
     """Lists the states of a job, their kinds and how many keys they have."""
-    visibility, found = context.visibility, _job(context, job)
+    visibility, requested_job = context.visibility, _job(context, job)
     visibility.view.check_whole()
     return [
-        {b"name": state.name.encode(), b"kind": str(state.kind).encode(), b"keys": seen.keys_of(state.name)}
-        for seen in visibility.jobs()
-        if seen.job.name == found.name
-        for state in seen.states
+        {b"name": state.name.encode(), b"kind": str(state.kind).encode(), b"keys": visible.keys_of(state.name)}
+        for visible in visibility.jobs()
+        if visible.job.name == requested_job.name
+        for state in visible.states
     ]
 
 
@@ -124,7 +124,7 @@ def state_describe(context: CommandContext, name: bytes) -> Reply:
     """Describes a state: how its keys are made, and of which columns."""
     job_name, _, state_name = name.partition(b":")
     job = _job(context, job_name)
-    states = next((seen.states for seen in context.visibility.jobs() if seen.job.name == job.name), ())
+    states = next((visible.states for visible in context.visibility.jobs() if visible.job.name == job.name), ())
     state = next((each for each in states if each.name.encode() == state_name), None)
     if state is None:
         raise PlainError(f"no such state '{typed(state_name)}' in job '{job.name}'; states: {_names(states) or 'none'}")
@@ -157,15 +157,15 @@ def _text(text: str | None) -> bytes | None:
     return None if text is None else text.encode()
 
 
-def _names(named: Sequence[Job] | Sequence[StateDescriptor]) -> str:
-    return ", ".join(each.name for each in named)
+def _names(items: Sequence[Job] | Sequence[StateDescriptor]) -> str:
+    return ", ".join(each.name for each in items)
 
 
-@command("state|locate", own=_facts("key", first_key=2, last_key=2, step=1, key_specs=[THE_KEY]))
+@command("state|locate", own=_facts("key", first_key=2, last_key=2, step=1, key_specs=[ONE_KEY]))
 def state_locate(context: CommandContext, key: bytes) -> Reply:
     """Tells where a key is: its slot, the job and state that hold it, and the server."""
     entry = context.at(key).entry(key)
-    job = None if entry is None else _job_holding(context, key)
+    job = None if entry is None else _owning_job(context, key)
     return {
         b"slot": slot_of(key),
         b"job": _text(job),
@@ -174,7 +174,7 @@ def state_locate(context: CommandContext, key: bytes) -> Reply:
     }
 
 
-def _job_holding(context: CommandContext, key: bytes) -> str | None:
+def _owning_job(context: CommandContext, key: bytes) -> str | None:
     snapshot = context.at(key)
     return next((job.name for job, each in context.view.snapshots() if each is snapshot), None)
 
@@ -192,7 +192,7 @@ def _job_holding(context: CommandContext, key: bytes) -> str | None:
         first_key=2,
         last_key=-1,
         step=1,
-        key_specs=[THE_KEYS],
+        key_specs=[ALL_KEYS],
     ),
 )
 def state_mget(context: CommandContext, *keys: OneOrMore) -> Reply:
@@ -205,32 +205,32 @@ def state_lag(context: CommandContext) -> Reply:
     """Tells how far each job's readable state is behind what the job has committed, and how old it is."""
     return [
         {
-            b"job": seen.job.name.encode(),
-            **_freshness(seen, context.now_ms),
+            b"job": visible.job.name.encode(),
+            **_freshness(visible, context.now_ms),
         }
-        for seen in context.visibility.jobs()
+        for visible in context.visibility.jobs()
     ]
 
 
 @command("state|follow", own=_facts())
-def state_follow(context: CommandContext, what: bytes = b"") -> Reply:
+def state_follow(context: CommandContext, option: bytes = b"") -> Reply:
     """Has this connection told of the epochs and the topology that it is answered from, before they first are."""
-    if what and what.upper() != b"KEYS":
+    if option and option.upper() != b"KEYS":
         raise syntax_error()
-    check_sees_all(context)
-    told = context.server.follow(context.session, has_keys=bool(what))
-    return Frames(encode(OK, context.session.protocol) + told)
+    check_reads_all_keys(context)
+    pushes = context.server.follow(context.session, has_keys=bool(option))
+    return Frames(encode(OK, context.session.protocol) + pushes)
 
 
-def check_sees_all(context: CommandContext) -> None:
+def check_reads_all_keys(context: CommandContext) -> None:
     """Raise NoPermError for who may not read all keys, where all jobs are told of; proxies may, who ask for that."""
     if not context.user.reads_all_keys:
         raise NoPermError("This needs a user that may read all keys")
 
 
 # What is about keys in general: a proxy asks it of all servers.
-ABOUT_STATES = ("state|jobs", "state|list", "state|lag", "state|describe")
-ABOUT_ALL_KEYS = ("dbsize", "keys", "randomkey", "scan", "info", *ABOUT_STATES)
+STATE_COMMANDS = ("state|jobs", "state|list", "state|lag", "state|describe")
+KEYSPACE_COMMANDS = ("dbsize", "keys", "randomkey", "scan", "info", *STATE_COMMANDS)
 
 
 @dataclass(slots=True)
@@ -261,7 +261,7 @@ class ReaderContext(CommandContext):
 )
 def state_within(context: CommandContext, count: int, *words: OneOrMore) -> Reply:
     """Answers a command about keys in general for a user who may read those that match a pattern, as proxies ask it."""
-    check_sees_all(context)
+    check_reads_all_keys(context)
     if not 0 <= count < len(words):
         raise syntax_error()
     reader = User(b"")
@@ -271,11 +271,11 @@ def state_within(context: CommandContext, count: int, *words: OneOrMore) -> Repl
     except RuleError as error:
         raise PlainError(str(error)) from None
     request = words[count:]
-    found = context.server.table.find(request)
-    found.check_arity(request)
-    if found.name not in ABOUT_ALL_KEYS:
-        raise PlainError(f"'{found.name}' is not about keys in general; ask it without STATE WITHIN")
-    return found.execute(ReaderContext(context.session, context.server, reader), request)
+    target = context.server.table.find(request)
+    target.check_arity(request)
+    if target.name not in KEYSPACE_COMMANDS:
+        raise PlainError(f"'{target.name}' is not about keys in general; ask it without STATE WITHIN")
+    return target.execute(ReaderContext(context.session, context.server, reader), request)
 
 
 @command("state|topology", own=_facts())
@@ -297,7 +297,7 @@ def _job(context: CommandContext, name: bytes) -> Job:
     jobs = {name: each for name, each in context.server.keyspace.jobs.items() if visibility.sees(name)}
     if context.session.db != 0:
         jobs = {}
-    found = jobs.get(name.decode("utf-8", "surrogateescape"))
-    if found is None:
+    job = jobs.get(name.decode("utf-8", "surrogateescape"))
+    if job is None:
         raise PlainError(f"no such job '{typed(name)}'; jobs: {_names(list(jobs.values())) or 'none'}")
-    return found
+    return job

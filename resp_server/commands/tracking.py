@@ -13,11 +13,11 @@ from resp_server.push.invalidation_sender import PASS_ON, pass_on
 from resp_server.push.tracking_table import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
 from resp_server.session.tracking import TrackingState
 
-OTHERWISE = "before disabling tracking for this client, and then re-enabling it with a different mode."
+DISABLE_FIRST = "before disabling tracking for this client, and then re-enabling it with a different mode."
 
 
 @dataclass
-class Options:
+class TrackingOptions:
     """The words behind CLIENT TRACKING ON or OFF."""
 
     redirect: int = 0
@@ -25,22 +25,22 @@ class Options:
     flags: set[bytes] = field(default_factory=set)
 
     @classmethod
-    def of(cls, words: Sequence[bytes]) -> Options:
+    def of(cls, words: Sequence[bytes]) -> TrackingOptions:
         """Read them; whether the client to redirect to is there is for others to say."""
-        found = cls()
-        left = iter(words)
-        for word in left:
+        options = cls()
+        remaining = iter(words)
+        for word in remaining:
             option = word.upper()
             if option in (b"BCAST", b"OPTIN", b"OPTOUT", b"NOLOOP"):
-                found.flags.add(option)
+                options.flags.add(option)
             elif option in (b"REDIRECT", b"PREFIX"):
-                found._take(option, left)
+                options._read_option(option, remaining)
             else:
                 raise syntax_error()
-        return found
+        return options
 
-    def _take(self, option: bytes, left: Iterator[bytes]) -> None:
-        word = next(left, None)
+    def _read_option(self, option: bytes, remaining: Iterator[bytes]) -> None:
+        word = next(remaining, None)
         if word is None:
             raise syntax_error()
         if option == b"PREFIX":
@@ -52,28 +52,28 @@ class Options:
         if not self.redirect:
             raise _no_such_client()
 
-    def check(self, now: TrackingState) -> None:
+    def check(self, current: TrackingState) -> None:
         """Refuse what cannot be meant, or cannot be done from how the client tracks now."""
         is_bcast, is_optin, is_optout = (flag in self.flags for flag in (b"BCAST", b"OPTIN", b"OPTOUT"))
         if self.prefixes and not is_bcast:
             raise PlainError("PREFIX option requires BCAST mode to be enabled")
-        if now.is_on and now.is_bcast != is_bcast:
-            raise PlainError(f"You can't switch BCAST mode on/off {OTHERWISE}")
+        if current.is_on and current.is_bcast != is_bcast:
+            raise PlainError(f"You can't switch BCAST mode on/off {DISABLE_FIRST}")
         if is_bcast and (is_optin or is_optout):
             raise PlainError("OPTIN and OPTOUT are not compatible with BCAST")
         if is_optin and is_optout:
             raise PlainError("You can't specify both OPTIN mode and OPTOUT mode")
-        if (is_optin and now.is_optout) or (is_optout and now.is_optin):
-            raise PlainError(f"You can't switch OPTIN/OPTOUT mode {OTHERWISE}")
-        self._check_prefixes(now)
+        if (is_optin and current.is_optout) or (is_optout and current.is_optin):
+            raise PlainError(f"You can't switch OPTIN/OPTOUT mode {DISABLE_FIRST}")
+        self._check_prefixes(current)
 
-    def _check_prefixes(self, now: TrackingState) -> None:
+    def _check_prefixes(self, current: TrackingState) -> None:
         # First: each is compared with each, which is for some hundred of them, and not for as many as a request has.
-        if sum(len(each) + PREFIX_OVERHEAD_BYTES for each in now.prefixes.union(self.prefixes)) > PREFIX_BYTES_MAX:
+        if sum(len(each) + PREFIX_OVERHEAD_BYTES for each in current.prefixes.union(self.prefixes)) > PREFIX_BYTES_MAX:
             raise PlainError(
                 f"the prefixes of one client may take {PREFIX_BYTES_MAX} bytes; use fewer, or shorter ones"
             )
-        existing = sorted(now.prefixes)
+        existing = sorted(current.prefixes)
         for at, prefix in enumerate(self.prefixes):
             for others, which in ((existing, "an existing"), (self.prefixes[at + 1 :], "another provided")):
                 for other in others:
@@ -97,32 +97,32 @@ class Options:
 @command("client|tracking")
 def client_tracking(context: CommandContext, switch: bytes, *words: bytes) -> Reply:
     """Controls server-assisted client-side caching for the connection."""
-    options = Options.of(words)
+    options = TrackingOptions.of(words)
     server, session = context.server, context.session
 
-    def done() -> Reply:
+    def apply() -> Reply:
         if switch.upper() == b"OFF":
             if session.tracked is not None:
                 server.tracking.end(session.tracked)
                 session.track(None)
         elif switch.upper() == b"ON":
-            tracked = session.tracked or TrackingState(session.id, lambda: session.user)
-            options.check(tracked)
-            options.apply(server, tracked)
-            session.track(tracked)
+            state = session.tracked or TrackingState(session.id, lambda: session.user)
+            options.check(state)
+            options.apply(server, state)
+            session.track(state)
         else:
             raise syntax_error()
         return OK
 
     if not options.redirect or options.redirect in server.sessions:
-        return done()
+        return apply()
 
-    def join(answers: Sequence[bool]) -> Reply:
-        if not any(answers):
+    def merge(responses: Sequence[bool]) -> Reply:
+        if not any(responses):
             raise _no_such_client()
-        return done()
+        return apply()
 
-    return server.gather(is_client_here, options.redirect, join)
+    return server.gather(is_client_here, options.redirect, merge)
 
 
 def _no_such_client() -> PlainError:
@@ -135,14 +135,14 @@ def is_client_here(server: ServerContext, session_id: int) -> bool:
     return session_id in server.sessions
 
 
-TELL_INVALID = Question(PASS_ON, pass_on)
+SEND_INVALIDATIONS = Question(PASS_ON, pass_on)
 
 
 @command("client|caching")
 def client_caching(context: CommandContext, mode: bytes) -> Reply:
     """Instructs the server whether to track the keys in the next request."""
-    tracked = context.session.tracked
-    if tracked is None:
+    state = context.session.tracked
+    if state is None:
         raise PlainError(
             "CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled"
         )
@@ -150,37 +150,37 @@ def client_caching(context: CommandContext, mode: bytes) -> Reply:
     if word not in (b"YES", b"NO"):
         raise syntax_error()
     wanted = "OPTIN" if word == b"YES" else "OPTOUT"
-    if not (tracked.is_optin if word == b"YES" else tracked.is_optout):
+    if not (state.is_optin if word == b"YES" else state.is_optout):
         raise PlainError(f"CLIENT CACHING {word.decode()} is only valid when tracking is enabled in {wanted} mode.")
-    tracked.is_caching_given = True
+    state.is_caching_given = True
     return OK
 
 
 @command("client|getredir")
 def client_getredir(context: CommandContext) -> int:
     """Returns the client ID to which the connection's tracking notifications are redirected."""
-    tracked = context.session.tracked
-    return -1 if tracked is None else tracked.redirect
+    state = context.session.tracked
+    return -1 if state is None else state.redirect
 
 
 @command("client|trackinginfo")
 def client_trackinginfo(context: CommandContext) -> Reply:
     """Returns information about server-assisted client-side caching for the connection."""
-    tracked = context.session.tracked
-    if tracked is None:
+    state = context.session.tracked
+    if state is None:
         return {b"flags": ReplySet([b"off"]), b"redirect": -1, b"prefixes": []}
     flags = [
         (b"on", True),
-        (b"bcast", tracked.is_bcast),
-        (b"optin", tracked.is_optin),
-        (b"caching-yes", tracked.is_optin and tracked.is_caching_given),
-        (b"optout", tracked.is_optout),
-        (b"caching-no", tracked.is_optout and tracked.is_caching_given),
-        (b"noloop", tracked.is_noloop),
-        (b"broken_redirect", tracked.is_broken),
+        (b"bcast", state.is_bcast),
+        (b"optin", state.is_optin),
+        (b"caching-yes", state.is_optin and state.is_caching_given),
+        (b"optout", state.is_optout),
+        (b"caching-no", state.is_optout and state.is_caching_given),
+        (b"noloop", state.is_noloop),
+        (b"broken_redirect", state.is_broken),
     ]
     return {
         b"flags": ReplySet(flag for flag, is_set in flags if is_set),
-        b"redirect": tracked.redirect,
-        b"prefixes": sorted(tracked.prefixes),
+        b"redirect": state.redirect,
+        b"prefixes": sorted(state.prefixes),
     }

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from resp_server.command_table.declaration import OneOrMore, command, integer
 from resp_server.command_table.facts import Facts
-from resp_server.commands.generic import in_slices, sliced
-from resp_server.commands.state import THE_KEY, check_sees_all
+from resp_server.commands.generic import batched, sliced
+from resp_server.commands.state import ONE_KEY, check_reads_all_keys
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import ExecPlan
 from resp_server.execution.watch import mark_of
@@ -17,7 +17,7 @@ from resp_server.session.transaction import Mark, ReadsAt, check_room_to_watch
 from state_backend.store.keyspace import KeyspaceView
 
 # Keys that are looked at in one go: about a millisecond (guess: some 10 us each).
-KEYS_AT_ONCE = 128
+WATCH_BATCH_KEYS = 128
 
 
 @command("multi")
@@ -63,11 +63,11 @@ def _view(context: CommandContext) -> KeyspaceView:
         return context.server.pin()
     view = context.server.pin_at(reads_at)
     if view is None:
-        held = context.server.held.held()
-        texts = [
-            f"{job} {','.join(f'{term}:{epoch}' for term, epoch in epochs)}" for job, epochs in sorted(held.items())
+        pinned = context.server.held.held()
+        pinned_texts = [
+            f"{job} {','.join(f'{term}:{epoch}' for term, epoch in epochs)}" for job, epochs in sorted(pinned.items())
         ]
-        raise NotHeldError(" ".join(texts))
+        raise NotHeldError(" ".join(pinned_texts))
     return view
 
 
@@ -96,7 +96,7 @@ def _view(context: CommandContext) -> KeyspaceView:
 )
 def state_at(context: CommandContext, *words: OneOrMore) -> Reply:
     """Has the next EXEC read at these epochs, one of each job, and at this clock reading."""
-    check_sees_all(context)
+    check_reads_all_keys(context)
     *rows, clock = words
     if len(rows) % 3:
         raise syntax_error()
@@ -116,17 +116,17 @@ def watch(context: CommandContext, *keys: OneOrMore) -> Reply:
         raise PlainError("WATCH inside MULTI is not allowed")
     new = [key for key in dict.fromkeys(keys) if (session.db, key) not in session.watched]
     check_room_to_watch(session.watched, new)
-    if len(new) <= KEYS_AT_ONCE:
+    if len(new) <= WATCH_BATCH_KEYS:
         _watch(context, context.view, new)
         return OK
-    reply = sliced(context, lambda view: _watching(context, view, new), FirstOf)
+    reply = sliced(context, lambda view: _watch_in_batches(context, view, new), FirstOf)
     reply.acts = True
     return reply
 
 
-def _watching(context: CommandContext, view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
-    for some in in_slices(keys, KEYS_AT_ONCE):
-        _watch(context, view, some)
+def _watch_in_batches(context: CommandContext, view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
+    for batch in batched(keys, WATCH_BATCH_KEYS):
+        _watch(context, view, batch)
         yield []
     yield [OK]
 
@@ -159,7 +159,7 @@ KEY_AND_MARK = [{"name": name, "type": "string", "display_text": name} for name 
         first_key=2,
         last_key=2,
         step=1,
-        key_specs=[THE_KEY],
+        key_specs=[ONE_KEY],
     ),
 )
 def state_mark(context: CommandContext, key: bytes) -> bytes:
@@ -182,7 +182,7 @@ def state_expect(context: CommandContext, *words: OneOrMore) -> Reply:
     """Has the next EXEC answer nil if one of these keys is not what its mark says any more."""
     if len(words) % 2:
         raise syntax_error()
-    check_sees_all(context)
+    check_reads_all_keys(context)
     marks = {key: Mark.parse(text) for key, text in zip(words[::2], words[1::2], strict=True)}
     check_room_to_watch(context.session.watched, marks)
     context.session.watched.update({(0, key): mark for key, mark in marks.items()})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from resp_server import native
-from resp_server.acl.rules import Use, User
+from resp_server.acl.rules import KeyAccess, User
 from resp_server.command_table.table import CommandTable
 from resp_server.execution.context import ServerContext
 from resp_server.protocol.request_parser import Request, RequestParser
@@ -61,6 +61,6 @@ def rules_of(user: User, table: CommandTable) -> Any:
     for selector in user.selectors:
         commands = [(name, table.get(name)) for name, _, _ in native.core.NAMES]
         names = [name for name, command in commands if command is not None and selector.allows(command)]
-        patterns = list(selector.patterns(Use.READ))
+        patterns = list(selector.patterns(KeyAccess.READ))
         selectors.append((names, None if b"*" in patterns else patterns))
     return native.core.Rules(selectors)

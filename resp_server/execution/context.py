@@ -326,7 +326,7 @@ class ServerContext:
         Nor may anybody stay subscribed to what it may not be.
         """
         for session in list(self.sessions.values()):
-            is_gone = not self.users.has(session.user)
+            is_gone = not self.users.is_current(session.user)
             if is_gone and session.id != caller_id:
                 self.cut(session.id)
             elif is_gone:
@@ -435,7 +435,7 @@ class CommandContext:
         server.users.denials.add(
             reason,
             is_queued=session.transaction is not None,
-            of=of,
+            object_name=of,
             user=session.user.name if user is None else user,
             client=server.line_of(session),
             now_ms=self.now_ms,

@@ -20,7 +20,7 @@ from operator import itemgetter
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from resp_server.acl.rules import LATE_DENIAL, LATE_REASONS, Denial, denial_text
+from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS, Denial, denial_text
 from resp_server.command_table.key_specs import keys_of
 from resp_server.command_table.table import Command
 from resp_server.execution.compiled import reads_of
@@ -379,7 +379,7 @@ class Dispatcher:
             if denied is not None:  # its rights were changed since
                 command_stats.failed += 1
                 context.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
-                return self.error_reply(NoPermError(LATE_DENIAL.format(LATE_REASONS[denied.reason])))
+                return self.error_reply(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
             reply = self._run(context, command, command_stats, request)
             self._time(context, command, command_stats, request, reply, perf_counter_ns() - started)
             assert not isinstance(reply, ExecRunner)

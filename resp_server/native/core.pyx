@@ -1349,9 +1349,9 @@ cdef class Reads:
         """Return what a user may read; None: everything."""
         if user.is_unrestricted:
             return None
-        if user.quick is None:
-            user.quick = self.table(user)
-        return user.quick
+        if user.compiled is None:
+            user.compiled = self.table(user)
+        return user.compiled
 
     cdef size_t take(self, object session, const uint8_t* data, size_t size, Output* out) except? 0:
         """Answer requests from the front of a buffer behind what is in `out`; return how many bytes they are."""

@@ -22,7 +22,7 @@ from typing import BinaryIO, Protocol
 
 import uvloop
 
-from resp_server.acl.rate_limits import Limit
+from resp_server.acl.rate_limits import RateLimit
 from resp_server.acl.users import AccessError, Users
 from resp_server.cluster.topology_source import TopologyFile, TopologySource
 from resp_server.commands.config import CLIENTS_MAX, INT32_MAX
@@ -154,9 +154,9 @@ def add_tls_port_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _limit(text: str) -> Limit:
+def _limit(text: str) -> RateLimit:
     try:
-        return Limit.parse(text)
+        return RateLimit.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

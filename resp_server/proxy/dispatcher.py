@@ -12,7 +12,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
 
-from resp_server.acl.rules import LATE_DENIAL, LATE_REASONS
+from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS
 from resp_server.command_table.table import Command
 from resp_server.commands.generic import cursor
 from resp_server.commands.sort import check_request
@@ -304,7 +304,7 @@ class ProxyDispatcher(Dispatcher):
         for each in requests:
             denied = session.user.denial(self.command(each), each)
             if denied is not None:  # its rights were changed since: the servers, which do not know it, are not asked
-                raise ExecAbortError(NoPermError(LATE_DENIAL.format(LATE_REASONS[denied.reason])))
+                raise ExecAbortError(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
             yield
         is_tracked = session.tracked is not None and not session.tracked.is_bcast
         for each in requests if is_tracked or session.is_observed else ():

@@ -26,14 +26,14 @@ class ReplyMode(Enum):
 class Account(Protocol):
     """What a connection knows of its user (see `resp_server.acl.rules.User`).
 
-    is_open: everybody is this user without a password. is_unrestricted: nothing it asks for has to be checked. rate:
-    how much it may ask; None: as much as it likes. quick: what it may do, as the compiled core asks. What these say may
-    change at any time.
+    is_open: everybody is this user without a password. is_unrestricted: nothing it asks for has to be checked.
+    rate_limiter: None if the user may ask as much as it likes. compiled: its rules as the compiled core checks them.
+    What these say may change at any time.
     """
 
     name: bytes
-    rate: Any
-    quick: Any
+    rate_limiter: Any
+    compiled: Any
 
     @property
     def is_open(self) -> bool: ...
@@ -106,7 +106,7 @@ class Session:
         replies = self.reply_mode is ReplyMode.ON
         is_answered_here = (self.is_readonly or not self.is_at_replica) and not self.is_observed
         is_here_and_now = is_answered_here and self.transaction is None and self.subscriptions is None
-        is_unlimited = self.user.rate is None and not self.is_closing
+        is_unlimited = self.user.rate_limiter is None and not self.is_closing
         self.is_usual = self.is_authenticated and self.db == 0 and replies and is_unlimited and is_here_and_now
         self.is_plain = self.is_usual and self.tracked is None and self.user.is_unrestricted
 

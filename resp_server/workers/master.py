@@ -493,6 +493,6 @@ class Workers(JobCatalog):
             self._stats.reset()
         others = [worker for worker in self._serving if worker is not asking]
         answers = [each for some in await asyncio.gather(*map(ask, others)) for each in some]
-        if line["question"] == "numbers":
+        if line["question"] == "process stats":
             answers.append(ProcessStats.of_this_process(self._stats).to_json())
         asking.send({"event": "answers", "id": line["id"], "answers": answers})

@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from resp_server.acl.rate_limits import Limit
+from resp_server.acl.rate_limits import RateLimit
 from resp_server.acl.users import Change
 from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
@@ -142,7 +142,7 @@ class Worker:
         )
         given = line["config"]
         tls = None if given["tls"] is None else TlsFiles(**given["tls"])
-        limits = tuple(Limit(**each) for each in given["limits"])
+        limits = tuple(RateLimit(**each) for each in given["limits"])
         config = ServerConfig(**{**given, "hosts": tuple(given["hosts"]), "tls": tls, "limits": limits})
         self._certificates = None if tls is None else Certificates(tls)
         make_room_for(config.clients_max)
@@ -158,7 +158,7 @@ class Worker:
         server.look_after()
 
     def _take_users(self, line: dict[str, Any]) -> None:
-        self.server.context.users.take(line["rules"])
+        self.server.context.users.adopt(line["rules"])
         self.server.context.look_at_users(line["caller"])
         if "id" in line:
             self._answer(line, None)

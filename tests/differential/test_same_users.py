@@ -160,10 +160,10 @@ def test_what_is_shown_of_a_user_makes_the_same_user(given_rules: Sequence[bytes
             user.apply(rule)
         except RuleError:
             continue
-    made = User.of_parts(b"u", user.parts, TABLE)
-    assert made.parts == user.parts
+    made = User.from_rule_lists(b"u", user.rule_lists, TABLE)
+    assert made.rule_lists == user.rule_lists
     assert [each.commands for each in made.selectors] == [each.commands for each in user.selectors]
-    assert [each.first_words for each in made.selectors] == [each.first_words for each in user.selectors]
+    assert [each.first_args for each in made.selectors] == [each.first_args for each in user.selectors]
 
 
 ABOUT_USERS = """

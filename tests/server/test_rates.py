@@ -11,7 +11,7 @@ import pytest
 
 from compat.waiting import WAIT_S_MAX, eventually
 from resp_server.acl import rate_limits as rates
-from resp_server.acl.rate_limits import BURST_S, REST_S_MAX, REST_S_MIN, Bucket, Limit, Rate
+from resp_server.acl.rate_limits import BURST_S, PAUSE_S_MAX, PAUSE_S_MIN, RateLimit, RateLimiter, TokenBucket
 
 GET = b"*2\r\n$3\r\nGET\r\n$10\r\njob:temp:1\r\n"
 PING, PONG = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
@@ -39,14 +39,14 @@ def clock() -> Clock:
 @pytest.fixture
 def running(serve: Callable[..., Any], clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A server whose user `slow` may ask 100 commands, and `narrow` 1000 bytes, a second of a clock put by hand."""
-    monkeypatch.setattr(rates, "REST_S_MAX", rates.REST_S_MIN)  # they look at that clock often
-    limits = (Limit("slow", commands_per_s=100), Limit("narrow", bytes_per_s=1000))
+    monkeypatch.setattr(rates, "PAUSE_S_MAX", rates.PAUSE_S_MIN)  # they look at that clock often
+    limits = (RateLimit("slow", commands_per_s=100), RateLimit("narrow", bytes_per_s=1000))
     made = serve(limits=limits)
 
     def add_users() -> None:
         for limit in limits:
             made.server.users.set(limit.user.encode(), [b"on", b"nopass", b"+@all", b"~*"])
-            made.server.users.get(limit.user.encode()).rate = Rate(limit, clock)
+            made.server.users.get(limit.user.encode()).rate_limiter = RateLimiter(limit, clock)
 
     made.call(add_users)
     return made
@@ -138,42 +138,45 @@ def test_a_client_that_goes_while_it_rests_leaves_nothing(running: Any, clock: C
 
 
 def test_a_bucket_fills_up_to_its_burst_and_no_further() -> None:
-    bucket = Bucket(10)
-    assert bucket.level(5.0) == 10 * BURST_S
-    bucket.take(25)
-    assert bucket.level(5.0) == -15
+    bucket = TokenBucket(10)
+    assert bucket.tokens(5.0) == 10 * BURST_S
+    bucket.consume(25)
+    assert bucket.tokens(5.0) == -15
     assert bucket.wait_s(1.0, 5.0) == pytest.approx(1.6)
-    assert bucket.level(6.0) == -5
-    assert bucket.level(60.0) == 10 * BURST_S
-    assert bucket.level(50.0) == 10 * BURST_S  # a clock that goes back takes nothing
+    assert bucket.tokens(6.0) == -5
+    assert bucket.tokens(60.0) == 10 * BURST_S
+    assert bucket.tokens(50.0) == 10 * BURST_S  # a clock that goes back takes nothing
 
 
 def test_a_connection_rests_neither_too_short_nor_too_long(clock: Clock) -> None:
-    fast, slow = Rate(Limit("a", commands_per_s=1e6), clock), Rate(Limit("a", commands_per_s=0.01), clock)
+    fast, slow = (
+        RateLimiter(RateLimit("a", commands_per_s=1e6), clock),
+        RateLimiter(RateLimit("a", commands_per_s=0.01), clock),
+    )
     for rate in (fast, slow):
-        rate.take(10**6, 0)
-    assert fast.rest_s() == REST_S_MIN
-    assert slow.rest_s() == REST_S_MAX
+        rate.consume(10**6, 0)
+    assert fast.pause_s() == PAUSE_S_MIN
+    assert slow.pause_s() == PAUSE_S_MAX
 
 
 @pytest.mark.parametrize(
     ("text", "limit"),
     [
-        ("u=10", Limit("u", 10)),
-        ("u=10,20", Limit("u", 10, 20)),
-        ("u=,20", Limit("u", None, 20)),
-        ("a=b=5", Limit("a=b", 5)),
+        ("u=10", RateLimit("u", 10)),
+        ("u=10,20", RateLimit("u", 10, 20)),
+        ("u=,20", RateLimit("u", None, 20)),
+        ("a=b=5", RateLimit("a=b", 5)),
     ],
 )
-def test_limits_are_read(text: str, limit: Limit) -> None:
-    assert Limit.parse(text) == limit
+def test_limits_are_read(text: str, limit: RateLimit) -> None:
+    assert RateLimit.parse(text) == limit
 
 
 @pytest.mark.parametrize("text", ["", "u", "u=", "=5", "u=0", "u=-1", "u=1.5", "u=5,", "u=5,x", "u=1,2,3"])
 def test_what_is_no_limit_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no limit|is not a whole number"):
-        Limit.parse(text)
+        RateLimit.parse(text)
 
 
 def test_several_processes_share_a_limit() -> None:
-    assert Limit("u", 100, 50).shared_by(4) == Limit("u", 25, 12.5)
+    assert RateLimit("u", 100, 50).shared_by(4) == RateLimit("u", 25, 12.5)

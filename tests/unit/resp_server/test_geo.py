@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from compat.conformance.wire import Reply, reply_at
-from resp_server.commands import command_table, geo, steps
+from resp_server.commands import chunked_reply, command_table, geo
 from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from state_backend.codec.geohash import Circle, distance, place_of, score_of
@@ -93,23 +93,23 @@ def test_a_small_search_of_a_large_set_looks_at_few_members(
 
 
 def test_a_step_of_a_search_looks_at_so_many_members(keyspace: Keyspace) -> None:
-    search = geo.Search(place=(20, 10), radius=30_000, unit=1000.0)
+    search = geo.GeoSearch(place=(20, 10), radius=30_000, unit=1000.0)
     snapshot = keyspace.view(NOW_MS).at(b"at:many")
-    area = geo.Area.of(snapshot, b"at:many", search)
-    parts = list(geo._found(snapshot, b"at:many", search, area))
+    area = geo.SearchedRanks.of(snapshot, b"at:many", search)
+    parts = list(geo._matches(snapshot, b"at:many", search, area))
     assert sum(map(len, parts)) == MANY
-    assert max(map(len, parts)) == geo.STEP_MEMBERS
+    assert max(map(len, parts)) == geo.CHUNK_MEMBERS
 
 
 def test_any_ends_as_soon_as_there_are_enough(keyspace: Keyspace) -> None:
-    search = geo.Search(place=(20, 10), radius=30_000, unit=1000.0, count=300, is_any=True)
+    search = geo.GeoSearch(place=(20, 10), radius=30_000, unit=1000.0, count=300, is_any=True)
     snapshot = keyspace.view(NOW_MS).at(b"at:many")
-    parts = list(geo._found(snapshot, b"at:many", search, geo.Area.of(snapshot, b"at:many", search)))
+    parts = list(geo._matches(snapshot, b"at:many", search, geo.SearchedRanks.of(snapshot, b"at:many", search)))
     assert [len(part) for part in parts] == [128, 128, 44]
 
 
 def test_what_a_search_may_hold_is_bounded(client: SteppingClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "HELD_BYTES_MAX", 10_000)
+    monkeypatch.setattr(chunked_reply, "WORKING_BYTES_MAX", 10_000)
     line = "GEOSEARCH at:many FROMLONLAT 20 10 BYRADIUS 30000 km"
     assert b"would have to hold more than 10000 bytes" in ask(client, f"{line} ASC").raw
     assert len(ask(client, f"{line} COUNT 10").plain) == 10

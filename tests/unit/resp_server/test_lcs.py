@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from resp_server.commands import lcs
-from resp_server.commands.lcs import Asked
+from resp_server.commands.lcs import LcsOptions
 from resp_server.protocol.replies import Sliced
 from tests.unit.resp_server.conftest import Client
 
@@ -38,8 +38,8 @@ def by_table(a: bytes, b: bytes, length_min: int) -> tuple[bytes, list[Any]]:
     return common, [each for each in runs if each[2] >= length_min]
 
 
-def made(a: bytes, b: bytes, asked: Asked) -> Any:
-    return next(reply for reply in lcs._steps(a, b, asked) if reply is not None)
+def made(a: bytes, b: bytes, options: LcsOptions) -> Any:
+    return next(reply for reply in lcs._reply_after_steps(a, b, options) if reply is not None)
 
 
 def test_texts_matches_and_lengths_are_those_of_the_table() -> None:
@@ -48,9 +48,9 @@ def test_texts_matches_and_lengths_are_those_of_the_table() -> None:
         a, b = (bytes(random.choices(b"abc", k=random.randrange(14))) for _ in range(2))
         length_min = random.randrange(3)
         common, runs = by_table(a, b, length_min)
-        assert made(a, b, Asked()) == common
-        assert made(a, b, Asked(has_length=True)) == len(common)
-        found = made(a, b, Asked(has_matches=True, has_match_lengths=True, length_min=length_min))
+        assert made(a, b, LcsOptions()) == common
+        assert made(a, b, LcsOptions(has_length=True)) == len(common)
+        found = made(a, b, LcsOptions(has_matches=True, has_match_lengths=True, length_min=length_min))
         assert found == {b"matches": runs, b"len": len(common)}
 
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from compat.conformance.wire import Reply, reply_at
-from resp_server.commands import command_table, dump, generic, random_items, sort, steps
+from resp_server.commands import chunked_reply, command_table, dump, generic, random_items, sort
 from resp_server.config import ServerConfig
 from resp_server.execution.context import ServerContext
 from resp_server.protocol.errors import ReplyError
@@ -82,11 +82,11 @@ def in_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Have everything be made in steps, and those be short."""
 
     def begin() -> None:
-        for module in (steps, generic):
+        for module in (chunked_reply, generic):
             monkeypatch.setattr(module, "BYTES_AT_ONCE_MAX", -1)
         monkeypatch.setattr(dump, "AT_ONCE_BYTES_MAX", 0)
-        monkeypatch.setattr(random_items, "STEP_DRAWS", 2)
-        monkeypatch.setattr(steps, "RUN_ITEMS", 100)
+        monkeypatch.setattr(random_items, "CHUNK_DRAWS", 2)
+        monkeypatch.setattr(chunked_reply, "SORTED_RUN_ITEMS", 100)
 
     yield begin
 
@@ -185,7 +185,7 @@ def test_more_items_with_repetition_than_are_given_are_an_error(ask: Callable[..
 
 
 def test_what_a_command_may_hold_is_bounded(ask: Callable[..., Reply], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "HELD_BYTES_MAX", 10_000)
+    monkeypatch.setattr(chunked_reply, "WORKING_BYTES_MAX", 10_000)
     for line in ("SUNION set:even set:third", "ZUNION 2 ranks:even set:third", "SORT_RO list:large ALPHA"):
         assert b"would have to hold more than 10000 bytes" in ask(line).raw
 
@@ -204,7 +204,7 @@ def test_a_large_range_reaches_across_slices_in_resp2_as_pairs_laid_flat(ask: Ca
 
 
 def test_a_step_of_sort_looks_up_only_so_much_however_many_patterns_there_are(keyspace: Keyspace) -> None:
-    asked = sort.Asked(count=3, is_alpha=True, gets=[b"#", b"weight:*"] * 500)
-    parts = list(sort._steps(keyspace.view(NOW_MS), b"set:third", asked))
+    asked = sort.SortOptions(count=3, is_alpha=True, get_patterns=[b"#", b"weight:*"] * 500)
+    parts = list(sort._chunks(keyspace.view(NOW_MS), b"set:third", asked))
     assert sum(map(len, parts)) == 3 * 1000
-    assert max(map(len, parts)) == sort.STEP_LOOKUPS
+    assert max(map(len, parts)) == sort.CHUNK_LOOKUPS

@@ -125,12 +125,12 @@ def test_proxies_and_nodes_are_let_in_by_a_password_of_their_own_whatever_the_fi
     made.load()
     upstream = made.log_in(b"default", b"secret")
     assert upstream is not None and upstream is not made.default
-    assert upstream.is_unrestricted and not upstream.is_open and made.has(upstream)
+    assert upstream.is_unrestricted and not upstream.is_open and made.is_current(upstream)
     assert made.log_in(b"default", b"x") is None  # it is off
     assert made.log_in(b"a", b"secret") is made.get(b"a")
     assert [each.name for each in made] == [b"a", b"default"]
     made.load()
-    assert made.has(upstream) and made.log_in(b"default", b"secret") is upstream
+    assert made.is_current(upstream) and made.log_in(b"default", b"secret") is upstream
     made.save()
     assert b"~*" not in path.read_bytes()
 
@@ -140,4 +140,4 @@ def test_without_such_a_password_nobody_is_let_in_by_none(tmp_path: Path) -> Non
     made.load()
     assert made.log_in(b"default", b"") is None
     gone = made.log_in(b"a", b"")
-    assert gone is None and made.has(made.default)
+    assert gone is None and made.is_current(made.default)

@@ -11,30 +11,30 @@ from heapq import merge
 from operator import itemgetter
 from typing import Any
 
-from resp_server.commands.generic import BYTES_AT_ONCE_MAX, in_slices, in_steps, sent, size_of, sliced
+from resp_server.commands.generic import BYTES_AT_ONCE_MAX, batched, reply_chunks, reply_item, size_of, sliced
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import FirstOf, LongPair, Pairs, Reply, WithLong
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongText, whole
 
-Steps = Callable[[KeyspaceView], Iterator[Sequence[Any]]]
+Chunks = Callable[[KeyspaceView], Iterator[Sequence[Any]]]
 
 # What one command may hold of what it works on, by its bytes and what Python adds to each text (guess).
-HELD_BYTES_MAX = 256 << 20
+WORKING_BYTES_MAX = 256 << 20
 TEXT_OVERHEAD_BYTES = 100
 
 # What is held of several sets is held in so many parts, by hash: one table of a million takes 50 ms to grow, or to go.
-PARTS = 256
+PARTITIONS = 256
 
 # Items that are sorted at once: half a millisecond (guess).
-RUN_ITEMS = 1024
+SORTED_RUN_ITEMS = 1024
 
 
-def answered(
+def chunked_reply(
     context: CommandContext,
-    steps: Steps,
-    is_little: bool,
+    chunks: Chunks,
+    is_small: bool,
     shape: type = list,
     count: Callable[[KeyspaceView], int] | None = None,
 ) -> Reply:
@@ -42,19 +42,19 @@ def answered(
 
     count: how many items they make, for a view; with it they are sent as they are made, and long values in pieces.
     """
-    if is_little:
+    if is_small:
         items: list[Any] = []
         size = 0
-        for part in steps(context.view):
-            items += part
-            size += sum(map(_size_of, part))
+        for chunk in chunks(context.view):
+            items += chunk
+            size += sum(map(_size_of, chunk))
             if size > BYTES_AT_ONCE_MAX:
                 break
         else:
-            return _joined(list(map(_whole, items)), shape)
+            return _shaped(list(map(_whole, items)), shape)
     if count is None:
-        return sliced(context, lambda view: _paced(steps(view), shape), shape)
-    return sliced(context, lambda view: _paced_with_long(steps(view), shape), shape, count)
+        return sliced(context, lambda view: _rendered(chunks(view), shape), shape)
+    return sliced(context, lambda view: _rendered_with_long_texts(chunks(view), shape), shape, count)
 
 
 def _size_of(item: Any) -> int:
@@ -63,7 +63,7 @@ def _size_of(item: Any) -> int:
     return sum(map(_size_of, item)) if isinstance(item, tuple | list) else 0
 
 
-def _joined(items: list[Any], shape: type) -> Reply:
+def _shaped(items: list[Any], shape: type) -> Reply:
     if shape is int:
         return sum(items)
     if shape is FirstOf:
@@ -78,26 +78,26 @@ def _whole(item: Any) -> Any:
     return tuple(map(_whole, item)) if type(item) is tuple else item
 
 
-def _paced(steps: Iterator[Sequence[Any]], shape: type) -> Iterator[Sequence[Reply]]:
-    for part in steps:
-        items = map(_whole, part)
+def _rendered(chunks: Iterator[Sequence[Any]], shape: type) -> Iterator[Sequence[Reply]]:
+    for chunk in chunks:
+        items = map(_whole, chunk)
         yield Pairs(items) if shape is Pairs else list(items)
 
 
-def _paced_with_long(steps: Iterator[Sequence[Any]], shape: type) -> Iterator[Sequence[Reply]]:
+def _rendered_with_long_texts(chunks: Iterator[Sequence[Any]], shape: type) -> Iterator[Sequence[Reply]]:
     """Have long values be sent piece by piece."""
-    for part in steps:
+    for chunk in chunks:
         if shape is not Pairs:
-            yield from in_steps(iter(part))
-        elif any(type(text) is LongText for pair in part for text in pair):
-            yield WithLong(LongPair(map(sent, pair)) for pair in part)
+            yield from reply_chunks(iter(chunk))
+        elif any(type(text) is LongText for pair in chunk for text in pair):
+            yield WithLong(LongPair(map(reply_item, pair)) for pair in chunk)
         else:
-            yield Pairs(part)
-        if not part:
+            yield Pairs(chunk)
+        if not chunk:
             yield []
 
 
-class Held:
+class WorkingMemory:
     """Counts what a command holds, and refuses what is too much."""
 
     def __init__(self) -> None:
@@ -106,33 +106,39 @@ class Held:
     def add(self, texts: Iterable[bytes]) -> None:
         """Count texts; PlainError once they are too many."""
         self._bytes += sum(len(each) + TEXT_OVERHEAD_BYTES for each in texts)
-        if self._bytes > HELD_BYTES_MAX:
-            raise PlainError(f"the command would have to hold more than {HELD_BYTES_MAX} bytes; ask for smaller keys")
+        if self._bytes > WORKING_BYTES_MAX:
+            raise PlainError(
+                f"the command would have to hold more than {WORKING_BYTES_MAX} bytes; ask for smaller keys"
+            )
 
 
-def in_order(
-    parts: Iterable[Sequence[tuple[Any, ...]]], start: int, stop: int, is_reversed: bool = False, is_whole: bool = True
+def sorted_chunks(
+    chunks: Iterable[Sequence[tuple[Any, ...]]],
+    start: int,
+    stop: int,
+    is_reversed: bool = False,
+    by_full_tuple: bool = True,
 ) -> Iterator[list[tuple[Any, ...]]]:
     """Sort tuples in steps and return those from `start` to before `stop`; empty lists are steps that only worked.
 
     By the whole tuple, or by its first part alone; then what is equal stays in its order, also if it is reversed.
     """
-    by = None if is_whole else itemgetter(0)
+    by = None if by_full_tuple else itemgetter(0)
     runs: list[list[tuple[Any, ...]]] = []
     run: list[tuple[Any, ...]] = []
-    for part in parts:
-        run += part
-        if len(run) >= RUN_ITEMS:
+    for chunk in chunks:
+        run += chunk
+        if len(run) >= SORTED_RUN_ITEMS:
             runs.append(sorted(run, key=by, reverse=is_reversed))
             run = []
         yield []
     runs.append(sorted(run, key=by, reverse=is_reversed))
-    at = 0
-    merged = in_slices(merge(*runs, key=by, reverse=is_reversed))
-    for some in merged:
-        yield some[max(0, start - at) : max(0, stop - at)]
-        at += len(some)
-        if at >= stop:
+    position = 0
+    merged = batched(merge(*runs, key=by, reverse=is_reversed))
+    for batch in merged:
+        yield batch[max(0, start - position) : max(0, stop - position)]
+        position += len(batch)
+        if position >= stop:
             break
     del merged
     while runs:  # a million tuples take some time to go

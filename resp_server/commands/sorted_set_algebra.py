@@ -8,9 +8,9 @@ from math import isnan
 from typing import NamedTuple
 
 from resp_server.command_table.declaration import OneOrMore, command, integer
-from resp_server.commands.generic import SLICE_ENTRIES, in_slices
-from resp_server.commands.set import STEP_LOOKUPS, limit_of
-from resp_server.commands.steps import PARTS, Held, answered, in_order
+from resp_server.commands.chunked_reply import PARTITIONS, WorkingMemory, chunked_reply, sorted_chunks
+from resp_server.commands.generic import SLICE_ENTRIES, batched
+from resp_server.commands.set import CHUNK_LOOKUPS, limit_of
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.doubles import exact_double
 from resp_server.protocol.errors import PlainError, WrongTypeError, syntax_error
@@ -37,12 +37,12 @@ def _max(one: float, other: float) -> float:
 AGGREGATES: dict[bytes, Callable[[float, float], float]] = {b"SUM": _sum, b"MIN": _min, b"MAX": _max}
 
 
-class Source(NamedTuple):
+class WeightedSet(NamedTuple):
     """A sorted set, a set (is_plain), or a missing key (of size 0), and what its scores are multiplied by."""
 
     key: bytes
     size: int
-    is_plain: bool
+    is_plain_set: bool
     weight: float
 
     def members(self, view: KeyspaceView) -> Iterator[list[tuple[bytes, float]]]:
@@ -50,27 +50,27 @@ class Source(NamedTuple):
         if not self.size:
             return
         snapshot = view.at(self.key)
-        if self.is_plain:
-            for some in in_slices(snapshot.members(self.key), STEP_LOOKUPS):
-                yield [(member, 1.0) for member in some]
+        if self.is_plain_set:
+            for batch in batched(snapshot.members(self.key), CHUNK_LOOKUPS):
+                yield [(member, 1.0) for member in batch]
         else:
-            yield from in_slices(snapshot.sorted_members(self.key, 0, self.size), STEP_LOOKUPS)
+            yield from batched(snapshot.sorted_members(self.key, 0, self.size), CHUNK_LOOKUPS)
 
     def scores(self, view: KeyspaceView, members: Sequence[bytes]) -> list[float | None]:
         """Return the scores of some members; None for one that it has not."""
         snapshot = view.at(self.key)
-        if self.is_plain:
+        if self.is_plain_set:
             return [1.0 if is_in else None for is_in in snapshot.are_members(self.key, members)]
         return snapshot.scores(self.key, members)
 
-    def weighed(self, score: float) -> float:
+    def weighted_score(self, score: float) -> float:
         """Return a member's score as it counts."""
         score *= self.weight
         return 0.0 if isnan(score) else score
 
 
 @dataclass
-class Asked:
+class AlgebraQuery:
     """What stands behind the keys."""
 
     keys: Sequence[bytes]
@@ -78,15 +78,15 @@ class Asked:
     aggregate: Callable[[float, float], float] = _sum
     has_scores: bool = False
 
-    def parse(self, words: Sequence[bytes], *, is_weighed: bool) -> None:
+    def parse(self, words: Sequence[bytes], *, takes_weights: bool) -> None:
         """Read the options in Redis' order of checks."""
         at = 0
         while at < len(words):
-            option, left = words[at].upper(), len(words) - at
-            if option == b"WEIGHTS" and is_weighed and left > len(self.keys):
+            option, remaining = words[at].upper(), len(words) - at
+            if option == b"WEIGHTS" and takes_weights and remaining > len(self.keys):
                 self.weights = list(map(_weight, words[at + 1 : at + 1 + len(self.keys)]))
                 at += len(self.keys)
-            elif option == b"AGGREGATE" and is_weighed and left >= 2:
+            elif option == b"AGGREGATE" and takes_weights and remaining >= 2:
                 at += 1
                 if words[at].upper() not in AGGREGATES:
                     raise syntax_error()
@@ -123,126 +123,128 @@ def _kind(view: KeyspaceView, key: bytes) -> Kind | None:
     return None if entry is None else entry.kind
 
 
-def _source(view: KeyspaceView, key: bytes, weight: float) -> Source:
+def _operand(view: KeyspaceView, key: bytes, weight: float) -> WeightedSet:
     kind = _kind(view, key)
     snapshot = view.at(key)
     if kind is None:
-        return Source(key, 0, False, weight)
+        return WeightedSet(key, 0, False, weight)
     size = snapshot.set_size(key) if kind is Kind.SET else snapshot.sorted_size(key)
-    return Source(key, size, kind is Kind.SET, weight)
+    return WeightedSet(key, size, kind is Kind.SET, weight)
 
 
-Join = Callable[[KeyspaceView, Sequence[Source], Asked], Iterator[Sequence[Scored]]]
+Combine = Callable[[KeyspaceView, Sequence[WeightedSet], AlgebraQuery], Iterator[Sequence[Scored]]]
 
 
 @command("zunion")
 def zunion(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the union of multiple sorted sets."""
-    return _joined(context, "zunion", number, words, _union)
+    return _combined(context, "zunion", number, words, _union)
 
 
 @command("zinter")
 def zinter(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the intersect of multiple sorted sets."""
-    return _joined(context, "zinter", number, words, _common)
+    return _combined(context, "zinter", number, words, _intersection)
 
 
 @command("zdiff")
 def zdiff(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the difference between multiple sorted sets."""
-    return _joined(context, "zdiff", number, words, _difference)
+    return _combined(context, "zdiff", number, words, _difference)
 
 
-def _joined(context: CommandContext, name: str, number: bytes, words: Sequence[bytes], join: Join) -> Reply:
+def _combined(context: CommandContext, name: str, number: bytes, words: Sequence[bytes], combine: Combine) -> Reply:
     """Answer what several sets make together, by score."""
-    asked = Asked(*_keys(name, number, words)[:1])
-    is_little = _look(context, asked.keys)
-    asked.parse(words[len(asked.keys) :], is_weighed=join is not _difference)
+    query = AlgebraQuery(*_keys(name, number, words)[:1])
+    is_small = _are_small(context, query.keys)
+    query.parse(words[len(query.keys) :], takes_weights=combine is not _difference)
 
-    def steps(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
-        sources: list[Source] = []
-        for some in in_slices(zip(asked.keys, asked.weights or [1.0] * len(asked.keys), strict=True)):
-            sources += [_source(view, key, weight) for key, weight in some]
+    def chunks(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
+        operands: list[WeightedSet] = []
+        for batch in batched(zip(query.keys, query.weights or [1.0] * len(query.keys), strict=True)):
+            operands += [_operand(view, key, weight) for key, weight in batch]
             yield []
-        for some in in_order(join(view, sources, asked), 0, sum(source.size for source in sources)):
-            yield [(member, score) if asked.has_scores else member for score, member in some]
+        for batch in sorted_chunks(combine(view, operands, query), 0, sum(operand.size for operand in operands)):
+            yield [(member, score) if query.has_scores else member for score, member in batch]
 
-    return answered(context, steps, is_little, Pairs if asked.has_scores else list)
+    return chunked_reply(context, chunks, is_small, Pairs if query.has_scores else list)
 
 
-def _look(context: CommandContext, keys: Sequence[bytes]) -> bool:
+def _are_small(context: CommandContext, keys: Sequence[bytes]) -> bool:
     """Tell whether sets are small, all together. A key of another kind is said before a wrong option."""
     if len(keys) > SLICE_ENTRIES:
         return False
-    sources = [_source(context.view, key, 1.0) for key in keys]
-    return sum(context.counted(source.size or None) or 0 for source in sources) <= SLICE_ENTRIES
+    operands = [_operand(context.view, key, 1.0) for key in keys]
+    return sum(context.counted(operand.size or None) or 0 for operand in operands) <= SLICE_ENTRIES
 
 
 @command("zintercard")
 def zintercard(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
     """Returns the number of members of the intersect of multiple sorted sets."""
     keys, rest = _keys("zintercard", number, words)
-    is_little = _look(context, keys)
+    is_small = _are_small(context, keys)
     limit = limit_of(rest)
 
-    def steps(view: KeyspaceView) -> Iterator[Sequence[int]]:
+    def chunks(view: KeyspaceView) -> Iterator[Sequence[int]]:
         found = 0
-        for some in _common(view, [_source(view, key, 1.0) for key in keys], Asked(keys)):
-            yield [min(len(some), limit - found) if limit else len(some)]
-            found += len(some)
+        for batch in _intersection(view, [_operand(view, key, 1.0) for key in keys], AlgebraQuery(keys)):
+            yield [min(len(batch), limit - found) if limit else len(batch)]
+            found += len(batch)
             if 0 < limit <= found:
                 return
 
-    return answered(context, steps, is_little, int)
+    return chunked_reply(context, chunks, is_small, int)
 
 
-def _union(view: KeyspaceView, sources: Sequence[Source], asked: Asked) -> Iterator[Sequence[Scored]]:
+def _union(view: KeyspaceView, operands: Sequence[WeightedSet], query: AlgebraQuery) -> Iterator[Sequence[Scored]]:
     """Add up scores, smaller sets first, as Redis does: sums of doubles depend on the order."""
-    parts: list[dict[bytes, float]] = [{} for _ in range(PARTS)]
-    held = Held()
-    for source in sorted(sources, key=lambda each: each.size):
-        for some in source.members(view):
+    partitions: list[dict[bytes, float]] = [{} for _ in range(PARTITIONS)]
+    memory = WorkingMemory()
+    for operand in sorted(operands, key=lambda each: each.size):
+        for batch in operand.members(view):
             new = []
-            for member, score in some:
-                part, weighed = parts[hash(member) % PARTS], source.weighed(score)
-                before = part.get(member)
-                part[member] = weighed if before is None else asked.aggregate(before, weighed)
-                if before is None:
+            for member, score in batch:
+                partition, weighted_score = partitions[hash(member) % PARTITIONS], operand.weighted_score(score)
+                previous = partition.get(member)
+                partition[member] = weighted_score if previous is None else query.aggregate(previous, weighted_score)
+                if previous is None:
                     new.append(member)
-            held.add(new)
+            memory.add(new)
             yield []
-    while parts:
-        for pairs in in_slices(parts.pop().items()):
+    while partitions:
+        for pairs in batched(partitions.pop().items()):
             yield [(score, member) for member, score in pairs]
 
 
-def _common(view: KeyspaceView, sources: Sequence[Source], asked: Asked) -> Iterator[Sequence[Scored]]:
+def _intersection(
+    view: KeyspaceView, operands: Sequence[WeightedSet], query: AlgebraQuery
+) -> Iterator[Sequence[Scored]]:
     """Look which members of the smallest set are in all others, smaller ones first."""
-    first, *others = sorted(sources, key=lambda each: each.size)
-    held = Held()
-    for some in first.members(view):
-        left = [(member, first.weighed(score)) for member, score in some]
+    first, *others = sorted(operands, key=lambda each: each.size)
+    memory = WorkingMemory()
+    for batch in first.members(view):
+        remaining = [(member, first.weighted_score(score)) for member, score in batch]
         for other in others:
-            found = other.scores(view, [member for member, _ in left])
-            left = [
-                (member, asked.aggregate(score, more * other.weight))
-                for (member, score), more in zip(left, found, strict=True)
-                if more is not None
+            found = other.scores(view, [member for member, _ in remaining])
+            remaining = [
+                (member, query.aggregate(score, other_score * other.weight))
+                for (member, score), other_score in zip(remaining, found, strict=True)
+                if other_score is not None
             ]
             yield []
-        held.add(member for member, _ in left)
-        yield [(score, member) for member, score in left]
+        memory.add(member for member, _ in remaining)
+        yield [(score, member) for member, score in remaining]
 
 
-def _difference(view: KeyspaceView, sources: Sequence[Source], asked: Asked) -> Iterator[Sequence[Scored]]:
+def _difference(view: KeyspaceView, operands: Sequence[WeightedSet], query: AlgebraQuery) -> Iterator[Sequence[Scored]]:
     """Look which members of the first set are in none of the others."""
-    first, *others = sources
-    held = Held()
-    for left in first.members(view):
+    first, *others = operands
+    memory = WorkingMemory()
+    for remaining in first.members(view):
         for other in others:
             if other.size:
-                found = other.scores(view, [member for member, _ in left])
-                left = [pair for pair, score in zip(left, found, strict=True) if score is None]
+                found = other.scores(view, [member for member, _ in remaining])
+                remaining = [pair for pair, score in zip(remaining, found, strict=True) if score is None]
             yield []
-        held.add(member for member, _ in left)
-        yield [(score, member) for member, score in left]
+        memory.add(member for member, _ in remaining)
+        yield [(score, member) for member, score in remaining]
