@@ -1,4 +1,8 @@
-"""The commands: one file per group, one function per command, and the table that joins them with Redis' own."""
+"""The commands: one module per Redis group, one function per command, and the table that is built from them.
+
+A function reads the keyspace and returns plain Python values. What a command is (arity, flags, key positions) is in
+`command_table`; how a reply becomes bytes is in `protocol`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""ACL: users and what they may do. What they may do is no data, so it may change here; it is kept in memory, and in the
-ACL file when ACL SAVE is asked for. A change holds for all connections, of all processes that serve the port, at once.
+"""ACL: users and their permissions.
+
+The server is read-only for data, but users may be changed here. They are in memory; ACL SAVE writes them to the ACL
+file. A change applies at once to all connections of all processes that serve the port.
 """
 
 from __future__ import annotations
@@ -161,13 +163,13 @@ def acl_log(context: CommandContext, argument: bytes | None = None) -> Reply:
 
 @question("denials")
 def denials(server: ServerContext, nothing: None) -> Sequence[dict[str, Any]]:
-    """Return the entries of ACL LOG of this process."""
+    """Return this process's entries of ACL LOG."""
     return server.users.denials.to_json()
 
 
 @question("reset denials")
 def reset_denials(server: ServerContext, nothing: None) -> None:
-    """Forget the entries of ACL LOG of this process."""
+    """Clear this process's entries of ACL LOG."""
     server.users.denials.reset()
 
 

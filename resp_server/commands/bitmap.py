@@ -1,4 +1,4 @@
-"""Strings as bitmaps. Bits are counted from the first byte's highest one."""
+"""Bitmap commands on value states. Bit 0 is the highest bit of the first byte."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import Text
 
-# A string of Redis has at most 512 MiB, and no offset may be behind that.
+# A Redis string has at most 512 MiB; no bit offset may lie beyond that.
 OFFSET_MAX = (512 << 23) - 1
 
 BITFIELD_TYPE = re.compile(rb"([iu])(0|[1-9][0-9]?)")
 
 
 def chunks_of(text: Text, start: int, stop: int) -> Iterator[bytes]:
-    """Iterate over the bytes `start` to before `stop` of a value, both within it."""
+    """Iterate over the bytes `start` up to `stop` (exclusive) of a value; both are within it."""
     return iter((text[start:stop],)) if isinstance(text, bytes) else text.parts(start, stop)
 
 
 def bit_offset(word: bytes, bits: int = 0) -> int:
-    """Read a bit offset; with `bits`, `#n` is the n-th number of so many."""
+    """Parse a bit offset. With `bits`, `#n` is the offset of the n-th integer of that width."""
     is_nth = bits > 0 and word[:1] == b"#"
     try:
         number = integer(word[is_nth:])
@@ -50,9 +50,9 @@ def getbit(context: CommandContext, key: bytes, position: Annotated[int, bit_off
 
 
 class BitRange(NamedTuple):
-    """What BITCOUNT and BITPOS are asked to look at: from one position to another, that one included.
+    """The range of BITCOUNT and BITPOS: positions `start` to `stop`, both inclusive; negative ones count from the end.
 
-    stop: None for the end of the string, from which negative positions count. is_bits: they are of bits, not of bytes.
+    stop: None for the end of the string. counts_bits: positions are bits, else bytes.
     """
 
     start: int = 0
@@ -60,7 +60,7 @@ class BitRange(NamedTuple):
     counts_bits: bool = False
 
     def to_bits(self, size: int) -> tuple[int, int]:
-        """Return the first bit of a string of so many bytes, and the one behind the last; the same if there is none."""
+        """Return the range in bits, first to end (exclusive), for a string of `size` bytes; (0, 0) if it is empty."""
         total = 8 * size if self.counts_bits else size
         stop = total - 1 if self.stop is None else self.stop
         first = max(0, self.start + total) if self.start < 0 else self.start
@@ -71,7 +71,7 @@ class BitRange(NamedTuple):
 
 
 def _is_bit_unit(words: Sequence[bytes]) -> bool:
-    """Read `[BYTE|BIT]`."""
+    """Parse `[BYTE|BIT]`; True for BIT."""
     if not words:
         return False
     if words[0].upper() not in (b"BIT", b"BYTE"):
@@ -80,7 +80,7 @@ def _is_bit_unit(words: Sequence[bytes]) -> bool:
 
 
 def _masked_chunks(text: Text, first: int, end: int, fill: int) -> Iterator[bytes]:
-    """Iterate over the bytes that hold some bits; what else is in the first and the last one reads as `fill`."""
+    """Iterate over the bytes that contain bits `first` to `end`; other bits of the first and last byte are `fill`."""
     remaining = -(-end // 8) - first // 8
     is_first = True
     for chunk in chunks_of(text, first // 8, -(-end // 8)):
@@ -107,7 +107,7 @@ def bitcount(context: CommandContext, key: bytes, *words: bytes) -> Reply:
         bits = BitRange(integer(words[0]), integer(words[1]), _is_bit_unit(words[2:]))
     text = context.counted(context.at(key).text(key))
     if bits.stop is not None and bits.start < 0 and bits.stop < 0 and bits.start > bits.stop:
-        return 0  # as Redis, before it looks how long the string is
+        return 0  # as in Redis, before the length of the string is known
     return _result_of_chunks(context, text, key, lambda text: _bit_counts(text, bits), int)
 
 
@@ -124,7 +124,7 @@ def _result_of_chunks(
     results_of: Callable[[Text | None], Iterator[Sequence[Reply]]],
     shape: type,
 ) -> Reply:
-    """Answer by what is found in a value's pieces: of a very long one in steps."""
+    """Return the sum (shape int) or the first (FirstOf) of a value's results; a very long value is read in steps."""
     if size_of(text) > BYTES_AT_ONCE_MAX:
         return sliced(context, lambda view: results_of(view.at(key).text(key)), shape)
     found = [each for part in results_of(text) for each in part]
@@ -147,7 +147,7 @@ def bitpos(context: CommandContext, key: bytes, bit: int, *words: bytes) -> Repl
 
 
 def _first_bit(text: Text | None, bit: int, bits: BitRange) -> Iterator[Sequence[Reply]]:
-    """Find a bit. A string goes on with zeros for ever, so far as no end is given."""
+    """Find the first `bit`. Without an end position, zeros follow the string for ever."""
     if text is None:
         yield [-1 if bit else 0]
         return
@@ -165,14 +165,14 @@ def _first_bit(text: Text | None, bit: int, bits: BitRange) -> Iterator[Sequence
 
 
 class BitField(NamedTuple):
-    """What one GET of BITFIELD asks for."""
+    """One GET of BITFIELD: an integer of `bits` bits at a bit position."""
 
     position: int
     bits: int
     is_signed: bool
 
     def read(self, text: Text | None) -> int:
-        """Read it from a string, behind whose end are zeros."""
+        """Return the integer in a string; bits beyond its end are 0."""
         size = size_of(text)
         start, stop = self.position // 8, (self.position + self.bits + 7) // 8
         stored = b"" if text is None or start >= size else b"".join(chunks_of(text, start, min(stop, size)))
@@ -189,7 +189,7 @@ def _field_type(word: bytes) -> tuple[bool, int]:
 
 
 def _bit_fields(words: Sequence[bytes]) -> Iterator[list[BitField]]:
-    """Read the operations, a slice at a time; that one of them writes is said after all are read."""
+    """Parse the operations, in batches. A write among them is an error once all have been parsed, as in Redis."""
     fields: list[BitField] = []
     is_read_only = True
     position = 0
@@ -229,7 +229,7 @@ def bitfield_ro(context: CommandContext, key: bytes, *words: bytes) -> Reply:
 
 def _field_values(view: KeyspaceView, key: bytes, words: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
     for _ in _bit_fields(words):
-        yield []  # a wrong operation is said before a wrong kind
+        yield []  # a wrong operation is reported before a wrong type
     text = view.at(key).text(key)
     for fields in _bit_fields(words):
         yield [each.read(text) for each in fields]

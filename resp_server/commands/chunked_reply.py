@@ -1,7 +1,7 @@
-"""Replies that take work before they can be sent: in steps where there is much of it, with a bound on what is held.
+"""Replies whose items are computed in steps, so that one long command does not delay other clients.
 
-Steps are an iterator of parts, as a `Sliced` has them, but for values of any length, which may stand in them as they
-are. A part without items is a step that only worked.
+A command passes an iterator of chunks; a chunk is a list of reply items, made in one step of bounded time. An empty
+chunk is a step without a result yet. Unlike in a `Sliced`, an item may be a `LongText`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from state_backend.store.store import LongText, whole
 
 Chunks = Callable[[KeyspaceView], Iterator[Sequence[Any]]]
 
-# What one command may hold of what it works on, by its bytes and what Python adds to each text (guess).
+# Intermediate results of one command: their bytes, and what Python adds to each text (guess).
 WORKING_BYTES_MAX = 256 << 20
 TEXT_OVERHEAD_BYTES = 100
 
-# What is held of several sets is held in so many parts, by hash: one table of a million takes 50 ms to grow, or to go.
+# Hash tables of intermediate results are split into so many: one table of a million items takes 50 ms to grow or free.
 PARTITIONS = 256
 
-# Items that are sorted at once: half a millisecond (guess).
+# Items of one sorted run: half a millisecond (guess).
 SORTED_RUN_ITEMS = 1024
 
 
@@ -38,9 +38,9 @@ def chunked_reply(
     shape: type = list,
     count: Callable[[KeyspaceView], int] | None = None,
 ) -> Reply:
-    """Answer what steps make: at once where there is little of it, else one by one, from a view of their own.
+    """Return the reply of some chunks: at once if it is small, else in steps, from a pinned view.
 
-    count: how many items they make, for a view; with it they are sent as they are made, and long values in pieces.
+    count: returns the number of items for a view; with it items are sent as they are made, long values in pieces.
     """
     if is_small:
         items: list[Any] = []
@@ -72,7 +72,7 @@ def _shaped(items: list[Any], shape: type) -> Reply:
 
 
 def _whole(item: Any) -> Any:
-    """Return an item with its long values as they are sent at once."""
+    """Return an item with its long texts read."""
     if type(item) is LongText:
         return whole(item)
     return tuple(map(_whole, item)) if type(item) is tuple else item
@@ -85,7 +85,7 @@ def _rendered(chunks: Iterator[Sequence[Any]], shape: type) -> Iterator[Sequence
 
 
 def _rendered_with_long_texts(chunks: Iterator[Sequence[Any]], shape: type) -> Iterator[Sequence[Reply]]:
-    """Have long values be sent piece by piece."""
+    """Iterate over chunks in which long texts are sent in pieces."""
     for chunk in chunks:
         if shape is not Pairs:
             yield from reply_chunks(iter(chunk))
@@ -98,18 +98,16 @@ def _rendered_with_long_texts(chunks: Iterator[Sequence[Any]], shape: type) -> I
 
 
 class WorkingMemory:
-    """Counts what a command holds, and refuses what is too much."""
+    """Counts the bytes of a command's intermediate results, up to `WORKING_BYTES_MAX`."""
 
     def __init__(self) -> None:
         self._bytes = 0
 
     def add(self, texts: Iterable[bytes]) -> None:
-        """Count texts; PlainError once they are too many."""
+        """Count texts; PlainError above the limit."""
         self._bytes += sum(len(each) + TEXT_OVERHEAD_BYTES for each in texts)
         if self._bytes > WORKING_BYTES_MAX:
-            raise PlainError(
-                f"the command would have to hold more than {WORKING_BYTES_MAX} bytes; ask for smaller keys"
-            )
+            raise PlainError(f"the command's intermediate results exceed {WORKING_BYTES_MAX} bytes; use smaller keys")
 
 
 def sorted_chunks(
@@ -119,9 +117,9 @@ def sorted_chunks(
     is_reversed: bool = False,
     by_full_tuple: bool = True,
 ) -> Iterator[list[tuple[Any, ...]]]:
-    """Sort tuples in steps and return those from `start` to before `stop`; empty lists are steps that only worked.
+    """Sort tuples in steps; iterate over those from rank `start` up to `stop` (exclusive), with empty chunks between.
 
-    By the whole tuple, or by its first part alone; then what is equal stays in its order, also if it is reversed.
+    by_full_tuple: else tuples are sorted by their first item alone, and equal ones keep their order, also if reversed.
     """
     by = None if by_full_tuple else itemgetter(0)
     runs: list[list[tuple[Any, ...]]] = []
@@ -141,6 +139,6 @@ def sorted_chunks(
         if position >= stop:
             break
     del merged
-    while runs:  # a million tuples take some time to go
+    while runs:  # to free a million tuples at once would take too long
         runs.pop()
         yield []

@@ -1,4 +1,4 @@
-"""CLIENT: what is known of the connections."""
+"""CLIENT: connections, their names and properties. Client-side caching is in `tracking`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLIENT_TYPES = (b"normal", b"master", b"replica", b"slave", b"pubsub")
 
 
 def on_or_off(word: bytes) -> bool:
-    """Read ON or OFF."""
+    """Parse ON or OFF."""
     if word.upper() not in (b"ON", b"OFF"):
         raise syntax_error()
     return word.upper() == b"ON"
@@ -118,7 +118,7 @@ def client_list(context: CommandContext, *options: bytes) -> Reply:
 
 @question("client lines")
 def client_lines(server: ServerContext, filters: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Return (id, line of CLIENT LIST) of clients here, by their ids (None: all) and their kind (empty: any)."""
+    """Return (id, line of CLIENT LIST) of this process's clients, by ids (None: all) and kind (empty: any)."""
     sessions, ids, kind = server.sessions, filters["ids"], filters["kind"]
     chosen = sessions.values() if ids is None else [sessions[each] for each in ids if each in sessions]
     now_ms = server.clock()
@@ -126,7 +126,7 @@ def client_lines(server: ServerContext, filters: Mapping[str, Any]) -> list[tupl
 
 
 def kind_of(session: Session) -> str:
-    """Return a client's kind, in the words of CLIENT LIST TYPE."""
+    """Return a client's kind as CLIENT LIST TYPE names it."""
     return "normal" if session.subscriptions is None else "pubsub"
 
 
@@ -144,7 +144,7 @@ def _session_id(word: bytes) -> int:
 
 
 def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
-    """Return a connection in the words of CLIENT LIST. What does not exist here (Redis' own buffers) is 0."""
+    """Return a connection's line of CLIENT LIST. Fields about Redis' own buffers are 0."""
     transaction = session.transaction
     queued, queued_bytes = (-1, 0) if transaction is None else (len(transaction.requests), transaction.size_bytes)
     subscribed = session.subscriptions or Subscriptions()
@@ -171,13 +171,13 @@ def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
 def client_kill(context: CommandContext, *words: OneOrMore) -> Reply:
     """Terminates open connections."""
     is_old_form = len(words) == 1
-    # With the old form, clients may kill themselves.
+    # With the old form, a client may kill itself.
     filters = {"skipme": False, "addr": typed(words[0])} if is_old_form else _kill_options(context.server, words)
 
     def merge(responses: Sequence[list[int]]) -> Reply:
         killed = [each for response in responses for each in response]
         if context.session.id in killed:
-            context.session.close()  # it still gets the reply
+            context.session.close()  # the caller still gets the reply
         if not is_old_form:
             return len(killed)
         if not killed:
@@ -188,7 +188,7 @@ def client_kill(context: CommandContext, *words: OneOrMore) -> Reply:
 
 
 def _kill_options(server: ServerContext, words: Sequence[bytes]) -> dict[str, Any]:
-    """Read filters; all have to apply. Of a filter that is given twice the last one counts."""
+    """Parse the filters, which a client has to pass all. The last one counts of a filter that is given twice."""
     filters: dict[str, Any] = {"skipme": True}
     for option, word in zip_longest(words[::2], words[1::2]):
         name = option.decode("latin-1").lower()
@@ -239,7 +239,7 @@ KILL_FILTERS: Mapping[str, Callable[[bytes], Any]] = {
 
 @question("kill clients")
 def kill_clients(server: ServerContext, filters: Mapping[str, Any]) -> list[int]:
-    """Cut the connections that all filters apply to, and return their ids; the caller's own is not cut."""
+    """Close the connections that pass all filters, and return their ids; the caller's own is listed but not closed."""
     now_ms = server.clock()
     killed = [each.id for each in server.sessions.values() if _passes_filters(each, filters, now_ms)]
     for session_id in killed:
@@ -280,7 +280,7 @@ def client_pause(context: CommandContext, timeout: bytes, mode: bytes = b"ALL") 
 
 @question("pause clients")
 def pause_clients(server: ServerContext, until_ms: int) -> None:
-    """Answer nobody at this process until a time."""
+    """Pause all clients of this process until a time."""
     server.pause(until_ms)
 
 
@@ -292,7 +292,7 @@ def client_unpause(context: CommandContext) -> Reply:
 
 @question("unpause clients")
 def unpause_clients(server: ServerContext, nothing: None) -> None:
-    """Answer all at this process again."""
+    """Resume all clients of this process."""
     server.unpause()
 
 
@@ -301,7 +301,7 @@ def client_unblock(context: CommandContext, client: bytes, reason: bytes = b"TIM
     """Unblocks a client blocked by a blocking command from a different connection."""
     if reason.upper() not in (b"TIMEOUT", b"ERROR"):
         raise PlainError("CLIENT UNBLOCK reason should be TIMEOUT or ERROR")
-    integer(client)  # looked at behind the reason
+    integer(client)  # checked after the reason, as in Redis
     return 0  # no command blocks
 
 

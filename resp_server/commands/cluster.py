@@ -1,4 +1,4 @@
-"""CLUSTER, and what a cluster's node is asked on the way: reads alone. A server that is in no cluster says so."""
+"""CLUSTER, ASKING, READONLY and READWRITE. A server outside a cluster replies that cluster support is disabled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _node_view(context: CommandContext) -> NodeView:
-    """Return what this server is in its cluster; PlainError if it is in none. Comes before any look at arguments."""
+    """Return this node's view of the cluster; PlainError outside a cluster. Checked before any argument, as in Redis."""
     if context.server.cluster is None:
         raise cluster_disabled()
     return context.server.cluster
@@ -29,7 +29,7 @@ def _node_view(context: CommandContext) -> NodeView:
 @command("asking")
 def asking(context: CommandContext) -> Reply:
     """Signals that a cluster client is following an -ASK redirect."""
-    _node_view(context)  # No slot is ever on its way from one node to another: there is nothing to allow.
+    _node_view(context)  # No slot is ever migrating between nodes, so there is nothing to allow.
     return OK
 
 
@@ -150,7 +150,7 @@ def cluster_getkeysinslot(context: CommandContext, slot: bytes, count: bytes) ->
 
 
 def _keys_in(visibility: Visibility, slot: int) -> Iterator[Sequence[bytes]]:
-    """Iterate over the keys of a slot, in steps of bounded time: none of a slot that this server does not show."""
+    """Iterate over the keys of a slot, in steps of bounded time; there are none in a slot that this server lacks."""
     cursor = slot << HASH_BITS
     while True:
         cursor, keys = visibility.scan(cursor, SLICE_ENTRIES)

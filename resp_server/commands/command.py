@@ -1,4 +1,4 @@
-"""COMMAND: the table about itself, in the shapes that Redis sends."""
+"""COMMAND: the command table, in the shapes that Redis sends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resp_server.protocol.errors import PlainError, ReplyError, syntax_error
 from resp_server.protocol.glob import matcher
 from resp_server.protocol.replies import Frames, Reply, ReplySet, Sliced, encode
 
-# RESP2 clients read some of these maps by position, so the order counts: Redis' own.
+# RESP2 clients read some of these maps by position, so fields are in Redis' order.
 SPEC_ORDER = ("index", "keyword", "startfrom", "lastkey", "keystep", "limit")
 KEY_SPEC_ORDER = ("notes", "flags", "begin_search", "find_keys")
 KEYNUM_ORDER = ("keynumidx", "firstkey", "keystep")
@@ -30,14 +30,14 @@ def command_(context: CommandContext) -> Reply:
 
 
 def _rows(context: CommandContext, commands: Sequence[Command | None]) -> Sliced:
-    """Return commands' rows, nil for one that there is not, in steps: one takes up to half a millisecond."""
+    """Return the commands' rows in steps, nil for None; one row takes up to half a millisecond."""
     row = _cached(context, info_row)
     rows = ([None if each is None else row(each)] for each in commands)
     return Sliced(rows, lambda: None, count=len(commands))
 
 
 def _cached(context: CommandContext, render: Callable[[Command], Reply]) -> Callable[[Command], Frames]:
-    """Return what makes a row, and keeps it as it is sent: every client of some kinds asks for all when it begins."""
+    """Return a function that renders a row and caches its bytes: many clients request all rows when they connect."""
     rows, protocol = context.server.table.rows, context.session.protocol
 
     def row(command: Command) -> Frames:
@@ -132,7 +132,7 @@ def command_help(context: CommandContext) -> Reply:
 
 
 def info_row(command: Command) -> Reply:
-    """Return a command as COMMAND has it: ten fields by position."""
+    """Return a command's row of COMMAND INFO: ten fields by position."""
     facts = command.facts
     return [
         command.name.encode(),
@@ -144,7 +144,7 @@ def info_row(command: Command) -> Reply:
         ReplySet(facts.acl_categories),
         ReplySet(tip.encode() for tip in facts.tips),
         ReplySet(_key_spec(each) for each in facts.key_specs),
-        # Redis' own inconsistency: an array if there are any, an empty set if there are none.
+        # As in Redis: an array if there are subcommands, an empty set if there are none.
         [info_row(each) for each in command.subcommands.values()] or ReplySet(),
     ]
 
@@ -167,14 +167,14 @@ def _search(search: Mapping[str, Any]) -> Reply:
 
 
 def _ordered(row: Mapping[str, Any], order: Sequence[str]) -> dict[bytes, Reply]:
-    """Return what a row has of the names, in their order; texts as bulk strings."""
+    """Return those fields of a row that are in `order`, in this order; texts as bulk strings."""
     return {
         name.encode(): row[name].encode() if isinstance(row[name], str) else row[name] for name in order if name in row
     }
 
 
 def docs_row(command: Command) -> Reply:
-    """Return a command as COMMAND DOCS has it."""
+    """Return a command's row of COMMAND DOCS."""
     facts = command.facts
     row: dict[bytes, Reply] = _texts(facts, "summary", "since", "group", "complexity")
     if facts.doc_flags:

@@ -1,7 +1,7 @@
-"""CONFIG: the settings in Redis' names, and those of them that may change while the server runs.
+"""CONFIG: settings by Redis' names, and those of them that may change while the server runs.
 
-A setting that may change is a field of `ServerConfig`, which every process of the server replaces at once
-(`ServerContext.configure`); whoever acts on it looks at `ServerContext.config` each time.
+A modifiable setting is a field of `ServerConfig`. CONFIG SET replaces the `ServerConfig` of every process
+(`ServerContext.configure`); code reads it from `ServerContext.config` each time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GLOB_MARKS = frozenset(b"*?[")
 INT32_MAX = 2**31 - 1
 CLIENTS_MAX = 2**32 - 1
 MIB = 1 << 20
-# What may wait to be sent to a client, may be asked at once, and may be one word of it, whatever is set.
+# Upper bounds of what CONFIG SET accepts for a client's output buffer, query buffer and one bulk string.
 OUTPUT_BYTES_MAX = QUERY_BUFFER_BYTES_MAX = 1 << 30
 BULK_BYTES_MAX = 512 << 20
 UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1 << 10, "m": 10**6, "mb": 1 << 20, "g": 10**9, "gb": 1 << 30}
@@ -33,15 +33,15 @@ Parse = Callable[[bytes], Any]
 
 
 class SettingError(ValueError):
-    """A value that a setting cannot have; the text is Redis'."""
+    """An invalid value of a setting; the text is Redis'."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: how CONFIG GET shows it, and how CONFIG SET reads what a field of ServerConfig becomes, or several.
+    """One setting: how CONFIG GET renders it, and how CONFIG SET parses it into a field of ServerConfig, or several.
 
-    Without a field it stays what it is. `is_variable`: Redis can change it, so that to set what it is already is no
-    error; others are refused whatever they are set to.
+    A setting without a field cannot change. is_modifiable: Redis can change it, so CONFIG SET accepts its present
+    value; any value of an immutable setting is refused.
     """
 
     render: Render
@@ -51,22 +51,22 @@ class Setting:
 
 
 def immutable(field: str) -> Setting:
-    """Declare a setting of the start that is shown as it is."""
+    """Declare a setting that is fixed when the server starts."""
     return Setting(lambda server: _text(getattr(server.config, field)))
 
 
 def constant(value: str) -> Setting:
-    """Declare a setting of Redis that can be nothing else here."""
+    """Declare a setting of Redis that has only one possible value here."""
     return Setting(lambda server: value, is_modifiable=True)
 
 
 def modifiable(field: str, parse: Parse, render: Callable[[Any], str] | None = None) -> Setting:
-    """Declare a setting that may change while the server runs. show: its text, if that is not plain."""
+    """Declare a setting that may change while the server runs. render: makes its text; None: the plain value."""
     return Setting(lambda server: (render or _text)(getattr(server.config, field)), field, parse, True)
 
 
 def integer_between(minimum: int, maximum: int) -> Parse:
-    """Return a reader of whole numbers."""
+    """Return a parser of integers."""
 
     def parse(word: bytes) -> int:
         try:
@@ -79,7 +79,7 @@ def integer_between(minimum: int, maximum: int) -> Parse:
 
 
 def memory_size(minimum: int, maximum: int) -> Parse:
-    """Return a reader of numbers of bytes, such as `64mb`."""
+    """Return a parser of sizes in bytes, such as `64mb`."""
 
     def parse(word: bytes) -> int:
         text = word.decode("latin-1").lower()
@@ -93,7 +93,7 @@ def memory_size(minimum: int, maximum: int) -> Parse:
 
 
 def yes_or_no(word: bytes) -> bool:
-    """Read a switch."""
+    """Parse `yes` or `no`."""
     if word.lower() not in (b"yes", b"no"):
         raise SettingError("argument must be 'yes' or 'no'")
     return word.lower() == b"yes"
@@ -115,7 +115,7 @@ def _port(server: ServerContext) -> str:
     return str(server.port if server.port != server.tls_port else 0)
 
 
-# The limits of each class of clients: hard, soft, and seconds.
+# The fields of each client class: hard limit, soft limit, soft seconds.
 OUTPUT_LIMITS = {
     "normal": ("output_bytes_max", "output_soft_bytes", "output_soft_seconds"),
     "pubsub": ("subscriber_output_bytes_max", "subscriber_output_soft_bytes", "subscriber_output_soft_seconds"),
@@ -130,7 +130,7 @@ def _output_limits(server: ServerContext) -> str:
 
 
 def output_limits(word: bytes) -> Mapping[str, int]:
-    """Read `normal 1gb 0 0 pubsub 32mb 8mb 60`, or one of the two; nothing may wait without a hard limit."""
+    """Parse `normal 1gb 0 0 pubsub 32mb 8mb 60`, or one of the two classes; a hard limit of 0 is refused."""
     words = word.decode("latin-1").split()
     if not words or len(words) % 4:
         raise SettingError("Wrong number of arguments in buffer limit configuration.")
@@ -149,7 +149,7 @@ def output_limits(word: bytes) -> Mapping[str, int]:
 
 
 def event_classes(word: bytes) -> str:
-    """Read the classes of events to notify of; return them each by its letter."""
+    """Parse the classes of keyspace events; return their letters."""
     try:
         return letters_of(classes_of(word.decode("latin-1")))
     except ClassesError as error:
@@ -202,21 +202,21 @@ TLS_FIELDS = {"tls-cert-file": "cert", "tls-key-file": "key", "tls-ca-cert-file"
 
 
 def tls_file(field: str) -> Setting:
-    """Declare one of the files of TLS; new ones are read by themselves."""
+    """Declare a TLS file; the server reloads a changed file by itself."""
     return Setting(lambda server: _text(getattr(server.config.tls, field)))
 
 
 def settings_of(server: ServerContext) -> Mapping[str, Setting]:
-    """Return the settings that a server has."""
+    """Return the settings of a server; some exist only with TLS or in a cluster."""
     settings = dict(SETTINGS)
     if server.config.tls is not None:
         settings |= {name: tls_file(field) for name, field in TLS_FIELDS.items()}
-    if server.cluster is not None:  # keys are answered while others are nobody's
+    if server.cluster is not None:  # a node serves its slots while other slots have no owner
         settings["cluster-require-full-coverage"] = constant("no")
     return settings
 
 
-# Patterns that are looked for at once (guess: some 50 us each).
+# Patterns of CONFIG GET that are matched at once; more are matched in steps (guess: some 50 us each).
 PATTERNS_AT_ONCE = 16
 
 
@@ -233,11 +233,11 @@ def config_get(context: CommandContext, *patterns: OneOrMore) -> Reply:
 def _matching_settings(
     server: ServerContext, settings: Mapping[str, Setting], patterns: Sequence[bytes]
 ) -> Iterator[Sequence[bytes]]:
-    """Find the settings that patterns name; show them, a name and a value in turn, once all are found."""
+    """Match patterns in steps; the last chunk has the matched settings, name and value in turn."""
     matched: dict[str, bytes] = {}  # setting name to the name that the reply has: as the client typed it first
     for pattern in patterns:
         yield []
-        glob = pattern.partition(b"\0")[0]  # to Redis a pattern ends there, a name does not
+        glob = pattern.partition(b"\0")[0]  # in Redis a zero byte ends a pattern, but not a name
         if not GLOB_MARKS.intersection(glob):
             name = pattern.decode("utf-8", "replace").lower()
             if name in settings:
@@ -260,7 +260,7 @@ def config_set(context: CommandContext, name: bytes, value: bytes, *more: bytes)
 
 
 def _changes(server: ServerContext, pairs: Sequence[tuple[bytes, bytes]]) -> Mapping[str, Any]:
-    """Return what fields of ServerConfig become; PlainError for the first pair that cannot be, and nothing changes."""
+    """Return the new values of ServerConfig's fields; PlainError for the first invalid pair, and nothing changes."""
     settings = settings_of(server)
     names = [name.decode("utf-8", "replace").lower() for name, _ in pairs]
     for at, (name, (as_typed, _)) in enumerate(zip(names, pairs, strict=True)):
@@ -302,7 +302,7 @@ def config_resetstat(context: CommandContext) -> Reply:
 
 @question("reset statistics")
 def reset_statistics(server: ServerContext, nothing: None) -> None:
-    """Count from zero again in this process."""
+    """Reset the statistics of this process."""
     server.reset_statistics()
 
 

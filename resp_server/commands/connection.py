@@ -1,4 +1,4 @@
-"""Commands about the connection itself: greeting, passwords, databases. CLIENT has a file of its own."""
+"""Commands about the connection itself: HELLO, AUTH, SELECT, PING and others. CLIENT is in `client`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from resp_server.session.session import RESP2
 
 # Redis reads a database's number as a C int.
 INT32_MAX = 2**31 - 1
-# Of a client's name, and of its library's name and version (guess: Redis has no limit).
+# A client's name, and its library's name and version (guess: Redis has no limit).
 CLIENT_NAME_BYTES_MAX = 256
 
 
@@ -83,7 +83,7 @@ def auth(context: CommandContext, first: bytes, *second: bytes) -> Reply:
 
 
 def _log_in(context: CommandContext, name: bytes, password: bytes, command_name: bytes) -> None:
-    """Let the client in, or raise WrongPassError. asked: the command that it used."""
+    """Authenticate the client; WrongPassError. command_name: for ACL LOG."""
     user = context.server.users.log_in(name, password)
     if user is None:
         context.deny(Reason.AUTH, command_name, name)
@@ -129,7 +129,7 @@ def _protocol(word: bytes) -> int:
 
 
 def _hello_options(words: tuple[bytes, ...]) -> tuple[tuple[bytes, bytes] | None, bytes | None]:
-    """Return user and password, and the connection's name, as far as they are given."""
+    """Return (user, password) of AUTH and the name of SETNAME; None for an option that is not given."""
     credentials = name = None
     at = 0
     while at < len(words):
@@ -146,7 +146,7 @@ def _hello_options(words: tuple[bytes, ...]) -> tuple[tuple[bytes, bytes] | None
 
 
 def client_name(word: bytes) -> bytes:
-    """Return a name that a connection may have: printable, without spaces."""
+    """Check a connection's name: printable, without spaces; PlainError."""
     check_length("a client's name", word)
     if not _is_printable(word):
         raise PlainError("Client names cannot contain spaces, newlines or special characters.")
@@ -154,7 +154,7 @@ def client_name(word: bytes) -> bytes:
 
 
 def check_length(name: str, word: bytes) -> None:
-    """Raise PlainError for a name that is too long to be shown to everybody who asks for all clients."""
+    """Raise PlainError for a text that would make CLIENT LIST too long."""
     if len(word) > CLIENT_NAME_BYTES_MAX:
         raise PlainError(f"{name} may have {CLIENT_NAME_BYTES_MAX} bytes; this one has {len(word)}")
 
@@ -164,7 +164,7 @@ def _is_printable(word: bytes) -> bool:
 
 
 def library_text(attribute: bytes, word: bytes) -> bytes:
-    """Return the name or version of a client library, as CLIENT SETINFO takes it; `attribute` as it was typed."""
+    """Check the name or version of a client library for CLIENT SETINFO; `attribute` is the option as typed."""
     check_length(typed(attribute), word)
     if not _is_printable(word):
         raise PlainError(f"{typed(attribute)} cannot contain spaces, newlines or special characters.")

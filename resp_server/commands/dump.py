@@ -1,4 +1,4 @@
-"""DUMP: a key's value, for RESTORE in a real Redis. A large one is sent in steps, and never held as a whole."""
+"""DUMP: a key's value in RDB format, for RESTORE in a real Redis. A large value is streamed in steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongText, Snapshot, Text
 
-# Bytes of one part: half a millisecond of checksum; and how many make a reply that is made at once.
+# Bytes of one fragment: half a millisecond of checksum. Beyond the other two limits a dump is made in steps.
 FRAGMENT_BYTES = 8 << 10
 AT_ONCE_BYTES_MAX = 32 << 10
 AT_ONCE_ITEMS_MAX = 256
@@ -24,7 +24,7 @@ Fragments = Iterator[bytes]
 
 
 def _text(value: Text) -> Fragments:
-    """Return a text; of a long one, what comes before it and its pieces."""
+    """Return an encoded text; a long one as its length and its pieces."""
     if isinstance(value, LongText):
         return chain((rdb.length(value.length),), value.parts(0, value.length))
     return iter((rdb.text(value),))
@@ -69,7 +69,7 @@ def _expiring_hash(snapshot: Snapshot, key: bytes, earliest: int) -> Fragments:
 
 
 def _earliest_expiries(snapshot: Snapshot, key: bytes) -> Iterator[int | None]:
-    """Iterate over steps, each with the time at which the first field of a slice of a hash expires."""
+    """Iterate over batches of a hash's fields: the earliest expiry of each batch, None if no field of it expires."""
     if snapshot.packed_map(key) is None:
         for batch in batched(field for field, _ in snapshot.map_texts(key)):
             yield min((at_ms for at_ms in snapshot.field_expiries(key, batch) if at_ms), default=None)
@@ -111,7 +111,7 @@ def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:
 
 
 def _chunks(view: KeyspaceView, key: bytes) -> Iterator[Sequence[LongBulk]]:
-    """Find out how long it is, and then yield what it is; nothing if the key is gone by now."""
+    """Compute the dump's length in steps, then yield it as one long bulk string; nothing if the key does not exist."""
     snapshot = view.at(key)
     entry = snapshot.entry(key)
     if entry is None:
@@ -132,7 +132,7 @@ def _chunks(view: KeyspaceView, key: bytes) -> Iterator[Sequence[LongBulk]]:
 
 
 def _rechunked(fragments: Fragments) -> Fragments:
-    """Join short parts, and cut long ones."""
+    """Join short fragments and split long ones."""
     buffer: list[bytes] = []
     size = 0
     for fragment in fragments:

@@ -1,4 +1,4 @@
-"""FUNCTION LIST: no library of functions is ever loaded, and clients look."""
+"""FUNCTION LIST: always empty, as no library can be loaded; some clients ask for it."""
 
 from __future__ import annotations
 

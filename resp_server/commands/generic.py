@@ -1,4 +1,4 @@
-"""Commands about keys of any kind: existence, expiry, iteration."""
+"""Commands about keys of any type: existence, expiry, iteration. And helpers for replies that are made in steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from state_backend.store.store import LongText, Text, whole
 
 Item = TypeVar("Item")
 
-# In Redis' words.
+# Redis' type names.
 TYPE_NAMES = {
     Kind.VALUE: "string",
     Kind.MAP: "hash",
@@ -30,34 +30,34 @@ TYPE_NAMES = {
     Kind.SORTED_SET: "zset",
 }
 
-# One step's keys: COUNT is a hint, and a step of this many takes a few milliseconds (measured: 0.7 us each, and three
-# times that where many processes share a processor's cache).
+# Keys of one SCAN step. COUNT is a hint; a step of the maximum takes a few milliseconds (measured: 0.7 us a key, and
+# three times that where many processes share a processor's cache).
 SCAN_COUNT_DEFAULT = 10
 SCAN_COUNT_MAX = 2048
 
-# Entries, or keys, of one step of a sliced reply: well below a millisecond (guess).
+# Items of one step of a sliced reply: well below a millisecond (guess).
 SLICE_ENTRIES = 512
 
-# Bytes of values of a reply that is made at once; beyond, it is made in steps (guess: a quarter of a millisecond, and
-# who reads such values takes a reader's place in the store for as long as the reply takes).
+# Bytes of values in a reply that is made at once; a larger reply is made in steps (guess: a quarter of a millisecond).
+# A sliced reply occupies one of the store's reader slots until it is sent.
 BYTES_AT_ONCE_MAX = 1 << 20
 
-# Names that are held against a pattern at once (measured: up to 150 ns a byte, and 2 ns for a usual pattern).
+# Bytes of names that are matched with a pattern at once (measured: up to 150 ns a byte, 2 ns for a usual pattern).
 MATCHED_BYTES_MAX = 32 << 10
 
-# Values of one step of a sliced reply (guess).
+# Bytes of values in one step of a sliced reply (guess).
 SLICE_BYTES = 256 << 10
 
-# Cursors are positions of 46 or 48 bits. Redis takes any 64 bits; there is nothing behind ours.
+# Our cursors have 46 or 48 bits. Redis accepts any 64-bit number; a larger one is the end of the scan here.
 CURSOR_MAX = 2**48 - 1
 CURSOR = re.compile(rb"[\t-\r ]*([+-]?)([0-9]+)")
 
 
 def cursor(word: bytes) -> int:
-    """Read a cursor as Redis' string2ull does: a 64-bit number that is not negative, else what strtoull makes of it.
+    """Parse a cursor as Redis' string2ull does: a 64-bit number that is not negative, else what strtoull makes of it.
 
-    So ` 0` and `-01` are cursors, and `-1` is none. A text ends at a zero byte. One that we never gave is behind the
-    end.
+    So ` 0` and `-01` are cursors, and `-1` is none. A zero byte ends the text. A cursor that no scan returned is past
+    the end.
     """
     text = word.partition(b"\0")[0]
     found = CURSOR.fullmatch(text)
@@ -74,7 +74,7 @@ Cursor = Annotated[int, cursor]
 
 @dataclass
 class ScanOptions:
-    """What SCAN, HSCAN, SSCAN and ZSCAN may be given behind the cursor."""
+    """The options of SCAN, HSCAN, SSCAN and ZSCAN."""
 
     count: int = SCAN_COUNT_DEFAULT
     matches: Matches | None = None
@@ -83,7 +83,7 @@ class ScanOptions:
 
     @classmethod
     def parse(cls, words: Sequence[bytes], name: str) -> ScanOptions:
-        """Read the options of a command in Redis' order of checks; TYPE is SCAN's alone, NOVALUES HSCAN's."""
+        """Parse the options of a command in Redis' order of checks; only SCAN has TYPE, only HSCAN has NOVALUES."""
         options = cls()
         at = 0
         while at < len(words):
@@ -138,12 +138,12 @@ def _count(context: CommandContext, keys: Sequence[bytes]) -> Reply:
 
 
 def size_of(item: Text | None) -> int:
-    """Return how many bytes an item of a reply has."""
+    """Return the number of bytes of a reply item."""
     return 0 if item is None else item.length if isinstance(item, LongText) else len(item)
 
 
 def reply_item(item: Text | None) -> Reply:
-    """Return an item as a sliced reply takes it."""
+    """Return an item for a sliced reply: a long text is sent in pieces."""
     return LongBulk(item.length, item.parts(0, item.length)) if isinstance(item, LongText) else item
 
 
@@ -153,7 +153,7 @@ def sliced(
     shape: type = list,
     count: Callable[[KeyspaceView], int | Iterator[int] | None] = lambda view: None,
 ) -> Sliced:
-    """Make a reply in steps from a view of its own, which stays where it is until the reply is sent."""
+    """Return a reply that is made in steps, from a view that stays pinned until the reply is sent."""
     view = context.pin()
     try:
         return Sliced(chunks(view), partial(context.unpin, view), shape, count(view))
@@ -163,7 +163,7 @@ def sliced(
 
 
 def text_reply(context: CommandContext, text: Text | None, read: Callable[[KeyspaceView], Text | None]) -> Reply:
-    """Answer a value: a very long one in steps, from a view of its own, in which it may be another one by then."""
+    """Return a value as a reply. A very long one is read again, in steps, from a pinned view: it may have changed."""
     if not isinstance(text, LongText):
         return text
     if text.length <= BYTES_AT_ONCE_MAX:
@@ -177,9 +177,9 @@ def items_reply(
     count: Callable[[KeyspaceView], int | Iterator[int]],
     shape: type = list,
 ) -> Reply:
-    """Answer what `read` yields: at once if that is little, else in steps from a view of its own.
+    """Return the items that `read` yields: at once if they are small, else in steps from a pinned view.
 
-    For a dict it yields keys and values in turn. `count` returns how many items, or pairs, it yields for a view.
+    For a dict, `read` yields keys and values in turn. count: returns the number of items, or pairs, for a view.
     """
     items: list[bytes | None] = []
     size = 0
@@ -194,7 +194,7 @@ def items_reply(
 
 
 def reply_chunks(items: Iterator[Text | None]) -> Iterator[Sequence[Reply]]:
-    """Cut items into the parts of a sliced reply, each of a bounded number and size."""
+    """Group items into chunks of a sliced reply, each of a bounded number and size."""
     chunk: list[Reply] = []
     size = 0
     for item in items:
@@ -212,7 +212,7 @@ def reply_chunks(items: Iterator[Text | None]) -> Iterator[Sequence[Reply]]:
 
 
 def batched(items: Iterable[Item], count: int = SLICE_ENTRIES) -> Iterator[list[Item]]:
-    """Cut items into lists of so many."""
+    """Iterate over lists of `count` items; the last one may be shorter."""
     rest = iter(items)
     while batch := list(islice(rest, count)):
         yield batch
@@ -258,7 +258,7 @@ def ttl(context: CommandContext, key: bytes) -> int:
 
 
 def _seconds(milliseconds: int) -> int:
-    """Round to seconds as Redis does; -1 and -2 stay."""
+    """Round to seconds as Redis does for keys; -1 and -2 are returned unchanged."""
     return milliseconds if milliseconds < 0 else (milliseconds + 500) // 1000
 
 
@@ -268,7 +268,7 @@ def randomkey(context: CommandContext) -> Reply:
     for key in islice(context.visibility.random_keys(), 2):
         if key is not None:
             return key
-    # Much has expired: it may take long.
+    # Many keys have expired, so the search may take long.
     return sliced(context, lambda view: _random_key(context.visibility_of(view)), FirstOf)
 
 
@@ -291,9 +291,9 @@ def scan_reply(
     name_of: Callable[[Any], bytes] = lambda name: name,
     render: Callable[[list[Item]], list[Any]] = list,
 ) -> Reply:
-    """Answer a step of a scan: in steps of its own where there is much to be held against the pattern.
+    """Return a SCAN reply with the items whose names match; long names are matched in steps.
 
-    name_of: what is held against it. shown: makes of what matches what is sent.
+    name_of: returns an item's name. render: makes the reply of the matching items.
     """
     if matches is None:
         return [b"%d" % next_cursor, render(list(found))]
@@ -316,7 +316,7 @@ def _filtered_scan(
 def matching(
     found: Iterable[Item], matches: Matches, name_of: Callable[[Any], bytes] = lambda name: name
 ) -> Iterator[list[Item]]:
-    """Hold names against a pattern, and return those that match in parts that take a bounded time each."""
+    """Iterate over the items whose names match, in chunks of bounded time."""
     chunk: list[Item] = []
     size = 0
     for each in found:

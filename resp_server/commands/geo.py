@@ -1,7 +1,7 @@
-"""GEO's reads on sorted-set states whose scores are places (`state_backend.codec.geohash` says how).
+"""GEO reads on sorted-set states whose scores are geohashes (encoded by `state_backend.codec.geohash`).
 
-A search looks through the ranges of scores of the nine squares of the map that cover what is asked for, as Redis does:
-what it costs depends on what is there, not on the size of the set.
+A search reads the score ranges of the nine map cells that cover the area, as Redis does. Its cost depends on the
+members in these cells, not on the size of the set.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from state_backend.codec.geohash import (
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import Snapshot
 
-# Meters of a unit.
+# Meters per unit.
 UNITS = {b"m": 1.0, b"km": 1000.0, b"ft": 0.3048, b"mi": 1609.34}
 
-# Members that are looked at in one step: 3 us each (measured).
+# Members of one step: 3 us each (measured).
 CHUNK_MEMBERS = 128
-# Of so few wanted results only the best so far are held.
+# Up to this COUNT a search keeps only the best results so far; above, it sorts all.
 NEAREST_MAX = 512
 
 
@@ -86,7 +86,7 @@ def geohash(context: CommandContext, key: bytes, *members: bytes) -> Reply:
 def _per_member(
     context: CommandContext, key: bytes, members: Sequence[bytes], render: Callable[[float | None], Reply]
 ) -> Reply:
-    """Answer something for each member's score, or for None."""
+    """Return an array with one item per member; `render` makes it of the member's score, None for a missing one."""
     context.counted(context.at(key).sorted_size(key) or None)
 
     def chunks(view: KeyspaceView) -> Iterator[Sequence[Reply]]:
@@ -111,14 +111,14 @@ def geodist(context: CommandContext, key: bytes, one: bytes, other: bytes, *unit
 
 
 class DistanceOrder(Enum):
-    """How the results of a search are ordered: by their distance, or as they are found."""
+    """The order of a search's results."""
 
     NEAREST_FIRST = auto()
     FARTHEST_FIRST = auto()
 
 
 class GeoMatch(NamedTuple):
-    """A member that a search has found. meters: from the middle of what is searched."""
+    """A member inside the searched area. meters: its distance from the center."""
 
     meters: float
     member: bytes
@@ -127,9 +127,9 @@ class GeoMatch(NamedTuple):
 
 @dataclass
 class GeoSearch:
-    """What a search asks for, as far as it was read. member: the middle, where it is one; count: 0 for all.
+    """The options of a search. The center is a place or a member; the shape is a radius or a box; count: 0 for all.
 
-    box: width and height; both, and the radius, are in units of so many meters.
+    radius, box (width, height): in units of `unit` meters.
     """
 
     place: Place | None = None
@@ -145,7 +145,7 @@ class GeoSearch:
     count: int = 0
 
     def read_radius(self, words: Sequence[bytes]) -> None:
-        """Read `radius unit`."""
+        """Parse `radius unit`."""
         radius = _float(words[0], "need numeric radius")
         if radius < 0:
             raise PlainError("radius cannot be negative")
@@ -159,9 +159,10 @@ class GeoSearch:
         self.box, self.unit = (width, height), _unit(words[2])
 
     def read_options(self, words: Sequence[bytes], read_own_option: Callable[[bytes, Sequence[bytes]], int]) -> None:
-        """Read all options in Redis' order of checks.
+        """Parse all options in Redis' order of checks.
 
-        take_own: reads an option that not all searches have, given the words behind it; returns how many were its.
+        read_own_option: parses an option that only some commands have, given the words after it; returns how many of
+        these it used.
         """
         at = 0
         while at < len(words):
@@ -186,14 +187,14 @@ class GeoSearch:
                 at += read_own_option(option, rest)
 
     def check(self) -> None:
-        """Refuse what makes no sense, and order what has a count: the nearest are wanted, unless any will do."""
+        """Check that options fit together; with COUNT and without ANY, results are ordered from the nearest on."""
         if self.is_any and not self.count:
             raise PlainError("the ANY argument requires COUNT argument")
         if self.count and self.order is None and not self.is_any:
             self.order = DistanceOrder.NEAREST_FIRST
 
     def read_center_or_shape(self, option: bytes, rest: Sequence[bytes], check_member: Callable[[bytes], None]) -> int:
-        """Read an option of GEOSEARCH alone; return how many words behind it were its."""
+        """Parse an option that only GEOSEARCH has; return how many words after it were used."""
         if option == b"FROMMEMBER" and rest and self.place is None:
             check_member(rest[0])
             self.member = rest[0]
@@ -210,16 +211,16 @@ class GeoSearch:
         raise syntax_error()
 
     def shape(self, snapshot: Snapshot, key: bytes) -> Shape:
-        """Return where to look; PlainError if the member in its middle is not there."""
+        """Return the searched shape; PlainError if the member in its center does not exist."""
         place = self.place if self.member is None else _place_of_member(snapshot, key, self.member)
-        assert place is not None  # one of both was asked for
+        assert place is not None  # a search has a place or a member
         if self.box is not None:
             return Box(place, *self.box, self.unit)
         assert self.radius is not None
         return Circle(place, self.radius * self.unit)
 
     def row(self, found: GeoMatch) -> Reply:
-        """Return what is answered of a member."""
+        """Return a member's item of the reply."""
         row: list[Reply] = [found.member]
         if self.has_distance:
             row.append(distance_text(found.meters, self.unit))
@@ -300,21 +301,21 @@ def georadiusbymember_ro(
 
 
 class SearchedRanks(NamedTuple):
-    """Where to look: a shape, and the ranks of the members in the squares that cover it."""
+    """A shape, and the rank ranges of the members in the map cells that cover it."""
 
     shape: Shape
     ranges: Sequence[tuple[int, int]]
 
     @classmethod
     def of(cls, snapshot: Snapshot, key: bytes, search: GeoSearch) -> SearchedRanks:
-        """Find out; PlainError if the member in the middle is not there."""
+        """Compute the ranges of a search; PlainError if the member in its center does not exist."""
         shape = search.shape(snapshot, key)
         ends = [[snapshot.rank_of_score(key, score, False) for score in cell.scores] for cell in cells_of(shape)]
         return cls(shape, [(start, max(start, stop)) for start, stop in ends])
 
 
 def _search_reply(context: CommandContext, key: bytes, search: GeoSearch) -> Reply:
-    """Answer a search that was read and makes sense."""
+    """Return the reply of a checked search."""
     current_view = context.view
     ranks = SearchedRanks.of(current_view.at(key), key, search)
 
@@ -330,7 +331,7 @@ def _search_reply(context: CommandContext, key: bytes, search: GeoSearch) -> Rep
 
 
 def _selected(found: Iterator[Sequence[GeoMatch]], search: GeoSearch) -> Iterator[Sequence[GeoMatch]]:
-    """Iterate over parts of what is wanted of what was found, in order; empty ones are steps that only worked."""
+    """Iterate over chunks of the results in their order, up to COUNT."""
     if search.order is None:
         yield from found
         return
@@ -343,7 +344,7 @@ def _selected(found: Iterator[Sequence[GeoMatch]], search: GeoSearch) -> Iterato
 
 
 def _nearest(chunks: Iterable[Sequence[GeoMatch]], count: int, is_reversed: bool) -> Iterator[Sequence[GeoMatch]]:
-    """Hold the best of what is found, and return them in order."""
+    """Keep the `count` best matches; the last chunk has them in order."""
     best: list[GeoMatch] = []
     for chunk in chunks:
         if chunk:
@@ -353,7 +354,7 @@ def _nearest(chunks: Iterable[Sequence[GeoMatch]], count: int, is_reversed: bool
 
 
 def _charged(chunks: Iterable[Sequence[GeoMatch]]) -> Iterator[Sequence[GeoMatch]]:
-    """Count what is held until it is ordered."""
+    """Pass chunks on, and count their members' bytes."""
     memory = WorkingMemory()
     for chunk in chunks:
         memory.add(each.member for each in chunk)
@@ -361,7 +362,7 @@ def _charged(chunks: Iterable[Sequence[GeoMatch]]) -> Iterator[Sequence[GeoMatch
 
 
 def _matches(snapshot: Snapshot, key: bytes, search: GeoSearch, ranks: SearchedRanks) -> Iterator[Sequence[GeoMatch]]:
-    """Iterate over parts of what lies in the shape, in Redis' order; with ANY, over as many as are wanted."""
+    """Iterate over chunks of the members inside the shape, in Redis' order; with ANY, only up to COUNT."""
     limit = search.count if search.is_any else 0
     count = 0
     for start, stop in ranks.ranges:

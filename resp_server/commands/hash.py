@@ -1,4 +1,4 @@
-"""Map states as Redis hashes. A large one is sent in steps."""
+"""Map states as Redis hashes. A large hash is sent in steps."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from state_backend.store.store import LongText, Snapshot, Text, whole
 
 Pair = tuple[bytes, Text]
 
-# Fields that are read at once: of at most 64 KiB each, the longer ones not at all yet.
+# Fields that are read at once. A value of more than 64 KiB is a LongText, which is read later, in pieces.
 FIELDS_READ = 64
-# Of the numbers that add up to a map's size: the first is what there is, others are of what has expired.
+# `map_sizes` yields the stored size first, then corrections for expired fields; more than these are summed in steps.
 COUNTS_AT_ONCE_MAX = 3
 
 
@@ -61,7 +61,7 @@ def hmget(context: CommandContext, key: bytes, *fields: OneOrMore) -> Reply:
 
 
 def _texts(view: KeyspaceView, key: bytes, fields: Sequence[bytes]) -> Iterator[Text | None]:
-    """Read several fields, some at a time, so that not too much is read at once."""
+    """Iterate over the fields' values, read in batches of bounded size."""
     return chain.from_iterable(view.at(key).field_texts(key, names) for names in batched(fields, FIELDS_READ))
 
 
@@ -83,12 +83,12 @@ def hlen(context: CommandContext, key: bytes) -> Reply:
     numbers = list(islice(context.at(key).map_sizes(key), COUNTS_AT_ONCE_MAX))
     if len(numbers) < COUNTS_AT_ONCE_MAX:
         return sum(numbers)
-    # Many have expired and are not yet removed: they are counted in steps.
+    # Many expired fields are not removed yet: they are counted in steps.
     return sliced(context, lambda view: ([number] for number in view.at(key).map_sizes(key)), int)
 
 
 def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
-    """Read `FIELDS numfields field ...` in Redis' order of checks."""
+    """Parse `FIELDS numfields field ...` in Redis' order of checks."""
     if words[0].upper() != b"FIELDS":
         raise PlainError("Mandatory argument FIELDS is missing or not at the right position")
     if not is_integer(words[1]) or int(words[1]) < 1:
@@ -99,8 +99,8 @@ def _fields_of(words: Sequence[bytes]) -> Sequence[bytes]:
 
 
 def _expiries(context: CommandContext, key: bytes, words: Sequence[bytes], render: Callable[[int], int]) -> Reply:
-    """Answer when fields expire, of milliseconds what is shown: -1 for never, -2 for a missing field."""
-    next(context.at(key).map_sizes(key), None)  # a wrong kind is said before a wrong argument
+    """Return when fields expire: -1 for never, -2 for a missing field. render: makes the reply of Unix milliseconds."""
+    next(context.at(key).map_sizes(key), None)  # a wrong type is reported before a wrong argument
     fields = _fields_of(words)
 
     def chunks(view: KeyspaceView) -> Iterator[Sequence[int]]:
@@ -112,7 +112,7 @@ def _expiries(context: CommandContext, key: bytes, words: Sequence[bytes], rende
 
 
 def _seconds(milliseconds: int) -> int:
-    """Round up to seconds, as Redis does for fields."""
+    """Round up to seconds, as Redis does for hash fields."""
     return (milliseconds + 999) // 1000
 
 
@@ -167,7 +167,7 @@ def hvals(context: CommandContext, key: bytes) -> Reply:
 def _all_pairs(
     context: CommandContext, key: bytes, project: Callable[[Pair], Sequence[Text]], shape: type = list
 ) -> Reply:
-    """Return all of a map, of no matter how many fields; `of_pair` takes what is sent of a pair."""
+    """Return all pairs of a map of any size; `project` picks the field, the value or both of a pair."""
     context.counted(next(context.at(key).map_sizes(key), None) or None)
     cursor, pairs = context.at(key).scan_map(key, 0, SLICE_ENTRIES)
     items = [each for pair in pairs for each in project(pair)]
@@ -180,7 +180,7 @@ def _all_pairs(
 
 
 def _chunks(view: KeyspaceView, key: bytes, project: Callable[[Pair], Sequence[Text]]) -> Iterator[Sequence[Reply]]:
-    """Iterate over all of a map by a scan: its steps are bounded, whatever has expired."""
+    """Iterate over all pairs by a scan, whose steps are bounded even if many fields have expired."""
     cursor, pairs = view.at(key).scan_map(key, 0, SLICE_ENTRIES)
     while True:
         yield []
@@ -241,7 +241,7 @@ def _scan_chunks(chunks: Iterator[Sequence[Text]]) -> Iterator[Sequence[Reply]]:
 
 
 def _scan_result(view: KeyspaceView, key: bytes, cursor: int, options: ScanOptions) -> Iterator[list[Text]]:
-    """Return the next cursor and what is sent behind it, at last; empty lists are steps that only worked."""
+    """Scan in steps; the last chunk has the next cursor and the matching items, earlier ones are empty."""
     next_cursor, pairs = view.at(key).scan_map(key, cursor, options.count)
     found: list[Text] = [b"%d" % next_cursor]
     chunks = iter([pairs]) if options.matches is None else matching(pairs, options.matches, itemgetter(0))

@@ -1,4 +1,4 @@
-"""INFO: the server's numbers as text, section by section, in Redis' names; and a section of ours about the jobs."""
+"""INFO: the server's statistics by Redis' names, and two sections of our own: Sparkis (jobs) and Proxy."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from state_backend.store.store import Applied, Snapshot
 
 Section = Mapping[str, object]
 
-# Standard: of Redis' clock of access times, in seconds.
+# Standard: Redis' LRU clock has 24 bits, in seconds.
 LRU_CLOCK_MAX = (1 << 24) - 1
-# What clients that wait for the end of loading are told (guess); what is left is not known.
+# Clients that wait for the end of loading see this estimate (guess); the remaining time is not known.
 LOADING_ETA_S = 1
 PERCENTILES = (50, 99, 99.9)
-# A sample of keys, and how often one is taken until there are enough that expire: a millisecond at most (measured:
-# 0.4 us a key, and 2.5 us for one that expires), and ten if there are many jobs.
+# The keys of one sample, and how many samples are taken until enough keys with a TTL are found: a millisecond at most
+# (measured: 0.4 us a key, 2.5 us with a TTL), ten milliseconds with many jobs.
 SAMPLE_KEYS, SAMPLE_TTLS, SAMPLE_TRIES = 256, 32, 4
 SAMPLED_JOBS_MAX = 10
-# Fields of denials, and what ACL LOG calls them.
+# Suffix of an acl_access_denied field to the reason in ACL LOG.
 DENIED = {"auth": "auth", "cmd": "command", "key": "key", "channel": "channel"}
 
 
@@ -54,7 +54,7 @@ def info(context: CommandContext, *names: bytes) -> Reply:
 
 @question("process stats")
 def process_stats(server: ServerContext, nothing: None) -> Mapping[str, Any]:
-    """Return the numbers of this process."""
+    """Return this process's statistics."""
     sessions, tracking = server.sessions.values(), server.tracking
     watch_counts = [len(each.watched) for each in sessions if each.watched]
     pending_output = [server.output_bytes(each.id) for each in sessions]
@@ -151,11 +151,11 @@ def _clients(context: CommandContext, total: ProcessStats) -> Section:
 
 
 def _memory(context: CommandContext, total: ProcessStats) -> Section:
-    """Return the memory of the processes, which is real, in Redis' words.
+    """Return the real memory of all processes of this server, by Redis' names.
 
-    used is what the system holds for them in memory; pages of code and stores that several map are counted in each.
-    overhead is their own: not mapped from a file, or mapped when they started. The dataset is the rest, which is those
-    pages of the stores that are mapped; they go when somebody needs the memory. What Redis alone has is 0.
+    used: resident bytes; pages of code and stores that several processes map are counted in each. overhead: private
+    memory, and pages that were mapped at the start. dataset: the rest, which is pages of the stores; the system frees
+    these when memory is short. Fields about parts that only Redis has are 0.
     """
     used, peak, started = total.resident_bytes, total.resident_bytes_peak, total.started_bytes
     overhead = min(used, total.own_bytes)
@@ -233,7 +233,7 @@ def _human_bytes(size: float) -> str:
 
 
 def _persistence(context: CommandContext, total: ProcessStats) -> Section:
-    """Return what is true of a server that only reads: nothing is saved here, and nothing forks."""
+    """Return the fields of a read-only server, which never saves and never forks."""
     loading = {"loading_start_time": context.server.started_ms // 1000, "loading_eta_seconds": LOADING_ETA_S}
     return {
         "loading": int(context.server.is_loading),
@@ -404,7 +404,7 @@ def _errorstats(context: CommandContext, total: ProcessStats) -> Section:
 
 
 def _latencystats(context: CommandContext, total: ProcessStats) -> Section:
-    """Return which time most calls of a command took at most: in the middle of the step of `Tally.took` it is in."""
+    """Return percentiles of each command's latency: the middle of the histogram bucket in `CommandStats.took`."""
     return {
         f"latency_percentiles_usec_{name}": ",".join(
             f"p{percent:g}={command_stats.percentile_ns(percent) / 1000:.3f}" for percent in PERCENTILES
@@ -415,7 +415,7 @@ def _latencystats(context: CommandContext, total: ProcessStats) -> Section:
 
 
 def _keyspace(context: CommandContext, total: ProcessStats) -> Section:
-    """Return the line of the only database."""
+    """Return the line of database 0, the only one."""
     jobs = list(context.visibility_of(context.jobs).jobs())
     rows = [_expiry_counts(visible) for visible in jobs]
     keys, expiring, maps = (sum(counts) for counts in zip((0, 0, 0), *rows, strict=True))
@@ -426,10 +426,7 @@ def _keyspace(context: CommandContext, total: ProcessStats) -> Section:
 
 
 def _mean_ttl_ms(context: CommandContext, jobs: Sequence[VisibleJob]) -> int:
-    """Return for how long keys that expire have to live still, in the mean of some of them, as Redis does.
-
-    0 if few keys expire and no sample has one of them.
-    """
+    """Return the mean TTL of sampled keys, as Redis does; 0 if no sample has a key with a TTL."""
     total_ms = weights = 0.0
     for visible in jobs[:SAMPLED_JOBS_MAX]:
         ttls = sampled_ttls(context.jobs.of_job(visible.job.name), context.now_ms)
@@ -440,9 +437,9 @@ def _mean_ttl_ms(context: CommandContext, jobs: Sequence[VisibleJob]) -> int:
 
 
 def sampled_ttls(snapshot: Snapshot, now_ms: int) -> list[int]:
-    """Return for how long some keys have to live: those of a run of keys from a random position on that expire.
+    """Return the TTLs of the expiring keys in a range of the keyspace that begins at a random position.
 
-    Positions are hashes, so that a run of them is as good as a choice among all keys.
+    Positions are hashes, so a range of them is a random sample of all keys.
     """
     owned = snapshot.key_groups
     ttls_ms: list[int] = []
@@ -458,7 +455,7 @@ def sampled_ttls(snapshot: Snapshot, now_ms: int) -> list[int]:
 
 
 def _expiry_counts(visible: VisibleJob) -> tuple[int, int, int]:
-    """Return how many keys there are, and how many expire: of a job that is read in part only, that is not known."""
+    """Return the number of keys, expiring keys and expiring maps; the last two are 0 for a partly visible job."""
     applied = visible.applied
     return (
         (applied.key_count, applied.expiring, applied.expiring_maps)
@@ -468,12 +465,12 @@ def _expiry_counts(visible: VisibleJob) -> tuple[int, int, int]:
 
 
 def _applied(context: CommandContext) -> list[Applied]:
-    """Return what the stores of all jobs hold that the user may read all of."""
+    """Return the applied epochs of all jobs that the user may fully read."""
     return [visible.applied for visible in context.visibility_of(context.jobs).jobs() if visible.is_fully_visible]
 
 
 def _sparkis(context: CommandContext, total: ProcessStats) -> Section:
-    """Return a line per job: what is readable, what is committed, and how far that is apart."""
+    """Return a line per job: its readable epoch, its committed epoch and the lag between them."""
     visible_jobs = list(context.visibility_of(context.jobs).jobs())
     sizes = {visible.job.name: visible.job.store.used_bytes() for visible in visible_jobs if visible.is_fully_visible}
     rows: dict[str, object] = {
@@ -497,14 +494,14 @@ def _sparkis(context: CommandContext, total: ProcessStats) -> Section:
 
 
 def _proxy(context: CommandContext, total: ProcessStats) -> Section:
-    """Return what a proxy knows of its servers. The keys and jobs are theirs."""
+    """Return a proxy's statistics about its servers. Keys and jobs are in the servers' own INFO."""
     return {} if context.server.upstreams is None else context.server.upstreams()
 
 
 PROXY = "proxy"
 STATE_SECTIONS = {"keyspace", "sparkis"}
 
-# In Redis' order. A name that is not here asks for nothing, which is no error.
+# In Redis' order. An unknown section name is ignored, as in Redis.
 SECTIONS: dict[str, tuple[str, Callable[[CommandContext, ProcessStats], Section]]] = {
     "server": ("Server", _server),
     "clients": ("Clients", _clients),

@@ -1,8 +1,8 @@
-"""LATENCY: what took longer than `latency-monitor-threshold` milliseconds, and how long each command takes.
+"""LATENCY: events that took longer than `latency-monitor-threshold` milliseconds, and latency histograms.
 
-Events are requests (`command`; `fast-command` for those that Redis calls fast) and what holds up the event loop
-(`event-loop`, looked at once a second). The times of commands are those that INFO counts: of requests that were
-answered together, the mean.
+Events are slow requests (`command`, or `fast-command` for commands with the flag `fast`) and delays of the event loop
+(`event-loop`, checked once a second). Histograms have the times that INFO counts; requests that were processed
+together count with their mean.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from resp_server.metrics.stats import CommandStats, Stats
 from resp_server.protocol.errors import PlainError, typed
 from resp_server.protocol.replies import Reply, Verbatim
 
-# As Redis draws it: so many samples a line, so many rows, from `_` to `#` in each.
+# As Redis draws a graph: samples per line, rows, and the marks of a row from low to high.
 GRAPH_COLUMNS = 80
 GRAPH_ROWS = 4
 GRAPH_STEPS = "_o#"
 
-# The first step of LATENCY HISTOGRAM is up to 1024 ns, each further one twice that. They are named by the largest time
-# that Redis' histogram cannot tell from their end, which is a 128th above it.
+# The first bucket of LATENCY HISTOGRAM ends at 1024 ns, each further one at twice that. A bucket is named by the
+# largest time that Redis' histogram does not distinguish from its end: a 128th above it.
 FIRST_BITS = 10
 
 MONITORING_OFF = (
@@ -45,13 +45,13 @@ ADVICE = {
 
 @question("latency events")
 def latency_events(server: ServerContext, nothing: None) -> Mapping[str, Any]:
-    """Return the events of this process."""
+    """Return this process's latency events."""
     return server.latency.to_json()
 
 
 @question("reset latency events")
 def reset_latency_events(server: ServerContext, names: list[str]) -> list[str]:
-    """Forget events of this process, all of them if none is named, and return which ones there were."""
+    """Remove events of this process, all if `names` is empty; return the names of those removed."""
     removed = [name for name in names or list(server.latency.each) if name in server.latency.each]
     server.latency.reset(removed)
     return removed
@@ -105,7 +105,7 @@ def latency_graph(context: CommandContext, event: bytes) -> Reply:
 
 
 def graph(name: str, event: Event, now_s: int) -> str:
-    """Draw an event's samples as Redis does, with their ages below them, to be read downwards."""
+    """Draw an event's samples as Redis does; below each sample is its age, written downwards."""
     times = [milliseconds for _, milliseconds in event.samples]
     least, most = min(times), max(times)
     lines = [f"{name} - high {most} ms, low {least} ms (all time high {event.most_ms} ms)", "-" * GRAPH_COLUMNS]
@@ -145,7 +145,7 @@ def latency_doctor(context: CommandContext) -> Reply:
 
 
 def report(events: LatencyEvents, is_monitored: bool) -> str:
-    """Say what took long, in Redis' words, and what to do about it."""
+    """Return the report of LATENCY DOCTOR: each event's statistics, then advice."""
     if not events.each:
         return NO_SPIKES if is_monitored else MONITORING_OFF
     lines = [
@@ -186,7 +186,7 @@ def latency_histogram(context: CommandContext, *names: bytes) -> Reply:
 
 
 def _full_names(context: CommandContext, names: Sequence[bytes]) -> list[str]:
-    """Return the full names of commands, and of a container's subcommands; what there is not is left out."""
+    """Return the full names of commands and of their subcommands; unknown names are left out."""
     commands = [each for each in map(context.server.table.get, names) if each is not None]
     all_names = [one.name for each in commands for one in (each, *each.subcommands.values())]
     return list(dict.fromkeys(all_names))
@@ -194,12 +194,12 @@ def _full_names(context: CommandContext, names: Sequence[bytes]) -> list[str]:
 
 @question("statistics")
 def statistics(server: ServerContext, nothing: None) -> Mapping[str, Any]:
-    """Return what this process counted."""
+    """Return this process's command statistics."""
     return server.stats.to_json()
 
 
 def histogram(command_stats: CommandStats) -> Reply:
-    """Return how many calls took at most how many microseconds, of the steps in which there are any."""
+    """Return the cumulative histogram: microseconds to the number of calls that took at most so long."""
     counts = [sum(command_stats.took[: FIRST_BITS + 1]), *command_stats.took[FIRST_BITS + 1 :]]
     rows = {}
     for step, (count, cumulative) in enumerate(zip(counts, accumulate(counts), strict=True)):

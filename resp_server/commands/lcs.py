@@ -1,10 +1,9 @@
 """LCS: the longest common subsequence of two strings.
 
-Redis makes a table with a row for each byte of the first string; a cell says how long the longest common subsequence of
-both beginnings is. Neighbours differ by one at most, so a row is a number here: bit j is 0 where the row grows from
-column j to j + 1. A row follows from the one before it by five operations on such numbers, whatever their length
-(H. Hyyrö, "Bit-parallel LCS-length computation revisited", 2004), and the way back through the table asks for single
-bits alone.
+Redis fills a table with a row for each byte of the first string; a cell is the length of the longest common subsequence
+of the two prefixes. Neighbouring cells differ by at most one, so a row is one integer here: bit j is 0 where the row
+grows from column j to j + 1. Five operations on such integers make the next row (H. Hyyrö, "Bit-parallel LCS-length
+computation revisited", 2004); backtracking reads single bits.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from resp_server.protocol.replies import FirstOf, Reply, Sliced, WithLong
 from state_backend.model.errors import WrongKindError
 from state_backend.store.store import Text, whole
 
-# What Redis' own table may take, at four bytes a cell: as much as a string.
+# Redis' limit for its table, at four bytes a cell: the maximum size of a string.
 TABLE_BYTES_MAX = 512 << 20
-# A row of more bits takes too long.
+# One operation on a row of more bits would take too long.
 STRING_BYTES_MAX = 1 << 20
-# What one step takes: cells, and rows or places, each of which costs something of its own (guess: half a millisecond).
+# Cells of one step, and rows or backtracking moves of one step (guess: half a millisecond).
 STEP_CELLS = 1 << 21
 STEP_ROWS = 512
 
-# Characters of 0 and 1, by whether a byte is the one that is wanted.
+# Binary digits for a byte that differs from, or equals, the byte of a row.
 MISMATCH, MATCH = b"0", b"1"
 
 
 @dataclass
 class LcsOptions:
-    """What LCS may be given behind the keys."""
+    """The options of LCS."""
 
     has_length: bool = False
     has_matches: bool = False
@@ -44,7 +43,7 @@ class LcsOptions:
 
     @classmethod
     def parse(cls, words: Sequence[bytes]) -> LcsOptions:
-        """Read the options in Redis' order of checks."""
+        """Parse the options in Redis' order of checks."""
         options = cls()
         at = 0
         while at < len(words):
@@ -93,12 +92,12 @@ def _text(context: CommandContext, key: bytes) -> Text | None:
 
 
 def _reply_chunk(reply: dict[bytes, Any] | None) -> Sequence[Reply]:
-    """Return the two pairs of IDX's reply, so that the first of them is sent in steps."""
+    """Return the two pairs of IDX's reply; the matches are sent in steps."""
     return [] if reply is None else WithLong([b"matches", WithLong(reply[b"matches"]), b"len", reply[b"len"]])
 
 
 def _reply_after_steps(first: bytes, second: bytes, options: LcsOptions) -> Iterator[Any]:
-    """Iterate over None for each step, and then the reply."""
+    """Yield None after each step, and the reply at the end."""
     rows: list[bytes] = []
     length = 0
     for row_and_length in _rows(first, second):
@@ -119,7 +118,7 @@ def _reply_after_steps(first: bytes, second: bytes, options: LcsOptions) -> Iter
 
 
 def _rows(first: bytes, second: bytes) -> Iterator[tuple[bytes, int] | None]:
-    """Iterate over the rows, each with the length of the longest common subsequence so far; None ends a step."""
+    """Iterate over the rows, each with the length of the common subsequence so far; None ends a step."""
     size = len(second)
     row = full = (1 << size) - 1
     masks: dict[int, int] = {}
@@ -140,7 +139,7 @@ def _rows(first: bytes, second: bytes) -> Iterator[tuple[bytes, int] | None]:
 
 
 class Backtrack:
-    """The way back through the table, and what is found on it: from the end of both strings to their beginning."""
+    """Backtracking through the table, from the end of both strings to their beginning, and its result."""
 
     def __init__(self, first: bytes, second: bytes, options: LcsOptions) -> None:
         self._first = first
@@ -150,10 +149,10 @@ class Backtrack:
         self.matches: list[Reply] = []
 
     def walk(self, rows: Sequence[bytes]) -> Iterator[None]:
-        """Go the way that Redis goes, and stop after each place."""
+        """Move through the table as Redis does; yield after each move."""
         first, second = self._first, self._second
         at, other_at = len(first), len(second)
-        run = 0  # bytes that match, up to here
+        run = 0  # length of the current match
         while at and other_at:
             if first[at - 1] == second[other_at - 1]:
                 self.common.append(first[at - 1])
@@ -170,7 +169,7 @@ class Backtrack:
         self._end_match(at, other_at, run)
 
     def _end_match(self, at: int, other_at: int, run: int) -> None:
-        """Take down a run of bytes that match."""
+        """Record a match of `run` bytes that has ended."""
         if run and run >= self._options.length_min:
             lengths = [run] if self._options.has_match_lengths else []
             self.matches.append([[at, at + run - 1], [other_at, other_at + run - 1], *lengths])

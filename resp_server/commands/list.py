@@ -1,4 +1,4 @@
-"""List states as Redis lists. Elements are counted from either end; a long range is sent in steps."""
+"""List states as Redis lists. A long range is sent in steps."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def lrange(context: CommandContext, key: bytes, start: int, stop: int) -> Reply:
 
 
 def range_of(start: int, stop: int, size: int) -> tuple[int, int]:
-    """Return the first index and the one behind the last; both are 0 where there is nothing."""
+    """Return the range as first index and end (exclusive); (0, 0) if it is empty."""
     first = max(0, start + size) if start < 0 else start
     end = min(size, (stop + size if stop < 0 else stop) + 1)
     return (first, end) if first < end else (0, 0)
@@ -68,7 +68,7 @@ def range_of(start: int, stop: int, size: int) -> tuple[int, int]:
 
 @dataclass
 class PositionOptions:
-    """What LPOS may be given behind the element. A negative rank searches from the end; a maximum of 0 is none."""
+    """The options of LPOS. A negative rank searches from the end; length_max 0: all elements are compared."""
 
     rank: int = 1
     count: int | None = None
@@ -76,7 +76,7 @@ class PositionOptions:
 
     @classmethod
     def parse(cls, words: Sequence[bytes]) -> PositionOptions:
-        """Read the options in Redis' order of checks."""
+        """Parse the options in Redis' order of checks."""
         options = cls()
         for at in range(0, len(words), 2):
             option = words[at].upper()
@@ -107,7 +107,7 @@ class PositionOptions:
             yield taken
 
     def _slices(self, size: int) -> Iterator[tuple[int, int]]:
-        """Iterate over the ranges of indices to look at, from the end that the rank names."""
+        """Iterate over the index ranges to search, from the end that the rank's sign chooses."""
         scanned = min(self.length_max or size, size)
         for done in range(0, scanned, SLICE_ENTRIES):
             width = min(SLICE_ENTRIES, scanned - done)
@@ -115,7 +115,7 @@ class PositionOptions:
 
 
 def _positive(option: bytes, word: bytes) -> int:
-    """Read a number; what is none is answered as a negative one is."""
+    """Parse a number; PlainError if it is negative, or no number at all."""
     try:
         number = integer(word)
     except ReplyError:

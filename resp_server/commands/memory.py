@@ -1,7 +1,6 @@
-"""MEMORY: what the processes of a server hold, as the system tells. MEMORY USAGE, of one key, is with OBJECT.
+"""MEMORY: the memory of a server's processes, as the operating system counts it. MEMORY USAGE is in `object`.
 
-What INFO says of memory is said here in the words of MEMORY STATS. The state itself is counted by what the stores take
-on disk, of which those pages are in memory that are read.
+The numbers are those of INFO. The dataset is the size of the stores on disk; only pages that are read are in memory.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from resp_server.metrics.process_stats import ProcessStats
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.process_memory import give_back
 
-# Below this there is nothing to find out, as in Redis.
+# MEMORY DOCTOR does not report below this size, as in Redis.
 SMALL_BYTES = 5 << 20
-# Guesses, as in Redis: what is worth a word.
+# Above these MEMORY DOCTOR reports an issue (guesses, as in Redis).
 OUTPUT_PER_CLIENT_BYTES = 200 << 10
 PEAK_SHARE = 1.5
 FREE_SHARE = 1.0
 
-# Keys are in the trees of the stores, and in no hash table.
+# Keys are in the stores' B+trees, not in hash tables.
 HASH_TABLES = {b"overhead.hashtable.main": 0, b"overhead.hashtable.expires": 0}
-# What an allocator holds and nobody has: the processes' memory is counted as the system does.
+# Redis' overheads of its allocator; here they are none, as memory is counted by the operating system.
 OVERHEADS = (b"allocator-fragmentation", b"allocator-rss", b"rss-overhead")
 
 EMPTY = (
@@ -82,7 +81,7 @@ def _stats(context: CommandContext, total: ProcessStats) -> Reply:
 
 
 def stored_bytes(context: CommandContext) -> tuple[int, int]:
-    """Return what the stores of all shown jobs take on disk: in use, and free pages."""
+    """Return the bytes of all served jobs' stores on disk: in use, and in free pages."""
     sizes = [job.store.used_bytes() for job, _ in context.jobs.snapshots()]
     return sum(used for used, _ in sizes), sum(free for _, free in sizes)
 
@@ -96,7 +95,7 @@ def memory_doctor(context: CommandContext) -> Reply:
 
 
 def report(total: ProcessStats, stored: int, free: int) -> str:
-    """Say what is to be seen in the numbers, in Redis' words where it has some."""
+    """Return the report of MEMORY DOCTOR; its texts are Redis' where Redis has such an issue."""
     if stored < SMALL_BYTES:
         return EMPTY
     issues = []
@@ -112,8 +111,8 @@ def report(total: ProcessStats, stored: int, free: int) -> str:
         )
     if free > FREE_SHARE * stored:
         issues.append(
-            "Free pages: The stores have more free pages than used ones. They are copied without them after a while; "
-            "if that does not happen, look for readers that hold an old epoch."
+            "Free pages: The stores have more free pages than used ones. Compaction removes them after a while; "
+            "if that does not happen, look for readers that pin an old epoch."
         )
     if not issues:
         return NO_ISSUE
@@ -139,7 +138,7 @@ def memory_purge(context: CommandContext) -> Reply:
 
 @question("purge")
 def purge(server: ServerContext, nothing: None) -> None:
-    """Have the C library give back what it holds and nobody uses."""
+    """Let the C library return its unused memory to the system."""
     give_back()
 
 

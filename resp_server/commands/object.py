@@ -1,7 +1,7 @@
-"""What is known of a key as an object: OBJECT, MEMORY USAGE.
+"""OBJECT and MEMORY USAGE: properties of one key.
 
-Encodings are those that a Redis 7.4 with its usual settings would choose for what the key holds: clients and tools look
-at them to tell what is small. In the store things lie otherwise (see `state_backend.lmdb.layout`).
+OBJECT ENCODING replies with the encoding that Redis 7.4 with default settings would choose for the value, as clients
+and tools use it to recognize small values. The stores' real layout is in `state_backend.lmdb.layout`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from resp_server.protocol.replies import Reply
 from state_backend.model.descriptor import Kind
 from state_backend.store.store import Snapshot
 
-# Redis' own sizes: the longest string that lies in its object; what a compact encoding takes, in items, fields of a
-# hash, bytes of an item (or of a list, of all items), and numbers of a set.
+# Redis' default limits: bytes of an embedded string; items, hash fields, bytes of an item and bytes of a list in a
+# compact encoding; members of an intset.
 EMBEDDED_BYTES_MAX = 44
 COMPACT_ITEMS_MAX = 128
 COMPACT_FIELDS_MAX = 512
@@ -27,12 +27,12 @@ COMPACT_ITEM_BYTES_MAX = 64
 COMPACT_LIST_BYTES_MAX = 8192
 NUMBERS_MAX = 512
 
-# Items that are looked at where it is not said how many: a step's (see `state_backend.lmdb.sizes`). More steps than
-# these few are not made at once.
+# Items that MEMORY USAGE measures by default: one step's (see `state_backend.lmdb.sizes`). More than these few steps
+# become a sliced reply.
 SAMPLES_DEFAULT = 256
 STEPS_AT_ONCE_MAX = 10
 
-# A number that reads back as it is written.
+# A decimal integer in its canonical form.
 NUMBER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
 
 
@@ -92,13 +92,13 @@ def _are_short(texts: Iterable[bytes]) -> bool:
 @command("object|refcount")
 def object_refcount(context: CommandContext, key: bytes) -> int | None:
     """Returns the reference count of a value of a key."""
-    return None if context.entry(key) is None else 1  # nothing is shared
+    return None if context.entry(key) is None else 1  # values are never shared
 
 
 @command("object|idletime")
 def object_idletime(context: CommandContext, key: bytes) -> int | None:
     """Returns the time since the last access to a Redis object."""
-    return None if context.entry(key) is None else 0  # when a key was read is not kept, as nothing is evicted for that
+    return None if context.entry(key) is None else 0  # access times are not recorded, as no key is evicted
 
 
 @command("object|freq")

@@ -1,6 +1,6 @@
-"""Reads of Redis types that no state is: a key that is missing reads as in Redis, any other is of the wrong kind.
+"""Reads of Redis types that no state kind maps to: a missing key replies as in Redis, any other key is a WRONGTYPE.
 
-Only those are here whose answer for a missing key follows from the command alone.
+Only commands whose reply for a missing key is fixed are here.
 """
 
 from __future__ import annotations

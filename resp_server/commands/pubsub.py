@@ -1,4 +1,4 @@
-"""Publish and subscribe: messages between clients, and those of the server itself."""
+"""SUBSCRIBE, PUBLISH, PUBSUB, and STATE PUBLISH and STATE NOTIFY, which proxies and other nodes use."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from resp_server.push.keyspace_notifications import ClassesError, classes_of
 from resp_server.push.message_bus import POST, post_of
 from resp_server.session.subscriptions import Way
 
-# Names that are answered at once (guess: well below a millisecond); more come in steps.
+# Channel names of a reply that is made at once (guess: well below a millisecond); more are sent in steps.
 NAMES_AT_ONCE = 1_024
-# What a process tells another one of its channels.
+# Bytes of channel names that one process sends to another.
 NAMES_BYTES_MAX = 8 << 20
 
 
@@ -75,7 +75,7 @@ def _unsubscribe(context: CommandContext, kind: Way, names: Sequence[bytes]) -> 
 def _unsubscribing(context: CommandContext, kind: Way, names: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
     for batch in batched(names, NAMES_AT_ONCE):
         reply = _unsubscribe(context, kind, batch)
-        yield [reply.make() if isinstance(reply, Pending) else reply]  # nothing has to be waited for
+        yield [reply.make() if isinstance(reply, Pending) else reply]  # an unsubscription needs no other process
 
 
 @command("publish")
@@ -113,7 +113,7 @@ def spublish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
     ),
 )
 def state_publish(context: CommandContext, kind: bytes, name: bytes, message: bytes) -> Reply:
-    """Posts a message to clients of this node alone, for another node of the cluster."""
+    """Posts a message to this node's clients only, on behalf of another node of the cluster."""
     kinds = {b"CHANNEL": Way.CHANNEL, b"SHARD": Way.SHARD}
     if kind.upper() not in kinds:
         raise PlainError("STATE PUBLISH is for CHANNEL or SHARD")
@@ -132,7 +132,7 @@ def state_publish(context: CommandContext, kind: bytes, name: bytes, message: by
     ),
 )
 def state_notify(context: CommandContext, letters: bytes) -> Reply:
-    """Notifies this connection of events of these classes, whatever notify-keyspace-events says."""
+    """Sends this connection keyspace events of these classes, whatever notify-keyspace-events is."""
     try:
         context.server.notifications.ask(context.session, classes_of(letters.decode("latin-1")))
     except ClassesError as error:
@@ -192,17 +192,19 @@ def _active_channels(context: CommandContext, kind: Way, pattern: bytes) -> Repl
 
 
 def _matcher(context: CommandContext, pattern: bytes) -> Callable[[bytes], object]:
-    """Return a function that tells whether a channel matches, and is one that the client's user may know of."""
+    """Return a predicate: a channel matches the pattern, and the client's user may subscribe to it."""
     matches, user = matcher(pattern), context.user
     return lambda name: matches(name) and user.can_subscribe(name)
 
 
 def _gather_names(context: CommandContext, kind: Way, make_reply: Callable[[Collection[bytes]], Reply]) -> Reply:
-    """Answer what clients of all processes are subscribed to in one way."""
+    """Gather the subscribed names of all processes, of one kind, and make a reply of them."""
 
     def merge(responses: Sequence[list[str] | None]) -> Reply:
         if None in responses:
-            raise PlainError(f"a process's clients are subscribed to more than {NAMES_BYTES_MAX} bytes of names")
+            raise PlainError(
+                f"the channel names of one process have more than {NAMES_BYTES_MAX} bytes; ask for counts instead"
+            )
         return make_reply(dict.fromkeys(b64decode(name) for names in responses for name in names or ()))
 
     return context.server.gather(subscribed_names, kind.value.decode(), merge)
@@ -219,13 +221,13 @@ def _subscriber_counts(context: CommandContext, kind: Way, names: Sequence[bytes
 
 @question("subscribed names")
 def subscribed_names(server: ServerContext, kind: str) -> list[str] | None:
-    """Return what clients of this process are subscribed to in one way; None: too much to be told."""
+    """Return the names that this process's clients subscribed to, of one kind; None: too many bytes."""
     names = server.message_bus.hub.names(Way(kind.encode()))
     return [b64encode(name).decode() for name in names] if sum(map(len, names)) <= NAMES_BYTES_MAX else None
 
 
 @question("subscriber counts")
 def subscriber_counts(server: ServerContext, argument: dict[str, Any]) -> list[int]:
-    """Return how many clients of this process are subscribed to each of some channels."""
+    """Return the number of this process's subscribers for each channel."""
     hub, kind = server.message_bus.hub, Way(argument["kind"].encode())
     return [hub.count(kind, b64decode(name)) for name in argument["names"]]

@@ -1,4 +1,4 @@
-"""Some of a key's items at random: SRANDMEMBER, HRANDFIELD, ZRANDMEMBER."""
+"""Random items of a key, for SRANDMEMBER, HRANDFIELD and ZRANDMEMBER."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from resp_server.protocol.replies import FirstOf, Reply
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import FIELD_POSITIONS
 
-# Items from a place at random on, of which one is chosen: the gaps between them differ, so the first one would not do.
+# A draw scans so many items from a random position and chooses one: always taking the first would favour items after
+# large gaps.
 SCANNED_PER_DRAW = 12
 # Draws of one step (guess: half a millisecond).
 CHUNK_DRAWS = 32
-# Beyond one of so many items, looking at all of them is quicker than drawing (guess).
+# If more than one item in so many is wanted, one pass over all items is faster than drawing (guess).
 DRAWN_SHARE_MAX = 32
-# What may be asked for with repetition: Redis goes on until its memory is used up.
+# Items of one reply with repetition: Redis would continue until its memory is exhausted.
 REPEATED_MAX = 10_000_000
 
 Scan = Callable[[bytes, int, int], tuple[int, list[Any]]]
 
 
 def count_of(word: bytes) -> int:
-    """Read how many items are asked for, negative if one may come more than once."""
+    """Parse the count; negative: items may repeat."""
     number = integer(word)
-    if number < -INTEGER_MAX:  # it could not be made positive
+    if number < -INTEGER_MAX:  # its absolute value would overflow
         raise PlainError(f"value is out of range, value must between {-INTEGER_MAX} and {INTEGER_MAX}")
     return number
 
 
 def count_and_option(words: Sequence[bytes], option: bytes) -> tuple[int, bool]:
-    """Read `count [WITHVALUES]`, or the like, in Redis' order of checks."""
+    """Parse `count [WITHVALUES]` (or WITHSCORES) in Redis' order of checks."""
     count = count_of(words[0])
     if len(words) > 2 or (len(words) == 2 and words[1].upper() != option):
         raise syntax_error()
@@ -47,7 +48,7 @@ def count_and_option(words: Sequence[bytes], option: bytes) -> tuple[int, bool]:
 
 
 def draws_from(scan: Scan, key: bytes) -> Iterator[Any | None]:
-    """Iterate over a scan's steps, from a place at random on and then from the beginning: an item of each, or None."""
+    """Iterate over scan steps from a random position, then from the beginning: a random item of each step, or None."""
     cursor = randrange(FIELD_POSITIONS)
     for _ in range(2):
         at_end = False
@@ -58,7 +59,10 @@ def draws_from(scan: Scan, key: bytes) -> Iterator[Any | None]:
 
 
 class ItemSource:
-    """What items are chosen from, for a view: how many there are, all of them in some order, and steps towards one."""
+    """A collection to choose from; each function takes a view.
+
+    size: the number of items. items: all items in any order. one: steps towards one random item, None or an item.
+    """
 
     def __init__(
         self,
@@ -72,18 +76,18 @@ class ItemSource:
 
 
 def random_item(context: CommandContext, source: ItemSource) -> Reply:
-    """Answer one item; nil if there is none."""
+    """Return one random item; nil if there is none."""
     if not source.size(context.view):
         return None
     for item in islice(source.one(context.view), 2):
         if item is not None:
             return item
-    # Much has expired: it may take long.
+    # Many items have expired, so the search may take long.
     return sliced(context, lambda view: ([] if item is None else [item] for item in source.one(view)), FirstOf)
 
 
 def random_items(context: CommandContext, source: ItemSource, count: int, shape: type = list) -> Reply:
-    """Answer so many items, each once; if the number is negative, each as often as chance has it."""
+    """Return `count` distinct random items; if negative, as many with repetition."""
     size = source.size(context.view)
     if count < -REPEATED_MAX and size:
         raise PlainError(f"value is out of range, at most {REPEATED_MAX} items are given with repetition")
@@ -124,7 +128,7 @@ def _distinct(source: ItemSource, view: KeyspaceView, count: int) -> Iterator[Se
 
 
 def _draw_distinct(source: ItemSource, view: KeyspaceView, count: int) -> Iterator[Sequence[Any]]:
-    """Draw until there are enough different ones, which are few of all."""
+    """Draw until there are `count` distinct items, which are few of all."""
     seen: set[Any] = set()
     while len(seen) < count:
         found = {item for _ in range(CHUNK_DRAWS) for item in _draw_one(source, view)} - seen
@@ -134,7 +138,7 @@ def _draw_distinct(source: ItemSource, view: KeyspaceView, count: int) -> Iterat
 
 
 def _selection_sample(items: Iterator[Any], remaining: int, target: int) -> Iterator[Sequence[Any]]:
-    """Look at all items once, and take each with the likelihood that makes it as many as are wanted."""
+    """Choose `target` items in one pass (Knuth's algorithm S). remaining: the number of items."""
     for batch in batched(items):
         chosen = []
         for item in batch:

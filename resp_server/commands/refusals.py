@@ -1,4 +1,4 @@
-"""Commands that are not served and that clients expect one exact answer from."""
+"""Commands that are not served, but for which clients expect one exact error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _debug() -> PlainError:
     )
 
 
-# A container's name stands for all its subcommands.
+# A container's name covers all its subcommands.
 REFUSALS: dict[str, Refusal] = {
     "cluster": cluster_disabled,
     "debug": _debug,

@@ -1,4 +1,4 @@
-"""Commands about the server: time, size, role. INFO and CONFIG have files of their own."""
+"""Commands about the server: TIME, DBSIZE, ROLE, MONITOR and others. INFO and CONFIG have modules of their own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def role(context: CommandContext) -> Reply:
     if cluster is not None and cluster.is_replica:
         return [b"slave", cluster.master.host.encode(), cluster.master.port, b"connected", 0]
     if context.server.is_slave:
-        # The master is a Spark query: it has a name but no address.
+        # The master is a Spark query, which has no address.
         return [b"slave", b"spark", 0, b"connected", 0]
     replicas = () if cluster is None else cluster.topology.replicas(cluster.myself)
     return [b"master", 0, [[each.host.encode(), b"%d" % each.port, b"0"] for each in replicas]]
@@ -61,7 +61,7 @@ def lastsave(context: CommandContext) -> Reply:
 
 
 def last_save_s(context: CommandContext) -> int:
-    """Return when the newest epoch that is shown was committed to its log, or else when the server started."""
+    """Return when the newest visible epoch was committed, in Unix seconds; without one, when the server started."""
     times = [snapshot.applied.clock_ms for _, snapshot in context.jobs.snapshots() if snapshot.applied.epoch >= 0]
     return max(times, default=context.server.started_ms) // 1000
 
@@ -87,20 +87,20 @@ def monitor(context: CommandContext) -> Reply:
 
 @question(ANNOUNCE)
 def monitors_are_elsewhere(server: ServerContext, nothing: None) -> None:
-    """Pass on what requests come to this process from now on."""
+    """Forward this process's requests to monitors at other processes from now on."""
     server.monitors.are_elsewhere(True)
 
 
 @question(SHOW)
 def show_requests(server: ServerContext, lines: Sequence[Sequence[Any]]) -> int:
-    """Show requests of another process to those here who may see them; return how many want to see any."""
+    """Send another process's requests to the monitors here that may see them; return the number of monitors here."""
     server.monitors.take([Shown.from_json(each) for each in lines])
     return len(server.monitors)
 
 
 @question(CUT)
 def cut_monitors(server: ServerContext, nothing: None) -> int:
-    """Cut those here who see requests, because another process could not pass on all."""
+    """Disconnect the monitors here, because another process could not forward all requests."""
     server.monitors.cut()
     return len(server.monitors)
 

@@ -1,4 +1,4 @@
-"""Set states as Redis sets. What is joined of several, or long, is made in steps."""
+"""Set states as Redis sets. Long replies and operations on several sets are computed in steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from state_backend.codec import packed_list
 from state_backend.model.descriptor import Kind
 from state_backend.store.keyspace import KeyspaceView
 
-# Look-ups of one step, in one set (guess: half a millisecond).
+# Members of one step that are looked up in one other set (guess: half a millisecond).
 CHUNK_LOOKUPS = 256
 
 
@@ -124,7 +124,7 @@ def sintercard(context: CommandContext, number: bytes, *words: OneOrMore) -> Rep
 
 
 def numbered_keys(number: bytes, words: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Read `numkeys key ...` as SINTERCARD does; return the keys and what is behind them."""
+    """Parse `numkeys key ...` as SINTERCARD does; return the keys and the words after them."""
     count = _at_least(number, 1, "numkeys should be greater than 0")
     if count > len(words):
         raise PlainError("Number of keys can't be greater than number of args")
@@ -132,7 +132,7 @@ def numbered_keys(number: bytes, words: Sequence[bytes]) -> tuple[Sequence[bytes
 
 
 def limit_of(words: Sequence[bytes]) -> int:
-    """Read `[LIMIT number]`, the last one of several; 0 is none."""
+    """Parse `[LIMIT number]`, the last one of several; 0: no limit."""
     limit = 0
     for at in range(0, len(words), 2):
         if words[at].upper() != b"LIMIT" or at + 1 == len(words):
@@ -142,7 +142,7 @@ def limit_of(words: Sequence[bytes]) -> int:
 
 
 def _at_least(word: bytes, minimum: int, error: str) -> int:
-    """Read a number; what is none is answered as one that is too small."""
+    """Parse a number; PlainError if it is below the minimum, or no number at all."""
     try:
         number = integer(word)
     except ReplyError:
@@ -153,7 +153,7 @@ def _at_least(word: bytes, minimum: int, error: str) -> int:
 
 
 class InputSets(NamedTuple):
-    """Several sets as a view has them; one that is missing has no members."""
+    """The keys of several sets and their sizes in a view; a missing set has size 0."""
 
     keys: Sequence[bytes]
     sizes: Sequence[int]
@@ -163,7 +163,7 @@ Combine = Callable[[KeyspaceView, InputSets], Iterator[Sequence[Reply]]]
 
 
 def _combined(context: CommandContext, keys: Sequence[bytes], combine: Combine, shape: type) -> Reply:
-    """Answer what several sets make together. A key of another kind is an error, whatever the others are."""
+    """Return the reply of an operation on several sets. A key of another type is always an error."""
     total = SLICE_ENTRIES + 1
     if len(keys) <= SLICE_ENTRIES:
         total = sum(context.counted(context.at(key).set_size(key) or None) or 0 for key in keys)
@@ -197,7 +197,7 @@ def _union(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[bytes]]:
 
 
 def _intersection(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[bytes]]:
-    """Look which members of the smallest set are in all others, smaller ones first."""
+    """Look the smallest set's members up in all others, smaller ones first."""
     if 0 in sets.sizes:
         return
     keys = [key for _, key in sorted(zip(sets.sizes, sets.keys, strict=True), key=itemgetter(0))]
@@ -205,13 +205,13 @@ def _intersection(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[byte
 
 
 def _difference(view: KeyspaceView, sets: InputSets) -> Iterator[Sequence[bytes]]:
-    """Look which members of the first set are in none of the others."""
+    """Look the first set's members up in all others."""
     others = {key: None for key, size in zip(sets.keys[1:], sets.sizes[1:], strict=True) if size}
     yield from _filtered(view, sets.keys[0], others, is_member=False)
 
 
 def _filtered(view: KeyspaceView, key: bytes, others: Iterable[bytes], *, is_member: bool) -> Iterator[Sequence[bytes]]:
-    """Iterate over the members of a set that are in each of the others, or in none. A step asks one of them."""
+    """Iterate over the members of a set that are in all others (is_member), or in none. A step reads one other set."""
     for batch in batched(view.at(key).members(key), CHUNK_LOOKUPS):
         remaining = batch
         for other in others:

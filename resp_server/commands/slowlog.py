@@ -1,9 +1,9 @@
 """SLOWLOG: the requests that took longer than `slowlog-log-slower-than` microseconds.
 
-A request is timed from its look-up to its reply; one that is answered in steps by all of these. Requests that are
-answered together the short way are timed together: a buffer of them that takes too long is one entry, with the first
-request's words and how many followed. Below a millisecond that would be wrong too often, so that then no request takes
-the short way.
+A request is timed from the look-up of its command to its reply; the times of a sliced reply's steps are added up.
+Requests that the compiled core processes together are timed together: a slow buffer is one entry, with the first
+request's words and the number of further requests. With a threshold below a millisecond this would be too coarse, so
+then the compiled core processes no requests.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _row(entry: SlowRequest) -> Reply:
 
 @question("slow requests")
 def slow_requests(server: ServerContext, count: int) -> list[list[Any]]:
-    """Return the newest slow requests of this process."""
+    """Return this process's newest slow requests."""
     return [each.to_json() for each in server.slow.newest(count)]
 
 
@@ -71,7 +71,7 @@ def slowlog_len(context: CommandContext) -> Reply:
 
 @question("slow count")
 def slow_count(server: ServerContext, nothing: None) -> int:
-    """Return how many slow requests this process keeps."""
+    """Return the number of this process's slow requests."""
     return len(server.slow)
 
 
@@ -83,7 +83,7 @@ def slowlog_reset(context: CommandContext) -> Reply:
 
 @question("clear slow requests")
 def clear_slow_requests(server: ServerContext, nothing: None) -> None:
-    """Forget the slow requests of this process."""
+    """Remove this process's slow requests."""
     server.slow.clear()
 
 

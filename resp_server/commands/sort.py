@@ -1,4 +1,4 @@
-"""SORT_RO: what a list or a set holds, sorted by itself or by what other keys hold, and seen through other keys."""
+"""SORT_RO: the items of a list, set or sorted set, sorted by themselves or by other keys' values (BY, GET)."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from state_backend.model.slots import slot_of
 from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import LongText, Snapshot, Text, whole
 
-# Any of these means that a pattern stands for keys of several slots, unless it comes behind a hash tag.
+# A pattern with one of these may match keys of several slots, unless it begins with a hash tag.
 WILD = frozenset(b"*?[\\")
 
 SORTED_KINDS = (Kind.LIST, Kind.SET, Kind.SORTED_SET)
 
-# Look-ups of one step (guess: a millisecond).
+# Keys that are looked up in one step (guess: a millisecond).
 CHUNK_LOOKUPS = 256
 
 
 @dataclass
 class SortOptions:
-    """What SORT_RO may be given behind the key.
+    """The options of SORT_RO.
 
-    count: of items, negative for all. by: None: the items themselves. is_as_it_lies: nothing is sorted, which any BY
-    asks for that is no pattern.
+    count: of items; negative for all. by_pattern: None to sort by the items themselves. is_unsorted: BY was given
+    without a `*`, so items are not sorted.
     """
 
     start: int = 0
@@ -47,7 +47,7 @@ class SortOptions:
 
     @classmethod
     def parse(cls, words: Sequence[bytes], check: Callable[[str, bytes], None]) -> SortOptions:
-        """Read the options in Redis' order of checks; `check` refuses patterns of keys that may not be looked up."""
+        """Parse the options in Redis' order of checks. check: raises for a pattern whose keys may not be read."""
         options = cls()
         at = 0
         while at < len(words):
@@ -76,7 +76,7 @@ class SortOptions:
         return options
 
     def bounds(self, size: int) -> tuple[int, int]:
-        """Return the first item that is wanted, and the one behind the last."""
+        """Return LIMIT's range of items: first and end (exclusive)."""
         start = min(max(self.start, 0), size)
         return start, size if self.count < 0 else min(start + self.count, size)
 
@@ -97,7 +97,7 @@ def sort_ro(context: CommandContext, key: bytes, *words: bytes) -> Reply:
 
 
 def _count(view: KeyspaceView, key: bytes, options: SortOptions) -> int:
-    """Return how many items the reply has."""
+    """Return the number of items of the reply."""
     entry = view.at(key).entry(key)
     if entry is None or entry.kind not in SORTED_KINDS:
         return 0
@@ -106,7 +106,7 @@ def _count(view: KeyspaceView, key: bytes, options: SortOptions) -> int:
 
 
 def _check(context: CommandContext, key: bytes, option: str, pattern: bytes) -> None:
-    """Refuse a pattern whose keys another node may have, or the user may not read."""
+    """Raise PlainError for a pattern whose keys may be on another node, or may be forbidden to the user."""
     if context.server.cluster is not None and pattern != b"#" and _slot_of(pattern) != slot_of(key):
         raise PlainError(
             f"{option} option of SORT denied in Cluster mode when keys formed by the pattern may be in different slots."
@@ -115,18 +115,18 @@ def _check(context: CommandContext, key: bytes, option: str, pattern: bytes) -> 
 
 
 def check_user(user: Account, option: str) -> None:
-    """Refuse any pattern to who may not read all keys."""
+    """Raise PlainError for any pattern of a user that may not read all keys."""
     if not user.reads_all_keys:
         raise PlainError(f"{option} option of SORT denied due to insufficient ACL permissions.")
 
 
 def check_request(user: Account, request: Sequence[bytes]) -> None:
-    """Refuse a request with patterns to who may not read all keys, for servers that do not know the user."""
+    """Check a request's patterns for its user. A proxy calls this, as its servers do not know the user."""
     SortOptions.parse(request[2:], lambda option, pattern: check_user(user, option))
 
 
 def _slot_of(pattern: bytes) -> int | None:
-    """Return the slot of all keys that a pattern stands for; None if they may be in several."""
+    """Return the slot of all keys that match a pattern; None if they may be in several slots."""
     for at, byte in enumerate(pattern):
         if byte in WILD:
             return None
@@ -145,7 +145,7 @@ def _size(snapshot: Snapshot, key: bytes, kind: Kind) -> int:
 
 
 def _chunks(view: KeyspaceView, key: bytes, options: SortOptions) -> Iterator[Sequence[Text | None]]:
-    """Iterate over parts of the reply."""
+    """Iterate over chunks of the reply."""
     snapshot = view.at(key)
     entry = snapshot.entry(key)
     if entry is None or entry.kind not in SORTED_KINDS:
@@ -176,7 +176,7 @@ def _all(snapshot: Snapshot, key: bytes, kind: Kind) -> Iterator[bytes]:
 def _in_stored_order(
     snapshot: Snapshot, key: bytes, kind: Kind, is_descending: bool, start: int, stop: int
 ) -> Iterator[list[bytes]]:
-    """Iterate over items `start` to before `stop` in the order of a list or a sorted set; a set's is its own."""
+    """Iterate over items `start` up to `stop` (exclusive) in the stored order."""
     size = _size(snapshot, key, kind)
     for first in range(start, stop, SLICE_ENTRIES):
         last = min(stop, first + SLICE_ENTRIES)
@@ -193,7 +193,7 @@ def _in_stored_order(
 def _sorted(
     view: KeyspaceView, items: Iterator[bytes], options: SortOptions, start: int, stop: int
 ) -> Iterator[list[bytes]]:
-    """Sort items in steps. What has the same number is sorted by its bytes; what has the same text stays as it lies."""
+    """Sort items in steps. Items with equal numbers are sorted by their bytes; with ALPHA the sort is stable."""
     keyed_items = _with_sort_keys(view, items, options, WorkingMemory())
     for batch in sorted_chunks(keyed_items, start, stop, options.is_descending, not options.is_alpha):
         yield [item for _, item in batch]
@@ -202,7 +202,7 @@ def _sorted(
 def _with_sort_keys(
     view: KeyspaceView, items: Iterator[bytes], options: SortOptions, memory: WorkingMemory
 ) -> Iterator[list[tuple[Any, bytes]]]:
-    """Iterate over items, each with what it is sorted by; that one cannot be is said when all were looked at."""
+    """Iterate over (sort key, item); PlainError, once all have been read, if a sort key is no number."""
     are_numbers = True
     for batch in batched(items, CHUNK_LOOKUPS):
         memory.add(batch)
@@ -222,12 +222,12 @@ def _with_sort_keys(
 
 
 def _c_text(text: bytes) -> bytes:
-    """Return a text as C compares it: up to a zero byte."""
+    """Return a text up to its first zero byte, as C compares it."""
     return text.partition(b"\0")[0]
 
 
 def _number(text: Text | None) -> float | None:
-    """Return what a text is sorted by: 0 where there is none, None where it is no number. A very long one is none."""
+    """Return a text's numeric sort key: 0 for a missing text, None if it is no number; a LongText never is."""
     if text is None:
         return 0.0
     found = None if isinstance(text, LongText) else read_double(text)
@@ -235,7 +235,7 @@ def _number(text: Text | None) -> float | None:
 
 
 def _look_up(view: KeyspaceView, pattern: bytes, item: bytes) -> Text | None:
-    """Return what stands at the key, or in its field, that a pattern makes with an item in place of its first `*`."""
+    """Return the value of the key, or hash field, that a pattern names when `item` replaces its first `*`."""
     if pattern == b"#":
         return item
     before, star, after = pattern.partition(b"*")

@@ -1,4 +1,4 @@
-"""Sorted-set states as Redis sorted sets: members, scores, ranks and ranges. Several together: `sorted_sets`."""
+"""Sorted-set states as Redis sorted sets: members, scores, ranks, ranges. Set operations: `sorted_set_algebra`."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ def _rank(context: CommandContext, name: str, key: bytes, member: bytes, words: 
 
 
 class MemberRange(Protocol):
-    """What members are asked for."""
+    """A range of members."""
 
     def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
-        """Return the first rank and the one behind the last, counted from the lowest, of a set of so many members."""
+        """Return the range as ranks from the lowest score, first and end (exclusive), in a set of `size` members."""
 
 
 @dataclass(frozen=True)
 class RankRange:
-    """Members by their place, the last one included; negative places count from the end."""
+    """Ranks `start` to `stop`, both inclusive; negative ranks count from the end."""
 
     start: int
     stop: int
@@ -104,7 +104,7 @@ class RankRange:
 
 @dataclass(frozen=True)
 class ScoreRange:
-    """Members by their scores; either end may be left out."""
+    """Members whose scores are in a range."""
 
     low: float
     high: float
@@ -113,7 +113,7 @@ class ScoreRange:
 
     @classmethod
     def parse(cls, low: bytes, high: bytes) -> ScoreRange:
-        """Read both ends: `1.5`, `(1.5`, `-inf`."""
+        """Parse both ends: `1.5`, `(1.5` (exclusive), `-inf`."""
         ends = [read_double(word[1:] if word[:1] == b"(" else word) for word in (low, high)]
         if ends[0] is None or ends[1] is None:
             raise PlainError("min or max is not a float")
@@ -126,10 +126,10 @@ class ScoreRange:
 
 @dataclass(frozen=True)
 class TextRange:
-    """Members by their bytes, where all have one score; either end may be left out.
+    """Members in a lexicographical range, where all have the same score.
 
-    None: lower, or higher, than all. is_reversed: looked for from the highest, which is another range where scores
-    differ.
+    low, high: None for `-`, `+`. is_reversed: the search begins at the highest member, which is another range if
+    scores differ.
     """
 
     low: bytes | None
@@ -141,7 +141,7 @@ class TextRange:
 
     @classmethod
     def parse(cls, low: bytes, high: bytes, is_reversed: bool = False) -> TextRange:
-        """Read both ends: `[a`, `(a`, `-`, `+`."""
+        """Parse both ends: `[a`, `(a` (exclusive), `-`, `+`."""
         for word in (low, high):
             if word[:1] not in (b"[", b"(") and word.partition(b"\0")[0] not in (b"-", b"+"):
                 raise PlainError("min or max not valid string range item")
@@ -159,7 +159,7 @@ class TextRange:
         return first, max(first, end)
 
     def _ranks_of(self, members: Sequence[bytes]) -> tuple[int, int]:
-        """Look at members one after another, as Redis does with few: what it finds where scores differ, this finds."""
+        """Compare members one by one, as Redis does in a small set: so results are equal even if scores differ."""
         if not members or not self._is_above_low(members[-1]) or not self._is_below_high(members[0]):
             return 0, 0
         if self.is_reversed:
@@ -179,7 +179,7 @@ class TextRange:
 
 @dataclass
 class RangeQuery:
-    """A range, and how much of it is wanted, from which end, with or without scores. count: negative for all."""
+    """A range with its direction, LIMIT (offset, count: negative for all) and WITHSCORES."""
 
     member_range: MemberRange
     is_reversed: bool
@@ -196,7 +196,10 @@ class RangeQuery:
         range_type: type[RankRange] | type[ScoreRange] | type[TextRange] | None,
         is_reversed: bool | None,
     ) -> RangeQuery:
-        """Read the arguments behind the key in Redis' order of checks. None: the options say it."""
+        """Parse the arguments after the key in Redis' order of checks.
+
+        range_type, is_reversed: fixed by the command; None where options choose (ZRANGE).
+        """
         has_scores, offset, count = False, 0, -1
         at = 0
         while at < len(words):
@@ -230,7 +233,7 @@ class RangeQuery:
         return cls(found, bool(is_reversed), has_scores, offset, count)
 
     def ranks(self, snapshot: Snapshot, key: bytes, size: int) -> tuple[int, int]:
-        """Return the first rank that is wanted and the one behind the last, counted from the lowest."""
+        """Return the limited range as ranks from the lowest score, first and end (exclusive)."""
         first, end = self.member_range.ranks(snapshot, key, size)
         if self.offset < 0:
             return 0, 0

@@ -1,4 +1,4 @@
-"""Several sorted sets and sets together: ZUNION, ZINTER, ZDIFF, ZINTERCARD. A set's members have the score 1."""
+"""Operations on several sorted sets or sets: ZUNION, ZINTER, ZDIFF, ZINTERCARD. A set's members have the score 1."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AGGREGATES: dict[bytes, Callable[[float, float], float]] = {b"SUM": _sum, b"MIN"
 
 
 class WeightedSet(NamedTuple):
-    """A sorted set, a set (is_plain), or a missing key (of size 0), and what its scores are multiplied by."""
+    """A sorted set, a set (is_plain_set) or a missing key (size 0), and the weight of its scores."""
 
     key: bytes
     size: int
@@ -57,21 +57,21 @@ class WeightedSet(NamedTuple):
             yield from batched(snapshot.sorted_members(self.key, 0, self.size), CHUNK_LOOKUPS)
 
     def scores(self, view: KeyspaceView, members: Sequence[bytes]) -> list[float | None]:
-        """Return the scores of some members; None for one that it has not."""
+        """Return the scores of members; None for a member that the set lacks."""
         snapshot = view.at(self.key)
         if self.is_plain_set:
             return [1.0 if is_in else None for is_in in snapshot.are_members(self.key, members)]
         return snapshot.scores(self.key, members)
 
     def weighted_score(self, score: float) -> float:
-        """Return a member's score as it counts."""
+        """Return a score times the weight."""
         score *= self.weight
         return 0.0 if isnan(score) else score
 
 
 @dataclass
 class AlgebraQuery:
-    """What stands behind the keys."""
+    """The keys and options of a request."""
 
     keys: Sequence[bytes]
     weights: list[float] = field(default_factory=list)
@@ -79,7 +79,7 @@ class AlgebraQuery:
     has_scores: bool = False
 
     def parse(self, words: Sequence[bytes], *, takes_weights: bool) -> None:
-        """Read the options in Redis' order of checks."""
+        """Parse the options in Redis' order of checks."""
         at = 0
         while at < len(words):
             option, remaining = words[at].upper(), len(words) - at
@@ -106,7 +106,7 @@ def _weight(word: bytes) -> float:
 
 
 def _keys(name: str, number: bytes, words: Sequence[bytes]) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Read `numkeys key ...`; return the keys and what is behind them."""
+    """Parse `numkeys key ...`; return the keys and the words after them."""
     count = integer(number)
     if count < 1:
         raise PlainError(f"at least 1 input key is needed for '{name}' command")
@@ -116,7 +116,7 @@ def _keys(name: str, number: bytes, words: Sequence[bytes]) -> tuple[Sequence[by
 
 
 def _kind(view: KeyspaceView, key: bytes) -> Kind | None:
-    """Return which kind of a set a key has; None for a missing one."""
+    """Return a key's kind, SET or SORTED_SET; None for a missing key."""
     entry = view.at(key).entry(key)
     if entry is not None and entry.kind not in (Kind.SET, Kind.SORTED_SET):
         raise WrongTypeError
@@ -154,7 +154,7 @@ def zdiff(context: CommandContext, number: bytes, *words: OneOrMore) -> Reply:
 
 
 def _combined(context: CommandContext, name: str, number: bytes, words: Sequence[bytes], combine: Combine) -> Reply:
-    """Answer what several sets make together, by score."""
+    """Return the reply of an operation on several sets, ordered by score."""
     query = AlgebraQuery(*_keys(name, number, words)[:1])
     is_small = _are_small(context, query.keys)
     query.parse(words[len(query.keys) :], takes_weights=combine is not _difference)
@@ -171,7 +171,7 @@ def _combined(context: CommandContext, name: str, number: bytes, words: Sequence
 
 
 def _are_small(context: CommandContext, keys: Sequence[bytes]) -> bool:
-    """Tell whether sets are small, all together. A key of another kind is said before a wrong option."""
+    """Tell whether the sets are small in total. A wrong type is reported here, before options are parsed."""
     if len(keys) > SLICE_ENTRIES:
         return False
     operands = [_operand(context.view, key, 1.0) for key in keys]
@@ -197,7 +197,7 @@ def zintercard(context: CommandContext, number: bytes, *words: OneOrMore) -> Rep
 
 
 def _union(view: KeyspaceView, operands: Sequence[WeightedSet], query: AlgebraQuery) -> Iterator[Sequence[Scored]]:
-    """Add up scores, smaller sets first, as Redis does: sums of doubles depend on the order."""
+    """Aggregate scores from the smallest set on, as Redis does: a sum of doubles depends on the order."""
     partitions: list[dict[bytes, float]] = [{} for _ in range(PARTITIONS)]
     memory = WorkingMemory()
     for operand in sorted(operands, key=lambda each: each.size):
@@ -219,7 +219,7 @@ def _union(view: KeyspaceView, operands: Sequence[WeightedSet], query: AlgebraQu
 def _intersection(
     view: KeyspaceView, operands: Sequence[WeightedSet], query: AlgebraQuery
 ) -> Iterator[Sequence[Scored]]:
-    """Look which members of the smallest set are in all others, smaller ones first."""
+    """Look the smallest set's members up in all others, smaller ones first."""
     first, *others = sorted(operands, key=lambda each: each.size)
     memory = WorkingMemory()
     for batch in first.members(view):
@@ -237,7 +237,7 @@ def _intersection(
 
 
 def _difference(view: KeyspaceView, operands: Sequence[WeightedSet], query: AlgebraQuery) -> Iterator[Sequence[Scored]]:
-    """Look which members of the first set are in none of the others."""
+    """Look the first set's members up in all others."""
     first, *others = operands
     memory = WorkingMemory()
     for remaining in first.members(view):

@@ -1,6 +1,6 @@
-"""STATE: what sparkis says about its jobs and states. Redis has no such command.
+"""STATE: jobs and states, and subcommands that proxies use. Redis has no such command.
 
-These are read commands; who may read keys may ask for their states.
+They are read commands: a user sees the jobs and states of keys that it may read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SINCE = "0.1.0"
 
 
 def _facts(*arguments: str, **others: Any) -> Facts:
-    """Return what all of these commands have in common."""
+    """Return the facts that most STATE subcommands share."""
     return Facts(
         SINCE,
         "server",
@@ -51,7 +51,7 @@ ALL_KEYS = ONE_KEY | {"find_keys": {"type": "range", "spec": {"lastkey": -1, "ke
 
 @command("state|jobs", own=_facts())
 def state_jobs(context: CommandContext) -> Reply:
-    """Lists the jobs whose states this server shows, and how they are."""
+    """Lists the jobs that this server serves, and their condition."""
     visibility = context.visibility
     visibility.view.check_whole()
     return [_job_row(visible, context.now_ms) for visible in visibility.jobs()]
@@ -72,7 +72,7 @@ def _job_row(visible: VisibleJob, now_ms: int) -> Reply:
 
 
 def _freshness(visible: VisibleJob, now_ms: int) -> dict[bytes, Reply]:
-    """Return how new what readers see of a job is, and what is wrong with it."""
+    """Return how fresh a job's visible state is, and its error."""
     job, applied = visible.job, visible.applied
     return {
         b"applied": applied.epoch,
@@ -90,17 +90,17 @@ def _freshness(visible: VisibleJob, now_ms: int) -> dict[bytes, Reply]:
 
 
 def committed_at(applied: Applied) -> str | None:
-    """Return the clock reading of the epoch that is shown, by its writer's clock; None if none is shown yet."""
+    """Return when the visible epoch was committed, by its writer's clock; None if there is no visible epoch yet."""
     return iso_text(applied.clock_ms) if applied.epoch >= 0 else None
 
 
 def age_ms(applied: Applied, now_ms: int) -> int | None:
-    """Return how old the epoch that is shown is by this server's clock; None if none is shown yet."""
+    """Return the age of the visible epoch by this server's clock; None if there is no visible epoch yet."""
     return max(0, now_ms - applied.clock_ms) if applied.epoch >= 0 else None
 
 
 def lag_ms(job: Job, applied: Applied) -> int | None:
-    """Return by how much the shown epoch is older than the committed one; None if none is shown yet."""
+    """Return by how much the visible epoch is older than the committed one; None if there is no visible epoch yet."""
     if job.committed_epoch <= applied.epoch:
         return 0
     return max(0, job.committed_clock_ms - applied.clock_ms) if applied.epoch >= 0 else None
@@ -108,7 +108,7 @@ def lag_ms(job: Job, applied: Applied) -> int | None:
 
 @command("state|list", own=_facts("job"))
 def state_list(context: CommandContext, job: bytes) -> Reply:
-    """Lists the states of a job, their kinds and how many keys they have."""
+    """Lists the states of a job, their kinds and their numbers of keys."""
     visibility, requested_job = context.visibility, _job(context, job)
     visibility.view.check_whole()
     return [
@@ -121,7 +121,7 @@ def state_list(context: CommandContext, job: bytes) -> Reply:
 
 @command("state|describe", own=_facts("job:state"))
 def state_describe(context: CommandContext, name: bytes) -> Reply:
-    """Describes a state: how its keys are made, and of which columns."""
+    """Describes a state: its key format, columns and options."""
     job_name, _, state_name = name.partition(b":")
     job = _job(context, job_name)
     states = next((visible.states for visible in context.visibility.jobs() if visible.job.name == job.name), ())
@@ -163,7 +163,7 @@ def _names(items: Sequence[Job] | Sequence[StateDescriptor]) -> str:
 
 @command("state|locate", own=_facts("key", first_key=2, last_key=2, step=1, key_specs=[ONE_KEY]))
 def state_locate(context: CommandContext, key: bytes) -> Reply:
-    """Tells where a key is: its slot, the job and state that hold it, and the server."""
+    """Locates a key: its slot, its job and state, and its server."""
     entry = context.at(key).entry(key)
     job = None if entry is None else _owning_job(context, key)
     return {
@@ -196,13 +196,13 @@ def _owning_job(context: CommandContext, key: bytes) -> str | None:
     ),
 )
 def state_mget(context: CommandContext, *keys: OneOrMore) -> Reply:
-    """Returns what MGET returns, for keys of any of this server's slots: at one epoch of each job."""
+    """Returns the values of keys like MGET, also of several slots, all at one epoch of each job."""
     return values_reply(context, keys)
 
 
 @command("state|lag", own=_facts())
 def state_lag(context: CommandContext) -> Reply:
-    """Tells how far each job's readable state is behind what the job has committed, and how old it is."""
+    """Reports how far each job's readable state is behind its committed epoch, and its age."""
     return [
         {
             b"job": visible.job.name.encode(),
@@ -214,7 +214,7 @@ def state_lag(context: CommandContext) -> Reply:
 
 @command("state|follow", own=_facts())
 def state_follow(context: CommandContext, option: bytes = b"") -> Reply:
-    """Has this connection told of the epochs and the topology that it is answered from, before they first are."""
+    """Pushes each new epoch and topology to this connection, before the first reply that is read from it."""
     if option and option.upper() != b"KEYS":
         raise syntax_error()
     check_reads_all_keys(context)
@@ -223,19 +223,19 @@ def state_follow(context: CommandContext, option: bytes = b"") -> Reply:
 
 
 def check_reads_all_keys(context: CommandContext) -> None:
-    """Raise NoPermError for who may not read all keys, where all jobs are told of; proxies may, who ask for that."""
+    """Raise NoPermError for a user that may not read all keys, where a reply names all jobs; proxies may read all."""
     if not context.user.reads_all_keys:
         raise NoPermError("This needs a user that may read all keys")
 
 
-# What is about keys in general: a proxy asks it of all servers.
+# Commands about the whole keyspace; a proxy sends them to all servers.
 STATE_COMMANDS = ("state|jobs", "state|list", "state|lag", "state|describe")
 KEYSPACE_COMMANDS = ("dbsize", "keys", "randomkey", "scan", "info", *STATE_COMMANDS)
 
 
 @dataclass(slots=True)
 class ReaderContext(CommandContext):
-    """A call for another user, who may read some keys."""
+    """The context of a command on behalf of another user, who may read only some keys."""
 
     reader: User
 
@@ -260,7 +260,7 @@ class ReaderContext(CommandContext):
     ),
 )
 def state_within(context: CommandContext, count: int, *words: OneOrMore) -> Reply:
-    """Answers a command about keys in general for a user who may read those that match a pattern, as proxies ask it."""
+    """Runs a command about the whole keyspace for a proxy's user who may read only keys that match a pattern."""
     check_reads_all_keys(context)
     if not 0 <= count < len(words):
         raise syntax_error()
@@ -274,13 +274,13 @@ def state_within(context: CommandContext, count: int, *words: OneOrMore) -> Repl
     target = context.server.table.find(request)
     target.check_arity(request)
     if target.name not in KEYSPACE_COMMANDS:
-        raise PlainError(f"'{target.name}' is not about keys in general; ask it without STATE WITHIN")
+        raise PlainError(f"'{target.name}' is not about the whole keyspace; send it without STATE WITHIN")
     return target.execute(ReaderContext(context.session, context.server, reader), request)
 
 
 @command("state|topology", own=_facts())
 def state_topology(context: CommandContext) -> Reply:
-    """Returns the topology of the cluster that this server is a node of, as JSON."""
+    """Returns the topology of this server's cluster as JSON."""
     if context.server.cluster is None:
         raise cluster_disabled()
     return json.dumps(context.server.cluster.topology.to_json()).encode()

@@ -27,7 +27,7 @@ def mget(context: CommandContext, *keys: OneOrMore) -> Reply:
 
 
 def values_reply(context: CommandContext, keys: Sequence[bytes]) -> Reply:
-    """Answer what MGET answers."""
+    """Return the reply of MGET."""
     reply = items_reply(context, lambda view: _texts(view, keys), lambda view: len(keys))
     if isinstance(reply, Sliced):
         reply.parts = _counted(context, reply.parts)
@@ -38,7 +38,7 @@ def values_reply(context: CommandContext, keys: Sequence[bytes]) -> Reply:
 
 
 def _texts(view: KeyspaceView, keys: Sequence[bytes]) -> Iterator[Text | None]:
-    """Read several keys. Unlike GET's, a key of another kind is nil."""
+    """Iterate over the keys' values; a key of another type is None, as in MGET."""
     for key in keys:
         try:
             yield view.at(key).text(key)
@@ -74,7 +74,7 @@ def substr(context: CommandContext, key: bytes, start: int, end: int) -> Reply:
 
 
 def _part(text: Text | None, start: int, end: int) -> Text:
-    """Return bytes `start` to `end`, both included; negative ones count from the end."""
+    """Return bytes `start` to `end`, both inclusive; negative positions count from the end."""
     length = size_of(text)
     if text is None or (start < 0 and end < 0 and start > end):
         return b""

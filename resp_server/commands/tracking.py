@@ -1,4 +1,4 @@
-"""CLIENT TRACKING and its like: client-side caching. The texts are those of Redis' clientCommand."""
+"""Client-side caching: CLIENT TRACKING, CACHING, GETREDIR, TRACKINGINFO. The errors are those of Redis' clientCommand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DISABLE_FIRST = "before disabling tracking for this client, and then re-enabling
 
 @dataclass
 class TrackingOptions:
-    """The words behind CLIENT TRACKING ON or OFF."""
+    """The options of CLIENT TRACKING."""
 
     redirect: int = 0
     prefixes: list[bytes] = field(default_factory=list)
@@ -26,7 +26,7 @@ class TrackingOptions:
 
     @classmethod
     def of(cls, words: Sequence[bytes]) -> TrackingOptions:
-        """Read them; whether the client to redirect to is there is for others to say."""
+        """Parse the options; the existence of the client to redirect to is not checked here."""
         options = cls()
         remaining = iter(words)
         for word in remaining:
@@ -53,7 +53,7 @@ class TrackingOptions:
             raise _no_such_client()
 
     def check(self, current: TrackingState) -> None:
-        """Refuse what cannot be meant, or cannot be done from how the client tracks now."""
+        """Raise PlainError for options that contradict each other, or the client's current mode."""
         is_bcast, is_optin, is_optout = (flag in self.flags for flag in (b"BCAST", b"OPTIN", b"OPTOUT"))
         if self.prefixes and not is_bcast:
             raise PlainError("PREFIX option requires BCAST mode to be enabled")
@@ -68,7 +68,7 @@ class TrackingOptions:
         self._check_prefixes(current)
 
     def _check_prefixes(self, current: TrackingState) -> None:
-        # First: each is compared with each, which is for some hundred of them, and not for as many as a request has.
+        # Checked first: below, every prefix is compared with every other, which is too slow for thousands of them.
         if sum(len(each) + PREFIX_OVERHEAD_BYTES for each in current.prefixes.union(self.prefixes)) > PREFIX_BYTES_MAX:
             raise PlainError(
                 f"the prefixes of one client may take {PREFIX_BYTES_MAX} bytes; use fewer, or shorter ones"
@@ -84,7 +84,7 @@ class TrackingOptions:
                         )
 
     def apply(self, server: ServerContext, client: TrackingState) -> None:
-        """Track in this way from now on."""
+        """Begin to track with these options."""
         client.redirect = self.redirect
         client.is_bcast, client.is_optin, client.is_optout, client.is_noloop = (
             flag in self.flags for flag in (b"BCAST", b"OPTIN", b"OPTOUT", b"NOLOOP")
@@ -131,7 +131,7 @@ def _no_such_client() -> PlainError:
 
 @question("is a client here")
 def is_client_here(server: ServerContext, session_id: int) -> bool:
-    """Tell whether a client is at this process."""
+    """Tell whether this process has a client."""
     return session_id in server.sessions
 
 

@@ -1,4 +1,7 @@
-"""Transactions: what is queued between MULTI and EXEC is answered at one epoch of each job and one clock reading."""
+"""Transactions: EXEC runs the queued commands at one epoch of each job and at one clock reading.
+
+STATE AT, STATE MARK and STATE EXPECT are for proxies, whose transactions span several servers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from resp_server.protocol.replies import OK, FirstOf, Reply
 from resp_server.session.transaction import Mark, ReadsAt, check_room_to_watch
 from state_backend.store.keyspace import KeyspaceView
 
-# Keys that are looked at in one go: about a millisecond (guess: some 10 us each).
+# Keys that WATCH reads in one step: about a millisecond (guess: some 10 us each).
 WATCH_BATCH_KEYS = 128
 
 
@@ -57,7 +60,7 @@ def exec_(context: CommandContext) -> Reply:
 
 
 def _view(context: CommandContext) -> KeyspaceView:
-    """Open the view that all commands are answered from."""
+    """Open the view that all commands of the transaction read."""
     reads_at = context.session.reads_at
     if reads_at is None:
         return context.server.pin()
@@ -95,7 +98,7 @@ def _view(context: CommandContext) -> KeyspaceView:
     ),
 )
 def state_at(context: CommandContext, *words: OneOrMore) -> Reply:
-    """Has the next EXEC read at these epochs, one of each job, and at this clock reading."""
+    """Makes the next EXEC read at these epochs, one of each job, and at this clock reading."""
     check_reads_all_keys(context)
     *rows, clock = words
     if len(rows) % 3:
@@ -132,7 +135,7 @@ def _watch_in_batches(context: CommandContext, view: KeyspaceView, keys: Sequenc
 
 
 def _watch(context: CommandContext, view: KeyspaceView, keys: Sequence[bytes]) -> None:
-    """Note what keys are like now; none of them if one cannot be read."""
+    """Record the keys' marks: of all keys, or of none if one cannot be read."""
     marks = {(context.session.db, key): mark_of(context.server, view, key) for key in keys}
     context.session.watched.update(marks)
 
@@ -163,7 +166,7 @@ KEY_AND_MARK = [{"name": name, "type": "string", "display_text": name} for name 
     ),
 )
 def state_mark(context: CommandContext, key: bytes) -> bytes:
-    """Returns what WATCH would remember of a key, for STATE EXPECT."""
+    """Returns the mark that WATCH would record of a key, for STATE EXPECT."""
     return mark_of(context.server, context.view, key).text
 
 
@@ -179,7 +182,7 @@ def state_mark(context: CommandContext, key: bytes) -> bytes:
     ),
 )
 def state_expect(context: CommandContext, *words: OneOrMore) -> Reply:
-    """Has the next EXEC answer nil if one of these keys is not what its mark says any more."""
+    """Makes the next EXEC reply nil if one of these keys has changed since its mark."""
     if len(words) % 2:
         raise syntax_error()
     check_reads_all_keys(context)

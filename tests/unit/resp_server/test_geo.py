@@ -111,7 +111,7 @@ def test_any_ends_as_soon_as_there_are_enough(keyspace: Keyspace) -> None:
 def test_what_a_search_may_hold_is_bounded(client: SteppingClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_reply, "WORKING_BYTES_MAX", 10_000)
     line = "GEOSEARCH at:many FROMLONLAT 20 10 BYRADIUS 30000 km"
-    assert b"would have to hold more than 10000 bytes" in ask(client, f"{line} ASC").raw
+    assert b"intermediate results exceed 10000 bytes" in ask(client, f"{line} ASC").raw
     assert len(ask(client, f"{line} COUNT 10").plain) == 10
     assert len(ask(client, line).plain) == MANY
 

@@ -187,7 +187,7 @@ def test_more_items_with_repetition_than_are_given_are_an_error(ask: Callable[..
 def test_what_a_command_may_hold_is_bounded(ask: Callable[..., Reply], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_reply, "WORKING_BYTES_MAX", 10_000)
     for line in ("SUNION set:even set:third", "ZUNION 2 ranks:even set:third", "SORT_RO list:large ALPHA"):
-        assert b"would have to hold more than 10000 bytes" in ask(line).raw
+        assert b"intermediate results exceed 10000 bytes" in ask(line).raw
 
 
 def test_ranges_by_text_find_their_members_in_large_sorted_sets(ask: Callable[..., Reply]) -> None:
