@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _node_view(context: CommandContext) -> NodeView:
-    """Return this node's view of the cluster; PlainError outside a cluster. Checked before any argument, as in Redis."""
+    """Return this node's view of the cluster; PlainError outside a cluster, before arguments are checked."""
     if context.server.cluster is None:
         raise cluster_disabled()
     return context.server.cluster

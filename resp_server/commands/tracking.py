@@ -1,4 +1,4 @@
-"""Client-side caching: CLIENT TRACKING, CACHING, GETREDIR, TRACKINGINFO. The errors are those of Redis' clientCommand."""
+"""Client-side caching: CLIENT TRACKING, CACHING, GETREDIR and TRACKINGINFO, with the errors of Redis."""
 
 from __future__ import annotations
 
