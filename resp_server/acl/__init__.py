@@ -1,4 +1,4 @@
-"""Who may do what: users, their rules and rates, the keys and jobs that they see, the log of refusals.
+"""Access control: users and their rules, rate limits, visible keys and jobs, the log of denials.
 
-No socket and no reply: `commands.acl` shows and changes it, `execution` asks it.
+Pure: no sockets and no replies. `commands.acl` reads and changes users; `execution` checks each request with them.
 """

@@ -1,4 +1,4 @@
-"""ACL LOG: who was denied what, lately."""
+"""ACL LOG: recent denials."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from resp_server.acl.rules import Reason
 
-# Standard: those of Redis.
+# Standard: Redis groups equal denials within this time, among the newest entries.
 GROUPING_MS_MAX = 60_000
 GROUPED_ENTRIES_MAX = 10
-# Of a key, a channel or a name that is kept (guess).
+# Bytes of a recorded key, channel or name (guess).
 OBJECT_BYTES_MAX = 1024
 
 REASONS = {Reason.COMMAND: "command", Reason.KEY: "key", Reason.AUTH: "auth", Reason.CHANNEL: "channel"}
@@ -19,7 +19,7 @@ REASONS = {Reason.COMMAND: "command", Reason.KEY: "key", Reason.AUTH: "auth", Re
 
 @dataclass
 class AclLogEntry:
-    """One kind of denial, which may have come several times. Texts are of bytes, as latin-1."""
+    """One or more equal denials. Texts are bytes as latin-1."""
 
     reason: str
     context: str
@@ -32,13 +32,13 @@ class AclLogEntry:
     count: int = 1
 
     def is_same_denial(self, other: AclLogEntry) -> bool:
-        """Tell whether another one is the same again."""
-        own, others_ = ((each.reason, each.context, each.object, each.user) for each in (self, other))
-        return own == others_ and abs(self.updated_ms - other.updated_ms) <= GROUPING_MS_MAX
+        """Tell whether another entry is to be grouped with this one."""
+        own, theirs = ((each.reason, each.context, each.object, each.user) for each in (self, other))
+        return own == theirs and abs(self.updated_ms - other.updated_ms) <= GROUPING_MS_MAX
 
 
 class DenialLog:
-    """The newest denials, the newest one first."""
+    """The latest denials of one process, newest first."""
 
     def __init__(self) -> None:
         self.entries: list[AclLogEntry] = []
@@ -55,7 +55,7 @@ class DenialLog:
         now_ms: int,
         entries_max: int,
     ) -> None:
-        """Take in one. of: the command, key or channel; user: who, or as whom somebody tried to log in."""
+        """Record a denial. object_name: the command, key or channel; user: the user, or the name of a failed login."""
         new = AclLogEntry(
             REASONS[reason],
             "multi" if is_queued else "toplevel",
@@ -77,15 +77,15 @@ class DenialLog:
         self.entries.insert(0, existing)
 
     def reset(self) -> None:
-        """Forget them."""
+        """Remove all entries."""
         self.entries.clear()
 
     def to_json(self) -> Sequence[dict[str, Any]]:
-        """Return them as another process of the server is told them."""
+        """Return the entries for another process."""
         return [asdict(each) for each in self.entries]
 
 
 def merge_entries(entries_of_processes: Sequence[Sequence[dict[str, Any]]]) -> list[AclLogEntry]:
-    """Return the entries of several processes, the newest first; ids are of the process that has the entry."""
+    """Return the entries of all processes, newest first; an id is unique only within its process."""
     entries = [AclLogEntry(**each) for some in entries_of_processes for each in some]
     return sorted(entries, key=lambda each: -each.updated_ms)

@@ -1,7 +1,7 @@
-"""How much a user may ask: commands and bytes a second, by buckets that fill up as time passes.
+"""Rate limits of users: commands and bytes per second, as token buckets.
 
-A user that is over its rate is not answered with errors, which clients would meet by asking again: its connections are
-not read until there is room, so that it is slowed down to its rate and notices nothing else.
+A user above its limit gets no errors, as clients would only retry. Its connections are not read until tokens are
+available again, so the client is slowed down to the limit.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-# What a bucket holds: so much may be asked at once after a pause (guess: a client's start, and no more).
+# A full bucket has tokens for so many seconds: the burst after an idle time (guess: enough for a client's start).
 BURST_S = 1.0
-# A connection rests for this long at least, so that a user's limit costs few timers.
+# A connection pauses at least for this long, so that a limit costs few timers.
 PAUSE_S_MIN = 0.02
-# A connection that rests looks again after this long at most: others of its user may have given up.
+# A paused connection checks again after this long at most: other connections of its user may have closed.
 PAUSE_S_MAX = 1.0
 
 
 @dataclass(frozen=True)
 class RateLimit:
-    """What one user may ask; None: as much as it likes."""
+    """The limits of one user; None: no limit."""
 
     user: str
     commands_per_s: float | None = None
@@ -28,7 +28,7 @@ class RateLimit:
 
     @classmethod
     def parse(cls, text: str) -> RateLimit:
-        """Read USER=COMMANDS[,BYTES], either of which may be empty; ValueError."""
+        """Parse USER=COMMANDS[,BYTES], either of which may be empty; ValueError."""
         user, equals, rates = text.rpartition("=")
         commands, comma, size = rates.partition(",")
         if not user or not equals or not (commands or size) or (comma and not size):
@@ -38,7 +38,7 @@ class RateLimit:
         return cls(user, _rate(commands, text), _rate(size, text))
 
     def shared_by(self, processes: int) -> RateLimit:
-        """Return the part of one of several processes."""
+        """Return the limit of each of several processes that share this one."""
 
         def part(rate: float | None) -> float | None:
             return None if rate is None else rate / processes
@@ -53,7 +53,7 @@ def _rate(text: str, limit: str) -> float | None:
 
 
 class TokenBucket:
-    """Fills at a rate, up to what it holds; may be emptied to below nothing by what was not known before."""
+    """A token bucket. It may go below zero, as the size of a reply is known only after the request was admitted."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
@@ -62,23 +62,23 @@ class TokenBucket:
         self._refilled_s: float | None = None
 
     def tokens(self, now_s: float) -> float:
-        """Return what is in it."""
+        """Return the available tokens."""
         if self._refilled_s is not None:
             self._tokens = min(self._tokens_max, self._tokens + max(0.0, now_s - self._refilled_s) * self._per_s)
         self._refilled_s = now_s
         return self._tokens
 
     def consume(self, amount: float) -> None:
-        """Take out what was used."""
+        """Remove used tokens."""
         self._tokens -= amount
 
     def wait_s(self, tokens: float, now_s: float) -> float:
-        """Return how long it takes until so much is in it."""
+        """Return the seconds until so many tokens are available."""
         return max(0.0, tokens - self.tokens(now_s)) / self._per_s
 
 
 class RateLimiter:
-    """What one user has left, over all its connections to this process."""
+    """The rate limiter of one user, shared by all its connections to this process."""
 
     def __init__(self, limit: RateLimit, clock_s: Callable[[], float] = monotonic) -> None:
         self.limit = limit
@@ -87,20 +87,20 @@ class RateLimiter:
         self._bytes = None if limit.bytes_per_s is None else TokenBucket(limit.bytes_per_s)
 
     def allowed_requests(self, requests_max: int) -> int:
-        """Return how many requests may be answered now, at most so many."""
+        """Return how many requests may be processed now, up to `requests_max`."""
         now_s = self._clock_s()
         if self._bytes is not None and self._bytes.tokens(now_s) <= 0:
             return 0
         return requests_max if self._commands is None else max(0, min(requests_max, int(self._commands.tokens(now_s))))
 
     def pause_s(self) -> float:
-        """Return how long a connection that has no room rests."""
+        """Return for how many seconds a connection without available tokens pauses."""
         now_s = self._clock_s()
         waits = [0.0 if bucket is None else bucket.wait_s(1.0, now_s) for bucket in (self._commands, self._bytes)]
         return min(PAUSE_S_MAX, max(PAUSE_S_MIN, *waits))
 
     def consume(self, commands: int, size: int) -> None:
-        """Count what was asked and answered."""
+        """Count commands, and the bytes of requests and replies."""
         if self._commands is not None:
             self._commands.consume(commands)
         if self._bytes is not None:

@@ -1,13 +1,13 @@
-"""What a user may do: rules as ACL SETUSER and ACL files write them, and the questions that are asked of them. Pure.
+"""A user's permissions: rules as in ACL SETUSER and ACL files, and the checks of requests against them. Pure.
 
     user      on | off, nopass, passwords as SHA-256
-    └─ selectors: the first one has the user's own rules, each `( ... )` makes another
+    └─ selectors: the root selector has the user's own rules; each `( ... )` adds another selector
          commands    +get -config +config|get +@read -@dangerous +select|0
          keys        ~pattern %R~pattern %W~pattern
          channels    &pattern
 
-A request is allowed if one selector allows all of it: the command, each key and each channel. Rules do what they do in
-Redis 7.4, and are shown as it shows them.
+A request is allowed if one selector allows all of it: the command, each key and each channel. Rules have the effect and
+the text that they have in Redis 7.4.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from resp_server.acl.rate_limits import RateLimiter
     from resp_server.command_table.table import Command
 
-# In Redis' order, which ACL CAT tells.
+# In the order of Redis' ACL CAT.
 CATEGORIES = (
     "keyspace", "read", "write", "set", "sortedset", "list", "hash", "string", "bitmap", "hyperloglog", "geo", "stream",
     "pubsub", "admin", "fast", "slow", "blocking", "dangerous", "connection", "transaction", "scripting",
 )  # fmt: skip
 
-# What one ACL SETUSER may say, those within selectors counted (guess: some 20 us for a rule), and what a user may have:
-# selectors, and patterns and passwords together. A line of an ACL file may say more.
+# Limits of one ACL SETUSER, rules within selectors included (guess: some 20 us for a rule), and of one user: selectors,
+# and patterns and passwords together. A line of an ACL file may have more rules.
 RULES_MAX = 512
 RULES_BYTES_MAX = 64 << 10
 SELECTORS_MAX = 64
@@ -60,22 +60,22 @@ AFTER_ALL_CHANNELS = _PATTERN_AFTER_ALL.format("allchannels", "resetchannels", "
 
 
 class RuleError(Exception):
-    """A rule that is none; the text is Redis'. is_unknown: it names a command or category that does not exist."""
+    """An invalid rule; the text is Redis'."""
 
     @property
     def is_unknown(self) -> bool:
-        """Tell whether that is all that is wrong with it."""
+        """Tell whether the rule names a command or category that does not exist."""
         return str(self) == UNKNOWN
 
 
 class KeyAccess(IntFlag):
-    """What is done with a key."""
+    """How a command accesses a key."""
 
     READ = 1
     WRITE = 2
 
 
-# What the flags of a key specification say is done.
+# Flag of a key specification to the access that it means.
 ACCESS_OF_FLAG = {
     "access": KeyAccess.READ,
     "insert": KeyAccess.WRITE,
@@ -86,7 +86,7 @@ PREFIX_OF_ACCESS = {KeyAccess.READ | KeyAccess.WRITE: b"~", KeyAccess.READ: b"%R
 
 
 class Reason(IntEnum):
-    """Why a request is denied, in Redis' order: of several selectors the highest is told."""
+    """Why a request is denied, in Redis' order: the highest reason of all selectors is reported."""
 
     COMMAND = 1
     KEY = 2
@@ -95,14 +95,14 @@ class Reason(IntEnum):
 
 
 class Denial(NamedTuple):
-    """Why a request is denied, and which of its words is: 0 stands for the command."""
+    """The reason of a denial, and the position of the denied word in the request; 0 is the command."""
 
     reason: Reason
     position: int
 
 
 def denial_text(reason: Reason, user: bytes, command: str, denied: bytes | None = None) -> str:
-    """Word a denial as Redis does; with what is denied, as ACL DRYRUN does, which tells the key or channel."""
+    """Return Redis' text of a denial; with `denied`, the text of ACL DRYRUN, which names the key or channel."""
     name = user.decode("utf-8", "surrogateescape")
     if reason is Reason.COMMAND:
         return f"User {name} has no permissions to run the '{command}' command"
@@ -112,7 +112,7 @@ def denial_text(reason: Reason, user: bytes, command: str, denied: bytes | None 
     return f"User {name} has no permissions to access the '{denied.decode('utf-8', 'surrogateescape')}' {kind}"
 
 
-# What EXEC answers for a command whose user may not run it any more.
+# The error within EXEC's reply for a queued command that the user may not run any more.
 EXEC_DENIAL = (
     "ACLs rules changed between the moment the transaction was accumulated and the EXEC call. This command is no "
     "longer allowed for the following reason: {}"
@@ -125,20 +125,20 @@ EXEC_DENIAL_REASONS = {
 
 
 class CommandCatalogue(Protocol):
-    """The commands that rules name: a command table."""
+    """The commands that rules may name; a CommandTable is one."""
 
     def get(self, full_name: bytes) -> Command | None:
-        """Return a command by its name in any case, a subcommand as `client|id`."""
+        """Return a command by its name in any case; a subcommand's name is like `client|id`."""
 
     def __iter__(self) -> Iterator[Command]:
-        """Iterate over the commands that are no subcommands."""
+        """Iterate over the top-level commands."""
 
 
 class NoCommands:
-    """A catalogue for rules that name no command."""
+    """An empty catalogue, for rules that name no command."""
 
     def get(self, full_name: bytes) -> Command | None:
-        """Return nothing."""
+        """Return None."""
         return None
 
     def __iter__(self) -> Iterator[Command]:
@@ -146,7 +146,7 @@ class NoCommands:
 
 
 def _matches_any(patterns: Sequence[bytes]) -> Matches:
-    """Return a function that tells whether a text matches one of the globs."""
+    """Return a predicate: a text matches one of the globs."""
     if not patterns:
         return lambda text: False
     short = short_globs(patterns)
@@ -158,7 +158,7 @@ def _matches_any(patterns: Sequence[bytes]) -> Matches:
 
 
 def short_globs(patterns: Sequence[bytes]) -> list[bytes]:
-    """Return the globs that may be part of a regular expression: see `resp_server.protocol.glob`."""
+    """Return the globs that are short enough for a regular expression (see `resp_server.protocol.glob`)."""
     return [each for each in patterns if len(each) <= SHORT_BYTES_MAX]
 
 
@@ -168,15 +168,15 @@ def alternatives(patterns: Sequence[bytes]) -> bytes:
 
 
 class Selector:
-    """One set of permissions; none at first."""
+    """One set of permissions; a new selector allows nothing."""
 
     def __init__(self, catalogue: CommandCatalogue) -> None:
         self._catalogue = catalogue
-        self.starts_with_all = False  # whether it is made of +@all less something, or of -@all and something
+        self.starts_with_all = False  # commands are +@all minus rules, else -@all plus rules
         self.has_all_commands = False
         self.command_rules: list[bytes] = []
         self.commands: set[str] = set()
-        self.first_args: dict[str, set[bytes]] = {}  # of commands that are allowed with these alone
+        self.first_args: dict[str, set[bytes]] = {}  # by command: allowed with these first arguments only
         self.has_all_keys = False
         self.keys: dict[bytes, KeyAccess] = {}
         self.has_all_channels = False
@@ -185,7 +185,7 @@ class Selector:
         self._channel_matches: Matches | None = None
 
     def copy(self) -> Selector:
-        """Return one with the same permissions."""
+        """Return a selector with the same permissions."""
         made = Selector(self._catalogue)
         for name in ("starts_with_all", "has_all_commands", "has_all_keys", "has_all_channels"):
             setattr(made, name, getattr(self, name))
@@ -197,7 +197,7 @@ class Selector:
     # -- rules --------------------------------------------------------------------------------------------------------
 
     def apply(self, rule: bytes) -> None:
-        """Change what is allowed; RuleError."""
+        """Apply one rule; RuleError."""
         self._key_matches, self._channel_matches = {}, None
         match rule.lower():
             case b"allkeys" | b"~*":
@@ -272,7 +272,7 @@ class Selector:
                     self._set_command(sub, is_allowed)
 
     def _allow_subcommand_or_first_arg(self, name: bytes) -> None:
-        """Allow a subcommand, or a command with one first argument alone."""
+        """Allow `command|subcommand`, or `command|first-arg`."""
         whole, _, part = name.rpartition(b"|")
         found = self._command(whole)
         if "|" in found.name:
@@ -302,7 +302,7 @@ class Selector:
             self.has_all_commands = False
 
     def _record(self, name: bytes, sign: bytes) -> None:
-        """Keep a rule to be shown; it takes the place of those before it that say less."""
+        """Record a command rule for the selector's text; it replaces earlier rules that it covers."""
         part = name + b"|"
         remaining = [each for each in self.command_rules if each[1:] != name and not each.startswith(part, 1)]
         self.command_rules = [*remaining, sign + name]
@@ -311,12 +311,12 @@ class Selector:
 
     @property
     def commands_text(self) -> bytes:
-        """The rules about commands, as they are shown."""
+        """The text of the command rules."""
         return b" ".join([b"+@all" if self.starts_with_all else b"-@all", *self.command_rules])
 
     @property
     def keys_text(self) -> bytes:
-        """The rules about keys."""
+        """The text of the key rules."""
         return (
             b"~*"
             if self.has_all_keys
@@ -325,12 +325,12 @@ class Selector:
 
     @property
     def channels_text(self) -> bytes:
-        """The rules about channels."""
+        """The text of the channel rules."""
         return b"&*" if self.has_all_channels else b" ".join(b"&" + each for each in self.channels)
 
     @property
     def rules(self) -> list[bytes]:
-        """All rules: applied to an empty selector, they make this one."""
+        """All rules; applied to a new selector, they make an equal one."""
         return [
             *([b"~*"] if self.has_all_keys else [_key_rule(each, access) for each, access in self.keys.items()]),
             *([b"&*"] if self.has_all_channels else [b"resetchannels", *(b"&" + each for each in self.channels)]),
@@ -346,18 +346,18 @@ class Selector:
         return self.has_all_commands and self.has_all_keys and self.has_all_channels
 
     def allows(self, command: Command, request: Sequence[bytes] = ()) -> bool:
-        """Tell whether a command may be run; with its request, also one that is allowed with some first words."""
+        """Tell whether a command is allowed; the request decides if only some first arguments are allowed."""
         if self.has_all_commands or command.name in self.commands or not command.facts.needs_auth:
             return True
         words = self.first_args.get(command.name)
         return words is not None and len(request) > 1 and request[1].lower() in words
 
     def allows_key(self, key: bytes, access: KeyAccess) -> bool:
-        """Tell whether a key may be used in a way."""
+        """Tell whether this access to a key is allowed."""
         return self.has_all_keys or bool(self.key_matches(access)(key))
 
     def key_matches(self, access: KeyAccess) -> Matches:
-        """Return a function that tells whether a key may be used; there are patterns."""
+        """Return a predicate: this access to a key is allowed by a pattern. Not for selectors with all keys."""
         found = self._key_matches.get(access)
         if found is None:
             found = _matches_any([each for each, allowed in self.keys.items() if allowed & access == access])
@@ -365,13 +365,13 @@ class Selector:
         return found
 
     def patterns(self, access: KeyAccess) -> Sequence[bytes]:
-        """Return the patterns of keys that may be used in a way."""
+        """Return the patterns of keys with this access."""
         return (
             [b"*"] if self.has_all_keys else [each for each, allowed in self.keys.items() if allowed & access == access]
         )
 
     def allows_channel(self, channel: bytes, *, is_pattern: bool) -> bool:
-        """Tell whether a channel may be used; a pattern only as it is written in a rule."""
+        """Tell whether a channel is allowed; a pattern is allowed only if a rule has exactly this pattern."""
         if self.has_all_channels:
             return True
         if is_pattern:
@@ -381,7 +381,7 @@ class Selector:
         return bool(self._channel_matches(channel))
 
     def denial(self, command: Command, request: Sequence[bytes], keys: KeyPositions) -> Denial | None:
-        """Say why a request is denied, or None."""
+        """Return why this selector denies a request; None: allowed."""
         if not self.allows(command, request):
             return Denial(Reason.COMMAND, 0)
         if not self.has_all_keys:
@@ -395,7 +395,7 @@ class Selector:
         return None
 
 
-# Where the keys of a request are, and what is done with each; found when it is asked for.
+# Returns the positions of a request's keys and how each is accessed; computed only when called.
 KeyPositions = Callable[[], Sequence[tuple[int, KeyAccess]]]
 
 
@@ -407,7 +407,7 @@ def _names(catalogue: CommandCatalogue) -> Iterator[str]:
 
 
 def _key_rule(pattern: bytes, access: KeyAccess) -> bytes:
-    """Return the rule that adds a pattern. `~*` would be another rule; Redis writes that, and cannot read it then."""
+    """Return the rule that adds a pattern. For `*` it is not `~*`: Redis writes that, and cannot load it again."""
     return (
         b"%RW~*"
         if pattern == b"*" and access == KeyAccess.READ | KeyAccess.WRITE
@@ -423,7 +423,7 @@ def _check_pattern(pattern: bytes) -> None:
 
 
 def _check_rules(words: Sequence[bytes]) -> None:
-    """Raise RuleError for more rules than one change may have."""
+    """Raise RuleError for more rules than one ACL SETUSER may have."""
     size = sum(map(len, words))
     if size <= RULES_BYTES_MAX and sum(len(word.split()) for word in words) <= RULES_MAX:
         return
@@ -431,16 +431,15 @@ def _check_rules(words: Sequence[bytes]) -> None:
 
 
 class User:
-    """A user: a name, passwords, and selectors, of which the first is the user's own. Off and without rights at first.
+    """A user: a name, passwords and selectors, the first of which is the root selector. A new user is off.
 
-    Connections hold their user, so that what changes here holds for them at once. rate: how much it may ask; None: as
-    much as it likes.
+    Sessions reference their user, so changes apply to them at once. rate_limiter: None without a limit.
     """
 
     def __init__(self, name: bytes, catalogue: CommandCatalogue | None = None) -> None:
         self.name = name
         self.rate_limiter: RateLimiter | None = None
-        self.compiled: Any = None  # what the compiled core makes of the rules
+        self.compiled: Any = None  # the compiled core's form of the rules, made when first needed
         self._catalogue = NoCommands() if catalogue is None else catalogue
         self.is_on = False
         self.is_nopass = False
@@ -450,27 +449,27 @@ class User:
 
     @classmethod
     def default(cls, catalogue: CommandCatalogue | None = None) -> User:
-        """Return the user that everybody is who did not log in: it may do everything."""
+        """Return a new `default` user: on, without a password, everything allowed."""
         made = cls(DEFAULT_USER, catalogue)
         for rule in (b"+@all", b"~*", b"&*", b"on", b"nopass"):
             made.apply(rule)
         return made
 
     def copy(self) -> User:
-        """Return another user with the same rules and name, to try changes on."""
+        """Return a copy, on which changes can be tried."""
         made = User(self.name, self._catalogue)
         made.copy_rules_from(self)
         return made
 
     def copy_rules_from(self, other: User) -> None:
-        """Take over the rules of another user."""
+        """Replace all rules by those of another user."""
         self.is_on, self.is_nopass, self.sanitizes_payload = other.is_on, other.is_nopass, other.sanitizes_payload
         self.passwords = list(other.passwords)
         self.selectors = [each.copy() for each in other.selectors]
         self._clear_cached()
 
     def _clear_cached(self) -> None:
-        """Forget what was made of the rules before."""
+        """Clear everything that is derived from the rules."""
         self.compiled = None
         for name in CACHED_PROPERTIES:
             self.__dict__.pop(name, None)
@@ -478,7 +477,7 @@ class User:
     # -- rules --------------------------------------------------------------------------------------------------------
 
     def apply_all(self, words: Sequence[bytes]) -> None:
-        """Apply rules, all or none of them; RuleError as ACL SETUSER words it."""
+        """Apply all rules or none; RuleError with the text of ACL SETUSER."""
         _check_rules(words)
         staged = self.copy()
         for rule in merge_selectors(words):
@@ -491,7 +490,7 @@ class User:
         self.copy_rules_from(staged)
 
     def check_size(self) -> None:
-        """Raise RuleError for a user of too many parts."""
+        """Raise RuleError for too many patterns, passwords or selectors."""
         parts = len(self.passwords) + sum(len(each.keys) + len(each.channels) for each in self.selectors)
         if parts > PARTS_MAX or len(self.selectors) > SELECTORS_MAX:
             raise RuleError(
@@ -548,7 +547,7 @@ class User:
 
     @property
     def flags(self) -> Sequence[bytes]:
-        """What it is, as ACL GETUSER has it."""
+        """The flags of ACL GETUSER."""
         return [
             b"on" if self.is_on else b"off",
             *([b"nopass"] if self.is_nopass else []),
@@ -557,14 +556,14 @@ class User:
 
     @property
     def rule_lists(self) -> list[list[bytes]]:
-        """All rules: its own, and those of each further selector; `of_parts` makes the same user of them."""
+        """The rules of the root selector and of each further one; `from_rule_lists` makes an equal user of them."""
         own, *others = self.selectors
         passwords = [b"#" + each for each in self.passwords]
         return [[*self.flags, *passwords, *own.rules], *(each.rules for each in others)]
 
     @classmethod
     def from_rule_lists(cls, name: bytes, rule_lists: Sequence[Sequence[bytes]], catalogue: CommandCatalogue) -> User:
-        """Make a user of what `parts` returned."""
+        """Make a user of `rule_lists`."""
         made = cls(name, catalogue)
         for rule in rule_lists[0]:
             made.apply(rule)
@@ -585,23 +584,23 @@ class User:
 
     @property
     def is_open(self) -> bool:
-        """Tell whether everybody is this user without a password."""
+        """Tell whether a client may be this user without a password."""
         return self.is_on and self.is_nopass
 
     def accepts_password(self, password: bytes) -> bool:
-        """Tell whether a password lets somebody in."""
-        found = password_hash(password)
-        is_right = sum(compare_digest(found, each) for each in self.passwords) > 0  # all of them are looked at
-        return self.is_on and (self.is_nopass or is_right)
+        """Tell whether a client with this password may log in as this user."""
+        digest = password_hash(password)
+        is_correct = sum(compare_digest(digest, each) for each in self.passwords) > 0  # in constant time: compares all
+        return self.is_on and (self.is_nopass or is_correct)
 
     @cached_property
     def is_unrestricted(self) -> bool:
-        """Tell whether nothing has to be checked."""
+        """Tell whether every request is allowed."""
         return any(each.is_unrestricted for each in self.selectors)
 
     @cached_property
     def reads_all_keys(self) -> bool:
-        """Tell whether it may read every key, with some command."""
+        """Tell whether the user may read every key, with some command."""
         return any(b"*" in each.patterns(KeyAccess.READ) for each in self.selectors)
 
     @cached_property
@@ -610,19 +609,19 @@ class User:
 
     @cached_property
     def read_patterns(self) -> Sequence[bytes]:
-        """The patterns of keys that it may read, with some command."""
+        """The patterns of keys that the user may read, with some command."""
         return list(dict.fromkeys(each for selector in self.selectors for each in selector.patterns(KeyAccess.READ)))
 
     def can_read(self, key: bytes) -> bool:
-        """Tell whether it may read a key with some command: so may be told of it."""
+        """Tell whether the user may read a key with some command, so may see its name."""
         return self.reads_all_keys or bool(self._reads(key))
 
     def can_subscribe(self, channel: bytes, *, is_pattern: bool = False) -> bool:
-        """Tell whether it may use a channel."""
+        """Tell whether the user may use a channel."""
         return any(each.allows_channel(channel, is_pattern=is_pattern) for each in self.selectors)
 
     def denial(self, command: Command, request: Sequence[bytes]) -> Denial | None:
-        """Say why a request is denied, or None. Where several selectors deny it, the one that came furthest is told."""
+        """Return why a request is denied; None: allowed. Of several selectors, the denial that came latest counts."""
         if self.is_unrestricted:
             return None
         found: Sequence[tuple[int, KeyAccess]] | None = None
@@ -664,7 +663,7 @@ def _access_of(flags: Sequence[str]) -> KeyAccess:
 
 
 def _selector_rules(text: bytes) -> list[bytes]:
-    """Return the rules within `( ... )`; they may be quoted. Where a quote does not end there are none, as in Redis."""
+    """Return the rules within `( ... )`, which may be quoted; none if a quote is not closed, as in Redis."""
     try:
         return inline_words(text)
     except ProtocolError:
@@ -672,12 +671,12 @@ def _selector_rules(text: bytes) -> list[bytes]:
 
 
 def password_hash(password: bytes) -> bytes:
-    """Return what is kept of a password."""
+    """Return a password's SHA-256, as ACL rules have it."""
     return sha256(password).hexdigest().encode()
 
 
 def merge_selectors(words: Sequence[bytes]) -> list[bytes]:
-    """Join the words of each `( ... )` to one rule; RuleError if one does not end."""
+    """Join the words of each `( ... )` to one rule; RuleError for an unmatched parenthesis."""
     merged: list[bytes] = []
     opened: list[bytes] = []
     for word in words:

@@ -1,9 +1,9 @@
-"""All users, by their names; the file that they are read from and written to; and changes, which all processes make.
+"""All users by name, the ACL file, and changes of users across a server's processes.
 
-An ACL file is Redis': a line `user <name> <rule> ...` for each user. It is taken as a whole, or not at all.
+The ACL file is Redis': a line `user <name> <rule> ...` for each user. It is loaded completely or not at all.
 
-A change is a value, so that one process of a server can make it for all: what comes out of it says which users have
-which rules from now on, and the other processes take that over.
+One process makes a change for all: it turns a `Change` into an `Outcome` with the users' new rules, which the other
+processes adopt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from state_backend.model.errors import SparkisError
 
 log = logging.getLogger(__name__)
 
-# More than anybody writes (guess): a file is read while nobody is answered.
+# The file is loaded on the event loop, so its size is limited (guess: more than any real file).
 FILE_BYTES_MAX = 16 << 20
 USER_NAME_BYTES_MAX = 256
 NOTHING_CHANGED = "WARNING: ACL errors detected, no change to the previously active ACL rules was performed"
@@ -37,15 +37,15 @@ NOT_SAVED = "There was an error trying to save the ACLs. Please check the server
 
 
 class AccessError(SparkisError):
-    """Users cannot be read, changed or written; the text is Redis'."""
+    """Users cannot be loaded, changed or saved; the text is Redis'."""
 
 
-# The rules of a user (see `User.parts`).
+# The rules of a user (see `User.rule_lists`).
 RuleLists = list[list[str]]
 
 
 class Change(TypedDict, total=False):
-    """What is to be changed. Texts are of bytes, as latin-1."""
+    """A change of users. Texts are bytes as latin-1."""
 
     set: list[str]  # a user's name and rules
     delete: list[str]  # names
@@ -55,21 +55,21 @@ class Change(TypedDict, total=False):
 
 @dataclass
 class Outcome:
-    """What a change came to: an error, or the rules that users have now; None for those that are gone."""
+    """The result of a change: an error, or the new rules by user; None for a deleted user."""
 
     error: str | None = None
     rules: dict[str, RuleLists | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as other processes are told it."""
+        """Return the outcome for another process."""
         return {"error": self.error, "rules": self.rules}
 
 
 class Users:
-    """The users of a server. `default` is always there, and always the same object, as are those that stay.
+    """The users of a server. `default` always exists. A user stays the same object when its rules change.
 
-    path: the ACL file; None: there is none. limits: what users of these names may ask. upstream_password: who logs in
-    with it as `default` is one of the server's own proxies, or another node: it is in no list, and may do everything.
+    path: the ACL file; None: no file. limits: rate limits by user name. upstream_password: a login as `default` with it
+    is one of the server's own proxies, or another node; this user is unrestricted and in no list.
     """
 
     def __init__(
@@ -100,25 +100,25 @@ class Users:
         return len(self._by_name)
 
     def get(self, name: bytes) -> User | None:
-        """Return a user by its name."""
+        """Return a user by name."""
         return self._by_name.get(name)
 
     def is_current(self, user: Account) -> bool:
-        """Tell whether somebody who logged in as a user still is one."""
+        """Tell whether a session's user still exists."""
         return user is self._upstream or self._by_name.get(user.name) is user
 
     def log_in(self, name: bytes, password: bytes) -> User | None:
-        """Return the user if that is its password."""
+        """Return the user if the password is correct."""
         if self._upstream is not None and name == DEFAULT_USER and self._upstream.accepts_password(password):
             return self._upstream
         user = self._by_name.get(name)
         if user is None:
-            password_hash(password)  # so that it takes as long as for a user that is there
+            password_hash(password)  # takes as long as for an existing user
             return None
         return user if user.accepts_password(password) else None
 
     def set_password(self, password: str | None) -> None:
-        """Give the user `default` this password and no other; None: it needs none."""
+        """Make this the only password of `default`; None: no password is needed."""
         _set_password(self.default, password)
 
     def _with_rate_limiter(self, user: User) -> User:
@@ -128,7 +128,7 @@ class Users:
     # -- changes ------------------------------------------------------------------------------------------------------
 
     def change(self, change: Change) -> Outcome:
-        """Make a change, all of it or nothing."""
+        """Make a change completely, or not at all."""
         try:
             if "set" in change:
                 name, *rules = map(_bytes, change["set"])
@@ -151,11 +151,11 @@ class Users:
 
     @property
     def rules(self) -> dict[str, RuleLists | None]:
-        """The rules of all users, for another process to take over."""
+        """The rules of all users, for another process to adopt."""
         return self._outcome(*self._by_name).rules
 
     def adopt(self, rules: Mapping[str, RuleLists | None]) -> None:
-        """Take over what another process made of a change."""
+        """Apply the outcome of another process's change."""
         for text, rule_lists in rules.items():
             name = _bytes(text)
             if rule_lists is None:
@@ -170,7 +170,7 @@ class Users:
                 self._by_name[name] = self._with_rate_limiter(made)
 
     def set(self, name: bytes, rules: Sequence[bytes]) -> None:
-        """Apply rules to a user, which is made if there is none; AccessError."""
+        """Apply rules to a user, which is created if it does not exist; AccessError."""
         if len(name) > USER_NAME_BYTES_MAX:
             raise AccessError(f"a user's name may have {USER_NAME_BYTES_MAX} bytes; this one has {len(name)}")
         if BLANK.search(name):
@@ -183,7 +183,7 @@ class Users:
         self._by_name[name] = user
 
     def delete(self, names: Sequence[bytes]) -> list[bytes]:
-        """Take users out; return the names of those that were there. AccessError for `default`."""
+        """Delete users; return the names of those that existed. AccessError for `default`."""
         if DEFAULT_USER in names:
             raise AccessError("The 'default' user cannot be removed")
         return [name for name in dict.fromkeys(names) if self._by_name.pop(name, None) is not None]
@@ -191,7 +191,7 @@ class Users:
     # -- the file -----------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Replace all users by those of the file; AccessError, which says where it is wrong, and nothing changes."""
+        """Replace all users by those of the file. AccessError names the wrong lines, and nothing changes."""
         if self.path is None:
             raise AccessError(NO_FILE)
         try:
@@ -235,13 +235,13 @@ class Users:
         return read, errors
 
     def save(self) -> None:
-        """Write all users to the file, at once; AccessError."""
+        """Write all users to the file atomically; AccessError."""
         if self.path is None:
             raise AccessError(NO_FILE)
         lines = [b"user %b %b\n" % (user.name, user.text) for user in self]
         written = Path(f"{self.path}.tmp-{os.getpid()}")
         try:
-            # Like Redis, but for nobody else's eyes: whoever has a hash can try passwords on it.
+            # As Redis, but readable for the owner only: password hashes can be attacked by brute force.
             with open(os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.writelines(lines)
                 file.flush()
@@ -257,7 +257,7 @@ class Users:
 
 
 def _apply_line(user: User, words: Sequence[bytes], where: str) -> list[str]:
-    """Apply the rules of a line; return what is wrong: each unknown name, and the first of anything else."""
+    """Apply the rules of a line; return errors: one for each unknown name, and the first other one."""
     try:
         rules = merge_selectors(words)
     except RuleError:

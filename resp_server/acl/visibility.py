@@ -1,11 +1,11 @@
-"""What a user is told of that it did not name: the keys that it may read, and the jobs and states that have such keys.
+"""Visibility: the keys, states and jobs that a user sees in SCAN, KEYS, RANDOMKEY, DBSIZE, STATE, INFO and the like.
 
-Redis shows everybody all keys' names, and how many there are. Here several jobs' tenants may share a server, so each is
-shown its own: by SCAN, KEYS, RANDOMKEY, DBSIZE, STATE, INFO and what else speaks of keys in general.
+In Redis every user sees the names of all keys, and their number. Here tenants with jobs of their own may share a
+server, so a user sees only keys that it may read, and the states and jobs of such keys.
 
-A state's keys begin as its key format does. So rules such as `~job:*` say without a look at the keys whether a user may
-read all of a state's keys, or none. Of a state that it may read in part, keys are looked at one by one, and are counted
-only where that is asked for (DBSIZE).
+A state's keys begin with the literal prefix of its key format. So a rule such as `~job:*` decides, without reading
+keys, whether a user may read all of a state's keys or none. If it may read some, keys are checked one by one, and are
+counted only by DBSIZE.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from state_backend.store.keyspace import Job, KeyspaceView
 from state_backend.store.slot_view import STEP_KEYS, SlotView, counts_of
 from state_backend.store.store import Applied, Snapshot
 
-# Random keys that are looked at before all are: a user that may read an eighth of them finds one nearly always.
+# Random keys that are tried before a full scan: enough for a user that may read an eighth of all keys.
 RANDOM_TRIES = 32
 
 _LITERAL = re.compile(rb"(?:[^*?\[\\]|\\.)*", re.DOTALL)
@@ -31,7 +31,7 @@ _ESCAPED = re.compile(rb"\\(.)", re.DOTALL)
 
 
 class Coverage(Enum):
-    """How much of a state's keys a user may read."""
+    """The share of a state's keys that a user may read."""
 
     NOTHING = 0
     SOME = 1
@@ -39,7 +39,7 @@ class Coverage(Enum):
 
 
 def coverage_of(patterns: Sequence[bytes], key_format: KeyFormat) -> Coverage:
-    """Say how much of the keys of a format some globs match, as far as their beginnings tell."""
+    """Return the share of a key format's keys that match some globs; SOME where prefixes do not decide."""
     literal = key_format.literals[0].encode()
     found = Coverage.NOTHING
     for pattern in patterns:
@@ -55,9 +55,9 @@ def coverage_of(patterns: Sequence[bytes], key_format: KeyFormat) -> Coverage:
 
 
 def can_see_job(user: Account, job: str) -> bool:
-    """Tell whether a user is told of a job's epochs, by who may know no more of it than its name.
+    """Tell whether a user may see a job's epochs, where only the job's name is known.
 
-    Jobs whose keys do not begin with their names are told of to those alone who may read all keys.
+    A job whose keys do not begin with its name is visible only to users that may read all keys.
     """
     return (
         user.reads_all_keys
@@ -66,9 +66,9 @@ def can_see_job(user: Account, job: str) -> bool:
 
 
 class VisibleJob(NamedTuple):
-    """A job as a user sees it: the states that it may read of, and how many keys these have; None: that is not known.
+    """A job as a user sees it, with the states of which the user may read keys.
 
-    is_whole: it may read all of the job.
+    coverage: by state. is_fully_visible: the user may read all keys of the job.
     """
 
     job: Job
@@ -79,35 +79,35 @@ class VisibleJob(NamedTuple):
 
     @property
     def applied(self) -> Applied:
-        """What its store holds, counts of keys included."""
+        """The store's applied epoch and key counts."""
         return self.snapshot.applied
 
     def keys_of(self, state: str) -> int | None:
-        """Return how many keys a state has."""
+        """Return the number of a state's keys; None if the user may read only some of them."""
         return (
             self.applied.keys.get(state, 0) if self.is_fully_visible or self.coverage[state] is Coverage.ALL else None
         )
 
     @property
     def countable_keys(self) -> int:
-        """How many keys there are in states that the user may read all of."""
+        """The number of keys in fully visible states."""
         if self.is_fully_visible:
             return self.applied.key_count
         return sum(self.keys_of(state.name) or 0 for state in self.states)
 
     @property
     def keys(self) -> int | None:
-        """How many keys the user may read; None: that is not known."""
+        """The number of keys that the user may read; None if a state is partly visible."""
         return self.countable_keys if self.is_fully_visible or Coverage.SOME not in self.coverage.values() else None
 
     @property
     def error(self) -> str:
-        """What is wrong with the job; it may name others, so who does not see all is told that there is something."""
+        """The job's error. It may name other keys, so a restricted user sees only that there is one."""
         return self.job.error if self.is_fully_visible or not self.job.error else "see the server's log"
 
 
 class Visibility:
-    """What one user sees of a view."""
+    """One user's visible part of a keyspace view."""
 
     def __init__(self, user: Account, view: KeyspaceView) -> None:
         self._user = user
@@ -124,7 +124,7 @@ class Visibility:
             self.view = view.of_jobs(self._coverage)
 
     def jobs(self) -> Iterator[VisibleJob]:
-        """Iterate over the jobs that the user may read some keys of."""
+        """Iterate over the jobs of which the user may read keys."""
         for job, snapshot in self.view.snapshots():
             coverage = self._coverage.get(job.name, {})
             states = [each for each in job.states if self.sees_all or coverage[each.name] is not Coverage.NOTHING]
@@ -132,16 +132,16 @@ class Visibility:
             yield VisibleJob(job, snapshot, states, coverage, is_fully_visible)
 
     def sees(self, job: str) -> bool:
-        """Tell whether a job is one of them."""
+        """Tell whether a job is visible."""
         return self.sees_all or job in self._coverage
 
     def scan(self, cursor: int, count: int, kinds: Collection[Kind] | None = None) -> tuple[int, list[bytes]]:
-        """Take a step over the keys, as `KeyspaceView.scan` does."""
+        """Scan the visible keys, as `KeyspaceView.scan` does."""
         next_cursor, keys = self.view.scan(cursor, count, kinds)
         return next_cursor, keys if self.sees_all else list(filter(self._user.can_read, keys))
 
     def key_count(self) -> int | None:
-        """Return how many keys there are, expired ones that are not yet removed too; None: they are to be counted."""
+        """Return the number of keys, with expired ones that are not removed yet; None if they have to be counted."""
         if isinstance(self.view, SlotView) and not self.view.is_counted:
             return None
         self.view.check_whole()
@@ -149,11 +149,11 @@ class Visibility:
         return None if None in counts else sum(each for each in counts if each is not None)
 
     def key_counts(self) -> Iterator[int]:
-        """Iterate over numbers that add up to the number of keys, in steps."""
+        """Count keys in steps: the numbers add up to the number of keys."""
         return counts_of(self.scan)
 
     def random_keys(self) -> Iterator[bytes | None]:
-        """Iterate over short steps towards some key: the first that is not None."""
+        """Search a random visible key in short steps; the first item that is not None."""
         if self.sees_all:
             yield from self.view.random_keys()
             return
@@ -164,7 +164,7 @@ class Visibility:
                     break
                 yield None
             if found is None:
-                return  # there is none at all
+                return  # the keyspace is empty
             if self._user.can_read(found):
                 yield found
                 return
