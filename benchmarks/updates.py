@@ -252,7 +252,7 @@ class Race:
         took_s = time.monotonic() - started_s
         cpu_s = sum(map(processes.cpu_s, pids)) - cpu_s
         self._check(files, self._found, "sparkis")
-        self._our_query.processAllAvailable()  # what Spark does afterwards must not meet the other's round
+        self._leave(files, "ours", self._our_query)
         return Round(took_s, cpu_s, self._last_commit_s() - arrived_s)
 
     def _round_of_peer(self, files: Files) -> Round:
@@ -263,7 +263,7 @@ class Race:
         took_s = self._peer_done_s - started_s
         cpu_s = processes.cpu_s(self._process.pid) - cpu_s
         self._check(files, self._found_at_peer, "redis-server")
-        self._peer_query.processAllAvailable()
+        self._leave(files, "peer", self._peer_query)
         return Round(took_s, cpu_s)
 
     def _round_of_nowhere(self, files: Files) -> float:
@@ -272,7 +272,7 @@ class Race:
         started_s = self._arrive(files, "nowhere")
         until(lambda: self._nowhere_done_s > 0 or self._fail(self._no_query), TIMEOUT_S, "reading files", 0.002)
         took_s = self._nowhere_done_s - started_s
-        self._no_query.processAllAvailable()
+        self._leave(files, "nowhere", self._no_query)
         return took_s
 
     def _write_nowhere(self, batch: DataFrame, batch_id: int) -> None:
@@ -291,6 +291,14 @@ class Race:
         started_s = time.monotonic()
         hidden.rename(self._folder / name / files.folder.name)
         return started_s
+
+    def _leave(self, files: Files, name: str, query: StreamingQuery) -> None:
+        """End a batch: what Spark does afterwards must not meet the other's round, nor the listing of old files.
+
+        The queries that wait list their folders again and again, on the same cores.
+        """
+        query.processAllAvailable()
+        shutil.rmtree(self._folder / name / files.folder.name)
 
     @staticmethod
     def _fail(query: StreamingQuery) -> bool:

@@ -36,7 +36,6 @@ from state_backend.log.epochs import ChangeFile, Epoch, EpochRef, slots_of_run
 from state_backend.log.log_writer import ChangeFileWriter
 from state_backend.model.errors import LogCorruptError
 from state_backend.model.key_groups import ALL, KeyGroups
-from state_backend.model.records import runs_of
 from state_backend.store.store import EpochChanges, Snapshot
 
 # A file of a snapshot ends at the first slot that starts behind so many bytes: one server reads its slots alone.
@@ -75,7 +74,7 @@ def write(log: JobLog, current: Current, shown: Snapshot) -> Epoch | None:
     if slots != ALL and not log.filesystem.create(f"{part}.claim", b""):
         return None
     names = [state.name for state in log.description(current.generation).known]
-    files = tuple(_write_files(log, folder, runs_of(shown.changes(), names)))
+    files = tuple(_write_files(log, folder, shown.runs(names)))
     manifest = Epoch(
         epoch=applied.epoch,
         term=applied.term,

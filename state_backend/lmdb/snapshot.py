@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import lmdb
 
 from state_backend.codec import packed_map, packed_sorted
-from state_backend.codec.checksums import opened
+from state_backend.codec.checksums import CHECK_BYTES, opened
 from state_backend.lmdb.events import EVENTS, kept_of, portion_name
 from state_backend.lmdb.layout import (
     FORM_AT,
@@ -38,7 +39,7 @@ from state_backend.lmdb.sorted_set_reader import SortedSetReader
 from state_backend.lmdb.value_reader import ValueReader
 from state_backend.model.descriptor import Kind
 from state_backend.model.key_groups import ALL
-from state_backend.model.records import Change, Op
+from state_backend.model.records import Change, Op, Row, runs_of_rows
 from state_backend.model.slots import POSITION_BYTES, POSITIONS, place_of
 from state_backend.store import changed_keys
 from state_backend.store.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT
@@ -48,6 +49,9 @@ from state_backend.store.store import (
     keys_near_any,
     whole,
 )
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ALL_FORMS = (1 << len(KINDS)) - 1
 
@@ -132,40 +136,58 @@ class LmdbSnapshot(ValueReader, MapReader, ListReader, SortedSetReader):
         return sound_rows(records) if records.set_range(position.to_bytes(POSITION_BYTES, "big")) else ()
 
     def changes(self) -> Iterator[Change]:
-        return self.lend(self._clock_ms, lambda: None)._live_changes()
-
-    def _live_changes(self) -> Iterator[Change]:
         names = self._read_meta().names()
-        with self._txn.cursor(db=self._tables.keys) as records:
-            for _, record in self._records(records):
-                if self._is_live(record):
-                    yield from self._changes_of(record, names[state_number_of(record)])
+        for _, number, op, key, field, value, expire_at_ms in self._live_rows(names):
+            yield Change(names[number], Op(op), key, field, value, expire_at_ms)
 
-    def _changes_of(self, record: bytes, state: str) -> Iterator[Change]:
-        """Return what makes one key; a large map begins with one field where the map itself has an expiry to carry."""
+    def runs(self, states: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        return runs_of_rows(self._live_rows(states), states)
+
+    def _live_rows(self, states: Sequence[str]) -> Iterator[Row]:
+        """Iterate over what makes this state as rows of a run; most records are one row, and taken apart here."""
+        view = self.lend(self._clock_ms, lambda: None)
+        names, now_ms, put = self._read_meta().names(), self._clock_ms, int(Op.PUT)
+        numbers = [states.index(name) if name in states else -1 for name in names]
+        with self._txn.cursor(db=self._tables.keys) as records:
+            for at, record in self._records(records):
+                length, expire_at_ms, number, form = read_header(record)
+                position = int.from_bytes(at[:POSITION_BYTES], "big")
+                if form < LARGE:
+                    if not 0 < expire_at_ms <= now_ms:
+                        start = NAME_AT + length
+                        key, value = record[NAME_AT:start], record[start:-CHECK_BYTES]
+                        yield position, numbers[number], put, key, None, value, expire_at_ms or None
+                elif view._is_live(record):
+                    for change in view._changes_of(record):
+                        yield (position, numbers[number], *change)
+
+    def _changes_of(self, record: bytes) -> Iterator[tuple[Op, bytes, bytes | None, bytes, int | None]]:
+        """Return what makes one key of several records, as changes without their state.
+
+        A large map begins with one field where the map itself has an expiry to carry.
+        """
         key, payload, expire_at_ms = name_of(record), payload_of(record), expiry_of(record) or None
         if record[FORM_AT] == LONG:
             for element in self.list_elements(key, 0, self.list_size(key)):
-                yield Change(state, Op.APPEND, key, None, element, expire_at_ms)
+                yield (Op.APPEND, key, None, element, expire_at_ms)
             return
         if record[FORM_AT] == MANY:
             for member in self.members(key):
-                yield Change(state, Op.PUT, key, member, b"", expire_at_ms)
+                yield (Op.PUT, key, member, b"", expire_at_ms)
             return
         if record[FORM_AT] == TREE:  # in their order, so that who reads it changes one block after the other
             for member, score in self.sorted_members(key, 0, self.sorted_size(key)):
-                yield Change(state, Op.PUT, key, member, packed_sorted.score_text(score), expire_at_ms)
+                yield (Op.PUT, key, member, packed_sorted.score_text(score), expire_at_ms)
             return
-        if record[FORM_AT] != LARGE:
-            value = whole(self._long_text(payload)) if record[FORM_AT] == TEXT else payload
-            yield Change(state, Op.PUT, key, None, value, expire_at_ms)
+        if record[FORM_AT] == TEXT:
+            yield (Op.PUT, key, None, whole(self._long_text(payload)), expire_at_ms)
             return
         if expire_at_ms is not None:
             first = next(self._live_field_records(record))
             packed = packed_map.pack([(name_of(first), whole(self._field_text(first)))])
-            yield Change(state, Op.PUT, key, None, packed, expire_at_ms)
+            yield (Op.PUT, key, None, packed, expire_at_ms)
         for each in self._live_field_records(record):
-            yield Change(state, Op.PUT, key, name_of(each), whole(self._field_text(each)), expiry_of(each) or None)
+            yield (Op.PUT, key, name_of(each), whole(self._field_text(each)), expiry_of(each) or None)
 
     def random_keys(self) -> Iterator[bytes | None]:
         return keys_near_any(self.scan, self.key_groups)

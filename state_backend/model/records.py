@@ -31,9 +31,10 @@ What FOLD does to what is there is said by its state's `reduce` (see `reductions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from state_backend.model.errors import ChangeError
@@ -89,6 +90,10 @@ class Change(NamedTuple):
     expire_at_ms: int | None = None
 
 
+# A row of a run: position, index of the state's name, op, key, field, value, expire_at_ms.
+Row = tuple[int, int, int, bytes, bytes | None, bytes | None, int | None]
+
+
 @cache
 def schema() -> pa.Schema:
     """Return the columns of a run."""
@@ -114,19 +119,34 @@ def runs_of(changes: Iterable[Change], states: Iterable[str]) -> Iterator[pa.Rec
     """
     names = list(states)
     index = {name: number for number, name in enumerate(names)}
-    rows: list[tuple[int, Change]] = []
+
+    def rows() -> Iterator[Row]:
+        for change in changes:
+            state, op, key, field, value, expire_at_ms = change
+            if (
+                len(key) > KEY_BYTES_MAX
+                or (field is not None and len(field) > KEY_BYTES_MAX)
+                or (value is not None and len(value) > VALUE_BYTES_MAX)
+            ):
+                raise _too_long(change)
+            yield position_of(key), index[state], op, key, field, value, expire_at_ms
+
+    return runs_of_rows(rows(), names)
+
+
+def runs_of_rows(rows: Iterable[Row], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Turn rows into sorted runs of bounded size; those of one position keep their order."""
+    held: list[Row] = []
     size = 0
-    for change in changes:
-        rows.append((position_of(change.key), change))
-        key_bytes, field_bytes, value_bytes = len(change.key), len(change.field or b""), len(change.value or b"")
-        if key_bytes > KEY_BYTES_MAX or field_bytes > KEY_BYTES_MAX or value_bytes > VALUE_BYTES_MAX:
-            raise _too_long(change)
-        size += key_bytes + field_bytes + value_bytes
-        if len(rows) == RUN_ROWS_MAX or size >= RUN_BYTES_MAX:
-            yield _run(rows, names, index)
-            rows, size = [], 0
-    if rows:
-        yield _run(rows, names, index)
+    for row in rows:
+        held.append(row)
+        _, _, _, key, field, value, _ = row
+        size += len(key) + len(field or b"") + len(value or b"")
+        if len(held) == RUN_ROWS_MAX or size >= RUN_BYTES_MAX:
+            yield _run(held, names)
+            held, size = [], 0
+    if held:
+        yield _run(held, names)
 
 
 def _too_long(change: Change) -> ChangeError:
@@ -145,20 +165,20 @@ def _too_long(change: Change) -> ChangeError:
     )
 
 
-def _run(rows: list[tuple[int, Change]], names: list[str], index: dict[str, int]) -> pa.RecordBatch:
+def _run(rows: list[Row], names: Sequence[str]) -> pa.RecordBatch:
     import pyarrow as pa
 
-    rows.sort(key=lambda row: row[0])
-    states = pa.array([index[change.state] for _, change in rows], pa.int16())
+    rows.sort(key=itemgetter(0))
+    positions, states, ops, keys, fields, values, expiries = zip(*rows, strict=True)
     return pa.RecordBatch.from_arrays(
         [
-            pa.array([position for position, _ in rows], pa.uint64()),
-            pa.DictionaryArray.from_arrays(states, pa.array(names, pa.string())),
-            pa.array([int(change.op) for _, change in rows], pa.uint8()),
-            pa.array([change.key for _, change in rows], pa.binary()),
-            pa.array([change.field for _, change in rows], pa.binary()),
-            pa.array([change.value for _, change in rows], pa.binary()),
-            pa.array([change.expire_at_ms for _, change in rows], pa.int64()),
+            pa.array(positions, pa.uint64()),
+            pa.DictionaryArray.from_arrays(pa.array(states, pa.int16()), pa.array(names, pa.string())),
+            pa.array(ops, pa.uint8()),
+            pa.array(keys, pa.binary()),
+            pa.array(fields, pa.binary()),
+            pa.array(values, pa.binary()),
+            pa.array(expiries, pa.int64()),
         ],
         schema=schema(),
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from state_backend.model.descriptor import Kind, StateDescriptor
 from state_backend.model.key_groups import KeyGroups
-from state_backend.model.records import Change
+from state_backend.model.records import Change, runs_of
 from state_backend.store.key_events import Kept, Portion
 
 if TYPE_CHECKING:
@@ -369,6 +369,10 @@ class Snapshot(ABC):
         What expired at or before the clock of the last epoch is left out; this view's own clock does not matter, so
         that what is written of an epoch is the same on every server.
         """
+
+    def runs(self, states: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Iterate over `changes` as sorted runs; `states` are the names of all states, in an order."""
+        return runs_of(self.changes(), states)
 
     @abstractmethod
     def random_keys(self) -> Iterator[bytes | None]:

@@ -367,7 +367,7 @@ class StoresAgree(RuleBasedStateMachine):
         """What a store says of itself makes the same state out of nothing."""
         with self.memory.snapshot(self.clock_ms) as memory, self.lmdb.snapshot(self.clock_ms) as lmdb:
             for shown in (memory, lmdb):
-                runs = list(runs_of(shown.changes(), [state.name for state in STATES]))
+                runs = list(shown.runs([state.name for state in STATES]))
                 copy = MemoryStore("g")
                 copy.apply(EpochChanges(self.epoch, 1, self.memory.applied.clock_ms, runs), STATES)
                 for now_ms in (self.clock_ms, self.clock_ms + 5):
