@@ -33,7 +33,15 @@ import pyarrow.compute as pc
 
 from state_backend.model.descriptor import Kind, Reduce
 from state_backend.model.errors import SparkisError
-from state_backend.model.records import KEY_BYTES_MAX, RUN_BYTES_MAX, RUN_ROWS_MAX, VALUE_BYTES_MAX, Op, schema
+from state_backend.model.records import (
+    KEY_BYTES_MAX,
+    RUN_BYTES_MAX,
+    RUN_ROWS_MAX,
+    VALUE_BYTES_MAX,
+    Op,
+    positions_in,
+    schema,
+)
 from state_backend.model.slots import HASH_BITS, position_of
 
 # Bits of the column g that are a state's number: one fewer than its sign bit leaves, 32,768 states.
@@ -96,20 +104,21 @@ def encode(plans: Sequence[RowPlan], batches: Iterable[pa.RecordBatch], digest: 
     """Turn sorted rows into sorted runs of changes, one change per key (and field); add row hashes to `digest[0]`.
 
     Rows of one state lie together (if there are several, the first bits of the column g say which it is), and in them
-    rows of one key; the last one wins, or for a list all of them count. Raises RowError.
+    rows of one key; the last one wins, or for a list all of them count. Rows that were not shuffled may lie anywhere:
+    of those of one key the last one of each run is written. Raises RowError.
     """
     names = pa.array([plan.state for plan in plans], pa.string())  # one dictionary: a file cannot have several
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for piece in chain.from_iterable(map(_pieces, _all_changes(plans, names, batches, digest))):
         if held and (rows + piece.num_rows > RUN_ROWS_MAX or size + piece.nbytes > RUN_BYTES_MAX):
-            yield _sorted_run(held)
+            yield _sorted_run(plans, held)
             held, rows, size = [], 0, 0
         held.append(piece)
         rows += piece.num_rows
         size += piece.nbytes
     if held:
-        yield _sorted_run(held)
+        yield _sorted_run(plans, held)
 
 
 def _all_changes(
@@ -164,9 +173,19 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def _sorted_run(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+def _sorted_run(plans: Sequence[RowPlan], batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     run = pa.concat_batches(batches)
-    return run.take(pc.sort_indices(run.column("position")))
+    run = run.take(pc.sort_indices(run.column("position")))  # rows of one position keep their order
+    return _last_of_each(plans[0], run) if len(plans) == 1 and plans[0].keeps_last else run
+
+
+def _last_of_each(plan: RowPlan, run: pa.RecordBatch) -> pa.RecordBatch:
+    """Keep the last of neighbouring rows of one key and field: of rows that were not shuffled there may be several."""
+    positions = positions_in(run)
+    if plan.appends or not (positions[1:] == positions[:-1]).any():
+        return run
+    is_same = _is_same(plan, run.column("key"), run.column("field"))
+    return run.filter(pa.array(np.append(~is_same[1:], True)))
 
 
 def _changes(plan: RowPlan, number: int, names: pa.Array, batch: pa.RecordBatch) -> pa.RecordBatch:

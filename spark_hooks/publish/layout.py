@@ -13,7 +13,8 @@ slots of one type. A row of the query becomes a row of the layout for each state
     e0            when the row expires
     r0            whether a list is emptied before the row's element is appended
     h             a hash of the row, for the epoch's digest
-    u             a hash of the key and the field, where rows stay in the partitions that they are in
+    u             a hash of the key and the field, where rows stay in the partitions that they are in, and a second row
+                  of a key is an error
     s0, l0, x0 ...   instead of values, where Spark makes one row of all rows of a key and field: it does if all of the
                   states fold (see `reductions`), after the shuffle. What is a sum, the least, the greatest
 
@@ -52,6 +53,7 @@ class Layout:
     order: tuple[Column, ...]
     sent: tuple[Column, ...]
     unshuffled: tuple[Column, ...] = ()
+    has_unique_keys: bool = False  # a second row of a key and field is an error
     groups: tuple[str, ...] = ()
     aggregates: tuple[Column, ...] = ()
 
@@ -78,7 +80,9 @@ class Layout:
         data = ["g", *slots.names("k", "f", "v", "d", "e", "r")]
         row_hash = F.xxhash64(*map(F.col, data)).alias("h")
         names = slots.names("k", "f")
-        can_stay = len(states) == 1 and bool(names) and _is_unique(states[0])
+        can_stay = len(states) == 1 and bool(names) and states[0].reduce is None and not states[0].order_by
+        has_unique_keys = can_stay and states[0].duplicates == "error"
+        key_hash = (F.xxhash64(*map(F.col, names)).alias("u"),) if has_unique_keys else ()
         return cls(
             schema=df.schema,
             states=tuple(states),
@@ -90,7 +94,8 @@ class Layout:
             sent=(*map(F.col, data), *(outcome for _, outcome in folds), F.col("h"))
             if is_folded
             else (*map(F.col, data), row_hash),
-            unshuffled=(*map(F.col, data[1:]), row_hash, F.xxhash64(*map(F.col, names)).alias("u")) if can_stay else (),
+            unshuffled=(*map(F.col, data[1:]), row_hash, *key_hash) if can_stay else (),
+            has_unique_keys=has_unique_keys,
             groups=("g", *groups) if is_folded else (),
             aggregates=(
                 *(part for parts, _ in folds for part in parts),
@@ -110,7 +115,7 @@ class Layout:
         return rows.sortWithinPartitions(*self.order).select(*self.sent)
 
     def unshuffled_rows(self, df: DataFrame) -> DataFrame:
-        """Return the only state's rows where they are, with `u`: two of one key may lie anywhere. Also a whole pass."""
+        """Return the only state's rows where they are: two of one key may lie anywhere. Also a whole pass."""
         return self._selected_rows(df).select(*self.unshuffled)
 
     def _selected_rows(self, df: DataFrame) -> DataFrame:
@@ -144,11 +149,6 @@ def check_layout(df: DataFrame, states: Sequence[StateDescriptor], job: str) -> 
         except PySparkException as error:
             names = ", ".join(repr(state.name) for state in each)
             raise DescriptorError(f"state {names}: Spark cannot read its columns: {error}") from None
-
-
-def _is_unique(state: StateDescriptor) -> bool:
-    """Tell whether a second row of a key (and field) in a micro-batch is an error, so that no order is asked for."""
-    return state.duplicates == "error" and not state.order_by and state.reduce is None
 
 
 def _is_ordered(state: StateDescriptor) -> bool:

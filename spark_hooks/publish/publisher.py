@@ -224,19 +224,21 @@ class Publisher:
     def _write_files(self, batch: DataFrame, batch_id: int, writer: LogWriter, clock_ms: int) -> list[Any]:
         """Run the batch: one shuffle for all states, one pass over the batch's own plan.
 
-        Where a second row of a key is an error, the rows are first written where they are, without the shuffle. That
-        there is no such row, the hashes of all keys tell; if two are the same, the shuffle brings their rows together,
-        which shows whether the keys are.
+        The rows of a state without an order are written where they are, without the shuffle. Where a second row of a
+        key is an error, the hashes of all keys tell that there is none; if two are the same, the shuffle brings their
+        rows together, which shows whether the keys are.
         """
         layout = self._layout_of(batch)
         plan = placement.plan_of(self._told.log)
         of_batch = task.Task(self._told.log, writer.folder, batch_id, layout.plans(clock_ms), plan)
         partitions = partitions_of(batch.sparkSession)
-        tasks = input_partitions_of(batch) if layout.unshuffled and self._rows_before <= UNSHUFFLED_ROWS_MAX else 0
+        has_hashes = layout.has_unique_keys
+        may_stay = bool(layout.unshuffled) and (not has_hashes or self._rows_before <= UNSHUFFLED_ROWS_MAX)
+        tasks = input_partitions_of(batch) if may_stay else 0
         if partitions <= 2 * tasks and tasks <= UNSHUFFLED_TASKS_FACTOR * partitions:
-            unshuffled = replace(of_batch, hashes_max=UNSHUFFLED_ROWS_MAX // tasks)
+            unshuffled = replace(of_batch, hashes_max=UNSHUFFLED_ROWS_MAX // tasks if has_hashes else None)
             results = self._run_tasks(layout.unshuffled_rows(batch), unshuffled, writer.job)
-            if task.has_each_key_once(results):
+            if not has_hashes or task.has_each_key_once(results):
                 return results
         results = self._run_tasks(layout.rows(batch, partitions), of_batch, writer.job)
         self._rows_before = sum(each.rows for each in results)

@@ -40,7 +40,7 @@ class TooManyRowsError(Exception):
 class Task:
     """What a task needs to write its part of an epoch; picklable.
 
-    hashes_max: rows are not shuffled; the hashes of their keys are given back, unless there are more than so many rows.
+    hashes_max: hashes of the rows' keys are given back, unless there are more than so many rows; None: there are none.
     """
 
     log: str

@@ -18,7 +18,8 @@
     checksum            CRC32 of the object without this line
 
 `runs` lists [first slot, last slot, rows] for each record batch of a file, so that the reader of a slot range skips
-the others. A change is applied in the order: files, then inline; two changes of one key never lie in two of them.
+the others. A change is applied in the order: files, then inline. Two changes of one key lie in two of them only where
+it does not matter which one is the last (`duplicates="any"`).
 """
 
 from __future__ import annotations

@@ -144,6 +144,25 @@ def test_an_epoch_is_the_same_with_and_without_a_shuffle(
             assert shown.value(b"same:s:99") == b"24.75"
 
 
+def test_rows_of_a_key_that_lie_anywhere_are_not_shuffled_where_any_may_win(batches: Make, tmp_path: Path):
+    events = batches("k int, v int, w int")
+    events.add(*({"k": n % 50, "v": n, "w": -n} for n in range(400)))
+    spread = events.df.repartition(4)
+    writer = sparkis.queryable(
+        spread, "s", key="k", value=("v", "w"), duplicates="any", mode="append", log=tmp_path / "log"
+    )
+    start(writer, "any", tmp_path / "checkpoint").stop()
+    log = ChangeLog(tmp_path / "log").job("any")
+    epoch = log.epoch(log.current(), 0)
+    assert len(epoch.inline) == 4  # one of each partition that the query has; a shuffle would have made two
+    assert 50 < epoch.rows <= 200  # several partitions have rows of one key, and each writes one of them
+    with shown_by(tmp_path / "log", "any") as shown:
+        assert shown.applied.key_count == 50
+        for key in range(50):
+            v, w = int(shown.field(b"any:s:%d" % key, b"v")), int(shown.field(b"any:s:%d" % key, b"w"))
+            assert (v % 50, w) == (key, -v)
+
+
 def test_complete_mode_replaces_the_state(client: redis.Redis, batches: Make, tmp_path: Path):
     events = batches("k string, v int")
     events.add({"k": "a", "v": 1}, {"k": "b", "v": 2})

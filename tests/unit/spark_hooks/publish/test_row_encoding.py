@@ -183,6 +183,13 @@ def test_the_last_row_of_a_key_wins_across_the_borders_of_batches():
     assert changes(plan, *batches) == [put(b"job:temp:a", b"1"), put(b"job:temp:b", b"3"), delete(b"job:temp:c")]
 
 
+def test_the_last_row_of_a_key_wins_where_its_rows_do_not_lie_together():
+    plan = replace(VALUES, keeps_last=True)
+    batches = [rows(k0=["a", "b", "a"], v0=["1", "2", "3"]), rows(k0=["b", "c"], v0=["4", "5"])]
+    found = changes(plan, *batches)
+    assert sorted(found) == [put(b"job:temp:a", b"3"), put(b"job:temp:b", b"4"), put(b"job:temp:c", b"5")]
+
+
 def test_the_last_row_of_a_field_wins_and_other_fields_stay():
     plan = replace(FIELDS, keeps_last=True)
     batches = [rows(k0=["a", "a"], f=["x", "x"], v0=["1", "2"]), rows(k0=["a", "a"], f=["x", "y"], v0=["3", "4"])]
