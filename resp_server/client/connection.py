@@ -19,21 +19,20 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import length_hint
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from resp_server import native
-from resp_server.client.turn_scheduler import MUCH_BYTES, ScheduledTurn
-from resp_server.execution.context import CommandContext
+from resp_server.acl.rate_limits import RateLimiter
+from resp_server.client.turn_scheduler import MUCH_BYTES, ScheduledTurn, TurnScheduler
+from resp_server.client.write_queue import WriteQueue
+from resp_server.execution.context import CommandContext, ServerContext
+from resp_server.execution.dispatcher import Dispatcher
 from resp_server.execution.exec_runner import ExecRunner
 from resp_server.net.guarded import alone
-from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError
+from resp_server.protocol.errors import PlainError, ProtocolError, QueryBufferError, ReplyError
 from resp_server.protocol.replies import InSteps, Pending, Sliced, SlicedEncoder
 from resp_server.protocol.request_parser import Request, RequestLimits, RequestParser
 from resp_server.session.session import Session
-
-if TYPE_CHECKING:
-    from resp_server.acl.rate_limits import RateLimiter
-    from resp_server.serving.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +44,30 @@ BATCH_REQUESTS = 128
 TURN_BYTES_MAX = 256 * 1024
 # The beginning of a request, up to which the compiled core looks at it again with what comes next (guess).
 BEGUN_BYTES_MAX = 32 * 1024
+
+
+class ConnectionHost(Protocol):
+    """The server that a connection belongs to."""
+
+    context: ServerContext
+    dispatcher: Dispatcher
+    write_queue: WriteQueue
+    turn_scheduler: TurnScheduler
+
+    def admit(self, transport: asyncio.Transport) -> ReplyError | None:
+        """Return the error that a new client is refused with, or None."""
+
+    def session_of(self, transport: asyncio.Transport, session_id: int | None = None) -> Session:
+        """Make the session of a new client; its id is the next one unless given."""
+
+    def add(self, connection: Connection) -> None:
+        """Register a new client."""
+
+    def remove(self, session_id: int) -> None:
+        """Remove a client whose connection ended."""
+
+    def keep_told(self, connection: Connection) -> None:
+        """Send a client the news of its epoch feed for as long as it follows."""
 
 
 class Rest(Pending):
@@ -67,7 +90,7 @@ class Connection(asyncio.Protocol):
     _transport: asyncio.Transport
     session: Session
 
-    def __init__(self, server: Server, session_id: int | None = None) -> None:
+    def __init__(self, server: ConnectionHost, session_id: int | None = None) -> None:
         self._server = server
         self._given_id = session_id
         self._server_context = server.context

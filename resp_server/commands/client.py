@@ -154,7 +154,7 @@ def client_line(server: ServerContext, session: Session, now_ms: int) -> str:
     flags += "t" * tracked.is_on + "R" * tracked.is_broken + "B" * tracked.is_bcast + "r" * session.is_readonly
     flags = "O" * session.is_monitor + "b" * session.is_held_back + flags
     flags = flags + "e" * session.is_no_evict + "T" * session.is_no_touch or "N"
-    output_bytes = server.output_bytes(session.id)
+    output_bytes = server.clients.output_bytes(session.id)
     return (
         f"id={session.id} addr={session.address} laddr={session.local_address} fd=-1 "
         f"name={typed(session.name)} age={(now_ms - session.created_ms) // 1000} "
@@ -244,7 +244,7 @@ def kill_clients(server: ServerContext, filters: Mapping[str, Any]) -> list[int]
     killed = [each.id for each in server.sessions.values() if _passes_filters(each, filters, now_ms)]
     for session_id in killed:
         if session_id != filters["caller"]:
-            server.cut(session_id)
+            server.clients.cut(session_id)
     return killed
 
 

@@ -57,7 +57,7 @@ def process_stats(server: ServerContext, nothing: None) -> Mapping[str, Any]:
     """Return this process's statistics."""
     sessions, tracking = server.sessions.values(), server.tracking
     watch_counts = [len(each.watched) for each in sessions if each.watched]
-    pending_output = [server.output_bytes(each.id) for each in sessions]
+    pending_output = [server.clients.output_bytes(each.id) for each in sessions]
     channels, patterns, shard_channels = (len(server.message_bus.hub.names(kind)) for kind in Way)
     own = ProcessStats.of_this_process(server.stats, len(sessions), server.memory_at_start)
     own = replace(

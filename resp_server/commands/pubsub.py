@@ -61,7 +61,7 @@ def sunsubscribe(context: CommandContext, *channels: bytes) -> Reply:
 
 def _subscribe(context: CommandContext, kind: Way, names: Sequence[bytes]) -> Reply:
     message_bus = context.server.message_bus
-    return message_bus.subscribed(context, message_bus.hub.subscribe(context.session, kind, names))
+    return message_bus.subscribed(context.session, message_bus.hub.subscribe(context.session, kind, names))
 
 
 def _unsubscribe(context: CommandContext, kind: Way, names: Sequence[bytes]) -> Reply:
@@ -69,7 +69,7 @@ def _unsubscribe(context: CommandContext, kind: Way, names: Sequence[bytes]) -> 
     subscribed = context.session.subscriptions
     if not names and subscribed is not None and len(subscribed.of(kind)) > NAMES_AT_ONCE:
         return Sliced(_unsubscribing(context, kind, list(subscribed.of(kind))), lambda: None, Frames, acts=True)
-    return message_bus.subscribed(context, message_bus.hub.unsubscribe(context.session, kind, names))
+    return message_bus.subscribed(context.session, message_bus.hub.unsubscribe(context.session, kind, names))
 
 
 def _unsubscribing(context: CommandContext, kind: Way, names: Sequence[bytes]) -> Iterator[Sequence[Reply]]:
@@ -81,13 +81,13 @@ def _unsubscribing(context: CommandContext, kind: Way, names: Sequence[bytes]) -
 @command("publish")
 def publish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
     """Posts a message to a channel."""
-    return context.server.message_bus.publish(context, Way.CHANNEL, channel, message)
+    return context.server.message_bus.publish(context.session, Way.CHANNEL, channel, message)
 
 
 @command("spublish")
 def spublish(context: CommandContext, channel: bytes, message: bytes) -> Reply:
     """Post a message to a shard channel"""
-    return context.server.message_bus.publish(context, Way.SHARD, channel, message)
+    return context.server.message_bus.publish(context.session, Way.SHARD, channel, message)
 
 
 @command(
@@ -117,7 +117,7 @@ def state_publish(context: CommandContext, kind: bytes, name: bytes, message: by
     kinds = {b"CHANNEL": Way.CHANNEL, b"SHARD": Way.SHARD}
     if kind.upper() not in kinds:
         raise PlainError("STATE PUBLISH is for CHANNEL or SHARD")
-    return context.server.message_bus.publish(context, kinds[kind.upper()], name, message, is_forwarded=False)
+    return context.server.message_bus.publish(context.session, kinds[kind.upper()], name, message, is_forwarded=False)
 
 
 @command(
@@ -143,7 +143,7 @@ def state_notify(context: CommandContext, letters: bytes) -> Reply:
 @question(POST)
 def post(server: ServerContext, argument: dict[str, str]) -> Reply:
     """Send a message to the clients of this process; return how many got it."""
-    return post_of(server, argument)
+    return post_of(server.message_bus, argument)
 
 
 @command("pubsub|channels")
@@ -185,7 +185,7 @@ def pubsub_help(context: CommandContext) -> Reply:
 def _active_channels(context: CommandContext, kind: Way, pattern: bytes) -> Reply:
     matches = _matcher(context, pattern)
     hub = context.server.message_bus.hub
-    if context.server.ask_others is None and len(hub.names(kind)) > NAMES_AT_ONCE:
+    if context.server.peers is None and len(hub.names(kind)) > NAMES_AT_ONCE:
         active = (name for name in list(hub.names(kind)) if matches(name))
         return sliced(context, lambda view: reply_chunks(active))
     return _gather_names(context, kind, lambda names: [name for name in names if matches(name)])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from resp_server.command_table.declaration import Question, command, integer, question
+from resp_server.command_table.declaration import command, integer, question
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, syntax_error, typed
 from resp_server.protocol.replies import OK, Reply, ReplySet
@@ -135,7 +136,10 @@ def is_client_here(server: ServerContext, session_id: int) -> bool:
     return session_id in server.sessions
 
 
-SEND_INVALIDATIONS = Question(PASS_ON, pass_on)
+@question(PASS_ON)
+def push_invalidations(server: ServerContext, argument: Mapping[str, Any]) -> bool:
+    """Send another process's invalidations to a client of this process; False if the client is not here."""
+    return pass_on(server.sessions, server.clients, argument)
 
 
 @command("client|caching")

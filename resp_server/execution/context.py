@@ -6,11 +6,14 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from resp_server.acl.rules import Reason
 from resp_server.acl.users import Change, Outcome, Users
 from resp_server.acl.visibility import Visibility
+from resp_server.cluster.node_view import NodeView
+from resp_server.command_table.declaration import Question
+from resp_server.command_table.table import Command, CommandTable
 from resp_server.config import ServerConfig
 from resp_server.metrics.latency import LatencyEvents
 from resp_server.metrics.process_stats import memory_now
@@ -18,14 +21,16 @@ from resp_server.metrics.slow_log import SlowLog, redacted
 from resp_server.metrics.stats import Stats
 from resp_server.protocol.errors import PlainError, internal_error
 from resp_server.protocol.replies import Pending, Reply
+from resp_server.push.clients import Clients, NoClients, PeerProcesses
+from resp_server.push.cluster_bus import ClusterBus
 from resp_server.push.keyspace_notifications import Notifications
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.monitor import Monitors
 from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.epoch_feed import NO_TOPOLOGY, EpochFeed
-from resp_server.session.session import RESP2, Session
+from resp_server.session.session import RESP2, Account, Session
 from resp_server.session.subscriptions import Subscriptions, Way
-from resp_server.session.tracking import PUSH, TrackingState
+from resp_server.session.tracking import PUSH
 from resp_server.session.transaction import ReadsAt
 from state_backend.model.clock import Clock, now_ms
 from state_backend.model.key_groups import ALL
@@ -33,12 +38,6 @@ from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.store.pinned_epochs import PinnedEpochs
 from state_backend.store.slot_view import SlotView
 from state_backend.store.store import Entry, Snapshot
-
-if TYPE_CHECKING:
-    from resp_server.cluster.node_view import NodeView
-    from resp_server.command_table.declaration import Question
-    from resp_server.command_table.table import Command, CommandTable
-    from resp_server.session.session import Account
 
 Found = TypeVar("Found")
 
@@ -71,28 +70,12 @@ class ServerContext:
     cluster: NodeView | None = None
     # The process that the outside sees: the master's, where workers serve.
     process_id: int = field(default_factory=os.getpid)
-    # Bytes waiting to be sent to a session, for CLIENT LIST; the server, which has the sockets, fills it in.
-    output_bytes: Callable[[int], int] = lambda session_id: 0
-    # Describes a session as CLIENT INFO does; the commands, which know how, fill it in.
-    line_of: Callable[[Session], str] = lambda session: ""
-    # Cuts a client's connection for a reason; filled in as well.
-    cut: Callable[..., None] = lambda session_id, reason="": None
-    # Has those go on whom a pause holds back; filled in as well.
-    resume: Callable[[], None] = lambda: None
-    # Has something be called in a turn to come; filled in as well.
-    defer: Callable[[Callable[[], None]], object] = lambda run: run()
-    # Sends a session whole frames that it did not ask for (see `Connection.push`); filled in as well.
-    push: Callable[[int, bytes], None] = lambda session_id, frames: None
-    # Tells the client that a client redirects to what is invalid (see `InvalidationSender`); filled in as well.
-    tell_owed: Callable[[TrackingState], None] = lambda tracked: None
+    clients: Clients = field(default_factory=NoClients)
+    peers: PeerProcesses | None = None  # None: this is the only process that serves the port
     # What is known of the servers behind a proxy, for INFO; None: this is none.
     upstreams: Callable[[], Mapping[str, object]] | None = None
     # Grows whenever an answer may be from another epoch, or of another topology, than those before.
     change_counter: int = 0
-    # Has whoever starts the processes that serve this port change users in all of them; None: this is the only one.
-    ask_for_users: Callable[[Change, int, Callable[[dict[str, Any]], None]], None] | None = None
-    # Asks the other processes that serve this port, and calls back with their answers; None: there are no others.
-    ask_others: Callable[[str, Any, Callable[[list[Any]], None]], None] | None = None
 
     def __post_init__(self) -> None:
         self.started_ms = self.clock()
@@ -107,6 +90,7 @@ class ServerContext:
         self.paused_until_ms = 0  # by CLIENT PAUSE
         self.look_closely()
         self.held = PinnedEpochs(self.keyspace)
+        self.cluster_bus = ClusterBus(self)
         self.message_bus = MessageBus(self)
         self.notifications = Notifications(self)
         self.keyspace.on_epoch = self._on_epoch
@@ -169,7 +153,7 @@ class ServerContext:
         """Answer again."""
         self.paused_until_ms = 0
         self.look_closely()
-        self.resume()
+        self.clients.resume()
 
     def pause_left_ms(self) -> int:
         """Return for how long nobody is answered; 0: everybody is."""
@@ -303,21 +287,20 @@ class ServerContext:
         A process that does not answer in time is left out. `join` may raise ReplyError.
         """
         own = question.answer(self, argument)
-        if self.ask_others is None:
+        if self.peers is None:
             return join([own])
         pending = Pending(GATHER_S_MAX, lambda: join([own]))
-        self.ask_others(question.name, argument, lambda others: pending.resolve(lambda: join([own, *others])))
+        self.peers.query(question.name, argument, lambda others: pending.resolve(lambda: join([own, *others])))
         return pending
 
     def change_users(self, change: Change, caller: Session, finish: Callable[[Outcome], Reply]) -> Reply:
         """Change users in all processes that serve this port, and answer what `finish` makes of it; it may raise."""
-        if self.ask_for_users is None:
+        if self.peers is None:
             outcome = self.users.change(change)
             self.look_at_users(caller.id)
             return finish(outcome)
         pending = Pending(GATHER_S_MAX, no_answer)
-        told = self.ask_for_users
-        told(change, caller.id, lambda answer: pending.resolve(lambda: finish(Outcome(**answer))))
+        self.peers.change_users(change, caller.id, lambda answer: pending.resolve(lambda: finish(Outcome(**answer))))
         return pending
 
     def look_at_users(self, caller_id: int = 0) -> None:
@@ -328,14 +311,14 @@ class ServerContext:
         for session in list(self.sessions.values()):
             is_gone = not self.users.is_current(session.user)
             if is_gone and session.id != caller_id:
-                self.cut(session.id)
+                self.clients.cut(session.id)
             elif is_gone:
                 session.log_out()
                 session.close()  # it still gets the reply
             else:
                 session.look_at_user()
                 if session.subscriptions is not None and not may_be_subscribed(session.user, session.subscriptions):
-                    self.cut(session.id)
+                    self.clients.cut(session.id)
 
     # -- what nobody expected -----------------------------------------------------------------------------------------
 
@@ -357,7 +340,7 @@ class ServerContext:
         """Cut whoever may hold a key in a cache of its own, and may not have been told that the key changed."""
         for session in list(self.sessions.values()):
             if session.tracked is not None or session.epoch_feed is not None:
-                self.cut(session.id, "which keys changed could not be told")
+                self.clients.cut(session.id, "which keys changed could not be told")
 
     def close(self) -> None:
         """Let go of all snapshots."""
@@ -437,7 +420,7 @@ class CommandContext:
             is_queued=session.transaction is not None,
             object_name=of,
             user=session.user.name if user is None else user,
-            client=server.line_of(session),
+            client=server.clients.describe(session),
             now_ms=self.now_ms,
             entries_max=server.config.acl_log_entries_max,
         )

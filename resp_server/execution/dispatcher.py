@@ -295,9 +295,9 @@ class Dispatcher:
         In this order: what has to make room is told behind the reply.
         """
         if tracked.redirect and tracked.is_owed:
-            self._server.tell_owed(tracked)
+            self._server.clients.push_invalidations(tracked)
         elif tracked.is_owed:
-            self._server.push(session.id, self._server.invalid_for(session))
+            self._server.clients.push(session.id, self._server.invalid_for(session))
         if not isinstance(reply, ExecRunner):
             if tracked.remembers and is_whole(request):  # of others each portion's are noted
                 self._server.tracking.remember(tracked, keys_read(command, request))

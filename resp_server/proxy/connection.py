@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from resp_server.client.connection import Connection
+from resp_server.client.connection import Connection, ConnectionHost
 from resp_server.net.guarded import alone
 from resp_server.protocol.replies import Pending
 from resp_server.proxy.compiled import Asker
@@ -14,7 +14,6 @@ from resp_server.session.epoch_feed import Told
 
 if TYPE_CHECKING:
     from resp_server.proxy.dispatcher import ProxyDispatcher
-    from resp_server.serving.server import Server
 
 
 class NoTurn(asyncio.Handle):
@@ -43,7 +42,7 @@ UNANSWERED = Unanswered()
 class ProxyConnection(Connection):
     """A client's connection to a proxy."""
 
-    def __init__(self, server: Server, session_id: int | None = None) -> None:
+    def __init__(self, server: ConnectionHost, session_id: int | None = None) -> None:
         super().__init__(server, session_id)
         self._asker: Any = None  # where the hop is built, for a client that is let in
 

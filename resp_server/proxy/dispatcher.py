@@ -84,7 +84,7 @@ class ProxyDispatcher(Dispatcher):
         self._tracking.on_use = applications.follow_keys
         for upstreams in applications.each:
             upstreams.on_changed = self._tracking.changed
-            upstreams.defer = lambda run: server.defer(run)  # not known before there is a server
+            upstreams.defer = server.clients.defer
 
     def poll(self, poller: Any) -> None:
         for upstreams in self._applications.each:
@@ -229,7 +229,7 @@ class ProxyDispatcher(Dispatcher):
             send(packed)
 
         step = Step(batch, index)
-        return partial(step.attempt, step.go_on, packing(cast(LongRequest, request)), take, self._server.defer)
+        return partial(step.attempt, step.go_on, packing(cast(LongRequest, request)), take, self._server.clients.defer)
 
     def _asking_in_portions(
         self, context: CommandContext, command: Command, request: Request, cut: Cut, batch: Batch
@@ -434,7 +434,7 @@ class ProxyDispatcher(Dispatcher):
         index: int,
         tracked: TrackingState | None = None,
     ) -> None:
-        joined = ReplyAggregator(len(parts), merge, batch, index, self._server.defer)
+        joined = ReplyAggregator(len(parts), merge, batch, index, self._server.clients.defer)
 
         def ask() -> Steps[None]:
             for place, part in enumerate(parts):
@@ -448,7 +448,7 @@ class ProxyDispatcher(Dispatcher):
                 )
                 yield
 
-        joined.attempt(joined.go_on, ask(), lambda _: None, self._server.defer)
+        joined.attempt(joined.go_on, ask(), lambda _: None, self._server.clients.defer)
 
     def _ask_for_many(self, command: Command, request: Request, session: Session, batch: Batch) -> bool:
         """Ask each server once for its keys; False if that cannot be now."""

@@ -25,7 +25,7 @@ from typing import Any
 import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
-from resp_server.execution.context import CommandContext, ServerContext
+from resp_server.execution.context import ServerContext
 from resp_server.net.tls import why
 from resp_server.protocol.errors import ClusterDownError, PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply
@@ -206,10 +206,10 @@ class Feed(asyncio.Protocol):
                     break
         except Exception as error:
             self._fail(error)
-        told |= dict.fromkeys(mail.send(server.push))
+        told |= dict.fromkeys(mail.send(server.clients.push))
         if not is_done:
             transport.pause_reading()
-            server.defer(partial(self._step, steps, mail, told))
+            server.clients.defer(partial(self._step, steps, mail, told))
             return
         self._passing_on = None
         self._silent_looks = 0
@@ -463,7 +463,7 @@ class Feeds:
     def slow(self, told: Sequence[Session]) -> set[Session]:
         """Return those who have more waiting than that at which their requests are not read, if waited for."""
         pause_bytes = self.server.config.output_pause_bytes
-        full = {each for each in told if self.server.output_bytes(each.id) > pause_bytes}
+        full = {each for each in told if self.server.clients.output_bytes(each.id) > pause_bytes}
         self._not_waited_for -= set(told) - full
         return full - self._not_waited_for
 
@@ -497,7 +497,7 @@ class Feeds:
         for way, names in feed.wanted.items():
             for session in [each for name in names for each in self._hub.sessions(way, name)]:
                 if session.id in self.server.sessions:
-                    self.server.cut(session.id, f"{feed.address}, which its messages come from, is gone")
+                    self.server.clients.cut(session.id, f"{feed.address}, which its messages come from, is gone")
 
 
 class _Counted(OnItsOwn):
@@ -529,9 +529,7 @@ class ProxyMessageBus(MessageBus):
         self.applications = applications
         self.feeds = feeds
 
-    def publish(
-        self, context: CommandContext, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True
-    ) -> Reply:
+    def publish(self, publisher: Session, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True) -> Reply:
         if channel.startswith(OWN_CHANNELS):
             raise PlainError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
         upstreams = self.applications.each[0]
@@ -551,8 +549,8 @@ class ProxyMessageBus(MessageBus):
         self._deliveries.add(self.hub.counting(found, way, channel), lambda: None, ask)
         return pending
 
-    def subscribed(self, context: CommandContext, frames: bytes) -> Reply:
-        answered = partial(super().subscribed, context, frames)
+    def subscribed(self, session: Session, frames: bytes) -> Reply:
+        answered = partial(super().subscribed, session, frames)
         pending = Pending(self.applications.each[0].timeout_s, answered)
         self.feeds.settled(lambda: pending.resolve(answered))
         return pending

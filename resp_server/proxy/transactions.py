@@ -82,7 +82,7 @@ class TransactionRun(Step):
         super().__init__(whose, index)
         self._dispatcher, self._applications, self._context = dispatcher, applications, context
         self._requests, self._watched = requests, watched
-        self._put_off = context.server.defer
+        self._put_off = context.server.clients.defer
         self._queued = ExecContext(context.session, context.server, context.jobs)
         self._protocol = context.session.protocol
         self._deadline_s = applications.each[0].deadline_s(is_long=len(requests) > SHORT_COMMANDS_MAX)

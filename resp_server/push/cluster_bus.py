@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import hiredis
 
 from resp_server.acl.rules import DEFAULT_USER
+from resp_server.cluster.node_view import NodeView
+from resp_server.config import ServerConfig
 from resp_server.net.tls import Certificates, certificates_of, why
 from resp_server.session.subscriptions import Way
-
-if TYPE_CHECKING:
-    from resp_server.execution.context import ServerContext
 
 logger = logging.getLogger("sparkis.server")
 
@@ -95,17 +94,24 @@ class Peer(asyncio.Protocol):
             self._transport.abort()
 
 
+class ClusterBusHost(Protocol):
+    """The process, as a node of a cluster; None: of none."""
+
+    config: ServerConfig
+    cluster: NodeView | None
+
+
 class ClusterBus:
     """The other nodes of a cluster."""
 
-    def __init__(self, server: ServerContext) -> None:
-        self._server = server
+    def __init__(self, host: ClusterBusHost) -> None:
+        self._host = host
         self._certificates: Certificates | None = None
         self._peers: dict[str, Peer] = {}
 
     def forward(self, way: Way, channel: bytes, text: bytes) -> None:
         """Tell the other nodes of a message; one on a shard channel those of this node's shard."""
-        cluster = self._server.cluster
+        cluster = self._host.cluster
         if cluster is None:
             return
         nodes = cluster.topology.nodes
@@ -118,8 +124,8 @@ class ClusterBus:
         for address in addresses:
             if address not in self._peers:
                 if self._certificates is None:
-                    self._certificates = certificates_of(self._server.config.tls)
-                config = self._server.config
+                    self._certificates = certificates_of(self._host.config.tls)
+                config = self._host.config
                 password = config.upstream_password or config.password
                 self._peers[address] = Peer(address, password, self._certificates)
             self._peers[address].send(packed)

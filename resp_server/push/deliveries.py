@@ -15,7 +15,7 @@ from typing import NamedTuple
 PORTION_NS = 1_000_000
 
 # Has something be called in a turn to come.
-PutOff = Callable[[Callable[[], None]], object]
+Defer = Callable[[Callable[[], None]], object]
 
 
 class _Delivery(NamedTuple):
@@ -29,8 +29,8 @@ class _Delivery(NamedTuple):
 class Deliveries:
     """The messages that are under way."""
 
-    def __init__(self, defer: Callable[[], PutOff]) -> None:
-        self._put_off = defer
+    def __init__(self, defer: Defer) -> None:
+        self._defer = defer
         self._waiting: deque[_Delivery] = deque()
 
     def add(self, steps: Iterator[None], flush: Callable[[], None], done: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ class Deliveries:
             self._waiting.append(delivery)
         elif not _is_done(delivery, perf_counter_ns() + PORTION_NS):
             self._waiting.append(delivery)
-            self._put_off()(self._go_on)
+            self._defer(self._go_on)
 
     def _go_on(self) -> None:
         ends_ns = perf_counter_ns() + PORTION_NS
@@ -54,7 +54,7 @@ class Deliveries:
             raise
         finally:
             if self._waiting:
-                self._put_off()(self._go_on)
+                self._defer(self._go_on)
 
 
 def _is_done(delivery: _Delivery, ends_ns: int) -> bool:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from resp_server.push.clients import Clients, PeerProcesses
+from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import MESSAGE, PUSH, Invalidation, TrackingState
-
-if TYPE_CHECKING:
-    from resp_server.client.connection import Connection
-    from resp_server.execution.context import ServerContext
 
 # A step of telling ends with the client during which this is over (guess: as long as a step of a reply).
 STEP_NS_MAX = 1_000_000
@@ -29,12 +27,38 @@ PASSED_ON_MAX = 64
 PASS_ON = "tell a client what is invalid"
 
 
+class InvalidationHost(Protocol):
+    """The process whose clients track keys."""
+
+    clients: Clients
+    peers: PeerProcesses | None
+    tracking: TrackingTable
+
+    def attempt(self, do: Callable[..., object], *arguments: object) -> bool:
+        """Call a function; False if it raised, which is logged."""
+
+
+class TrackingConnection(Protocol):
+    """The connection of a client that tracks keys, or that others redirect to."""
+
+    session: Session
+
+    @property
+    def is_writable(self) -> bool: ...
+
+    def tell_invalid(self) -> None:
+        """Send the client's own pending invalidations."""
+
+    def push(self, frame: bytes) -> None:
+        """Send frames between two replies."""
+
+
 class InvalidationSender:
     """Tells the clients of one process."""
 
-    def __init__(self, server: ServerContext, connections: Mapping[int, Connection]) -> None:
-        self._server = server
-        self._tracking = server.tracking
+    def __init__(self, host: InvalidationHost, connections: Mapping[int, TrackingConnection]) -> None:
+        self._host = host
+        self._tracking = host.tracking
         self._connections = connections
         self._next: asyncio.Handle | None = None
         self._passed_on = 0
@@ -54,8 +78,8 @@ class InvalidationSender:
         ends_ns = perf_counter_ns() + STEP_NS_MAX
         while clients and perf_counter_ns() < ends_ns:
             client = clients.popleft()
-            if not self._server.attempt(self.tell_client, client) and client.session_id in self._connections:
-                self._server.cut(client.session_id, "which keys changed could not be told")
+            if not self._host.attempt(self.tell_client, client) and client.session_id in self._connections:
+                self._host.clients.cut(client.session_id, "which keys changed could not be told")
         self._next = asyncio.get_running_loop().call_soon(self._step, clients) if clients else None
 
     def tell_client(self, client: TrackingState) -> None:
@@ -76,7 +100,7 @@ class InvalidationSender:
 
     def _pass_on(self, client: TrackingState) -> None:
         """Have the process tell it that has the client to redirect to."""
-        if self._server.ask_others is None:
+        if self._host.peers is None:
             client.take(is_within=False)
             self._break(client)
             return
@@ -96,7 +120,7 @@ class InvalidationSender:
         self._passed_on += 1
         self._passed_on_bytes += size
         argument = {"id": client.redirect, "told": [_to_json(each) for each in told]}
-        self._server.ask_others(PASS_ON, argument, answered)
+        self._host.peers.query(PASS_ON, argument, answered)
 
     def _break(self, client: TrackingState) -> None:
         """Tell a client that the one that it redirects to is gone."""
@@ -116,14 +140,14 @@ def frames_for(target: Session, told: Sequence[Invalidation]) -> bytes:
     return b"".join([each.frames(head) for each in told])
 
 
-def pass_on(server: ServerContext, argument: Mapping[str, Any]) -> bool:
+def pass_on(sessions: Mapping[int, Session], clients: Clients, argument: Mapping[str, Any]) -> bool:
     """Tell a client of this process; False if it is not here."""
-    target = server.sessions.get(argument["id"])
+    target = sessions.get(argument["id"])
     if target is None:
         return False
     frames = frames_for(target, [_of_json(each) for each in argument["told"]])
     if frames:
-        server.push(target.id, frames)
+        clients.push(target.id, frames)
     return True
 
 

@@ -20,19 +20,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from resp_server.acl.visibility import can_see_job
+from resp_server.cluster.node_view import NodeView
+from resp_server.config import ServerConfig
+from resp_server.push.clients import Clients
+from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import Way
 from state_backend.model.errors import StoreError
 from state_backend.model.slots import slot_of
 from state_backend.store.key_events import Portion, What
+from state_backend.store.keyspace import KeyspaceView
 from state_backend.store.store import Snapshot
-
-if TYPE_CHECKING:
-    from resp_server.execution.context import ServerContext
 
 logger = logging.getLogger("sparkis.server")
 
@@ -127,15 +129,32 @@ class _At(NamedTuple):
     serial: int
 
 
+class NotificationHost(Protocol):
+    """The process whose clients are notified: of changes that its view shows."""
+
+    config: ServerConfig
+    cluster: NodeView | None
+    view: KeyspaceView
+    clients: Clients
+    message_bus: MessageBus
+    sessions: dict[int, Session]
+
+    def look(self) -> None:
+        """Move the view to the newest epochs of all jobs."""
+
+    def report(self, error: Exception) -> object:
+        """Log an unexpected exception."""
+
+
 class Notifications:
     """What one process tells its subscribers. Runs on the event loop's thread."""
 
-    def __init__(self, server: ServerContext) -> None:
-        self._server = server
-        self._hub = server.message_bus.hub
+    def __init__(self, host: NotificationHost) -> None:
+        self._host = host
+        self._hub = host.message_bus.hub
         self._hub.on_change = self._subscriptions_changed
         self._hub.on_leave = self._leave
-        self._classes = classes_of(server.config.notify_events)
+        self._classes = classes_of(host.config.notify_events)
         self._asked: dict[Session, int] = {}
         self._at: dict[str, _At | None] = {}
         self._epochs: dict[str, tuple[int, int]] = {}
@@ -158,7 +177,7 @@ class Notifications:
 
     def configure(self) -> None:
         """Take in what the settings say now."""
-        self._classes = classes_of(self._server.config.notify_events)
+        self._classes = classes_of(self._host.config.notify_events)
         self._settle()
 
     def ask(self, session: Session, classes: int) -> None:
@@ -206,7 +225,7 @@ class Notifications:
 
     def _begin(self) -> None:
         """Leave out what was before anybody was there to be told."""
-        self._server.look()
+        self._host.look()
         for name, snapshot in self._snapshots():
             kept = snapshot.events_kept()
             self._at[name] = None if kept is None else _At(kept.id, kept.next)
@@ -221,7 +240,7 @@ class Notifications:
                 except StoreError as error:  # who reads is told as well; the next look may find it mended
                     logger.warning("nobody is notified of a job for now: %s", error)
                 except Exception as error:
-                    self._server.report(error)
+                    self._host.report(error)
                     self._cut_listeners()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), LOOK_S)
@@ -232,13 +251,13 @@ class Notifications:
 
     async def _tell(self) -> None:
         """Tell everything that is new."""
-        self._server.look()
+        self._host.look()
         self._tell_epochs()
         for name in [name for name, _ in self._snapshots()]:
             await self._tell_events(name)
 
     def _snapshots(self) -> Iterator[tuple[str, Snapshot]]:
-        return ((job.name, snapshot) for job, snapshot in self._server.view.snapshots())
+        return ((job.name, snapshot) for job, snapshot in self._host.view.snapshots())
 
     # -- epochs -------------------------------------------------------------------------------------------------------
 
@@ -253,7 +272,7 @@ class Notifications:
     def tell_epoch(self, job: str, reached: tuple[int, int]) -> None:
         """Say that an epoch of a job, by its term and number, can be read from now on."""
         told = {"job": job, "term": reached[0], "epoch": reached[1]}
-        self._server.message_bus.post(
+        self._host.message_bus.post(
             Way.CHANNEL, EPOCH + job.encode(), json.dumps(told).encode(), lambda session: can_see_job(session.user, job)
         )
 
@@ -266,7 +285,7 @@ class Notifications:
 
     def _next_portion(self, name: str) -> Portion | None:
         try:
-            snapshot = self._server.view.of_job(name)
+            snapshot = self._host.view.of_job(name)
         except KeyError:  # it has gone while portions were told
             self._at.pop(name, None)
             return None
@@ -288,8 +307,8 @@ class Notifications:
         """Cut those who would miss something: they notice, and can read anew."""
         for way, name in list(self._listened_to):
             for session in self._hub.sessions(way, name):
-                if session.id in self._server.sessions:  # by another name it may have been cut already
-                    self._server.cut(session.id, "what it would be notified of next is lost")
+                if session.id in self._host.sessions:  # by another name it may have been cut already
+                    self._host.clients.cut(session.id, "what it would be notified of next is lost")
 
     async def _tell_portion(self, portion: Portion) -> None:
         mail = MessageBatch()
@@ -302,7 +321,7 @@ class Notifications:
         await self._send(mail)
 
     def _posting(self, mail: MessageBatch, key: bytes, numbers: bytes) -> Iterator[None]:
-        cluster = self._server.cluster
+        cluster = self._host.cluster
         if cluster is not None and slot_of(key) not in cluster.slots:
             return
         for number in numbers:
@@ -320,7 +339,7 @@ class Notifications:
 
     async def _send(self, mail: MessageBatch) -> None:
         """Send messages, and wait until there is room for more at those who take them."""
-        told = mail.send(self._server.push)
+        told = mail.send(self._host.clients.push)
         await asyncio.sleep(0)
         waits_s = 0.0
         while slow := self._slow(told):
@@ -331,7 +350,7 @@ class Notifications:
             await asyncio.sleep(PATIENCE_STEP_S)
 
     def _slow(self, told: list[Session]) -> set[Session]:
-        pause_bytes = self._server.config.output_pause_bytes
-        full = {each for each in told if self._server.output_bytes(each.id) > pause_bytes}
+        pause_bytes = self._host.config.output_pause_bytes
+        full = {each for each in told if self._host.clients.output_bytes(each.id) > pause_bytes}
         self._not_waited_for -= set(told) - full
         return full - self._not_waited_for

@@ -9,19 +9,18 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import Frames, Pending, Reply, encode
+from resp_server.push.clients import Clients, PeerProcesses
+from resp_server.push.cluster_bus import ClusterBus
 from resp_server.push.deliveries import Deliveries
 from resp_server.push.pubsub import OWN_CHANNELS, MessageBatch, PubSub, Wants
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import Way, check_name
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import slot_of
-
-if TYPE_CHECKING:
-    from resp_server.execution.context import CommandContext, ServerContext
 
 # What is on its way to the other processes of a server at a time, and so how long a message may be there: their lines
 # hold 64 MiB, base64 takes a third more, and each of 40 processes may send as much to one that stands still.
@@ -35,22 +34,26 @@ DELIVERED_S_MAX = 60.0
 POST = "post a message"
 
 
+class MessageBusHost(Protocol):
+    """The process that messages are published at."""
+
+    clients: Clients
+    peers: PeerProcesses | None
+    cluster_bus: ClusterBus
+
+
 class MessageBus:
     """Publishing at one process."""
 
-    def __init__(self, server: ServerContext, hub: PubSub | None = None) -> None:
-        self._server = server
-        self._deliveries = Deliveries(lambda: server.defer)
+    def __init__(self, host: MessageBusHost, hub: PubSub | None = None) -> None:
+        self._host = host
+        self._deliveries = Deliveries(host.clients.defer)
         self.hub = PubSub() if hub is None else hub
-        # Tells the other nodes of a cluster; filled in where there are some.
-        self.forward: Callable[[Way, bytes, bytes], None] = lambda way, channel, text: None
         self._waiting: deque[tuple[int, dict[str, str], Callable[[list[Any]], None]]] = deque()
         self._waiting_bytes = 0
         self._passed_on_bytes = 0
 
-    def publish(
-        self, context: CommandContext, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True
-    ) -> Reply:
+    def publish(self, publisher: Session, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True) -> Reply:
         """Send a message to all who are subscribed, and answer to how many of this server's clients.
 
         What the caller itself gets follows the answer, and within a transaction all of its answers.
@@ -63,17 +66,17 @@ class MessageBus:
 
         def done(count: int, own: bytes) -> None:
             if is_forwarded:
-                self.forward(way, channel, text)
-            reply = self._with_others(way, channel, text, lambda others: self._answer(context, count + others, own))
+                self._host.cluster_bus.forward(way, channel, text)
+            reply = self._with_others(way, channel, text, lambda others: self._answer(publisher, count + others, own))
             delivered.put(reply)
 
-        self._deliver(way, channel, text, done, but=context.session)
+        self._deliver(way, channel, text, done, but=publisher)
         return delivered.reply
 
-    def subscribed(self, context: CommandContext, frames: bytes) -> Reply:
+    def subscribed(self, session: Session, frames: bytes) -> Reply:
         """Answer a SUBSCRIBE or its like. That is sent as messages are: also to clients that want no replies."""
-        if context.session.is_silent:
-            self._server.push(context.session.id, frames)
+        if session.is_silent:
+            self._host.clients.push(session.id, frames)
         return Frames(frames)
 
     def post(
@@ -102,7 +105,7 @@ class MessageBus:
         def flush() -> None:
             if but is not None:
                 own.append(mail.take(but))
-            mail.send(self._server.push)
+            mail.send(self._host.clients.push)
 
         if way is Way.SHARD:
             steps = self.hub.posting_in_shard(mail, channel, text)
@@ -119,20 +122,20 @@ class MessageBus:
         hub = self.hub
         for channel in [each for each in hub.names(Way.SHARD) if slot_of(each) not in slots]:
             for session in hub.sessions(Way.SHARD, channel):
-                self._server.push(session.id, hub.unsubscribe(session, Way.SHARD, [channel]))
+                self._host.clients.push(session.id, hub.unsubscribe(session, Way.SHARD, [channel]))
 
-    def _answer(self, context: CommandContext, count: int, own: bytes) -> Reply:
+    def _answer(self, publisher: Session, count: int, own: bytes) -> Reply:
         if not own:
             return count
-        if context.session.transaction is None and not context.session.is_silent:
-            return Frames(encode(count, context.session.protocol) + own)
-        self._server.push(context.session.id, own)
+        if publisher.transaction is None and not publisher.is_silent:
+            return Frames(encode(count, publisher.protocol) + own)
+        self._host.clients.push(publisher.id, own)
         return count
 
     # -- the other processes ------------------------------------------------------------------------------------------
 
     def _check_size(self, size: int) -> None:
-        if self._server.ask_others is None:
+        if self._host.peers is None:
             return
         if size > PASSED_ON_BYTES_MAX:
             raise PlainError(f"a message may have {PASSED_ON_BYTES_MAX} bytes where several workers serve a port")
@@ -140,7 +143,7 @@ class MessageBus:
             raise PlainError("too many messages wait to be passed on to the other workers")
 
     def _with_others(self, way: Way, channel: bytes, text: bytes, answer: Callable[[int], Reply]) -> Reply:
-        if self._server.ask_others is None:
+        if self._host.peers is None:
             return answer(0)
         pending = Pending(PASS_ON_S_MAX, lambda: answer(0))
         size = len(channel) + len(text)
@@ -161,15 +164,15 @@ class MessageBus:
             size, argument, answered = self._waiting.popleft()
             self._waiting_bytes -= size
             self._passed_on_bytes += size
-            assert self._server.ask_others is not None
-            self._server.ask_others(POST, argument, answered)
+            assert self._host.peers is not None
+            self._host.peers.query(POST, argument, answered)
 
 
-def post_of(server: ServerContext, argument: dict[str, str]) -> Reply:
+def post_of(message_bus: MessageBus, argument: dict[str, str]) -> Reply:
     """Send what another process of this server passes on; return how many got it."""
     channel, text = b64decode(argument["channel"]), b64decode(argument["text"])
     delivered = _Delivered()
-    server.message_bus.post(Way(argument["way"].encode()), channel, text, done=delivered.put)
+    message_bus.post(Way(argument["way"].encode()), channel, text, done=delivered.put)
     return delivered.reply
 
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from resp_server.command_table.table import Command
 from resp_server.metrics.slow_log import redacted, shortened
-
-if TYPE_CHECKING:
-    from resp_server.command_table.table import Command
-    from resp_server.execution.context import ServerContext
-    from resp_server.session.session import Session
+from resp_server.push.clients import Clients, PeerProcesses
+from resp_server.session.session import Session
+from state_backend.model.clock import Clock
 
 SHOW, CUT, ANNOUNCE = "show requests", "cut monitors", "announce monitors"
 NOT_SHOWN = ("admin", "skip_monitor")
@@ -55,11 +54,27 @@ class Shown(NamedTuple):
         return cls(line.encode("latin-1"), [key.encode("latin-1") for key in keys], user.encode("latin-1"))
 
 
+class MonitorHost(Protocol):
+    """The process whose requests are shown."""
+
+    clients: Clients
+    peers: PeerProcesses | None
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def look_closely(self) -> None:
+        """Apply that there are monitors now, or none any more, to all sessions."""
+
+    def attempt(self, do: Callable[..., object], *arguments: object) -> bool:
+        """Call a function; False if it raised, which is logged."""
+
+
 class Monitors:
     """Who sees requests at this process, and what waits to be shown."""
 
-    def __init__(self, server: ServerContext) -> None:
-        self._server = server
+    def __init__(self, host: MonitorHost) -> None:
+        self._host = host
         self._own: dict[int, Session] = {}
         self._are_elsewhere = False
         self._lines: list[Shown] = []
@@ -80,24 +95,24 @@ class Monitors:
         self._send()
         session.is_monitor = True
         self._own[session.id] = session
-        self._server.look_closely()
+        self._host.look_closely()
 
     def remove(self, session: Session) -> None:
         """Show a client nothing more."""
         session.is_monitor = False
         if self._own.pop(session.id, None) is not None:
-            self._server.look_closely()
+            self._host.look_closely()
 
     def are_elsewhere(self, are_elsewhere: bool) -> None:
         """Learn whether other processes want to see requests."""
         if self._are_elsewhere != are_elsewhere:
             self._are_elsewhere = are_elsewhere
-            self._server.look_closely()
+            self._host.look_closely()
 
     def announce(self, then: Callable[[], None] = lambda: None) -> None:
         """Tell the other processes that somebody here sees requests: also those that were started just now."""
-        if self._own and self._server.ask_others is not None:
-            self._server.ask_others(ANNOUNCE, None, lambda answers: then())
+        if self._own and self._host.peers is not None:
+            self._host.peers.query(ANNOUNCE, None, lambda answers: then())
 
     def show(self, session: Session, command: Command, request: Sequence[bytes]) -> None:
         """Show a request that was answered."""
@@ -107,7 +122,7 @@ class Monitors:
         keys = [seen[at] for at, _ in command.keys_in(seen)] if command.facts.key_specs else []
         word_bytes_max = min(WORD_BYTES_MAX, LINE_BYTES_MAX // min(len(request), WORDS_MAX))
         words = shortened(redacted(command.name, request), WORDS_MAX, word_bytes_max)
-        line = line_of(self._server.clock(), session.db, session.address, words)
+        line = line_of(self._host.clock(), session.db, session.address, words)
         self._lines.append(Shown(line, keys[: WORDS_MAX + 1], session.user.name))
         if not self._is_coming:
             self._is_coming = True
@@ -130,19 +145,19 @@ class Monitors:
         """Send lines to those here who may see them."""
         whole = b"".join([each.line for each in lines])
         for session in list(self._own.values()):
-            if not self._server.attempt(self._send_to, session, lines, whole):
-                self._server.cut(session.id, "requests could not be shown")
+            if not self._host.attempt(self._send_to, session, lines, whole):
+                self._host.clients.cut(session.id, "requests could not be shown")
 
     def _send_to(self, session: Session, lines: Sequence[Shown], whole: bytes) -> None:
         reads_all = session.user.reads_all_keys
         text = whole if reads_all else b"".join([each.line for each in lines if may_see(session, each)])
         if text:
-            self._server.push(session.id, text)
+            self._host.clients.push(session.id, text)
 
     def cut(self) -> None:
         """Cut those here, because lines were lost."""
         for session_id in list(self._own):
-            self._server.cut(session_id)
+            self._host.clients.cut(session_id)
 
     # -- the other processes ------------------------------------------------------------------------------------------
 
@@ -159,9 +174,9 @@ class Monitors:
         self._ask(SHOW, portion)
 
     def _ask(self, question: str, argument: Any) -> None:
-        if self._server.ask_others is not None:
+        if self._host.peers is not None:
             self._is_passing_on = True
-            self._server.ask_others(question, argument, self._passed_on)
+            self._host.peers.query(question, argument, self._passed_on)
 
     def _passed_on(self, counts: Sequence[int]) -> None:
         self._is_passing_on = False

@@ -25,9 +25,9 @@ from resp_server.net.addresses import address_of
 from resp_server.net.listeners import PolledListener, listen_at_ports, take_client
 from resp_server.net.tls import Certificates, TlsListener
 from resp_server.protocol.errors import DeniedError, PlainError, ReplyError
-from resp_server.push.cluster_bus import ClusterBus
 from resp_server.push.invalidation_sender import InvalidationSender
 from resp_server.session.session import Session
+from resp_server.session.tracking import TrackingState
 from state_backend.model.clock import Clock, now_ms
 from state_backend.store.keyspace import Keyspace
 
@@ -52,18 +52,10 @@ class Server:
         dispatcher: Callable[[ServerContext], Dispatcher] = Dispatcher,
         connection: Callable[[Server], Connection] = Connection,
     ) -> None:
-        self.context = ServerContext(config, keyspace, command_table(), clock)
-        self.context.output_bytes = self._output_bytes
-        self.context.cut = self._cut
-        self.context.line_of = lambda session: client_line(self.context, session, self.context.clock())
-        self.context.push = self._push
-        self._peers = ClusterBus(self.context)
-        self.context.message_bus.forward = self._peers.forward
-        self.context.resume = self._resume
+        self.context = ServerContext(config, keyspace, command_table(), clock, clients=self)
         self.dispatcher = dispatcher(self.context)
         self._connect = connection
         self.turn_scheduler = TurnScheduler()
-        self.context.defer = self.turn_scheduler.defer
         self.write_queue = WriteQueue()
         self._connections: dict[int, Connection] = {}
         self._strangers: dict[int, Connection] = {}  # who had to authenticate when it came, the oldest first
@@ -75,7 +67,6 @@ class Server:
         self._telling: asyncio.TimerHandle | None = None
         self._invalid = InvalidationSender(self.context, self._connections)
         self.context.tracking.on_begin = self._begin_telling
-        self.context.tell_owed = self._invalid.tell_client
 
     @property
     def users(self) -> Users:
@@ -151,13 +142,13 @@ class Server:
             session_id = next(iter(self._strangers))
             connection = self._strangers.pop(session_id)
             if not connection.session.is_authenticated:
-                self._cut(session_id, "it has not authenticated, and others need its place")
+                self.cut(session_id, "it has not authenticated, and others need its place")
                 return True
         return False
 
     async def stop(self) -> None:
         """Stop listening, send what was answered, close all connections; takes at most `stop_ms_max`."""
-        self._peers.stop()
+        self.context.cluster_bus.stop()
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -262,24 +253,34 @@ class Server:
             self._invalid.tell()
             self.context.tracking.free()
 
-    def _cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
-        """Cut a client's connection for a reason; others do not see it any more."""
-        connection = self._connections[session_id]
-        self.remove(session_id)
-        connection.abort(reason)
+    # -- the clients, for what runs in `execution` and `push` (see `push.clients.Clients`) ----------------------------
 
-    def _resume(self) -> None:
-        for connection in self._connections.values():
-            connection.resume()
-
-    def _push(self, session_id: int, frames: bytes) -> None:
+    def push(self, session_id: int, frames: bytes) -> None:
         connection = self._connections.get(session_id)
         if connection is not None:
             connection.push(frames)
 
-    def _output_bytes(self, session_id: int) -> int:
+    def push_invalidations(self, tracked: TrackingState) -> None:
+        self._invalid.tell_client(tracked)
+
+    def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
+        connection = self._connections[session_id]
+        self.remove(session_id)
+        connection.abort(reason)
+
+    def resume(self) -> None:
+        for connection in self._connections.values():
+            connection.resume()
+
+    def output_bytes(self, session_id: int) -> int:
         connection = self._connections.get(session_id)
         return 0 if connection is None else connection.output_bytes
+
+    def describe(self, session: Session) -> str:
+        return client_line(self.context, session, self.context.clock())
+
+    def defer(self, run: Callable[[], None]) -> object:
+        return self.turn_scheduler.defer(run)
 
     # -- once a second ------------------------------------------------------------------------------------------------
 

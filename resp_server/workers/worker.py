@@ -151,9 +151,8 @@ class Worker:
         server.context.started_ms = line["started_ms"]
         server.context.process_id = os.getppid()
         server.context.slow.number_as(line["number"] - 1, line["count"])
-        server.context.ask_others = self._ask_others
+        server.context.peers = self
         server.when_events_are_wanted(self._want_events)
-        server.context.ask_for_users = self._ask_for_users
         server.begin_polling()
         server.look_after()
 
@@ -210,18 +209,20 @@ class Worker:
     def _left(self, client_id: int) -> None:
         self._channel.send({"event": "left", "id": client_id})
 
-    def _ask_for_users(self, change: Change, caller: int, answered: Callable[[dict[str, Any]], None]) -> None:
-        ask_id, self._next_id = self._next_id, self._next_id + 1
-        self._asked[ask_id] = answered
-        self._channel.send({"event": "users", "id": ask_id, "change": change, "caller": caller})
-
     def _want_events(self, is_wanted: bool) -> None:
         self._channel.send({"event": "notify", "is_wanted": is_wanted})
 
-    def _ask_others(self, question: str, argument: Any, answered: Callable[[list[Any]], None]) -> None:
-        ask_id, self._next_id = self._next_id, self._next_id + 1
-        self._asked[ask_id] = answered
-        self._channel.send({"event": "ask", "id": ask_id, "question": question, "argument": argument})
+    # -- the other processes (see `push.clients.PeerProcesses`) -------------------------------------------------------
+
+    def query(self, question: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
+        query_id, self._next_id = self._next_id, self._next_id + 1
+        self._asked[query_id] = then
+        self._channel.send({"event": "ask", "id": query_id, "question": question, "argument": argument})
+
+    def change_users(self, change: Change, caller_id: int, then: Callable[[dict[str, Any]], None]) -> None:
+        query_id, self._next_id = self._next_id, self._next_id + 1
+        self._asked[query_id] = then
+        self._channel.send({"event": "users", "id": query_id, "change": change, "caller": caller_id})
 
 
 class _Handed(Connection):

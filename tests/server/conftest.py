@@ -96,6 +96,16 @@ class Peer:
         return self.read_all() == b""
 
 
+class OtherProcesses:
+    """The other processes of a server; a test answers their queries by the callbacks in a list."""
+
+    def __init__(self, callbacks: list[Callable[[list[Any]], None]]) -> None:
+        self._callbacks = callbacks
+
+    def query(self, question: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
+        self._callbacks.append(then)
+
+
 class LoopThread:
     """An event loop in a thread of its own."""
 

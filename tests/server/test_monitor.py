@@ -94,14 +94,14 @@ class Others:
         self.asked: list[tuple[str, Any]] = []
         self.waiting: list[Callable[[list[Any]], None]] = []
         self.monitors = 1
-        running.call(lambda: setattr(running.server.context, "ask_others", self._ask))
+        running.call(lambda: setattr(running.server.context, "peers", self))
 
-    def _ask(self, question: str, argument: Any, answered: Callable[[list[Any]], None]) -> None:
+    def query(self, question: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
         self.asked.append((question, argument))
         if question == monitors.SHOW:
-            self.waiting.append(answered)
+            self.waiting.append(then)
         else:
-            answered([self.monitors])
+            then([self.monitors])
 
 
 def test_requests_are_passed_on_to_monitors_at_other_processes_until_there_are_none(serve: Callable[..., Any]) -> None:

@@ -65,7 +65,7 @@ def test_reads_are_answered_between_the_portions_of_a_flood_and_all_of_it_comes(
     size = sum(len(message(b"job:v:%03d" % each)) for each in range(KEYS))
     while len(told) < size:
         told += listener.read(min(64 << 10, size - len(told)))
-        most_waiting = max(most_waiting, running.call(lambda: running.server.context.output_bytes(1)))
+        most_waiting = max(most_waiting, running.call(lambda: running.server.output_bytes(1)))
         reader.answers(GET, b"$1\r\n1\r\n")
         answered += 1
     assert answered > 5
@@ -81,7 +81,7 @@ def test_who_takes_nothing_is_cut_at_its_limit_and_the_others_get_everything(run
     stuck.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for each in (stuck, listener):
         each.answers(PSUBSCRIBE, SUBSCRIBED)
-    waiting = running.server.context.output_bytes
+    waiting = running.server.output_bytes
     size = sum(len(message(b"job:v:%03d" % each)) for each in range(KEYS))
     epoch = 0
     while 1 in running.server.context.sessions:  # the system takes some megabytes for it first

@@ -22,10 +22,10 @@ class Others:
     def __init__(self, server: Any) -> None:
         self._server = server
         self.waiting: list[Callable[[list[Any]], None]] = []
-        server.server.context.ask_others = self._ask
+        server.server.context.peers = self
 
-    def _ask(self, question: str, argument: Any, answered: Callable[[list[Any]], None]) -> None:
-        self.waiting.append(answered)
+    def query(self, question: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
+        self.waiting.append(then)
 
     def wait_for(self, count: int) -> None:
         """Wait until so many questions were asked."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from conftest import OtherProcesses
 
 pytestmark = pytest.mark.pure
 
@@ -27,20 +28,19 @@ def running(serve: Callable[..., Any]) -> Any:
 def test_a_push_goes_out_at_once_to_a_client_that_asks_nothing(running: Any) -> None:
     peer = running.connect()
     peer.answers(PING, PONG)
-    running.call(lambda: running.server.context.push(1, PUSH))
+    running.call(lambda: running.server.push(1, PUSH))
     assert peer.read(len(PUSH)) == PUSH
     peer.answers(PING, PONG)
 
 
 def test_a_push_in_a_clients_own_turn_stands_before_the_reply_that_is_being_made(running: Any) -> None:
     peer = running.connect()
-    server = running.server.context
 
     def pushing(session_id: int) -> int:
-        server.push(session_id, PUSH)
+        running.server.push(session_id, PUSH)
         return 0
 
-    server.output_bytes = pushing  # asked for while the reply to CLIENT INFO is made
+    running.server.output_bytes = pushing  # asked for while the reply to CLIENT INFO is made
     peer.send(PING + CLIENT_INFO + PING)
     told = peer.read_until(PONG)
     assert re.fullmatch(rb"\+PONG\r\n" + re.escape(PUSH) + rb"\$\d+\r\nid=1 .*\r\n\+PONG\r\n", told, re.DOTALL)
@@ -73,13 +73,13 @@ def test_a_push_waits_for_the_end_of_a_reply_in_steps(running: Any, asked: bytes
 def test_a_push_waits_for_a_reply_that_others_have_to_be_asked_for(running: Any) -> None:
     server = running.server.context
     answered: list[Callable[[list[Any]], None]] = []
-    server.ask_others = lambda question, argument, then: answered.append(then)
+    server.peers = OtherProcesses(answered)
     peer = running.connect()
     peer.answers(PING, PONG)
     peer.send(CLIENT_LIST + PING)
     while not answered:
         running.call(lambda: None)
-    running.call(lambda: server.push(1, PUSH))
+    running.call(lambda: server.clients.push(1, PUSH))
     running.call(lambda: answered.pop()([]))
     told = peer.read_until(PONG)
     assert re.fullmatch(rb"\$\d+\r\nid=1 .*\n\r\n" + re.escape(PUSH + PONG), told, re.DOTALL)
@@ -93,7 +93,7 @@ def test_a_client_that_does_not_take_what_it_is_sent_is_cut(running: Any) -> Non
     frame = b"$1048576\r\n%b\r\n" % bytes(1 << 20)
     sent = 0
     while 1 in server.sessions:
-        running.call(lambda: server.push(1, frame))
+        running.call(lambda: server.clients.push(1, frame))
         sent += 1
         assert sent < 100
     assert len(peer.read_all()) < sent * len(frame)
@@ -103,14 +103,14 @@ def test_a_client_that_does_not_take_what_it_is_sent_is_cut(running: Any) -> Non
 def test_what_waits_behind_a_reply_is_counted_against_the_limit_too(running: Any) -> None:
     server = running.server.context
     asked: list[Any] = []
-    server.ask_others = lambda question, argument, then: asked.append(then)
+    server.peers = OtherProcesses(asked)
     peer = running.connect()
     peer.send(CLIENT_LIST)
     while not asked:
         running.call(lambda: None)
     frame = b"$1048576\r\n%b\r\n" % bytes(1 << 20)
     for _ in range(3):
-        running.call(lambda: server.push(1, frame))
-    assert running.call(lambda: running.server._output_bytes(1)) == 3 * len(frame)
-    running.call(lambda: server.push(1, frame))
+        running.call(lambda: server.clients.push(1, frame))
+    assert running.call(lambda: running.server.output_bytes(1)) == 3 * len(frame)
+    running.call(lambda: server.clients.push(1, frame))
     assert peer.is_closed

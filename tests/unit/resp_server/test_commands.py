@@ -473,6 +473,6 @@ def test_when_many_fields_expire_is_told_in_steps(client: Any, name: bytes, show
 
 def test_a_client_that_is_listed_several_times_is_looked_at_once(client: Any) -> None:
     looked_at: list[int] = []
-    client.server.output_bytes = lambda session_id: looked_at.append(session_id) or 0
+    client.server.clients.output_bytes = lambda session_id: looked_at.append(session_id) or 0
     assert client.send([b"CLIENT", b"LIST", b"ID", b"7", b"8", b"7", b"7"]).count(b"id=7 ") == 3
     assert looked_at == [7]

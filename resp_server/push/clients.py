@@ -1,0 +1,71 @@
+"""Interfaces to a server's clients and to the other processes that serve its port; the server has the sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from resp_server.acl.users import Change
+from resp_server.session.session import Session
+from resp_server.session.tracking import TrackingState
+
+
+class Clients(Protocol):
+    """The connected clients of this process, by their session ids."""
+
+    def push(self, session_id: int, frames: bytes) -> None:
+        """Send frames between two replies; a client that is not connected gets nothing."""
+
+    def push_invalidations(self, tracked: TrackingState) -> None:
+        """Send a client's pending invalidations to the client that it redirects to."""
+
+    def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
+        """Close a client's connection at once; `reason` is logged."""
+
+    def resume(self) -> None:
+        """Answer clients again after a CLIENT PAUSE."""
+
+    def output_bytes(self, session_id: int) -> int:
+        """Return how many bytes wait to be sent to a client."""
+
+    def describe(self, session: Session) -> str:
+        """Return a client's line of CLIENT LIST."""
+
+    def defer(self, run: Callable[[], None]) -> object:
+        """Call a function in a later turn of the event loop."""
+
+
+class PeerProcesses(Protocol):
+    """The other processes that serve the same port; they are reached through the master."""
+
+    def query(self, question: str, argument: Any, then: Callable[[list[Any]], None]) -> None:
+        """Send a question (see `command_table.declaration.Question`) to each process; call back with the answers."""
+
+    def change_users(self, change: Change, caller_id: int, then: Callable[[dict[str, Any]], None]) -> None:
+        """Change users in all processes; call back with the fields of an `Outcome`."""
+
+
+class NoClients:
+    """The clients of a context without a server: there are none."""
+
+    def push(self, session_id: int, frames: bytes) -> None:
+        pass
+
+    def push_invalidations(self, tracked: TrackingState) -> None:
+        pass
+
+    def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
+
+    def output_bytes(self, session_id: int) -> int:
+        return 0
+
+    def describe(self, session: Session) -> str:
+        return ""
+
+    def defer(self, run: Callable[[], None]) -> object:
+        run()
+        return None
