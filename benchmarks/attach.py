@@ -33,7 +33,8 @@ from benchmarks import spark as local_spark
 from benchmarks.delay import EVENT_LOG, percentile_row, task_ends
 from benchmarks.options import Options
 from benchmarks.results import Row, compared
-from benchmarks.servers import VoidError, temporary_folder, until
+from benchmarks.servers import VoidError, temporary_folder
+from compat.waiting import eventually
 from resp_server.net import children
 from sparkis import Attachment
 
@@ -163,7 +164,12 @@ class Scene:
         query = self._start(self._case.interval_ms)
         watched: list[int] = []
         try:
-            until(lambda: self._last_batch(query) >= WARM_UP_BATCHES, TIMEOUT_S, "the first batches")
+            eventually(
+                lambda: self._last_batch(query) >= WARM_UP_BATCHES,
+                awaited="the first batches",
+                timeout_s=TIMEOUT_S,
+                error=VoidError,
+            )
             self._attach(query).stop()  # now there is a store to be watched
             with self._watching() as watcher:
                 for number in range(self._rounds):
@@ -220,7 +226,7 @@ class Scene:
                     found[each.batchId] = float(each.durationMs["triggerExecution"])
             return found.keys() >= set(batches)
 
-        until(have_run, TIMEOUT_S, "running the batches")
+        eventually(have_run, awaited="running the batches", timeout_s=TIMEOUT_S, error=VoidError)
         return median(found[batch] for batch in batches), list(batches)
 
     def duration(self) -> Row:
@@ -251,7 +257,12 @@ class Scene:
         pairs = []
         try:
             began = self._last_batch(query)
-            until(lambda: self._last_batch(query) >= began + WARM_UP_BATCHES, TIMEOUT_S, "running without a pause")
+            eventually(
+                lambda: self._last_batch(query) >= began + WARM_UP_BATCHES,
+                awaited="running without a pause",
+                timeout_s=TIMEOUT_S,
+                error=VoidError,
+            )
             for number in range(self._rounds):
                 self._report(f"round {number + 1}, without a pause")
                 alone = self._rows_per_s(query)
@@ -276,7 +287,12 @@ class Scene:
         """Return what the query does in a turn, from one commit to another."""
         first = self._last_batch(query)
         ends_s = time.monotonic() + self._case.turn_s * min(1.0, self._options.scale)
-        until(lambda: time.monotonic() > ends_s and self._last_batch(query) > first, TIMEOUT_S, "a turn")
+        eventually(
+            lambda: time.monotonic() > ends_s and self._last_batch(query) > first,
+            awaited="a turn",
+            timeout_s=TIMEOUT_S,
+            error=VoidError,
+        )
         commits = self._commits()
         last = max(commits)
         return (last - first) * self._case.changes / ((commits[last] - commits[first]) / 1e3)

@@ -24,7 +24,8 @@ import sparkis
 from benchmarks import spark as local_spark
 from benchmarks.options import Options
 from benchmarks.results import Row, alone
-from benchmarks.servers import VoidError, temporary_folder, until
+from benchmarks.servers import VoidError, temporary_folder
+from compat.waiting import eventually
 from resp_server.net import children
 from spark_hooks.serving import endpoints
 
@@ -106,7 +107,7 @@ def _times(spark: SparkSession, folder: Path, batches: int, options: Options) ->
             options.report(f"delay: batch {len(recorder.at_ms)} of {batches}")
             return len(recorder.at_ms) >= batches + 1
 
-        until(has_run, TIMEOUT_S + batches, "running the batches")
+        eventually(has_run, awaited="running the batches", timeout_s=TIMEOUT_S + batches, error=VoidError)
         query.stop()
         seen, _ = watcher.communicate(timeout=30)  # it ends with its input
     finally:

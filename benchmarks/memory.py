@@ -18,7 +18,8 @@ from benchmarks import processes
 from benchmarks.options import Options
 from benchmarks.reads import uniform
 from benchmarks.results import Row, alone, compared
-from benchmarks.servers import JOB, RedisServer, Served, Sparkis, both, until
+from benchmarks.servers import JOB, RedisServer, Served, Sparkis, VoidError, both
+from compat.waiting import eventually
 from state_backend.apply.applier import (
     COMPACT_AT_REST_ABOVE_BYTES,
     COMPACT_AT_REST_SHARE,
@@ -88,7 +89,13 @@ def wait_until_at_rest(server: Sparkis) -> None:
         return free < max(used // COMPACT_AT_REST_SHARE, COMPACT_AT_REST_ABOVE_BYTES)
 
     time.sleep(REST_AFTER_S + PROBE_INTERVAL_S)
-    until(is_compact, COMPACT_TIMEOUT_S, "a copy of the store without its free pages", LOOK_EVERY_S)
+    eventually(
+        is_compact,
+        awaited="a copy of the store without its free pages",
+        timeout_s=COMPACT_TIMEOUT_S,
+        interval_s=LOOK_EVERY_S,
+        error=VoidError,
+    )
 
 
 class Taken:

@@ -21,7 +21,8 @@ import numpy as np
 from benchmarks.options import Options
 from benchmarks.processes import below, cpu_s
 from benchmarks.results import Row, alone
-from benchmarks.servers import VoidError, key, load_log, publish, runs_of_values, temporary_folder, until, value
+from benchmarks.servers import VoidError, key, load_log, publish, runs_of_values, temporary_folder, value
+from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.client import Client, ClientError
 from resp_server.serving.control_api import TOKEN_VARIABLE
@@ -70,11 +71,17 @@ def _timed(log: Path, folder: Path, writer: LogWriter, keys: int, replicas: int)
     with ExitStack() as stack:
         stack.enter_context(_process("registry", log, "--port", "0", "--replicas", str(replicas)))
         stack.enter_context(_state_server(log, folder / "first"))
-        until(lambda: _online(log) == 1, TIMEOUT_S, "loading the first server")
+        eventually(lambda: _online(log) == 1, awaited="loading the first server", timeout_s=TIMEOUT_S, error=VoidError)
         stack.enter_context(_changing(writer, keys))
         began_s = time.perf_counter()
         process, port = stack.enter_context(_state_server(log, folder / "second"))
-        until(lambda: _online(log) == 2 and _has_slots(log, port, replicas), TIMEOUT_S, "moving", 0.01)
+        eventually(
+            lambda: _online(log) == 2 and _has_slots(log, port, replicas),
+            awaited="moving",
+            timeout_s=TIMEOUT_S,
+            interval_s=0.01,
+            error=VoidError,
+        )
         seconds = time.perf_counter() - began_s
         used_s = sum(cpu_s(pid) for pid in (process.pid, *below(process.pid)))
         _check(port, keys, is_replica=replicas > 0)

@@ -39,10 +39,10 @@ from benchmarks.servers import (
     runs_of_values,
     start_redis,
     temporary_folder,
-    until,
     value,
 )
 from compat.conformance.servers import free_port
+from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.client import Client, ClientError
 from resp_server.serving.control_api import TOKEN_VARIABLE
@@ -121,7 +121,12 @@ class SparkisProxied(Proxied):
             for each in range(2)
         ]
         self.process, self.port = _start(stack, "resp_server.programs.proxy", *options, "--port", "0")
-        until(lambda: self._row()[1] == keys, LOAD_TIMEOUT_S, "loading the servers' data")
+        eventually(
+            lambda: self._row()[1] == keys,
+            awaited="loading the servers' data",
+            timeout_s=LOAD_TIMEOUT_S,
+            error=VoidError,
+        )
 
     def _row(self) -> tuple[int, int]:
         """Return the epoch that all can read, and the number of keys; -1 and 0 while they are not ready."""
@@ -142,7 +147,12 @@ class SparkisProxied(Proxied):
 
     def settle(self) -> None:
         last = self.writer.last
-        until(lambda: last is not None and self._row()[0] == last.epoch, SETTLE_TIMEOUT_S, "applying the last epoch")
+        eventually(
+            lambda: last is not None and self._row()[0] == last.epoch,
+            awaited="applying the last epoch",
+            timeout_s=SETTLE_TIMEOUT_S,
+            error=VoidError,
+        )
 
     def stop(self) -> None:
         """Let the changes end; the processes end with the block that started them."""
@@ -168,7 +178,13 @@ class RedisProxied(Proxied):
         command += ["-o", str(folder / "twemproxy.log"), "-p", str(folder / "twemproxy.pid")]
         self.process = subprocess.Popen(command)
         stack.callback(_end, self.process)
-        until(self._is_listening, START_TIMEOUT_S, "the start of twemproxy", 0.01)
+        eventually(
+            self._is_listening,
+            awaited="the start of twemproxy",
+            timeout_s=START_TIMEOUT_S,
+            interval_s=0.01,
+            error=VoidError,
+        )
         for start in range(0, keys, LOAD_KEYS):
             self.put(np.arange(start, min(keys, start + LOAD_KEYS), dtype=np.int64), 0)
 

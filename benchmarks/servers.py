@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 
 from benchmarks import processes
 from compat.conformance.servers import free_port
+from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.client import Client
 from resp_server.serving.control_api import TOKEN_VARIABLE
@@ -165,15 +166,6 @@ def _map_change(number: int) -> Change:
 def _list_change(number: int) -> Change:
     packed = packed_list.pack(element.encode() for element in elements(number))
     return Change(LIST_STATE, Op.PUT, key(number, LIST_STATE).encode(), value=packed)
-
-
-def until(is_done: Callable[[], bool], timeout_s: float, what: str, interval_s: float = 0.05) -> None:
-    """Wait for something; VoidError if it takes too long."""
-    deadline = time.monotonic() + timeout_s
-    while not is_done():
-        if time.monotonic() > deadline:
-            raise VoidError(f"{what} did not happen within {timeout_s:.0f} s")
-        time.sleep(interval_s)
 
 
 class Served(ABC):
@@ -345,7 +337,7 @@ class Sparkis(Served):
             self.log, self.store, workers=workers, options=options, is_pure=is_pure
         )
         self._control = Client("127.0.0.1", control_port, password=TOKEN, timeout_s=30, tls=tls)
-        until(self._is_loaded, LOAD_TIMEOUT_S, "loading the server's data")
+        eventually(self._is_loaded, awaited="loading the server's data", timeout_s=LOAD_TIMEOUT_S, error=VoidError)
 
     def _is_loaded(self) -> bool:
         return self._applied() == self._committed()
@@ -367,7 +359,7 @@ class Sparkis(Served):
         self.writer.beat()
 
     def settle(self) -> None:
-        until(self._is_loaded, SETTLE_TIMEOUT_S, "applying the last epoch")
+        eventually(self._is_loaded, awaited="applying the last epoch", timeout_s=SETTLE_TIMEOUT_S, error=VoidError)
 
     def stop(self) -> None:
         """End the server."""
@@ -395,7 +387,9 @@ def start_redis(folder: Path, *options: str) -> Started:
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    until(is_listening, START_TIMEOUT_S, "the start of redis-server", 0.01)
+    eventually(
+        is_listening, awaited="the start of redis-server", timeout_s=START_TIMEOUT_S, interval_s=0.01, error=VoidError
+    )
     return Started(process, port)
 
 

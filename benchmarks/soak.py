@@ -26,9 +26,10 @@ import redis
 
 from benchmarks import processes
 from benchmarks.options import end_in_order
-from benchmarks.servers import TOKEN, VoidError, start_sparkis, takes_workers, temporary_folder, until
+from benchmarks.servers import TOKEN, VoidError, start_sparkis, takes_workers, temporary_folder
 from benchmarks.soak_model import JOB, LISTS, MAPS, MARKER, STATES, Model, Plan
 from benchmarks.soak_readers import newest_store
+from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.client import Client
 from state_backend.apply.applier import COMPACT_ABOVE_BYTES
@@ -155,7 +156,12 @@ class Soak:
         self._victims: list[Reader] = []
 
     def _start_readers(self) -> None:
-        until(lambda: self._read_marker() is not None, START_S_MAX, "reading the first epoch")
+        eventually(
+            lambda: self._read_marker() is not None,
+            awaited="reading the first epoch",
+            timeout_s=START_S_MAX,
+            error=VoidError,
+        )
         plan = json.dumps(asdict(self._plan))
         self._readers = [Reader.start("client", str(self._port), plan) for _ in range(CLIENTS)]
         self._readers += [Reader.start("store", str(self._folder), plan)]
@@ -343,7 +349,12 @@ class Soak:
         model = Model(self._plan)
         model.advance(self._epoch)
         with redis.Redis(port=self._port) as client:
-            until(lambda: self._read_marker() == self._epoch, FINISH_S_MAX, "reading the last epoch")
+            eventually(
+                lambda: self._read_marker() == self._epoch,
+                awaited="reading the last epoch",
+                timeout_s=FINISH_S_MAX,
+                error=VoidError,
+            )
             there = set(client.scan_iter(count=1000))
             unknown = there - model.held.keys()
             if unknown:
@@ -367,7 +378,13 @@ class Soak:
             return self._samples[-1].store <= 2 * self._samples[-1].live + COMPACT_ABOVE_BYTES
 
         try:
-            until(is_bounded, FINISH_S_MAX, "giving free pages back", SAMPLED_EVERY_S)
+            eventually(
+                is_bounded,
+                awaited="giving free pages back",
+                timeout_s=FINISH_S_MAX,
+                interval_s=SAMPLED_EVERY_S,
+                error=VoidError,
+            )
         except VoidError:
             last = self._samples[-1]
             raise SoakError(

@@ -17,14 +17,15 @@ from benchmarks.servers import (
     JOB,
     RedisServer,
     Started,
+    VoidError,
     key,
     load_log,
     start_redis,
     start_sparkis,
     temporary_folder,
-    until,
     value,
 )
+from compat.waiting import eventually
 from resp_server.net.client import Client, ClientError
 from state_backend.apply.compact import compact_log
 
@@ -85,7 +86,7 @@ def _timed(start: Start, keys: int) -> float:
         return False
 
     try:
-        until(is_right, TIMEOUT_S, "the first right answer", 0.002)
+        eventually(is_right, awaited="the first right answer", timeout_s=TIMEOUT_S, interval_s=0.002, error=VoidError)
         return time.perf_counter() - started_s
     finally:
         process.terminate()

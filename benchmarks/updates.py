@@ -34,7 +34,8 @@ from benchmarks import processes
 from benchmarks import spark as local_spark
 from benchmarks.options import Options
 from benchmarks.results import Row, alone, compared
-from benchmarks.servers import VoidError, start_redis, temporary_folder, until
+from benchmarks.servers import VoidError, start_redis, temporary_folder
+from compat.waiting import eventually
 from spark_hooks.serving.serve import DriverEndpoint
 
 JOB, STATE = "updates", "last"
@@ -248,7 +249,13 @@ class Race:
         arrived_s = time.time()
         started_s = self._arrive(files, "ours")
         # An epoch can be read as a whole or not at all.
-        until(lambda: self._found(last) == expected or self._fail(self._our_query), TIMEOUT_S, "reading", 0.002)
+        eventually(
+            lambda: self._found(last) == expected or self._fail(self._our_query),
+            awaited="reading",
+            timeout_s=TIMEOUT_S,
+            interval_s=0.002,
+            error=VoidError,
+        )
         took_s = time.monotonic() - started_s
         cpu_s = sum(map(processes.cpu_s, pids)) - cpu_s
         self._check(files, self._found, "sparkis")
@@ -259,7 +266,13 @@ class Race:
         cpu_s = processes.cpu_s(self._process.pid)
         self._peer_done_s = 0.0
         started_s = self._arrive(files, "peer")
-        until(lambda: self._peer_done_s > 0 or self._fail(self._peer_query), TIMEOUT_S, "writing", 0.002)
+        eventually(
+            lambda: self._peer_done_s > 0 or self._fail(self._peer_query),
+            awaited="writing",
+            timeout_s=TIMEOUT_S,
+            interval_s=0.002,
+            error=VoidError,
+        )
         took_s = self._peer_done_s - started_s
         cpu_s = processes.cpu_s(self._process.pid) - cpu_s
         self._check(files, self._found_at_peer, "redis-server")
@@ -270,7 +283,13 @@ class Race:
         """Let a batch arrive at the query that writes nowhere; return its seconds."""
         self._nowhere_done_s = 0.0
         started_s = self._arrive(files, "nowhere")
-        until(lambda: self._nowhere_done_s > 0 or self._fail(self._no_query), TIMEOUT_S, "reading files", 0.002)
+        eventually(
+            lambda: self._nowhere_done_s > 0 or self._fail(self._no_query),
+            awaited="reading files",
+            timeout_s=TIMEOUT_S,
+            interval_s=0.002,
+            error=VoidError,
+        )
         took_s = self._nowhere_done_s - started_s
         self._leave(files, "nowhere", self._no_query)
         return took_s

@@ -15,7 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.servers import until
+from benchmarks.servers import VoidError
+from compat.waiting import eventually
 from resp_server.net.client import Client
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.clock import now_ms
@@ -27,7 +28,12 @@ TIMEOUT_S = 120.0
 
 def main(port: int, folder: Path, key: str, rows: int) -> None:
     """Look until the input ends."""
-    until(lambda: any(folder.glob("*.[0-9]*/boot")), TIMEOUT_S, "the opening of the store")
+    eventually(
+        lambda: any(folder.glob("*.[0-9]*/boot")),
+        awaited="the opening of the store",
+        timeout_s=TIMEOUT_S,
+        error=VoidError,
+    )
     path = next(folder.glob("*.[0-9]*/boot")).parent
     store = LmdbStore(path, path.name.rpartition(".")[0], is_reader=True)
     shown = store.snapshot(now_ms())

@@ -1,8 +1,7 @@
-"""How tests and comparisons wait: look until what is found is enough. No outcome depends on the time taken.
+"""Polling: how tests, comparisons and benchmarks wait for a condition. No result depends on the time that it takes.
 
-What is waited for happens on a machine that may run thirty other things, so the limit is far beyond every expectation:
-it ends a hang, and asserts no speed. A process that ended will never do what it is waited for, so waiting for it ends
-at once.
+The machine may run thirty other things, so the default timeout is far beyond what any wait needs: it ends a hang, and
+asserts no speed. A wait for something that a process does fails as soon as the process has ended.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Protocol, TypeVar
 Found = TypeVar("Found")
 
 WAIT_S_MAX = 300.0
-LOOK_EVERY_S = 0.02
+POLL_INTERVAL_S = 0.02
 
 
-class Runs(Protocol):
-    """A process that is waited for, such as a Popen."""
+class RunningProcess(Protocol):
+    """A process, such as a Popen."""
 
     def poll(self) -> int | None:
         """Return the exit code; None while it runs."""
@@ -28,36 +27,59 @@ class Runs(Protocol):
 def eventually(
     find: Callable[[], Found],
     is_enough: Callable[[Found], object] = bool,
-    what: str = "",
+    awaited: str | Callable[[], str] = "",
     *,
-    runs: Iterable[Runs] = (),
+    processes: Iterable[RunningProcess] = (),
+    timeout_s: float = WAIT_S_MAX,
+    interval_s: float = POLL_INTERVAL_S,
+    error: type[Exception] = AssertionError,
 ) -> Found:
-    """Return what is found as soon as it is enough; AssertionError with what was found last.
+    """Call `find` until its result is enough, and return it; `error`, with the last result, after `timeout_s`.
 
-    `what` says what is waited for. The processes in `runs` must go on: when one ends, this fails at once.
+    awaited: what the caller waits for, for the error; a function is called only then, and may return a server's log.
+    processes: fail at once when one of them ends.
     """
-    ends_s = monotonic() + WAIT_S_MAX
+    ends_s = monotonic() + timeout_s
     while not is_enough(found := find()):
-        _go_on(ends_s, what, found, runs)
-        sleep(LOOK_EVERY_S)
+        _check_processes(awaited, found, processes, error)
+        if monotonic() >= ends_s:
+            raise error(_timeout_text(awaited, found, timeout_s))
+        sleep(interval_s)
     return found
 
 
 async def eventually_async(
-    find: Callable[[], Found], is_enough: Callable[[Found], object] = bool, what: str = ""
+    find: Callable[[], Found],
+    is_enough: Callable[[Found], object] = bool,
+    awaited: str | Callable[[], str] = "",
+    *,
+    timeout_s: float = WAIT_S_MAX,
+    interval_s: float = POLL_INTERVAL_S,
+    error: type[Exception] = AssertionError,
 ) -> Found:
-    """Do the same on an event loop, which goes on meanwhile."""
-    ends_s = monotonic() + WAIT_S_MAX
+    """Do the same on an event loop, which runs meanwhile; times are those of the loop's clock."""
+    loop = asyncio.get_running_loop()
+    ends_s = loop.time() + timeout_s
     while not is_enough(found := find()):
-        _go_on(ends_s, what, found, ())
-        await asyncio.sleep(LOOK_EVERY_S)
+        if loop.time() >= ends_s:
+            raise error(_timeout_text(awaited, found, timeout_s))
+        await asyncio.sleep(interval_s)
     return found
 
 
-def _go_on(ends_s: float, what: str, found: object, runs: Iterable[Runs]) -> None:
-    """Fail where nothing more will come."""
-    prefix = f"{what}: " if what else ""
-    for process in runs:
+def _check_processes(
+    awaited: str | Callable[[], str], found: object, processes: Iterable[RunningProcess], error: type[Exception]
+) -> None:
+    for process in processes:
         code = process.poll()
-        assert code is None, f"{prefix}{process!r} ended with exit code {code}; found so far: {found!r}"
-    assert monotonic() < ends_s, f"{prefix}still {found!r} after {WAIT_S_MAX:.0f} s"
+        if code is not None:
+            raise error(f"{_prefix(awaited)}{process!r} ended with exit code {code}; found so far: {found!r}")
+
+
+def _timeout_text(awaited: str | Callable[[], str], found: object, timeout_s: float) -> str:
+    return f"{_prefix(awaited)}still {found!r} after {timeout_s:g} s"
+
+
+def _prefix(awaited: str | Callable[[], str]) -> str:
+    text = awaited() if callable(awaited) else awaited
+    return f"{text}: " if text else ""

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.chaos.events import EVENTS, Event, have_leader
-from benchmarks.chaos.fleet import ChaosError, Fleet, until
+from benchmarks.chaos.fleet import START_S_MAX, ChaosError, Fleet
 from benchmarks.chaos.judge import Window
 from benchmarks.chaos.readers import Readers
 from benchmarks.chaos.relay import Relay
 from benchmarks.options import Options, end_in_order
 from benchmarks.results import machine
 from benchmarks.servers import temporary_folder
+from compat.waiting import eventually
 from state_backend.model.errors import SparkisError
 
 SERVERS = 2 + 2  # beside executors, and by hand
@@ -65,7 +66,9 @@ class Chaos:
         fleet.driver.end()
         last = fleet.committed()
         try:
-            until(lambda: readers.is_at(last), "reading the last epoch", RECOVER_S_MAX)
+            eventually(
+                lambda: readers.is_at(last), awaited="reading the last epoch", timeout_s=RECOVER_S_MAX, error=ChaosError
+            )
         except ChaosError:
             return max(1, last - readers.newest)
         return 0
@@ -94,12 +97,14 @@ class Chaos:
         fleet = self._fleet
         self._options.report("starting Spark, two servers and two proxies ...")
         fleet.start_driver()
-        until(lambda: fleet.committed() >= 0, "the first epoch")
+        eventually(lambda: fleet.committed() >= 0, awaited="the first epoch", timeout_s=START_S_MAX, error=ChaosError)
         fleet.start_standby()
         fleet.start_server("standing")
         relayed = fleet.start_server("relayed", advertise=self._relay.port)
         self._relay.lead_to("127.0.0.1", relayed.port)
-        until(lambda: fleet.online() == SERVERS, "joining all servers")
+        eventually(
+            lambda: fleet.online() == SERVERS, awaited="joining all servers", timeout_s=START_S_MAX, error=ChaosError
+        )
         self._readers = Readers([("127.0.0.1", fleet.start_proxy().port) for _ in range(2)])
         self._recover()
 
@@ -135,7 +140,7 @@ class Chaos:
             self._check_committed()
             return readers.is_at(wanted) and fleet.online() >= SERVERS
 
-        until(is_well, "coming back", RECOVER_S_MAX)
+        eventually(is_well, awaited="coming back", timeout_s=RECOVER_S_MAX, error=ChaosError)
 
     def _check_committed(self) -> None:
         assert self._readers is not None

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.chaos.fleet import Fleet, until
+from benchmarks.chaos.fleet import START_S_MAX, ChaosError, Fleet
 from benchmarks.chaos.relay import Relay
+from compat.waiting import eventually
 
 PAUSED_S = 10.0
 # Less than any store needs for its next epoch.
@@ -34,8 +35,15 @@ def have_leader(fleet: Fleet) -> None:
     """Have a server that was started by hand be a master: its shard's master beside an executor is killed."""
     while not fleet.masters(by_hand=True):
         os.kill(fleet.masters(by_hand=False)[0], signal.SIGKILL)
-        until(lambda: fleet.online() < fleet.known(), "noticing that a server has gone")
-        until(lambda: fleet.online() == fleet.known(), "having it back")
+        eventually(
+            lambda: fleet.online() < fleet.known(),
+            awaited="noticing that a server has gone",
+            timeout_s=START_S_MAX,
+            error=ChaosError,
+        )
+        eventually(
+            lambda: fleet.online() == fleet.known(), awaited="having it back", timeout_s=START_S_MAX, error=ChaosError
+        )
 
 
 def _nothing(fleet: Fleet, relay: Relay) -> None:
@@ -67,7 +75,16 @@ def _kill_executor(fleet: Fleet, relay: Relay) -> None:
 
 def _lose_executor(fleet: Fleet, relay: Relay) -> Callable[[], None]:
     fleet.tell_driver("lose")
-    return lambda: until(lambda: bool(fleet.tell_driver("gain")["done"]), "another executor")
+
+    def gain() -> None:
+        eventually(
+            lambda: bool(fleet.tell_driver("gain")["done"]),
+            awaited="another executor",
+            timeout_s=START_S_MAX,
+            error=ChaosError,
+        )
+
+    return gain
 
 
 def _kill_proxy(fleet: Fleet, relay: Relay) -> Callable[[], None]:
@@ -107,7 +124,9 @@ def _move_all(fleet: Fleet, relay: Relay) -> Callable[[], None]:
         os.kill(ended.pid, signal.SIGTERM)
         ended.process.wait()
         gone.append(name)
-    until(lambda: set(fleet.owners()) != before, "moving the slots")
+    eventually(
+        lambda: set(fleet.owners()) != before, awaited="moving the slots", timeout_s=START_S_MAX, error=ChaosError
+    )
 
     def again() -> None:
         for name in gone:
@@ -120,7 +139,12 @@ def _move_all(fleet: Fleet, relay: Relay) -> Callable[[], None]:
 
 def _cut_replies(fleet: Fleet, relay: Relay) -> None:
     relay.cut(CUTS)
-    until(lambda: relay.made_cuts >= CUTS or not _is_read(fleet, relay), "cutting replies")
+    eventually(
+        lambda: relay.made_cuts >= CUTS or not _is_read(fleet, relay),
+        awaited="cutting replies",
+        timeout_s=START_S_MAX,
+        error=ChaosError,
+    )
 
 
 def _is_read(fleet: Fleet, relay: Relay) -> bool:

@@ -8,8 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,20 +25,10 @@ from state_backend.log.change_log import ChangeLog
 TOKEN = "chaos"
 START_S_MAX = 120.0
 STOP_S_MAX = 20.0
-LOOK_EVERY_S = 0.05
 
 
 class ChaosError(Exception):
     """The run itself broke: something did not start, or did not come back."""
-
-
-def until(is_done: Callable[[], bool], what: str, timeout_s: float = START_S_MAX) -> None:
-    """Wait; ChaosError if it takes too long."""
-    ends_s = time.monotonic() + timeout_s
-    while not is_done():
-        if time.monotonic() > ends_s:
-            raise ChaosError(f"{what} takes longer than {timeout_s:g} s")
-        time.sleep(LOOK_EVERY_S)
 
 
 @dataclass

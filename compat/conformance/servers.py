@@ -160,7 +160,7 @@ def sparkis_server(
         program, *given, password=password, upstream_password=upstream_password, is_pure=is_pure
     ) as server:
         if is_loaded:
-            eventually(lambda: not _is_loading(server), what="a server is loading", runs=[server.process])
+            eventually(lambda: not _is_loading(server), awaited="a server is loading", processes=[server.process])
         yield server
 
 
@@ -241,5 +241,5 @@ def wait_for_keys(server: Running, count: int) -> None:
             lambda: connection.call("DBSIZE"),
             lambda found: not found.is_error and found.plain >= count,
             f"a server is to have {count} keys",
-            runs=[server.process],
+            processes=[server.process],
         )

@@ -109,7 +109,7 @@ def ask(server: Running, *words: bytes | str | int) -> Any:
 def wait_for_value(server: Running, key: str, value: str | None) -> None:
     """Wait until a server answers a key with a value, or with none."""
     wanted = None if value is None else value.encode()
-    eventually(lambda: bool(ask(server, "GET", key) == wanted), what=f"{key} to be {value}")
+    eventually(lambda: bool(ask(server, "GET", key) == wanted), awaited=f"{key} to be {value}")
 
 
 class RealServer:
@@ -150,7 +150,9 @@ class RealServer:
     def restart(self) -> None:
         self._replica.stop()
         self._replica.start()
-        eventually(lambda: ask(self._replica.server, "DBSIZE") >= self._size(), what="the replica to be filled again")
+        eventually(
+            lambda: ask(self._replica.server, "DBSIZE") >= self._size(), awaited="the replica to be filled again"
+        )
 
     def _size(self) -> int:
         return int(ask(self._primary, "DBSIZE"))
@@ -170,7 +172,7 @@ class RealCluster:
         for server in self.nodes[1:]:
             bus = ask(server, "CLUSTER", "NODES").split()[1].partition(b"@")[2]
             ask(self.nodes[0], "CLUSTER", "MEET", HOST, server.port, bus)
-        eventually(lambda: all(map(self._is_settled, self.nodes)), what="the nodes to meet")
+        eventually(lambda: all(map(self._is_settled, self.nodes)), awaited="the nodes to meet")
         self._fill(dataset)
 
     @staticmethod
@@ -321,7 +323,7 @@ class Nodes(Ours):
     def _wait(self) -> None:
         eventually(
             lambda: sum(ask(node.server, "DBSIZE") for node in self._nodes) >= self._keys,
-            what="the nodes to hold all keys",
+            awaited="the nodes to hold all keys",
         )
 
     def _asked(self) -> Running:

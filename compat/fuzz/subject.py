@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
 from compat.conformance.wire import NotAReplyError, Reply, replies_in, requests
 from compat.fuzz.loop import Loop, RestlessError
 from compat.fuzz.places import NODE, OF_PLACES, PASSWORD, PROXY, SAID, TWO, Place, ProxyPlace, Said
+from compat.waiting import eventually_async
 from resp_server.client.connection import Connection, Rest
 
 # A new server takes longer than most inputs; what inputs do to it (users, settings) lasts until then.
@@ -33,8 +34,8 @@ INPUTS_PER_SERVER = 8
 HEADER_BYTES = 2
 # Time for whatever is ready, and for what is told by the clock.
 STEP_S = 0.03
-# Nothing waits for longer: not for another server either.
-WAIT_S_MAX = 150.0
+# By the loop's clock: longer than any timeout of a server or a proxy.
+TIMEOUT_S = 150.0
 # What a parser may hold beside the bytes that were sent: CPython's objects of the arguments.
 HELD_BYTES_PER_BYTE_MAX = 64
 # After so much nothing more is sent until a client has taken it.
@@ -224,20 +225,25 @@ class Subject:
         finally:
             for connection in connections:
                 connection.connection_lost(None)
-        await self._until(lambda: place.is_idle, "what was asked for a client that is gone is kept")
+        await eventually_async(
+            lambda: place.is_idle,
+            awaited="the end of a closed client's requests",
+            timeout_s=TIMEOUT_S,
+            interval_s=STEP_S,
+            error=FoundError,
+        )
         return wires
 
     async def _rest(self, connections: Sequence[Connection], wires: Sequence[Wire]) -> None:
         """Give connections their turns until they need none; who has to wait for its rate, or a pause, is left so."""
         await asyncio.sleep(STEP_S)
-        await self._until(lambda: not any(map(_is_waiting, connections, wires)), "a request is not answered")
-
-    async def _until(self, is_so: Callable[[], bool], what: str) -> None:
-        ends_s = self._loop.time() + WAIT_S_MAX
-        while not is_so():
-            if self._loop.time() > ends_s:
-                raise FoundError(f"{what} within {WAIT_S_MAX:.0f} s")
-            await asyncio.sleep(STEP_S)
+        await eventually_async(
+            lambda: not any(map(_is_waiting, connections, wires)),
+            awaited="the replies to all requests",
+            timeout_s=TIMEOUT_S,
+            interval_s=STEP_S,
+            error=FoundError,
+        )
 
     def _place(self, data: bytes) -> Place:
         """Return a server, a new one after so many inputs: what some did to it others see."""

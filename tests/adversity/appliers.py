@@ -124,7 +124,7 @@ class RunningApplier:
 
     def wait_for(self, epoch: int) -> None:
         """Wait until an epoch is told as applied."""
-        eventually(lambda: dict(self.known), lambda known: known["applied"] >= epoch, runs=[self.process])
+        eventually(lambda: dict(self.known), lambda known: known["applied"] >= epoch, processes=[self.process])
 
     def kill(self) -> None:
         self.process.kill()

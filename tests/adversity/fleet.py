@@ -222,7 +222,7 @@ class Fleet:
                 for each in members
             )
 
-        eventually(is_quiet, what="not all servers show the topology")
+        eventually(is_quiet, awaited="not all servers show the topology")
 
     def wait_for_all_keys(self) -> None:
         """Wait until all keys are answered with an epoch that was not there before."""
@@ -234,7 +234,7 @@ class Fleet:
                 return all(int(client.get(key)) > since for key in KEYS)
             return False
 
-        eventually(answers, what="not all keys are answered")
+        eventually(answers, awaited="not all keys are answered")
         client.close()
 
 

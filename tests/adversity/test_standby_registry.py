@@ -17,13 +17,13 @@ def test_it_takes_over_from_one_that_was_killed_and_steps_back_when_that_one_is_
     assert fleet.record().term == 1
 
     first.kill()
-    eventually(lambda: fleet.record().term == 2, what="nobody takes over")
+    eventually(lambda: fleet.record().term == 2, awaited="nobody takes over")
     second.kill()
     fleet.wait_for(_0="0-16383")
     fleet.wait_for_all_keys()
 
     fleet.registry()
-    eventually(lambda: standing.said.count("standing by") == 2, what="it does not step back")
+    eventually(lambda: standing.said.count("standing by") == 2, awaited="it does not step back")
     assert fleet.record().term == 3
     fleet.server(1)
     fleet.wait_for(_0="0-8191", _1="8192-16383")
@@ -40,6 +40,6 @@ def test_it_stays_away_while_the_registry_answers(fleet: Fleet) -> None:
     fleet.wait_for(_0="0-16383")
     # So long that it would have taken over if it had not been answered.
     began = fleet.epoch
-    eventually(lambda: fleet.epoch > began + 30, what="the job stands still")
+    eventually(lambda: fleet.epoch > began + 30, awaited="the job stands still")
     assert fleet.record().term == 1
     assert "started registry" not in standing.said

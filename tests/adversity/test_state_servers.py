@@ -51,7 +51,7 @@ def test_servers_of_a_driver_that_ends_hand_over_to_those_that_stay_and_no_read_
     fleet.wait_until_all_show_it()
     fleet.wait_for_all_keys()
     reader = fleet.read()
-    eventually(lambda: reader.reads > 100, what="nothing is read")
+    eventually(lambda: reader.reads > 100, awaited="nothing is read")
     with fleet.ask() as driver:
         assert driver.call("END", "mine", timeout_s=WAIT_S_MAX) == "OK"
     assert [each.popen.wait() for each in placed] == [0, 0]
@@ -64,7 +64,7 @@ def test_servers_of_a_driver_that_ends_hand_over_to_those_that_stay_and_no_read_
     fleet.wait_for_all_keys()
 
     fleet.registry("--standby")
-    eventually(lambda: fleet.record().term == 2, what="nobody takes over")
+    eventually(lambda: fleet.record().term == 2, awaited="nobody takes over")
     fleet.wait_for(_2="0-16383")
     fleet.wait_until_all_show_it()
     fleet.wait_for_all_keys()
@@ -79,7 +79,7 @@ def test_a_replica_takes_the_place_of_a_master_that_is_killed(doubled: Fleet) ->
     doubled.server(1)
     doubled.wait_for(_0="0-16383", _1="replica")
     reader = doubled.read()
-    eventually(lambda: reader.reads > 100, what="nothing is read")
+    eventually(lambda: reader.reads > 100, awaited="nothing is read")
     first.kill()
     doubled.wait_for(_1="0-16383")
     assert doubled.nodes()[0] == ("replica", "", "fail")
@@ -111,7 +111,7 @@ def test_others_load_what_a_killed_server_had(fleet: Fleet) -> None:
     second.kill()
     fleet.wait_for(_0="0-16383")
     fleet.wait_for_all_keys()
-    eventually(lambda: list(fleet.nodes()) == [0], what="it is not forgotten")
+    eventually(lambda: list(fleet.nodes()) == [0], awaited="it is not forgotten")
     reader.stop()
 
 
@@ -158,7 +158,7 @@ def test_without_a_registry_all_goes_on_and_the_next_one_goes_on_from_there(flee
     fleet.wait_for_all_keys()
     reader.failures.clear()
     fleet.registry()
-    eventually(lambda: fleet.record().topology != before.topology, what="a version of the new registry")
+    eventually(lambda: fleet.record().topology != before.topology, awaited="a version of the new registry")
     after = fleet.record()
     assert after.topology is not None
     assert (after.term, after.topology.version) == (before.term + 1, before.topology.version + 1)
@@ -178,8 +178,10 @@ def test_a_registry_that_hangs_costs_no_read_and_moves_nothing_when_it_goes_on(f
     registry.popen.send_signal(signal.SIGSTOP)
     try:
         epoch = fleet.epoch
-        eventually(lambda: all("; still serving clients" in each.said for each in fleet.servers), what="servers notice")
-        eventually(lambda: fleet.epoch > epoch + 5, what="epochs go on")
+        eventually(
+            lambda: all("; still serving clients" in each.said for each in fleet.servers), awaited="servers notice"
+        )
+        eventually(lambda: fleet.epoch > epoch + 5, awaited="epochs go on")
     finally:
         registry.popen.send_signal(signal.SIGCONT)
     fleet.wait_for_all_keys()
@@ -216,7 +218,7 @@ def test_a_registry_that_has_lost_its_record_learns_from_the_servers(fleet: Flee
     registry.kill()
     os.remove(fleet.log / "registry.json")
     fleet.registry()
-    eventually(lambda: fleet.record().topology, what="a topology")
+    eventually(lambda: fleet.record().topology, awaited="a topology")
     assert fleet.record().topology.version == version + 1  # type: ignore[union-attr]
     fleet.wait_for(_0="0-8191", _1="8192-16383")
     reader.stop()
@@ -230,7 +232,7 @@ def test_until_it_knows_what_to_serve_a_server_says_that_it_is_loading(fleet: Fl
             client.get(KEYS[0])
         assert client.info()["loading"] == 1
         fleet.registry()
-        eventually(lambda: _get(client), what="an answer")
+        eventually(lambda: _get(client), awaited="an answer")
 
 
 def _get(client: Redis) -> bytes | None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import pytest
 
 from compat.conformance.servers import Running, sparkis_server
 from compat.conformance.wire import LAST_COMMAND, LAST_REPLY, request
+from compat.waiting import eventually
 from spark_hooks.publish.encoding import positions_of
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.clock import now_ms
@@ -88,9 +89,7 @@ class Measured:
         """Return the longest turn since the last look, in ms: as the clock had it, and as this processor had it."""
         self._out.unlink(missing_ok=True)
         os.kill(self.pid, signal.SIGUSR1)
-        while not self._out.exists():
-            self.ask("PING")  # a signal alone does not wake the server's loop
-            sleep(0.01)
+        eventually(lambda: self.ask("PING") and self._out.exists())  # a signal alone does not wake the server's loop
         return dict(json.loads(self._out.read_text()))
 
     def ask(self, *words: bytes | str | int, show: str = "") -> bytes:
@@ -125,11 +124,8 @@ class Measured:
         return memory_mb(self.applier_pid)
 
     def until(self, *words: bytes | str | int, reply: bytes) -> None:
-        """Ask again and again until the answer is this one."""
-        ends = perf_counter() + WAIT_S_MAX
-        while (found := self.ask(*words)) != reply:
-            assert perf_counter() < ends, (words, found[:200])
-            sleep(0.02)
+        """Repeat a request until its reply is this one."""
+        eventually(lambda: self.ask(*words), lambda found: found == reply, f"{words}", timeout_s=WAIT_S_MAX)
 
 
 @pytest.fixture

@@ -87,7 +87,6 @@ class Scene:
             now_s=0.0,
             deadline_s=lambda: 1.0,
             own=lambda seen: seen,
-            soon=lambda then: None,
             send=self.sent.append,
             defer=lambda run: run(),
         )

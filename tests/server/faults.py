@@ -17,7 +17,7 @@ from typing import Any
 import uvloop
 from conftest import NOW_MS, Peer
 
-from compat.waiting import WAIT_S_MAX
+from compat.waiting import WAIT_S_MAX, eventually_async
 from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.proxy.applications import Applications
@@ -158,11 +158,10 @@ class Scene:
             peer.socket.close()
         self.peers.clear()
 
-        async def gone() -> None:
-            while self.alone.context.sessions or self.proxy.context.sessions or self.waiting:
-                await asyncio.sleep(0.001)
+        def are_closed() -> bool:
+            return not (self.alone.context.sessions or self.proxy.context.sessions or self.waiting)
 
-        self.run(gone())
+        self.run(eventually_async(are_closed, awaited="the end of all sessions", interval_s=0.001))
 
     @property
     def waiting(self) -> int:

@@ -205,7 +205,7 @@ def test_slots_move_under_load_and_no_read_fails_or_is_wrong(
                 behind.show(*slots, to_proxy=is_proxy_told)
                 version = behind._version
                 eventually(
-                    lambda v=version: f"topology_version:{v}\r\n" in _info(behind.proxy), what="the proxy learns"
+                    lambda v=version: f"topology_version:{v}\r\n" in _info(behind.proxy), awaited="the proxy learns"
                 )
                 eventually(lambda v=version: [_version(each) for each in behind.servers] == [v, v])
         finally:
@@ -228,10 +228,10 @@ def test_a_killed_server_costs_its_own_keys_and_they_come_back(behind: Behind) -
             assert reply.is_error
             assert f"127.0.0.1:{behind.ports[0]}".encode() in reply.raw
         assert connection.call("DBSIZE").is_error
-        eventually(lambda: connection.call("GET", behind.of(0)[0]).is_error, what="given up")
+        eventually(lambda: connection.call("GET", behind.of(0)[0]).is_error, awaited="given up")
         assert "status=down" in _info(behind.proxy)
     behind.servers[0] = behind.start(0)
-    eventually(lambda: _answers_of_all(behind.proxy) == list(MANY.values()), what="its keys are not back")
+    eventually(lambda: _answers_of_all(behind.proxy) == list(MANY.values()), awaited="its keys are not back")
 
 
 def test_a_server_that_is_back_is_asked_at_once_in_either_protocol(behind: Behind) -> None:
@@ -246,7 +246,7 @@ def test_a_server_that_is_back_is_asked_at_once_in_either_protocol(behind: Behin
             assert second.call("GET", key).is_error
             assert third.call("GET", key).is_error
         behind.servers[0] = behind.start(0)
-        eventually(lambda: second.call("GET", key).plain == MANY[key], what="its keys are not back")
+        eventually(lambda: second.call("GET", key).plain == MANY[key], awaited="its keys are not back")
         assert third.call("GET", key).plain == MANY[key]
         assert "status=down" not in _info(behind.proxy)
 
@@ -265,12 +265,12 @@ def test_a_server_that_hangs_costs_its_own_keys_a_bounded_time(behind: Behind) -
             assert str(behind.ports[0]).encode() in reply.raw
     finally:
         process.send_signal(signal.SIGCONT)
-    eventually(lambda: _answers_of_all(behind.proxy) == list(MANY.values()), what="its keys are not back")
+    eventually(lambda: _answers_of_all(behind.proxy) == list(MANY.values()), awaited="its keys are not back")
 
 
 def test_slots_that_nobody_has_are_said_to_be_down(behind: Behind) -> None:
     behind.show("0-8191", "")
-    eventually(lambda: "topology_version:2\r\n" in _info(behind.proxy), what="the proxy learns")
+    eventually(lambda: "topology_version:2\r\n" in _info(behind.proxy), awaited="the proxy learns")
     with behind.proxy.connect() as connection:
         for request in (("GET", behind.of(1)[0]), ("DBSIZE",), ("SCAN", "0"), ("KEYS", "*")):
             assert connection.call(*request).raw == b"-CLUSTERDOWN Hash slot not served\r\n"
@@ -390,7 +390,7 @@ def test_a_question_waits_no_shorter_because_the_proxy_itself_stood_still(serve:
         upstreams.start()
         upstreams.take(Topology.of_json({"version": 1, "nodes": nodes}), "a test")
         upstreams.send(UpstreamRequest(pack((b"GET", key)), slot_of(key), 2, upstreams.deadline_s(), waiting, 0))
-        await eventually_async(lambda: any(lane.reason for lane in upstreams.lanes.values()), what="a try fails")
+        await eventually_async(lambda: any(lane.reason for lane in upstreams.lanes.values()), awaited="a try fails")
         serve(port=port)
         sleep(2 * upstreams.timeout_s)  # on the thread of the event loop
         await eventually_async(lambda: waiting.reply)

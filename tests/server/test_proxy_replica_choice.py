@@ -162,14 +162,14 @@ def test_a_replica_stands_in_for_a_master_that_is_killed_or_hangs(tmp_path: Path
         with read_meanwhile(cluster):
             cluster.publish(0, 1)
             cluster.servers[0].process.send_signal(signal.SIGSTOP)
-            eventually(lambda: _answers(cluster, 1), what="stood in for")
+            eventually(lambda: _answers(cluster, 1), awaited="stood in for")
             cluster.servers[0].process.send_signal(signal.SIGCONT)
-            eventually(lambda: _answers(cluster, 0), what="back")
+            eventually(lambda: _answers(cluster, 0), awaited="back")
             cluster.servers[0].process.kill()
-            eventually(lambda: _answers(cluster, 1), what="stood in for")
+            eventually(lambda: _answers(cluster, 1), awaited="stood in for")
             cluster.publish(1)
             cluster.servers[0] = cluster.start(0)
-            eventually(lambda: _answers(cluster, 0), what="back")
+            eventually(lambda: _answers(cluster, 0), awaited="back")
             cluster.publish(0, 1)
 
 
@@ -181,12 +181,12 @@ def test_a_master_that_falls_behind_gives_way_to_its_replica(tmp_path: Path) -> 
             os.kill(applier, signal.SIGSTOP)
             try:
                 cluster.publish(1)
-                eventually(lambda: _answers(cluster, 1), what="the replica answers")
+                eventually(lambda: _answers(cluster, 1), awaited="the replica answers")
                 with cluster.proxy.connect() as connection:
                     assert connection.call("GET", cluster.job.keys[0]).plain == b"1"
             finally:
                 os.kill(applier, signal.SIGCONT)
-            eventually(lambda: _answers(cluster, 0), what="the master is back")
+            eventually(lambda: _answers(cluster, 0), awaited="the master is back")
 
 
 def _answers(cluster: Cluster, at: int) -> bool:
@@ -205,11 +205,11 @@ def test_servers_that_are_epochs_apart_answer_no_client_out_of_order(tmp_path: P
                 os.kill(appliers[slower], signal.SIGSTOP)
                 cluster.publish(faster)
                 # Some read the newer one from then on, and wait for the slower server.
-                eventually(lambda at=faster: cluster.shows(at), what="it is there")
+                eventually(lambda at=faster: cluster.shows(at), awaited="it is there")
                 sleep(0.02)
                 os.kill(appliers[slower], signal.SIGCONT)
                 tell(cluster.servers[slower], cluster.job, "j")
-                eventually(lambda at=slower: cluster.shows(at), what="it is there too")
+                eventually(lambda at=slower: cluster.shows(at), awaited="it is there too")
 
 
 def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others_are(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others
             os.kill(applier, signal.SIGSTOP)
             try:
                 cluster.publish(0)
-                eventually(lambda: client.call("GET", newer).plain == b"1", what="the first server has it")
+                eventually(lambda: client.call("GET", newer).plain == b"1", awaited="the first server has it")
                 for request in (("GET", older), ("MGET", older, newer), ("STRLEN", older), ("SCAN", str(1 << 52))):
                     assert client.call(*request).raw.startswith(b"-TRYAGAIN")
                 assert other.call("GET", older).plain == b"0"
@@ -233,7 +233,7 @@ def test_who_has_seen_an_epoch_is_not_answered_by_a_server_without_it_and_others
                 assert client.call("INFO", "server").plain
             finally:
                 os.kill(applier, signal.SIGCONT)
-            eventually(lambda: client.call("GET", older).plain == b"1", what="it has it too")
+            eventually(lambda: client.call("GET", older).plain == b"1", awaited="it has it too")
 
 
 def test_a_transaction_waits_for_an_epoch_in_common_as_long_as_the_proxy_is_patient(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_transaction_waits_for_an_epoch_in_common_as_long_as_the_proxy_is_pati
             os.kill(applier, signal.SIGSTOP)
             try:
                 cluster.publish(0)
-                eventually(lambda: client.call("GET", newer).plain == b"1", what="the first server has it")
+                eventually(lambda: client.call("GET", newer).plain == b"1", awaited="the first server has it")
                 client.send(requests([(b"MULTI",), (b"GET", newer), (b"GET", older), (b"EXEC",)]))
                 sleep(5)  # longer than any number of tries took
             finally:
@@ -262,7 +262,7 @@ def test_who_has_seen_an_epoch_is_answered_by_a_replica_that_has_it(tmp_path: Pa
             os.kill(applier, signal.SIGSTOP)
             try:
                 cluster.publish(1, 2)
-                eventually(lambda: client.call("GET", newer).plain == b"1", what="the second server has it")
+                eventually(lambda: client.call("GET", newer).plain == b"1", awaited="the second server has it")
                 assert client.call("GET", older).plain == b"1"
             finally:
                 os.kill(applier, signal.SIGCONT)
@@ -277,17 +277,17 @@ def test_a_new_owner_is_asked_when_it_has_reached_what_the_old_one_answered(tmp_
             os.kill(applier, signal.SIGSTOP)
             try:
                 cluster.publish(0)
-                eventually(lambda: connection.call("GET", key).plain == b"1", what="the first server has it")
+                eventually(lambda: connection.call("GET", key).plain == b"1", awaited="the first server has it")
                 cluster.show({"slots": ""}, {"slots": "0-16383"})
                 eventually(
                     lambda: b"topology_version:2\r\n" in bytes(connection.call("INFO", "proxy").plain),
-                    what="it is moved",
+                    awaited="it is moved",
                 )
                 for request in (("GET", key), ("STRLEN", key), ("MGET", key, cluster.job.keys[1]), ("DBSIZE",)):
-                    eventually(lambda r=request: connection.call(*r).raw.startswith(b"-TRYAGAIN"), what="refused")
+                    eventually(lambda r=request: connection.call(*r).raw.startswith(b"-TRYAGAIN"), awaited="refused")
             finally:
                 os.kill(applier, signal.SIGCONT)
-            eventually(lambda: not connection.call("GET", key).is_error, what="the new owner answers")
+            eventually(lambda: not connection.call("GET", key).is_error, awaited="the new owner answers")
             assert connection.call("GET", key).plain == b"1"
 
 
@@ -299,7 +299,7 @@ def test_a_long_value_comes_whole_among_others_and_others_come_meanwhile(tmp_pat
         cluster.job.publish({long: text})
         tell(cluster.servers[0], cluster.job, "j")
         with cluster.proxy.connect() as connection, cluster.proxy.connect() as other:
-            eventually(lambda: connection.call("STRLEN", long).plain == len(text), what="it is there")
+            eventually(lambda: connection.call("STRLEN", long).plain == len(text), awaited="it is there")
             asked = [(b"GET", key) for key in (others[0], long, others[1])] * 2 + [(b"MGET", long, others[0])]
             connection.send(requests(asked))
             for key in others:
@@ -352,7 +352,7 @@ def test_a_proxy_finds_the_servers_of_a_log_and_needs_no_registry_afterwards(tmp
             _started(stack, "resp_server.programs.state_server", *options)
         for proxy in (by_log, by_registry):
             wait_for(proxy, KEYS)
-        eventually(lambda: _is_settled(log), what="the slots are where they are to be")
+        eventually(lambda: _is_settled(log), awaited="the slots are where they are to be")
         registry.process.kill()
         late = _started(stack, *PROXY, "--log", str(log))
         wait_for(late, KEYS)
@@ -403,7 +403,7 @@ def _is_settled(log: Path) -> bool:
 
 def wait_for(proxy: Running, keys: int) -> None:
     with proxy.connect() as connection:
-        eventually(lambda: connection.call("DBSIZE").plain == keys, what="the keys are there")
+        eventually(lambda: connection.call("DBSIZE").plain == keys, awaited="the keys are there")
 
 
 def test_several_applications_answer_behind_one_proxy(tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_several_applications_answer_behind_one_proxy(tmp_path: Path) -> None:
         wait_for_keys(proxy, 2 * KEYS)
         a, b = jobs[0].keys, jobs[1].keys
         with proxy.connect() as connection:
-            eventually(lambda: connection.call("GET", b[0]).plain == b"of b", what="b's epoch")
+            eventually(lambda: connection.call("GET", b[0]).plain == b"of b", awaited="b's epoch")
             assert connection.call("MGET", a[0], b[0], b"a:nothing", b"nobody", b[1]).plain == [
                 b"0",
                 b"of b",
@@ -450,7 +450,7 @@ def test_several_applications_answer_behind_one_proxy(tmp_path: Path) -> None:
             assert [connection.read().plain for _ in range(200)] == [b"0", b"of b"] * 100
         twice = stack.enter_context(sparkis_proxy(files[0], *PATIENT, "--cluster", str(files[2])))
         with twice.connect() as connection:
-            eventually(lambda: b"is in" in connection.call("GET", a[0]).raw, what="both are known")
+            eventually(lambda: b"is in" in connection.call("GET", a[0]).raw, awaited="both are known")
             answer = connection.call("GET", a[0])
             assert answer.is_error
             assert all(str(each).encode() in answer.raw for each in (files[0], files[2]))

@@ -115,7 +115,7 @@ def test_notifications_that_one_client_asks_for_reach_the_clients_of_all_workers
                 return message(each)
             return []
 
-        found = eventually(told, what="nobody is notified")  # appliers begin to keep events in their own time
+        found = eventually(told, awaited="nobody is notified")  # appliers begin to keep events in their own time
         assert found[0] == b"pmessage"
         assert found[2].removeprefix(b"__keyspace@0__:") in KEYS
         assert found[3] == b"set"

@@ -152,7 +152,7 @@ def test_servers_are_told_what_to_show_and_to_hold_and_watchers_what_is_shown(re
     assert watcher.call("WATCH") == b"OK"
     first, second = Server(port, 0), Server(port, 1)
     assert first.report() == second.report() == b"OK"
-    eventually(lambda: [first.live(), second.live()] == ["0-8191", "8192-16383"], what="slots are shared")
+    eventually(lambda: [first.live(), second.live()] == ["0-8191", "8192-16383"], awaited="slots are shared")
     _, term, text = watcher.next_push(b"topology")
     topology = json.loads(text)
     assert (term, [node["slots"] for node in topology["nodes"]]) == (1, ["0-8191", "8192-16383"])
@@ -172,8 +172,8 @@ def test_servers_of_before_that_do_not_come_back_are_done_without(registry: Call
     record = {"term": 7, "address": "10.0.0.9:7377", "replicas": 0, "topology": {"version": 4, "nodes": [gone]}}
     (tmp_path / "registry.json").write_text(json.dumps(record))
     server = Server(registry(), 0)
-    eventually(lambda: server.live() == "0-16383", what="all is the new one's")
-    eventually(lambda: server.live() and len(server.told["topology"]["nodes"]) == 1, what="the old one is forgotten")
+    eventually(lambda: server.live() == "0-16383", awaited="all is the new one's")
+    eventually(lambda: server.live() and len(server.told["topology"]["nodes"]) == 1, awaited="the old one is forgotten")
     assert server.told["topology"]["nodes"][0]["slots"] == "0-16383"
     assert server.told["topology"]["version"] > 4
 
@@ -195,7 +195,7 @@ def test_an_epoch_is_waited_for_until_every_owner_of_slots_shows_it(registry: Ca
     servers = [Server(port, number) for number in range(2)]
     for server in servers:
         server.report()
-    eventually(lambda: [each.live() for each in servers] == ["0-8191", "8192-16383"], what="slots are shared")
+    eventually(lambda: [each.live() for each in servers] == ["0-8191", "8192-16383"], awaited="slots are shared")
     shown = {"generation": "g", "term": 1, "epoch": 3}
     servers[0].report(jobs={"job": shown})
     assert driver.call("WAIT", "job", "3", "50") == 0
@@ -212,9 +212,9 @@ def test_two_servers_at_one_address_are_refused(registry: Callable[..., int]) ->
     assert f"server {NAMES[0]} is at 10.0.0.1:7000 already" in str(second.report(port=7000))
     assert second.report(port=7001) == b"OK"
     assert f"server {NAMES[0]} is at 10.0.0.1:7000 already" in str(second.report(port=7000))
-    eventually(lambda: first.live() not in ("", "None"), what="the first has slots")
+    eventually(lambda: first.live() not in ("", "None"), awaited="the first has slots")
     first.socket.close()
-    eventually(lambda: second.report() == b"OK", what="the first is gone")
+    eventually(lambda: second.report() == b"OK", awaited="the first is gone")
     back = Server(port, 0)
     assert f"server {NAMES[1]} is at 10.0.0.1:7000 already" in str(back.report())
     assert back.report(port=7002) == second.report() == b"OK"
@@ -225,11 +225,11 @@ def test_a_server_that_wants_nothing_is_relieved(registry: Callable[..., int]) -
     first, second = Server(port, 0), Server(port, 1)
     for server in (first, second):
         server.report()
-    eventually(lambda: [first.live(), second.live()] == ["0-8191", "8192-16383"], what="slots are shared")
+    eventually(lambda: [first.live(), second.live()] == ["0-8191", "8192-16383"], awaited="slots are shared")
     second.report(is_draining=True)
-    eventually(lambda: [first.live(), second.live()] == ["0-16383", ""], what="all is the first one's")
+    eventually(lambda: [first.live(), second.live()] == ["0-16383", ""], awaited="all is the first one's")
     second.socket.close()
-    eventually(lambda: len(Talk(port).call("MEMBERS")) == 1, what="it is forgotten")
+    eventually(lambda: len(Talk(port).call("MEMBERS")) == 1, awaited="it is forgotten")
 
 
 def test_a_server_that_is_silent_has_failed_and_a_replica_answers(registry: Callable[..., int]) -> None:
@@ -237,13 +237,13 @@ def test_a_server_that_is_silent_has_failed_and_a_replica_answers(registry: Call
     first, second = Server(port, 0), Server(port, 1)
     for server in (first, second):
         server.report()
-    eventually(lambda: [first.live(), second.live()] == ["0-16383", "0-16383"], what="both hold all")
+    eventually(lambda: [first.live(), second.live()] == ["0-16383", "0-16383"], awaited="both hold all")
 
     def roles() -> list[tuple[bytes, bytes]]:
         second.live()
         return [(row[b"role"], row[b"health"]) for row in second.call("MEMBERS")]
 
-    eventually(lambda: roles() == [(b"replica", b"fail"), (b"master", b"online")], what="the replica is promoted")
+    eventually(lambda: roles() == [(b"replica", b"fail"), (b"master", b"online")], awaited="the replica is promoted")
     assert first.report() == b"OK"  # its connection is still there
 
 
@@ -252,9 +252,9 @@ def test_a_server_without_room_gives_its_slots_to_one_that_has_some(registry: Ca
     full, other = Server(port, 0), Server(port, 1)
     full.report()
     other.report()
-    eventually(lambda: [full.live(), other.live()] == ["0-8191", "8192-16383"], what="slots are shared")
+    eventually(lambda: [full.live(), other.live()] == ["0-8191", "8192-16383"], awaited="slots are shared")
     full.report(has_room=False)
-    eventually(lambda: [full.live(), other.live()] == ["", "0-16383"], what="it has none")
+    eventually(lambda: [full.live(), other.live()] == ["", "0-16383"], awaited="it has none")
 
 
 def test_a_driver_that_ends_its_servers_waits_for_nobody_where_nobody_stays(
@@ -281,7 +281,7 @@ def _end_all(port: int) -> None:
     servers = [Server(port, number) for number in range(2)]
     for server in servers:
         server.report(driver="mine")
-    eventually(lambda: [each.live() for each in servers] == ["0-8191", "8192-16383"], what="slots are shared")
+    eventually(lambda: [each.live() for each in servers] == ["0-8191", "8192-16383"], awaited="slots are shared")
     assert "not a request of a registry" in str(Talk(port).call("END", ""))
     assert Talk(port).call("END", "another") == b"OK"
     assert Talk(port).call("END", "mine") == b"OK"
@@ -295,12 +295,12 @@ def test_servers_of_a_driver_end_once_one_that_stays_owns_all(registry: Callable
     placed, own = Server(port, 0), Server(port, 1)
     placed.report(driver="mine")
     own.report()
-    eventually(lambda: [placed.live(), own.live()] == ["0-8191", "8192-16383"], what="slots are shared")
+    eventually(lambda: [placed.live(), own.live()] == ["0-8191", "8192-16383"], awaited="slots are shared")
     driver = Talk(port)
     drivers = {row[b"id"].decode(): row[b"driver"] for row in driver.call("MEMBERS")}
     assert drivers == {NAMES[0]: b"mine", NAMES[1]: b""}
     driver.send("END", "mine")
-    eventually(lambda: [placed.live(), own.live()] == ["", "0-16383"], what="it takes over")
+    eventually(lambda: [placed.live(), own.live()] == ["", "0-16383"], awaited="it takes over")
     assert driver._read() == b"OK"
     assert placed.next_push(b"end") == [b"end"]
     nodes = json.loads((tmp_path / "registry.json").read_text())["topology"]["nodes"]

@@ -144,7 +144,7 @@ def test_what_is_assigned_is_done_and_reported(tmp_path: Path) -> None:
 
     async def acts() -> None:
         scene.write_record(3, await registry.start())
-        await eventually_async(lambda: registry.reports, what="it reports")
+        await eventually_async(lambda: registry.reports, awaited="it reports")
         first = registry.reports[0]
         assert (first.id, first.host, first.port, first.topology_version, first.owned_slots) == (
             ME,
@@ -155,13 +155,13 @@ def test_what_is_assigned_is_done_and_reported(tmp_path: Path) -> None:
         )
         assert first.jobs == {"job": Visible("g", 1, 7)}
         registry.assign(topology(5), "0-9000")
-        await eventually_async(lambda: registry.reports[-1].topology_version == 5, what="it shows it")
+        await eventually_async(lambda: registry.reports[-1].topology_version == 5, awaited="it shows it")
         assert str(registry.reports[-1].owned_slots) == "0-9000"
         assert registry.reports[-1].has_room
         scene.appliers.has_room = False
-        await eventually_async(lambda: not registry.reports[-1].has_room, what="it says that there is no room")
+        await eventually_async(lambda: not registry.reports[-1].has_room, awaited="it says that there is no room")
         registry.push(b"notice", b"job", 8)
-        await eventually_async(lambda: scene.appliers.noticed == ["job"], what="it looks")
+        await eventually_async(lambda: scene.appliers.noticed == ["job"], awaited="it looks")
         assert list(map(str, scene.desired_slots)) == ["0-9000"]
 
     play(scene, acts)
@@ -172,14 +172,14 @@ def test_a_registry_of_a_lower_term_is_not_followed(tmp_path: Path) -> None:
 
     async def acts() -> None:
         scene.write_record(3, await newer.start())
-        await eventually_async(lambda: newer.reports, what="it reports")
+        await eventually_async(lambda: newer.reports, awaited="it reports")
         newer.assign(topology(5), "0-8191")
-        await eventually_async(lambda: scene.version == 5, what="it shows it")
+        await eventually_async(lambda: scene.version == 5, awaited="it shows it")
         newer.stop()
         scene.link._configured_address = await older.start()
-        await eventually_async(lambda: older.reports, what="it tries the older one")
+        await eventually_async(lambda: older.reports, awaited="it tries the older one")
         older.assign(topology(6, ""), "")
-        await eventually_async(lambda: len(older.connections) > 1, what="it comes again")
+        await eventually_async(lambda: len(older.connections) > 1, awaited="it comes again")
         assert scene.version == 5
         assert str(scene.appliers.owned_slots) == "0-8191"
 
@@ -192,12 +192,12 @@ def test_a_registry_that_does_not_answer_is_left_for_another(tmp_path: Path, mon
 
     async def acts() -> None:
         scene.write_record(3, await hung.start())
-        await eventually_async(lambda: hung.reports, what="it reports")
+        await eventually_async(lambda: hung.reports, awaited="it reports")
         hung.assign(topology(5), "0-8191")
-        await eventually_async(lambda: scene.version == 5, what="it shows it")
+        await eventually_async(lambda: scene.version == 5, awaited="it shows it")
         hung.is_mute = True
         scene.write_record(4, await other.start())
-        await eventually_async(lambda: other.reports, what="it reports to the other one")
+        await eventually_async(lambda: other.reports, awaited="it reports to the other one")
         assert other.reports[0].topology_version == 5
 
     play(scene, acts)
@@ -211,12 +211,12 @@ def test_a_registry_is_not_left_because_this_process_stood_still(
 
     async def acts() -> None:
         scene.write_record(3, await registry.start())
-        await eventually_async(lambda: registry.reports, what="it reports")
+        await eventually_async(lambda: registry.reports, awaited="it reports")
         registry.assign(topology(5), "0-8191")
-        await eventually_async(lambda: scene.version == 5, what="it shows it")
+        await eventually_async(lambda: scene.version == 5, awaited="it shows it")
         time.sleep(1.5)  # on the thread of the event loop, which hears nobody meanwhile
         before = len(registry.reports)
-        await eventually_async(lambda: len(registry.reports) > before + 4, what="it goes on reporting")
+        await eventually_async(lambda: len(registry.reports) > before + 4, awaited="it goes on reporting")
         assert len(registry.connections) == 1
 
     play(scene, acts)
@@ -227,7 +227,7 @@ def test_without_a_registry_it_serves_what_is_written_down_about_it(tmp_path: Pa
 
     async def acts() -> None:
         scene.write_record(3, "127.0.0.1:1", topology(5))
-        await eventually_async(lambda: scene.version == 5, what="it serves")
+        await eventually_async(lambda: scene.version == 5, awaited="it serves")
         assert list(map(str, scene.desired_slots)) == ["0-8191"]
         await scene.link.drain(1000)  # there is nobody to wait for
 
@@ -239,13 +239,13 @@ def test_it_leaves_when_others_have_what_it_had(tmp_path: Path) -> None:
 
     async def acts() -> None:
         scene.write_record(1, await registry.start())
-        await eventually_async(lambda: registry.reports, what="it reports")
+        await eventually_async(lambda: registry.reports, awaited="it reports")
         registry.assign(topology(5), "0-8191")
-        await eventually_async(lambda: scene.version == 5, what="it shows it")
+        await eventually_async(lambda: scene.version == 5, awaited="it shows it")
         draining = asyncio.create_task(scene.link.drain(1000))
-        await eventually_async(lambda: registry.reports[-1].is_draining, what="it says so")
+        await eventually_async(lambda: registry.reports[-1].is_draining, awaited="it says so")
         registry.assign(topology(6, ""), "0-8191")
-        await eventually_async(lambda: registry.reports[-1].topology_version == 6, what="it shows it")
+        await eventually_async(lambda: registry.reports[-1].topology_version == 6, awaited="it shows it")
         assert not draining.done()  # others may still send clients here
         registry.assign(topology(6, ""), "")
         await draining
@@ -258,13 +258,13 @@ def test_an_assignment_that_cannot_be_changes_nothing(tmp_path: Path, caplog: py
 
     async def acts() -> None:
         scene.write_record(1, await registry.start())
-        await eventually_async(lambda: registry.reports, what="it reports")
+        await eventually_async(lambda: registry.reports, awaited="it reports")
         for text in (b"{", b"{}", b'{"topology": {"version": 1, "nodes": []}, "desired_slots": ""}'):
             registry.push(b"assignment", 1, text)
         await eventually_async(
-            lambda: caplog.text.count("the registry's assignment is invalid") == 3, what="it says so"
+            lambda: caplog.text.count("the registry's assignment is invalid") == 3, awaited="it says so"
         )
         registry.assign(topology(5), "0-8191")
-        await eventually_async(lambda: scene.version == 5, what="it shows what can be")
+        await eventually_async(lambda: scene.version == 5, awaited="it shows what can be")
 
     play(scene, acts)

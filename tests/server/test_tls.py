@@ -60,7 +60,7 @@ def serve(tmp_path: Path, log: Path, authority: Authority) -> Iterator[Serve]:
             server = stack.enter_context(sparkis_server(tmp_path / "store", log, *given))
             showing: dict[str, Any] = {"ssl": True, "ssl_check_hostname": False, **authority.client("waiting")}
             with redis.Redis(port=server.port, **(showing if server.port == server.tls_port else {})) as client:
-                eventually(lambda: answers(client), what="the server is loading")
+                eventually(lambda: answers(client), awaited="the server is loading")
             return server
 
         yield started
@@ -196,7 +196,7 @@ def test_who_speaks_no_tls_is_closed_and_takes_nobodys_place(
             except redis.ConnectionError:
                 return False  # the master hears of the last ones in a moment
 
-    eventually(is_all_there, what="places are taken by connections that are gone")
+    eventually(is_all_there, awaited="places are taken by connections that are gone")
     said = capfd.readouterr().err
     assert "a client was not taken in: it does not speak TLS" in said
     assert "Traceback" not in said
@@ -205,7 +205,7 @@ def test_who_speaks_no_tls_is_closed_and_takes_nobodys_place(
 def test_clients_beyond_the_limit_are_closed(serve: Serve, authority: Authority) -> None:
     server = serve(*authority.options(auth_clients="no"), "--maxclients", "1")
     with connect(server, **authority.client()) as first, connect(server, **authority.client()) as second:
-        eventually(lambda: answers(first), what="the place of who came before is free")
+        eventually(lambda: answers(first), awaited="the place of who came before is free")
         with pytest.raises(redis.ConnectionError):
             second.ping()
         assert first.info("stats")["rejected_connections"] >= 1
@@ -228,7 +228,7 @@ def test_a_new_certificate_is_shown_to_new_connections(
     (authority.folder / "changing.crt").write_text("no certificate")
     assert shown_at(server.port, authority, 2 * workers) == after
     eventually(
-        lambda: "going on with what was there before" in capfd.readouterr().err, what="a wrong file is not told of"
+        lambda: "going on with what was there before" in capfd.readouterr().err, awaited="a wrong file is not told of"
     )
     authority.issue("changing")
     assert set(shown_at(server.port, authority, 2 * workers)).isdisjoint({before, *after})

@@ -99,7 +99,7 @@ def test_all_parts_speak_tls_and_ask_each_other_for_certificates(cluster: Cluste
     at = {"host": "127.0.0.1", "ssl": True, **shown}
     eventually(
         lambda: all(reads_all_of_its_own(port, at) for port in ports),
-        what=lambda: cluster.said("server0") + cluster.said("server1"),
+        awaited=lambda: cluster.said("server0") + cluster.said("server1"),
     )
     with RedisCluster(port=ports[0], **at) as client:
         assert reads_all(client)
@@ -110,7 +110,7 @@ def test_all_parts_speak_tls_and_ask_each_other_for_certificates(cluster: Cluste
     ):
         proxy = cluster.proxy(name, *options, *authority.options("proxy"))
         with redis.Redis(port=proxy, **at) as client:
-            eventually(lambda client=client: reads_all(client), what=lambda name=name: cluster.said(name))
+            eventually(lambda client=client: reads_all(client), awaited=lambda name=name: cluster.said(name))
             assert client.dbsize() == len(KEYS) + 1
             assert client.get(LARGE_KEY) == LARGE
         with redis.Redis(port=proxy) as plain, pytest.raises(redis.ConnectionError):
@@ -134,8 +134,10 @@ def test_a_server_and_a_registry_of_different_authorities_do_not_talk(
     cluster.registry(*authority.options("registry"))
     cluster.server("stranger", *Authority(tmp_path / "other").options("stranger"))
     cluster.server("plain")
-    eventually(lambda: "its certificate is refused" in cluster.said("stranger"), what=lambda: cluster.said("stranger"))
-    eventually(lambda: "no registry at" in cluster.said("plain"), what=lambda: cluster.said("plain"))
+    eventually(
+        lambda: "its certificate is refused" in cluster.said("stranger"), awaited=lambda: cluster.said("stranger")
+    )
+    eventually(lambda: "no registry at" in cluster.said("plain"), awaited=lambda: cluster.said("plain"))
     assert "Traceback" not in cluster.said("registry") + cluster.said("stranger") + cluster.said("plain")
 
 
@@ -154,9 +156,9 @@ def test_a_proxy_speaks_tls_with_servers_or_with_clients_or_with_neither(
         only_clients = stack.enter_context(sparkis_proxy(files["plain"], *shows, "--upstream-tls", "no"))
         wrong = stack.enter_context(sparkis_proxy(files["plain"], "--tls-ca-cert-file", str(authority.ca)))
         with redis.Redis(port=only_upstream.port) as client:
-            eventually(lambda client=client: reads_all(client), what=lambda: "not all keys are read over TLS")
+            eventually(lambda client=client: reads_all(client), awaited="all keys over TLS")
         with redis.Redis(port=only_clients.port, ssl=True, ssl_ca_certs=str(authority.ca)) as client:
-            eventually(lambda client=client: reads_all(client), what=lambda: "not all keys are read with TLS")
+            eventually(lambda client=client: reads_all(client), awaited="all keys with TLS")
         with redis.Redis(port=wrong.port) as client, pytest.raises(redis.ResponseError, match="it does not speak TLS"):
             client.get(KEYS[0])
 

@@ -22,7 +22,7 @@ import uvloop
 from compat.conformance.certificates import Authority
 from compat.conformance.servers import CONTROL_TOKEN, sparkis_server
 from compat.conformance.wire import request
-from compat.waiting import WAIT_S_MAX, eventually
+from compat.waiting import WAIT_S_MAX, eventually, eventually_async
 from resp_server.net.client import Client
 from resp_server.net.tls import Certificates, TlsFiles
 from resp_server.protocol.request_parser import Request
@@ -249,8 +249,7 @@ def test_who_is_in_stays_when_the_time_to_authenticate_is_over(monkeypatch: pyte
         assert await reader.readexactly(8) == b":1\r\n:2\r\n"
         other.close()
         writer.close()
-        while not peers[0].is_lost:
-            await asyncio.sleep(0)
+        await eventually_async(lambda: peers[0].is_lost)
         assert port.counts == (0, 0)
 
     played(play)
@@ -281,8 +280,7 @@ def test_as_many_are_in_as_may_be_and_strangers_take_none_of_their_places() -> N
         assert port.counts[1] == 2
         for _, writer in [*strangers, *inside]:
             writer.close()
-        while port.counts != (0, 0):
-            await asyncio.sleep(0)
+        await eventually_async(lambda: port.counts, lambda counts: counts == (0, 0))
 
     played(play, peers_max=2)
 
@@ -316,7 +314,6 @@ def test_handshakes_that_never_end_keep_nobody_out(monkeypatch: pytest.MonkeyPat
         writer.close()
         for _, each in strangers:
             each.close()
-        while port.counts != (0, 0):
-            await asyncio.sleep(0.001)
+        await eventually_async(lambda: port.counts, lambda counts: counts == (0, 0))
 
     played(play, certificates=certificates)

@@ -139,6 +139,6 @@ def answering(server: Running) -> Connection:
             return connection
         return None
 
-    found = eventually(connected, what="nobody answers")
+    found = eventually(connected, awaited="nobody answers")
     assert found is not None
     return found

@@ -88,7 +88,7 @@ def served(*arguments: object) -> Iterator[str]:
     """Run `sparkis serve` on a free port to the end of a block; it has loaded its logs. The URL is for its clients."""
     with sparkis("serve", "--port", 0, "--bind", "127.0.0.1", *arguments) as server:
         url = f"redis://127.0.0.1:{server.wait_for(r'started @ [0-9.]+:([0-9]+)')[1]}"
-        eventually(lambda: not _is_loading(url), runs=[server.process])
+        eventually(lambda: not _is_loading(url), processes=[server.process])
         yield url
 
 

@@ -34,7 +34,9 @@ class Daemon:
     def wait_for(self, pattern: str) -> str:
         """Return the first group of the first match in its log."""
         eventually(
-            lambda: self._log.read_text(errors="replace"), lambda said: re.search(pattern, said), runs=[self.process]
+            lambda: self._log.read_text(errors="replace"),
+            lambda said: re.search(pattern, said),
+            processes=[self.process],
         )
         found = re.search(pattern, self._log.read_text(errors="replace"))
         assert found is not None

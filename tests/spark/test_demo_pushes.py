@@ -33,7 +33,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         found = int(demo.wait_for(r"serving at redis://[0-9.]+:([0-9]+);")[1])
         with redis.Redis(port=found) as client:
             assert client.config_set("notify-keyspace-events", "KEA")
-            eventually(lambda: client.exists(KEY), runs=[demo.process])
+            eventually(lambda: client.exists(KEY), processes=[demo.process])
         yield found
         assert demo.end(signal.SIGINT) == 0
         assert "Traceback" not in demo.printed

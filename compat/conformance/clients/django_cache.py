@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from time import monotonic, sleep
+from contextlib import suppress
 from typing import Any
 
 import django
@@ -15,9 +15,10 @@ from django.core.cache.backends.base import BaseCache
 from django_redis.cache import RedisCache
 
 from compat.conformance.clients.scenario import At, ask, error_text, in_order, main
+from compat.waiting import eventually
 
 WAIT_S_MAX = 20.0
-TRY_EVERY_S = 0.05
+
 
 settings.configure(CACHES={"default": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}})
 django.setup()
@@ -114,15 +115,13 @@ def reconnect(at: At) -> Any:
     found = [cache.get(name)]
     ask("restart")
     put(at, "kept still")
-    ends = monotonic() + WAIT_S_MAX
-    while True:
-        try:
-            found.append(cache.get(name))
-            break
-        except Exception:
-            if monotonic() > ends:
-                raise
-            sleep(TRY_EVERY_S)
+
+    def read() -> list[Any]:
+        with suppress(Exception):  # Django and its backends raise errors of their own
+            return [cache.get(name)]
+        return []
+
+    found += eventually(read, awaited="a new connection", timeout_s=WAIT_S_MAX)
     ask("delete", key=at.live)
     return found
 
