@@ -8,7 +8,7 @@ import pytest
 
 from compat.conformance.wire import replies_in
 from compat.fuzz import corpus
-from compat.fuzz.lines import all_lines, files
+from compat.fuzz.lines import NOT_FUZZED, ROOT, all_lines, files
 from compat.fuzz.places import EPOCHS, NODE, PASSWORD, PROXY, SAID, TWO, USER
 from compat.fuzz.seeds import conversations, first_inputs
 from compat.fuzz.subject import ASKED, FoundError, Subject, chunks_of
@@ -28,6 +28,7 @@ def subject() -> Iterator[Subject]:
 
 def test_the_files_that_are_fuzzed_are_there() -> None:
     assert all(path.is_file() for path in files()) and all_lines()
+    assert all((ROOT / name).is_file() for name in NOT_FUZZED)
 
 
 def test_what_once_broke_something_does_not_any_more() -> None:
@@ -95,7 +96,7 @@ def test_a_connection_that_always_has_more_to_do_is_found(monkeypatch: pytest.Mo
 def test_a_request_that_waits_for_ever_is_found(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "_go_on_soon", lambda *ignored: None)
     monkeypatch.setattr(Dispatcher, "answer", lambda *ignored: Pending(1e9, lambda: None))
-    with pytest.raises(FoundError, match="not answered"):
+    with pytest.raises(FoundError, match="the replies to all requests"):
         subject.run(b"\0\0PING\r\n")
 
 
