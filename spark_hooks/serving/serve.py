@@ -22,7 +22,7 @@ from typing import Any, Literal, cast, get_args
 
 from pyspark.sql import SparkSession
 
-from resp_server.acl.rate_limits import Limit
+from resp_server.acl.rate_limits import RateLimit
 from resp_server.acl.users import Users
 from resp_server.cluster.topology import PORT_MAX
 from resp_server.commands import command_table
@@ -251,7 +251,7 @@ def _for_clients(
     """Return what is said of clients; ValueError, or AccessError for a file that cannot be used on this host."""
     limits = rate_limits if rate_limits is None or isinstance(rate_limits, str) else " ".join(rate_limits)
     texts = (_said(spark, limits, "rateLimits") or "").split()  # no user's name has spaces
-    ServerConfig(limits=tuple(map(Limit.parse, texts)))
+    ServerConfig(limits=tuple(map(RateLimit.parse, texts)))
     letters = _said(spark, notify_events, "notifyKeyspaceEvents") or ""
     try:
         letters = letters_of(classes_of(letters))
