@@ -62,7 +62,7 @@ class ForClients:
     """What is said of clients to all that answers them, checked; picklable.
 
     acl_file       the file of users, on the host of each process
-    rate_limits    as `Limit.parse` reads them
+    rate_limits    as `RateLimit.parse` reads them
     notify_events  the letters of classes of events
     """
 
