@@ -18,15 +18,13 @@ from enum import IntEnum, IntFlag
 from functools import cached_property
 from hashlib import sha256
 from hmac import compare_digest
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from resp_server.acl.rate_limits import RateLimiter
+from resp_server.command_table.table import Command
 from resp_server.protocol.errors import ProtocolError
 from resp_server.protocol.glob import PATTERN_BYTES_MAX, SHORT_BYTES_MAX, Matches, matcher, translate
 from resp_server.protocol.inline import inline_words
-
-if TYPE_CHECKING:
-    from resp_server.acl.rate_limits import RateLimiter
-    from resp_server.command_table.table import Command
 
 # In the order of Redis' ACL CAT.
 CATEGORIES = (

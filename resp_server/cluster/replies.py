@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from resp_server.cluster.node_view import NodeView
 from resp_server.cluster.topology import Health, Node
 from resp_server.protocol.replies import Reply
-
-if TYPE_CHECKING:
-    from resp_server.cluster.node_view import NodeView
 
 # Standard: the distance of Redis' cluster bus port from the client port. No bus port is open here.
 BUS_PORT_OFFSET = 10_000

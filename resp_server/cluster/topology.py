@@ -23,12 +23,12 @@ from functools import cached_property
 from ipaddress import ip_address
 from typing import Any
 
+from resp_server.net.addresses import PORT_MAX
 from state_backend.model.errors import KeyGroupsError, SparkisError
 from state_backend.model.key_groups import NONE, KeyGroups
 
 # Standard: the largest cluster that Redis recommends.
 NODES_MAX = 1000
-PORT_MAX = 65_535
 
 NODE_ID = re.compile(r"[0-9a-f]{40}")
 # RFC 1123, and underscores, which container names have.

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from resp_server.acl.visibility import Visibility
 from resp_server.cluster import replies
+from resp_server.cluster.node_view import NodeView
+from resp_server.cluster.topology import Node
 from resp_server.command_table.declaration import command, integer
 from resp_server.commands.generic import SLICE_ENTRIES, sliced
 from resp_server.execution.context import CommandContext
 from resp_server.protocol.errors import PlainError, cluster_disabled, typed
 from resp_server.protocol.replies import OK, Reply, Verbatim
 from state_backend.model.slots import HASH_BITS, SLOTS, slot_at, slot_of
-
-if TYPE_CHECKING:
-    from resp_server.acl.visibility import Visibility
-    from resp_server.cluster.node_view import NodeView
-    from resp_server.cluster.topology import Node
 
 
 def _node_view(context: CommandContext) -> NodeView:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from resp_server.command_table.facts import ANY_SLOTS
 from resp_server.command_table.key_specs import keys_of
+from resp_server.command_table.table import Command
 from resp_server.execution.context import CommandContext
 from resp_server.execution.exec_runner import ExecContext
 from resp_server.protocol.errors import CrossSlotError, PlainError
@@ -22,15 +23,12 @@ from resp_server.session.subscriptions import SUBSCRIPTIONS_MAX, Subscriptions, 
 from resp_server.session.transaction import WATCHED_KEYS_MAX, check_room_to_watch
 from state_backend.model.slots import slot_of
 
-if TYPE_CHECKING:
-    from resp_server.command_table.table import Command
-
 # What is taken of a command that is not cut (guess: enough for what is typed, or made of a few hundred keys).
 WHOLE_WORDS_MAX = 4096
 WHOLE_BYTES_MAX = 2 << 20
 
 # Raises what a portion is answered with that may not be run.
-Check = Callable[[CommandContext, "Command", Request], None]
+Check = Callable[[CommandContext, Command, Request], None]
 # Told of a portion that was answered.
 Note = Callable[[Request], None]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from resp_server.cluster.topology import PORT_MAX
+PORT_MAX = 65_535
 
 
 def address_of(host: str, port: int) -> str:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from resp_server.cluster.topology import PORT_MAX
+from resp_server.net.addresses import PORT_MAX
 from state_backend.model.errors import SparkisError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import uvloop
 
-from resp_server.cluster.topology import NODE_ID, PORT_MAX
+from resp_server.cluster.topology import NODE_ID
 from resp_server.cluster.topology_source import TopologySource
 from resp_server.config import ServerConfig
-from resp_server.net.addresses import host_and_port
+from resp_server.net.addresses import PORT_MAX, host_and_port
 from resp_server.net.listeners import make_room_for
 from resp_server.net.tls import certificates_of
 from resp_server.programs.command_line import Program

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from resp_server.client.connection import Connection, ConnectionHost
 from resp_server.net.guarded import alone
 from resp_server.protocol.replies import Pending
 from resp_server.proxy.compiled import Asker
+from resp_server.proxy.dispatcher import ProxyDispatcher
 from resp_server.proxy.raw_replies import Sent
 from resp_server.session.epoch_feed import Told
-
-if TYPE_CHECKING:
-    from resp_server.proxy.dispatcher import ProxyDispatcher
 
 
 class NoTurn(asyncio.Handle):
@@ -48,7 +46,7 @@ class ProxyConnection(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        hop = cast("ProxyDispatcher", self._dispatcher).hop
+        hop = cast(ProxyDispatcher, self._dispatcher).hop
         if hop is None or Asker is None or not self.is_calm:
             return
         self._asker = Asker(hop, self, self._transport, self._put, UNANSWERED, NO_TURN)

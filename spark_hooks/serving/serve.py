@@ -24,10 +24,10 @@ from pyspark.sql import SparkSession
 
 from resp_server.acl.rate_limits import RateLimit
 from resp_server.acl.users import Users
-from resp_server.cluster.topology import PORT_MAX
 from resp_server.commands import command_table
 from resp_server.config import ServerConfig
 from resp_server.net import children
+from resp_server.net.addresses import PORT_MAX
 from resp_server.net.children import TOKEN_VARIABLE
 from resp_server.net.tls import TlsFiles, server_context
 from resp_server.programs.serve import WORKERS_MAX
