@@ -41,8 +41,8 @@ GROUPS = {
     "sentinel": "Sentinel",
 }
 
-# Of kinds of state that there are none of, some reads are answered as of a missing key.
-AS_MISSING = "as of a missing key: no state is of this kind"
+# No state is a stream; some reads of streams reply as for a missing key.
+AS_MISSING = "as for a missing key: no state is of this kind"
 MISSING_KINDS = ("stream",)
 
 WAYS = {
@@ -53,31 +53,32 @@ WAYS = {
     Way.JOBS: "all servers",
     Way.JOB: "a server of the job",
 }
-# Why commands are not applicable that are answered with an error of Redis' own.
+# Why commands that reply with an error of Redis are not applicable.
 REASONS = {
-    "cluster|*": "a node is given its topology, by a file or a registry",
-    "debug": "answered as by a Redis that does not allow it",
+    "cluster|*": "a node gets its topology from a file or a registry",
+    "debug": "the reply of a Redis that does not allow it",
     "evalsha*": "no scripts",
-    "wait*": "answered as by a replica: nothing is written that could be waited for",
+    "wait*": "the reply of a replica: no write can be waited for",
 }
 
 HEAD = f"""\
 # Commands
 
-What becomes of each command of Redis {REDIS_VERSION.rpartition(".")[0]}.
-This page is made of the table that the servers answer by, which is the one that `COMMAND` tells clients of
-(`make commands` writes it, and a test holds it up to date).
+All commands of Redis {REDIS_VERSION.rpartition(".")[0]}, and whether sparkis serves them.
+`make commands` writes this page from the servers' command table, which clients read with `COMMAND`; a test keeps it up
+to date.
 
-- **served**: answered as Redis answers it. Where an answer differs on purpose, the difference is listed with its reason
-  in [compat/deviations.toml](../compat/deviations.toml); tests hold everything else equal to a real server.
+- **served**: the reply is that of Redis; tests compare it with a real server.
+  [compat/deviations.toml](../compat/deviations.toml) lists each intended difference with its reason.
 - **write**: refused with `READONLY You can't write against a read only replica.`: see
-  [what clients make of that](read-only.md).
-- **no**: the name, the arity and the subcommand are checked as in Redis, then the answer is an error; why is said here.
+  [clients and refused writes](read-only.md).
+- **no**: sparkis checks the name, the arity and the subcommand as Redis does, then replies with an error. The row has
+  the reason.
 
-*since* is the version of Redis that brought the command. *cluster* says where a cluster client finds the keys of a
-request: the place of the first one (`1`), from there to the last one (`1..-1`; `1..-1/2`: every second word), or `by
-its arguments`. *proxy* says who answers through a [proxy](serving.md#a-proxy): a command with keys goes to the server
-that has them, and those that are split take keys of several slots.
+*since* is the version of Redis that introduced the command. *cluster* is the position of a request's keys: the first
+one (`1`), the first to the last one (`1..-1`; `1..-1/2`: every second word), or `by its arguments`. *proxy* is the
+process that replies through a [proxy](serving.md#a-proxy): a command with keys goes to the server that owns them; a
+split command takes keys of several slots.
 """
 
 
