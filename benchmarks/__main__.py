@@ -1,4 +1,4 @@
-"""`make bench`: run the benchmarks, print what they find, write results.json, and draw the page and plots from it."""
+"""`make bench`: run the benchmarks, print and store their rows (results.json), and draw the page and plots."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ examples:
 
 
 def main() -> int:
-    """Run what was asked for; return the exit code."""
+    """Run the chosen parts; return the exit code."""
     options, parts, is_written = _parse()
     end_in_order()
     if not parts:
@@ -104,7 +104,7 @@ def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def _run(part: str, options: Options, is_written: bool) -> bool:
-    """Run one part, and keep each row as soon as it is there; False if it broke off."""
+    """Run one part and store each row at once; False if the part failed."""
     started_s = time.monotonic()
     try:
         rows: Generator[Row, None, None] = import_module(f"benchmarks.{part}").run(options)
@@ -133,7 +133,7 @@ def line(row: Row) -> str:
     cells = page.cells(row)
     return (
         f"{row.name:46}{cells.ours:>12}{cells.peer:>12} {row.unit:12}{cells.ratio:>7}  {cells.spread:15}"
-        f"{cells.budget:8}{cells.cpu:16}{page.told(row)}"
+        f"{cells.budget:8}{cells.cpu:16}{page.description(row)}"
     ).rstrip()
 
 

@@ -1,4 +1,4 @@
-"""What an attachment costs: how long after a micro-batch a client reads it, and how much slower the query runs.
+"""The cost of an attachment: the delay from a micro-batch to a client's read, and the slowdown of the query.
 
 A running maximum that Spark alone keeps, with nothing of sparkis in the query; each micro-batch changes as many keys as
 it has rows, a fifth of those there are. Two runs for each number of changes, both with the attachment and without it,
@@ -32,8 +32,8 @@ import sparkis
 from benchmarks import spark as local_spark
 from benchmarks.delay import EVENT_LOG, percentile_row, task_ends
 from benchmarks.options import Options
-from benchmarks.results import Row, compared
-from benchmarks.servers import VoidError, temporary_folder
+from benchmarks.results import Row, compared_row
+from benchmarks.servers import BenchmarkError, temporary_folder
 from compat.waiting import eventually
 from resp_server.net import children
 from sparkis import Attachment
@@ -141,7 +141,7 @@ class Scene:
     def _attach(self, query: StreamingQuery) -> Attachment:
         attachment = sparkis.attach(query, log=self._log, state=STATE)
         if not attachment.wait(timeout_s=TIMEOUT_S):
-            raise VoidError(f"the attachment did not come to the query's last batch within {TIMEOUT_S:g} s")
+            raise BenchmarkError(f"the attachment did not come to the query's last batch within {TIMEOUT_S:g} s")
         return attachment
 
     def _commits(self) -> dict[int, float]:
@@ -153,10 +153,10 @@ class Scene:
         return found
 
     def _last_batch(self, query: StreamingQuery) -> int:
-        """Return the last committed batch; VoidError if the query has failed."""
+        """Return the last committed batch; BenchmarkError if the query has failed."""
         failure = query.exception()
         if failure is not None:
-            raise VoidError(f"the query failed: {failure}")
+            raise BenchmarkError(f"the query failed: {failure}")
         return max(self._commits(), default=-1)
 
     def steady(self) -> tuple[str, Times]:
@@ -168,17 +168,17 @@ class Scene:
                 lambda: self._last_batch(query) >= WARM_UP_BATCHES,
                 awaited="the first batches",
                 timeout_s=TIMEOUT_S,
-                error=VoidError,
+                error=BenchmarkError,
             )
             self._attach(query).stop()  # now there is a store to be watched
             with self._watching() as watcher:
                 for number in range(self._rounds):
                     self._report(f"round {number + 1}, a micro-batch each {self._case.interval_ms} ms")
-                    alone, _ = self._durations(query)
+                    detached, _ = self._durations(query)
                     with self._attach(query) as attachment:
                         attached, batches = self._durations(query)
                         attachment.wait(batches[-1], TIMEOUT_S)
-                    self._pairs.append((attached, alone))
+                    self._pairs.append((attached, detached))
                     watched += batches
                 seen, _ = watcher.communicate(timeout=30)  # it ends with its input
         finally:
@@ -226,13 +226,13 @@ class Scene:
                     found[each.batchId] = float(each.durationMs["triggerExecution"])
             return found.keys() >= set(batches)
 
-        eventually(have_run, awaited="running the batches", timeout_s=TIMEOUT_S, error=VoidError)
+        eventually(have_run, awaited="running the batches", timeout_s=TIMEOUT_S, error=BenchmarkError)
         return median(found[batch] for batch in batches), list(batches)
 
     def duration(self) -> Row:
         """Return how long a batch of the steady query takes with the attachment beside how long without it."""
         case = self._case
-        return compared(
+        return compared_row(
             f"a batch of the job, {case.changes:,} changes",
             "attach",
             self._pairs,
@@ -261,19 +261,19 @@ class Scene:
                 lambda: self._last_batch(query) >= began + WARM_UP_BATCHES,
                 awaited="running without a pause",
                 timeout_s=TIMEOUT_S,
-                error=VoidError,
+                error=BenchmarkError,
             )
             for number in range(self._rounds):
                 self._report(f"round {number + 1}, without a pause")
-                alone = self._rows_per_s(query)
+                detached = self._rows_per_s(query)
                 with self._attach(query) as attachment:
                     attached = self._rows_per_s(query)
                     if not attachment.wait(timeout_s=TIMEOUT_S):
-                        raise VoidError("the attachment fell behind the query without end")
-                pairs.append((attached, alone))
+                        raise BenchmarkError("the attachment fell behind the query without end")
+                pairs.append((attached, detached))
         finally:
             query.stop()
-        return compared(
+        return compared_row(
             f"the job's own rate, {case.changes:,} changes a batch",
             "attach",
             pairs,
@@ -291,7 +291,7 @@ class Scene:
             lambda: time.monotonic() > ends_s and self._last_batch(query) > first,
             awaited="a turn",
             timeout_s=TIMEOUT_S,
-            error=VoidError,
+            error=BenchmarkError,
         )
         commits = self._commits()
         last = max(commits)
@@ -312,7 +312,9 @@ def _delay_rows(case: Case, times: Times) -> Iterator[Row]:
     batches = sorted(set.intersection(*(set(times[step]) for step in STEPS)))
     wanted = len(times["Spark's commit"])
     if len(batches) < wanted * 0.9:
-        raise VoidError(f"{case.changes:,} changes: only {len(batches)} of {wanted} batches were seen at every step")
+        raise BenchmarkError(
+            f"{case.changes:,} changes: only {len(batches)} of {wanted} batches were seen at every step"
+        )
     of = f"{case.changes:,} changes a batch"
     note = f"{len(batches)} batches, one each {case.interval_ms / 1e3:g} s"
     whole = [times["read"][batch] - times["task end"][batch] for batch in batches]

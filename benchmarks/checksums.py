@@ -1,6 +1,6 @@
-"""What the checksums of a store cost: the same calls as they are, and with every look at a checksum taken out.
+"""The cost of a store's checksums: the same calls with checksums, and with every checksum test removed.
 
-In one process and without a server, where their share is largest; processor time. The file is in the page cache.
+Processor time in one process without a server, where their share is largest. The file is in the page cache.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.options import Options
-from benchmarks.results import Row, alone, compared
+from benchmarks.results import Row, compared_row, single_row
 from benchmarks.servers import temporary_folder
 from state_backend.lmdb import plain_values, value_reader
 from state_backend.lmdb.plain_values import PlainValues
@@ -45,7 +45,7 @@ def run(options: Options) -> Iterator[Row]:
         started_s = time.process_time()
         store.verify()
         took_s = time.process_time() - started_s
-        yield alone("verify a store", "checksums", [took_s], unit="s", note=f"{keys:,} keys")
+        yield single_row("verify a store", "checksums", [took_s], unit="s", note=f"{keys:,} keys")
         store.close()
 
 
@@ -91,7 +91,7 @@ def _reads(options: Options, store: LmdbStore, keys: int) -> Iterator[Row]:
                 pair.append((time.process_time() - started_s) / len(asked) * 1e6)
         LmdbSnapshot.text = kept  # type: ignore[method-assign]
         pairs.append((pair[0], pair[1]))
-    yield compared(
+    yield compared_row(
         "look up a value",
         "checksums",
         pairs,
@@ -119,7 +119,7 @@ def _writes(options: Options, folder: Path) -> Iterator[Row]:
             store.close()
         PlainValues.put_run = kept  # type: ignore[method-assign]
         pairs.append((pair[0], pair[1]))
-    yield compared(
+    yield compared_row(
         "apply a change of a value", "checksums", pairs, unit="us", better="less", peer_name="without checksums",
         note=f"{changes:,} changes of an epoch, without the compiled core",
     )  # fmt: skip

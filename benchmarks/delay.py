@@ -1,8 +1,8 @@
-"""How long after a micro-batch's last task a client reads it, and where that time goes.
+"""The delay from the end of a micro-batch's last task to a client's read, and its steps.
 
-The start is what Spark's event log says of the tasks; the epoch's file and an endpoint of our own, which the sink tells
-like any server, give the steps that happen in the driver; a process beside it (`watcher`) asks the store and the server
-all the time. All clocks are this machine's.
+Spark's event log has the end of each task. The epoch's file, and an endpoint that the sink notifies like any server,
+give the steps in the driver. A process beside it (`watcher`) polls the store and the server. All clocks are this
+machine's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 import sparkis
 from benchmarks import spark as local_spark
 from benchmarks.options import Options
-from benchmarks.results import Row, alone
-from benchmarks.servers import VoidError, temporary_folder
+from benchmarks.results import Row, single_row
+from benchmarks.servers import BenchmarkError, temporary_folder
 from compat.waiting import eventually
 from resp_server.net import children
 from spark_hooks.serving import endpoints
@@ -71,7 +71,7 @@ def run(options: Options) -> Iterator[Row]:
         times["task end"] = task_ends(events)
     whole = [batch for batch in range(WARM_UP_BATCHES, batches) if all(batch in times[step] for step in STEPS)]
     if len(whole) < (batches - WARM_UP_BATCHES) * 0.9:  # a reader that looks every millisecond may miss few at most
-        raise VoidError(f"only {len(whole)} of {batches - WARM_UP_BATCHES} batches were seen at every step")
+        raise BenchmarkError(f"only {len(whole)} of {batches - WARM_UP_BATCHES} batches were seen at every step")
     yield from _rows(times, whole)
 
 
@@ -103,11 +103,11 @@ def _times(spark: SparkSession, folder: Path, batches: int, options: Options) ->
         def has_run() -> bool:
             failure = query.exception()
             if failure is not None:
-                raise VoidError(f"the query failed: {failure}")
+                raise BenchmarkError(f"the query failed: {failure}")
             options.report(f"delay: batch {len(recorder.at_ms)} of {batches}")
             return len(recorder.at_ms) >= batches + 1
 
-        eventually(has_run, awaited="running the batches", timeout_s=TIMEOUT_S + batches, error=VoidError)
+        eventually(has_run, awaited="running the batches", timeout_s=TIMEOUT_S + batches, error=BenchmarkError)
         query.stop()
         seen, _ = watcher.communicate(timeout=30)  # it ends with its input
     finally:
@@ -148,7 +148,7 @@ def percentile_row(
     """Make a row of a percentile of many times; of the median with the lowest and the highest."""
     percentile = sorted(found)[max(0, ceil(share * len(found)) - 1)]  # the smallest that so many do not exceed
     shown = [min(found), percentile, max(found)] if share == 0.5 else [percentile]
-    return replace(alone(name, part, shown, unit="ms", budget=budget, note=note), rounds=1)
+    return replace(single_row(name, part, shown, unit="ms", budget=budget, note=note), rounds=1)
 
 
 def _rows(times: Mapping[str, Mapping[int, float]], batches: Sequence[int]) -> Iterator[Row]:

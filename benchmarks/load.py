@@ -1,7 +1,7 @@
-"""The load generator of the benchmarks: `python -m benchmarks.load`, a process of its own, made for `reads.benchmark`.
+"""The load generator of the benchmarks: `python -m benchmarks.load`, run as a process of its own by `reads.benchmark`.
 
-It sends what redis-benchmark would send, and costs less: its loop is compiled (`native/load.pyx`) and only counts the
-replies. It is greeted on every connection before the clock starts, so that none of them is still to be made then.
+It sends the requests of redis-benchmark at less cost: its loop is compiled (`native/load.pyx`) and only counts replies.
+Each connection has had a first reply before the clock starts, so connecting is not measured.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A million keys, and ten million if all is asked for: GET at every pipeline depth beside redis-server.
+"""GET of one million keys, and with --full of ten million, at every pipeline depth, beside redis-server.
 
-Yields the points of the curves for so many keys, too.
+Yields the curves' points for these numbers of keys, too.
 """
 
 from __future__ import annotations

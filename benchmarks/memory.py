@@ -1,8 +1,8 @@
 """Memory and disk per key beside redis-server's used_memory: after 100 epochs that change 1 % of the keys each and one
 that rewrites all, while clients read.
 
-LMDB keeps what is read, so its file grows with each epoch that a reader outlives, and every page that an epoch touches
-is written anew: what counts is the state after a life like a job's, not after loading.
+LMDB retains pages that a reader uses, so its file grows with each epoch that a reader outlives; and an epoch rewrites
+every page that it changes. So memory is measured after many epochs, as of a running job, not after loading.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from benchmarks import processes
 from benchmarks.options import Options
 from benchmarks.reads import uniform
-from benchmarks.results import Row, alone, compared
-from benchmarks.servers import JOB, RedisServer, Served, Sparkis, VoidError, both
+from benchmarks.results import Row, compared_row, single_row
+from benchmarks.servers import JOB, BenchmarkError, RedisServer, ServerUnderTest, Sparkis, both
 from compat.waiting import eventually
 from state_backend.apply.applier import (
     COMPACT_AT_REST_ABOVE_BYTES,
@@ -46,12 +46,12 @@ def run(options: Options) -> Iterator[Row]:
                 _live(server, options)
                 if isinstance(server, Sparkis):
                     wait_until_at_rest(server)
-                    found = Taken.by(server, peer)
-        yield from found.rows(keys, RedisTaken.by(peer))
+                    found = Footprint.measure(server, peer)
+        yield from found.rows(keys, RedisFootprint.measure(peer))
 
 
 @contextmanager
-def _readers(server: Served) -> Iterator[None]:
+def _readers(server: ServerUnderTest) -> Iterator[None]:
     """Have clients read all the time, each with one request at a time."""
     words = uniform(server.keys).words
     command = ["redis-benchmark", "-p", str(server.port), "-c", str(READERS), "-l", "-q", "-n", "100000"]
@@ -64,7 +64,7 @@ def _readers(server: Served) -> Iterator[None]:
         process.wait()
 
 
-def _live(server: Served, options: Options) -> None:
+def _live(server: ServerUnderTest, options: Options) -> None:
     """Let the epochs happen, one by one, then the rewrite."""
     random = np.random.default_rng(3)
     for number in range(EPOCHS):
@@ -94,12 +94,12 @@ def wait_until_at_rest(server: Sparkis) -> None:
         awaited="a copy of the store without its free pages",
         timeout_s=COMPACT_TIMEOUT_S,
         interval_s=LOOK_EVERY_S,
-        error=VoidError,
+        error=BenchmarkError,
     )
 
 
-class Taken:
-    """What our server takes: files, and the memory of its processes."""
+class Footprint:
+    """Our server's files, and the memory of its processes."""
 
     def __init__(self, file_bytes: int, log_bytes: int, serving: list[processes.Memory], applier: processes.Memory):
         self.file_bytes = file_bytes
@@ -108,8 +108,8 @@ class Taken:
         self.applier = applier
 
     @classmethod
-    def by(cls, server: Sparkis, _: RedisServer | None = None) -> Taken:
-        """Look at a server."""
+    def measure(cls, server: Sparkis, _: RedisServer | None = None) -> Footprint:
+        """Measure a server."""
         return cls(
             processes.disk_bytes(server.store),
             processes.disk_bytes(server.log),
@@ -127,21 +127,21 @@ class Taken:
         """What the processes hold of the machine's memory now, pages of files divided by who maps them."""
         return sum(each.proportional_bytes for each in (*self.serving, self.applier))
 
-    def rows(self, keys: int, peer: RedisTaken) -> Iterator[Row]:
+    def rows(self, keys: int, peer: RedisFootprint) -> Iterator[Row]:
         """Yield the rows."""
         note = f"{keys:,} keys"
 
-        def beside(name: str, ours: int, theirs: int, budget: float | None, told: str) -> Row:
+        def beside(name: str, ours: int, theirs: int, budget: float | None, peer_name: str) -> Row:
             pair = [(ours / keys, theirs / keys)]
-            return compared(
-                name, "memory", pair, unit="bytes/key", better="less", budget=budget, peer_name=told, note=note
+            return compared_row(
+                name, "memory", pair, unit="bytes/key", better="less", budget=budget, peer_name=peer_name, note=note
             )
 
         used = "redis-server's used_memory"
         yield beside("store file", self.file_bytes, peer.used_bytes, BUDGET, used)
         yield beside("store file and processes", self.all_bytes, peer.used_bytes, BUDGET, used)
-        held = "redis-server's resident memory"
-        yield beside("resident, shared pages once", self.proportional_bytes, peer.resident_bytes, None, held)
+        resident = "redis-server's resident memory"
+        yield beside("resident, shared pages once", self.proportional_bytes, peer.resident_bytes, None, resident)
         sizes = {
             "serving process, heap": sum(each.anonymous_bytes for each in self.serving),
             "serving process, of files": sum(each.mapped_bytes for each in self.serving),
@@ -150,17 +150,17 @@ class Taken:
             "change log on the disk": self.log_bytes,
         }
         for name, size in sizes.items():
-            yield alone(name, "memory", [size / (1 << 20)], unit="MiB")
+            yield single_row(name, "memory", [size / (1 << 20)], unit="MiB")
 
 
-class RedisTaken:
-    """What redis-server takes, by its own count and by the system's."""
+class RedisFootprint:
+    """redis-server's memory: its used_memory, and the system's count."""
 
     def __init__(self, used_bytes: int, resident_bytes: int) -> None:
         self.used_bytes = used_bytes
         self.resident_bytes = resident_bytes
 
     @classmethod
-    def by(cls, server: RedisServer) -> RedisTaken:
-        """Look at a server."""
+    def measure(cls, server: RedisServer) -> RedisFootprint:
+        """Measure a server."""
         return cls(server.used_memory(), processes.memory(server.process.pid).proportional_bytes)

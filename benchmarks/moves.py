@@ -1,7 +1,7 @@
-"""Slots that get another owner: until a new server has taken a million keys over, and until one has loaded ten million.
+"""Slots that move to a new owner: the time to take over a million keys, and for a replica to load ten million.
 
-A registry and two state servers, started by hand, over one log that gets an epoch a second meanwhile, as the reads'
-benchmarks have it. Measured from the start of the new server's process to the topology that says it answers.
+A registry and two state servers, started by hand, read one log, which gets an epoch a second as in the benchmarks of
+reads. Measured from the start of the new server's process to the topology in which it owns its slots.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.options import Options
 from benchmarks.processes import below, cpu_s
-from benchmarks.results import Row, alone
-from benchmarks.servers import VoidError, key, load_log, publish, runs_of_values, temporary_folder, value
+from benchmarks.results import Row, single_row
+from benchmarks.servers import BenchmarkError, key, load_log, publish, runs_of_values, temporary_folder, value
 from compat.waiting import eventually
 from resp_server.net import children
 from resp_server.net.client import Client, ClientError
@@ -63,7 +63,7 @@ def _row(name: str, keys: int, moved: int, *, replicas: int, options: Options) -
             writer.close()
     seconds, used_s = [each for each, _ in times], median(each for _, each in times)
     note = f"{moved:,} keys in {used_s:.1f} s of the new server's processor time, of {keys:,}"
-    return alone(name, "moves", seconds, unit="s", note=note)
+    return single_row(name, "moves", seconds, unit="s", note=note)
 
 
 def _timed(log: Path, folder: Path, writer: LogWriter, keys: int, replicas: int) -> tuple[float, float]:
@@ -71,7 +71,9 @@ def _timed(log: Path, folder: Path, writer: LogWriter, keys: int, replicas: int)
     with ExitStack() as stack:
         stack.enter_context(_process("registry", log, "--port", "0", "--replicas", str(replicas)))
         stack.enter_context(_state_server(log, folder / "first"))
-        eventually(lambda: _online(log) == 1, awaited="loading the first server", timeout_s=TIMEOUT_S, error=VoidError)
+        eventually(
+            lambda: _online(log) == 1, awaited="loading the first server", timeout_s=TIMEOUT_S, error=BenchmarkError
+        )
         stack.enter_context(_changing(writer, keys))
         began_s = time.perf_counter()
         process, port = stack.enter_context(_state_server(log, folder / "second"))
@@ -80,7 +82,7 @@ def _timed(log: Path, folder: Path, writer: LogWriter, keys: int, replicas: int)
             awaited="moving",
             timeout_s=TIMEOUT_S,
             interval_s=0.01,
-            error=VoidError,
+            error=BenchmarkError,
         )
         seconds = time.perf_counter() - began_s
         used_s = sum(cpu_s(pid) for pid in (process.pid, *below(process.pid)))
@@ -108,7 +110,7 @@ def _state_server(log: Path, folder: Path) -> Iterator[tuple[subprocess.Popen[by
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise VoidError("a state server did not start; the line above tells why")
+            raise BenchmarkError("a state server did not start; the line above tells why")
         yield process, json.loads(line)["port"]
 
 
@@ -160,4 +162,6 @@ def _check(port: int, keys: int, *, is_replica: bool) -> None:
                     continue
                 raise
             if found != value(number, 0):
-                raise VoidError(f"{key(number)} is {found!r} at the new server, and should be {value(number, 0)!r}")
+                raise BenchmarkError(
+                    f"{key(number)} is {found!r} at the new server, and should be {value(number, 0)!r}"
+                )

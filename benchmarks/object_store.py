@@ -1,7 +1,7 @@
 """An epoch's commit, and the time from the commit until it can be read, in an S3 bucket beside a local folder.
 
-The S3 server is the one of the tests, on this machine: what is measured is what sparkis and obstore add to the way to
-a store, and how many of its answers they wait for. A real store's answers take 10 to 50 ms each.
+The S3 server is the one of the tests, on this machine. So the cost of sparkis and obstore is measured, and the number
+of sequential requests; each request to a real store takes 10 to 50 ms.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from statistics import median
 import numpy as np
 
 from benchmarks.options import Options
-from benchmarks.results import Row, compared
-from benchmarks.servers import VoidError, load_log, publish, runs_of_values, temporary_folder
+from benchmarks.results import Row, compared_row
+from benchmarks.servers import BenchmarkError, load_log, publish, runs_of_values, temporary_folder
 from compat.object_store import s3_server
 from resp_server.net import children
 
@@ -49,7 +49,7 @@ def run(options: Options) -> Iterator[Row]:
                 pairs = [(ours[index], peer[index]) for ours, peer in rounds]
                 note = f"{keys:,} changes; {epochs} epochs a round, their median"
                 title = f"{name}, {what}"
-                yield compared(title, "object_store", pairs, unit="ms", better="less", peer_name=PEER, note=note)
+                yield compared_row(title, "object_store", pairs, unit="ms", better="less", peer_name=PEER, note=note)
 
 
 def _timed(log: str, store: Path, keys: int, epochs: int) -> tuple[float, float]:
@@ -85,10 +85,10 @@ class _Applier:
         for line in self._process.stdout:
             event = json.loads(line)
             if event.get("error"):
-                raise VoidError(event["error"])
+                raise BenchmarkError(event["error"])
             if event["applied"] >= epoch:
                 return
-        raise VoidError("the applier ended")
+        raise BenchmarkError("the applier ended")
 
 
 @contextmanager

@@ -86,11 +86,11 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _named(row: Row) -> str:
-    more = told(row)
+    more = description(row)
     return f"{row.name} ({more})" if more else row.name
 
 
-def told(row: Row) -> str:
+def description(row: Row) -> str:
     """Return what there is to say of a row beside its numbers."""
     peer = "" if row.peer is None or row.peer_name == "redis-server" else f"peer: {row.peer_name}"
     return "; ".join(filter(None, (row.note, peer)))
@@ -105,8 +105,8 @@ def _measured(rows: Sequence[Row]) -> str:
         when = times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"
         rounds = sorted({row.rounds for row in of_machine})
         which = "" if len(of_machine) == len(rows) else f"{of_machine[0].name} to {of_machine[-1].name}: "
-        told = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-        lines.append(f"{which}{when}; {told} round{'s' * (told != '1')}; {machine}.\n")
+        description = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+        lines.append(f"{which}{when}; {description} round{'s' * (description != '1')}; {machine}.\n")
     return "\n".join(lines)
 
 

@@ -63,7 +63,7 @@ def number(value: float) -> str:
 
 def dots(title: str, rows: Sequence[Row], unit: str) -> str:
     """Draw what the budget is for (the ratio, or without a peer the number itself) of each row."""
-    ends = [max(row.judged, row.high or 0.0, row.budget or 0.0) for row in rows]
+    ends = [max(row.judged_value, row.high or 0.0, row.budget or 0.0) for row in rows]
     scale = _linear_scale(max(ends, default=1.0))
     left, right = MARGIN + LETTER_WIDTH * max((len(row.name) for row in rows), default=0), WIDTH - MARGIN
     top = 44
@@ -83,10 +83,10 @@ def dots(title: str, rows: Sequence[Row], unit: str) -> str:
         out.append(_text(left - 10, y + 4, row.name, anchor="end"))
         if row.low is not None and row.high is not None:
             out.append(_line(x(row.low), y, x(row.high), y, f"whisker {kind}"))
-        out.append(f'<circle cx="{x(row.judged):.1f}" cy="{y:.1f}" r="5" class="{kind}"/>')
+        out.append(f'<circle cx="{x(row.judged_value):.1f}" cy="{y:.1f}" r="5" class="{kind}"/>')
         if row.budget is not None:
             out.append(_line(x(row.budget), y - ROW_HEIGHT / 2, x(row.budget), y + ROW_HEIGHT / 2, "budget"))
-    return _svg(bottom + 46, out, f"{title}: " + "; ".join(f"{row.name} {number(row.judged)}" for row in rows))
+    return _svg(bottom + 46, out, f"{title}: " + "; ".join(f"{row.name} {number(row.judged_value)}" for row in rows))
 
 
 def curves(title: str, lines: Sequence[Curve], x_title: str, y_title: str) -> str:
@@ -95,32 +95,32 @@ def curves(title: str, lines: Sequence[Curve], x_title: str, y_title: str) -> st
     x_ticks, y_ticks = _decades([x for x, _ in points]), _decades([y for _, y in points])
     left, right, top, bottom = 90.0, float(WIDTH - MARGIN), 66.0, CURVE_HEIGHT - 50.0
 
-    def place(value: float, ticks: Sequence[float], start: float, end: float) -> float:
+    def position(value: float, ticks: Sequence[float], start: float, end: float) -> float:
         share = (math.log10(value) - math.log10(ticks[0])) / (math.log10(ticks[-1]) - math.log10(ticks[0]))
         return start + (end - start) * share
 
     out = [_text(MARGIN / 2, 22, title, "title")]
     for tick in x_ticks:
-        x = place(tick, x_ticks, left, right)
+        x = position(tick, x_ticks, left, right)
         out += [_line(x, top, x, bottom, "grid"), _text(x, bottom + 16, number(tick), anchor="middle")]
     for tick in y_ticks:
-        y = place(tick, y_ticks, bottom, top)
+        y = position(tick, y_ticks, bottom, top)
         out += [_line(left, y, right, y, "grid"), _text(left - 8, y + 4, number(tick), anchor="end")]
     out += [_text(right, bottom + 36, x_title, anchor="end"), _text(MARGIN / 2, 44, y_title)]
     at = left + 130.0
     for i, each in enumerate(lines):
-        placed = [(place(x, x_ticks, left, right), place(y, y_ticks, bottom, top)) for x, y in each.points]
+        placed = [(position(x, x_ticks, left, right), position(y, y_ticks, bottom, top)) for x, y in each.points]
         out.append(f'<polyline class="s{i % 3}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in placed)}"/>')
         out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" class="s{i % 3}"/>' for x, y in placed]
         out += [f'<circle cx="{at:.1f}" cy="40" r="5" class="s{i % 3}"/>', _text(at + 10, 44, each.name)]
         at += 36 + LETTER_WIDTH * len(each.name)
-    told = "; ".join(
+    description = "; ".join(
         f"{each.name} {', '.join(f'{number(y)} at {number(x)}' for x, y in each.points)}" for each in lines
     )
-    return _svg(CURVE_HEIGHT, out, f"{title}: {told}")
+    return _svg(CURVE_HEIGHT, out, f"{title}: {description}")
 
 
-def _told(points: Sequence[tuple[float, float]]) -> str:
+def _description(points: Sequence[tuple[float, float]]) -> str:
     return ", ".join(f"{number(y)} at {number(x)}" for x, y in points)
 
 
@@ -138,10 +138,10 @@ def _decades(values: Sequence[float]) -> list[float]:
     return [10.0**power for power in range(low, max(high, low + 1) + 1)]
 
 
-def _svg(height: float, parts: Sequence[str], told: str) -> str:
+def _svg(height: float, parts: Sequence[str], description: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
-        f'height="{height:.0f}" role="img">\n<title>{escape(told)}</title>\n<style>{STYLE}</style>\n'
+        f'height="{height:.0f}" role="img">\n<title>{escape(description)}</title>\n<style>{STYLE}</style>\n'
         f'<rect width="100%" height="100%"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 

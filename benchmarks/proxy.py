@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.options import Options
 from benchmarks.reads import CLIENTS, PIPELINES, REQUESTS, Case, benchmark, uniform
-from benchmarks.results import Row, compared
+from benchmarks.results import Row, compared_row
 from benchmarks.servers import (
     JOB,
     LOAD_KEYS,
@@ -30,9 +30,10 @@ from benchmarks.servers import (
     START_TIMEOUT_S,
     STATE,
     TOKEN,
-    ProcessStats,
-    Served,
-    VoidError,
+    BenchmarkError,
+    KeyNumbers,
+    ServerProcess,
+    ServerUnderTest,
     key,
     load_log,
     publish,
@@ -76,7 +77,7 @@ DIRECT_DEPTH = 100
 DIRECT_SECONDS = 1.5
 
 
-class Proxied(Served):
+class Proxied(ServerUnderTest):
     """Two servers and a proxy in front of them; the processor time is the proxy's."""
 
     server_ports: Sequence[int] = ()
@@ -106,8 +107,8 @@ class SparkisProxied(Proxied):
         log = folder / "log"
         self.writer = load_log(log, keys, has_maps_and_lists=False)
         options = ("--log", str(log))
-        _, self._registry_port = _start(stack, "resp_server.programs.registry", *options, "--port", "0")
-        self._registry = stack.enter_context(Client("127.0.0.1", self._registry_port, password=TOKEN, timeout_s=30))
+        registry = _start(stack, "resp_server.programs.registry", *options, "--port", "0")
+        self._registry = stack.enter_context(Client("127.0.0.1", registry.port, password=TOKEN, timeout_s=30))
         self.server_ports = [
             _start(
                 stack,
@@ -117,15 +118,15 @@ class SparkisProxied(Proxied):
                 "0",
                 "--store",
                 str(folder / f"store{each}"),
-            )[1]
+            ).port
             for each in range(2)
         ]
-        self.process, self.port = _start(stack, "resp_server.programs.proxy", *options, "--port", "0")
+        self.process, self.port, _ = _start(stack, "resp_server.programs.proxy", *options, "--port", "0")
         eventually(
             lambda: self._row()[1] == keys,
             awaited="loading the servers' data",
             timeout_s=LOAD_TIMEOUT_S,
-            error=VoidError,
+            error=BenchmarkError,
         )
 
     def _row(self) -> tuple[int, int]:
@@ -140,7 +141,7 @@ class SparkisProxied(Proxied):
             return -1, 0
         return (-1, 0) if row["error"] else (int(row["applied"]), int(row["keys"]))
 
-    def put(self, numbers: ProcessStats, turn: int) -> None:
+    def put(self, numbers: KeyNumbers, turn: int) -> None:
         epoch = publish(self.writer, runs_of_values(numbers, turn))
         self._registry.call("NOTICE", JOB, str(epoch))
         self.writer.beat()
@@ -151,7 +152,7 @@ class SparkisProxied(Proxied):
             lambda: last is not None and self._row()[0] == last.epoch,
             awaited="applying the last epoch",
             timeout_s=SETTLE_TIMEOUT_S,
-            error=VoidError,
+            error=BenchmarkError,
         )
 
     def stop(self) -> None:
@@ -183,18 +184,18 @@ class RedisProxied(Proxied):
             awaited="the start of twemproxy",
             timeout_s=START_TIMEOUT_S,
             interval_s=0.01,
-            error=VoidError,
+            error=BenchmarkError,
         )
         for start in range(0, keys, LOAD_KEYS):
             self.put(np.arange(start, min(keys, start + LOAD_KEYS), dtype=np.int64), 0)
 
     def _is_listening(self) -> bool:
         if self.process.poll() is not None:
-            raise VoidError("twemproxy did not start")
+            raise BenchmarkError("twemproxy did not start")
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def put(self, numbers: ProcessStats, turn: int) -> None:
+    def put(self, numbers: KeyNumbers, turn: int) -> None:
         with Client("127.0.0.1", self.port, timeout_s=30) as client:
             plain = numbers.tolist()
             for start in range(0, len(plain), MSET_KEYS):
@@ -210,8 +211,8 @@ class RedisProxied(Proxied):
         self._is_changing.set()
 
 
-def _start(stack: ExitStack, module: str, *options: str) -> tuple[subprocess.Popen[bytes], int]:
-    """Start one of our processes, which ends with the block; return it and its port."""
+def _start(stack: ExitStack, module: str, *options: str) -> ServerProcess:
+    """Start one of our programs, which ends with the block."""
     command = [sys.executable, "-m", module, "--child", "--loglevel", "error", *options]
     environment = children.environment() | {TOKEN_VARIABLE: TOKEN}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -219,8 +220,8 @@ def _start(stack: ExitStack, module: str, *options: str) -> tuple[subprocess.Pop
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise VoidError(f"{module} did not start; the line above tells why")
-    return process, int(json.loads(line)["port"])
+        raise BenchmarkError(f"{module} did not start; the line above tells why")
+    return ServerProcess(process, int(json.loads(line)["port"]))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -270,11 +271,11 @@ def _measured(case: Case, pipeline: int, servers: tuple[Proxied, Proxied], optio
             # Pipelines are sent whole. What is split is counted by its parts.
             most = requests * (1 + AGAIN_SHARE) + CLIENTS * pipeline
             if command == "get" and not requests <= counted <= most:
-                raise VoidError(f"{server.name}'s servers counted {counted} {command} of {requests} sent")
+                raise BenchmarkError(f"{server.name}'s servers counted {counted} {command} of {requests} sent")
             server.check_sample(random)
             found[server.name] = (rate, used_s / requests * 1e6)
         rounds.append([found[server.name] for server in servers])
-    return compared(
+    return compared_row(
         name,
         "proxy",
         [(ours[0], peer[0]) for ours, peer in rounds],
@@ -294,7 +295,7 @@ def _direct(ours: SparkisProxied, options: Options) -> Row:
         first = client.call("CLUSTER", "SLOTS")
     owners = {slot: int(row[2][1]) for row in first for slot in range(int(row[0]), int(row[1]) + 1)}
     if len(owners) != SLOTS:
-        raise VoidError("not every slot has an owner")
+        raise BenchmarkError("not every slot has an owner")
     random = Random(3)
     keys = [key(number).encode() for number in random.sample(range(ours.keys), min(ours.keys, 20_000))]
     by_port = {port: [each for each in keys if owners[slot_of(each)] == port] for port in ours.server_ports}
@@ -305,7 +306,7 @@ def _direct(ours: SparkisProxied, options: Options) -> Row:
             direct = _rate(list(by_port.items()), options)
             proxied = _rate([(ours.port, some) for some in by_port.values()], options)
         pairs.append((direct, proxied))
-    return compared(
+    return compared_row(
         f"GET by a cluster client, pipeline {DIRECT_DEPTH}",
         "proxy",
         pairs,
@@ -341,7 +342,7 @@ def _rate(asked: Sequence[tuple[int, Sequence[bytes]]], options: Options) -> flo
                     while (reply := reader.gets()) is False:
                         reader.feed(made.recv(1 << 16))
                     if not isinstance(reply, bytes):
-                        raise VoidError(f"the answer was {reply!r}")
+                        raise BenchmarkError(f"the answer was {reply!r}")
             done += DIRECT_DEPTH * len(sockets)
             turn += 1
         return done / (time.perf_counter() - started_s)

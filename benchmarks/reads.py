@@ -16,7 +16,7 @@ from statistics import median
 
 from benchmarks import load
 from benchmarks.options import Options
-from benchmarks.results import Row, compared
+from benchmarks.results import Row, compared_row
 from benchmarks.servers import (
     JOB,
     LIST_STATE,
@@ -24,12 +24,12 @@ from benchmarks.servers import (
     MAP_STATE,
     MAPS,
     STATE,
+    BenchmarkError,
     RedisServer,
-    Served,
+    ServerUnderTest,
     Sparkis,
-    VoidError,
     both,
-    takes_workers,
+    supports_workers,
 )
 
 CLIENTS = 50
@@ -96,7 +96,7 @@ def run(options: Options) -> Iterator[Row]:
             for pipeline in PIPELINES:
                 yield measured(f"{case.name}, pipeline {pipeline}", servers, case, pipeline, options, note=keys)
     yield from _in_python(options)
-    if takes_workers():
+    if supports_workers():
         yield from _workers(options)
 
 
@@ -141,7 +141,7 @@ def measured(
         order = servers if number % 2 == 0 else servers[::-1]  # who comes second is not always the same
         found = {server.name: round_of(server, case, pipeline, requests, random) for server in order}
         rounds.append(tuple(found[server.name] for server in servers))
-    return compared(
+    return compared_row(
         name,
         part,
         [(ours.rate, peer.rate) for ours, peer in rounds],
@@ -156,7 +156,7 @@ def measured(
     )
 
 
-def round_of(server: Served, case: Case, pipeline: int, requests: int, random: Random) -> Round:
+def round_of(server: ServerUnderTest, case: Case, pipeline: int, requests: int, random: Random) -> Round:
     """Send the requests while keys change; check that the server counted as many, and what it answers afterwards."""
     name = case.words[0].lower()
     with server.changing():
@@ -164,7 +164,7 @@ def round_of(server: Served, case: Case, pipeline: int, requests: int, random: R
         rate = benchmark(server.tls_port if case.authority else server.port, case, pipeline, requests)
         used_s, counted = server.cpu_s() - cpu_s, server.calls(name) - calls
     if not requests <= counted <= requests + case.clients * pipeline:  # pipelines are sent whole
-        raise VoidError(f"{server.name} counted {counted} {name} of {requests} sent: the benchmark is void")
+        raise BenchmarkError(f"{server.name} counted {counted} {name} of {requests} sent: the benchmark is void")
     server.check_sample(random)
     return Round(rate, used_s / counted * 1e6)
 
@@ -184,7 +184,7 @@ def benchmark(port: int, case: Case, pipeline: int, requests: int) -> float:
             user=case.user,
         )
     except load.NotMeasuredError as error:
-        raise VoidError(f"nothing was measured: {error}") from None
+        raise BenchmarkError(f"nothing was measured: {error}") from None
 
 
 def _redis_benchmark(port: int, case: Case, authority: Path, pipeline: int, requests: int) -> float:
@@ -195,4 +195,4 @@ def _redis_benchmark(port: int, case: Case, authority: Path, pipeline: int, requ
     try:
         return float(list(csv.DictReader(done.stdout.splitlines()))[-1]["rps"])
     except (IndexError, KeyError, ValueError):
-        raise VoidError(f"redis-benchmark did not measure: {(done.stderr or done.stdout)[:500]}") from None
+        raise BenchmarkError(f"redis-benchmark did not measure: {(done.stderr or done.stdout)[:500]}") from None

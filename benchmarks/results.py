@@ -1,4 +1,4 @@
-"""What benchmarks found: rows, merged by name into benchmarks/results.json, of which the page and plots are made."""
+"""The results of benchmarks: rows, merged by name into results.json; the page and plots are made of them."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Row:
     machine: str = ""
 
     @property
-    def judged(self) -> float:
-        """What the budget is for."""
+    def judged_value(self) -> float:
+        """The number that the budget limits: the ratio, or `ours` without a peer."""
         return self.ours if self.ratio is None else self.ratio
 
     @property
@@ -57,15 +57,15 @@ class Row:
         """Tell whether the row keeps its budget; None if it has none."""
         if self.budget is None:
             return None
-        return self.judged >= self.budget if self.better == "more" else self.judged <= self.budget
+        return self.judged_value >= self.budget if self.better == "more" else self.judged_value <= self.budget
 
 
 def rounded(number: float) -> float:
-    """Return a number with four digits that count."""
+    """Return a number rounded to four significant digits."""
     return float(f"{number:.4g}")
 
 
-def compared(
+def compared_row(
     name: str,
     part: str,
     pairs: Sequence[tuple[float, float]],
@@ -104,10 +104,10 @@ def compared(
     return _stamped(row)
 
 
-def alone(
+def single_row(
     name: str,
     part: str,
-    found: Sequence[float],
+    measured: Sequence[float],
     *,
     unit: str,
     better: Literal["more", "less"] = "less",
@@ -120,13 +120,13 @@ def alone(
     row = Row(
         name=name,
         part=part,
-        ours=rounded(median(found)),
-        low=rounded(min(found)),
-        high=rounded(max(found)),
+        ours=rounded(median(measured)),
+        low=rounded(min(measured)),
+        high=rounded(max(measured)),
         unit=unit,
         better=better,
         budget=budget,
-        rounds=len(found),
+        rounds=len(measured),
         note=note,
         series=series,
         x=x,
@@ -140,7 +140,7 @@ def _stamped(row: Row) -> Row:
 
 @cache
 def machine() -> str:
-    """Return what the numbers depend on and a reader may compare: cores, memory, versions."""
+    """Return what the numbers depend on: cores, memory, versions."""
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     redis = subprocess.run(["redis-server", "--version"], capture_output=True, text=True, check=True).stdout
     redis_version = next(word[2:] for word in redis.split() if word.startswith("v="))
@@ -157,22 +157,22 @@ def load(path: Path = RESULTS) -> list[Row]:
 
 
 def merge(rows: Iterable[Row], path: Path = RESULTS) -> list[Row]:
-    """Put rows in the place of those of the same name, new ones behind their part's last; write and return all."""
-    known = load(path)
+    """Replace rows by name, and add new ones after the last of their part; write and return all."""
+    merged = load(path)
     for row in rows:
-        at = next((i for i, each in enumerate(known) if each.name == row.name), None)
+        at = next((i for i, each in enumerate(merged) if each.name == row.name), None)
         if at is not None:
-            known[at] = row
+            merged[at] = row
             continue
-        after = max((i + 1 for i, each in enumerate(known) if each.part == row.part), default=len(known))
-        known.insert(after, row)
+        after = max((i + 1 for i, each in enumerate(merged) if each.part == row.part), default=len(merged))
+        merged.insert(after, row)
     unfinished = path.with_suffix(".new")
-    unfinished.write_text(json.dumps([stored(row) for row in known], indent=1) + "\n")
+    unfinished.write_text(json.dumps([stored(row) for row in merged], indent=1) + "\n")
     unfinished.replace(path)
-    return known
+    return merged
 
 
 def stored(row: Row) -> dict[str, object]:
-    """Return a row as the file holds it: what says nothing is left out."""
-    kept = ("name", "part", "ours", "peer", "ratio", "unit")
-    return {name: value for name, value in asdict(row).items() if name in kept or value not in (None, "")}
+    """Return a row as JSON for the file, without empty fields."""
+    always_stored = ("name", "part", "ours", "peer", "ratio", "unit")
+    return {name: value for name, value in asdict(row).items() if name in always_stored or value not in (None, "")}

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.memory import RedisTaken, Taken, wait_until_at_rest
+from benchmarks.memory import Footprint, RedisFootprint, wait_until_at_rest
 from benchmarks.options import Options
 from benchmarks.reads import measured, uniform
-from benchmarks.results import Row, alone, compared
+from benchmarks.results import Row, compared_row, single_row
 from benchmarks.servers import (
     JOB,
+    BenchmarkError,
     RedisServer,
     Sparkis,
-    VoidError,
     both,
     load_log,
     publish,
@@ -56,8 +56,8 @@ def points(servers: tuple[Sparkis, RedisServer], keys: int, options: Options) ->
     ours, peer = servers
 
     def memory(name: str, budget: float | None = None, series: str = "") -> Row:
-        pair = (Taken.by(ours).all_bytes / keys, RedisTaken.by(peer).used_bytes / keys)
-        return compared(
+        pair = (Footprint.measure(ours).all_bytes / keys, RedisFootprint.measure(peer).used_bytes / keys)
+        return compared_row(
             name,
             "scaling",
             [pair],
@@ -101,10 +101,10 @@ def _apply(sizes: list[int], options: Options) -> Iterator[Row]:
                     started_s = time.perf_counter()
                     applier.step()
                     if told.get("applied") != epoch or told["error"]:
-                        raise VoidError(f"epoch {epoch} was not applied: {told}")
+                        raise BenchmarkError(f"epoch {epoch} was not applied: {told}")
                     found.append((told["at_s"] - started_s) * 1000)
                 note = f"{max(keys, changes):,} keys; {min(found) / changes * 1000:.2f} us a change at best"
-                yield alone(
+                yield single_row(
                     f"apply {changes:,} changes", "scaling", found, unit="ms",
                     note=note, series="scaling-apply", x=float(changes),
                 )  # fmt: skip

@@ -1,9 +1,9 @@
 """The two servers of a benchmark, with the same data and the same changes: ours from a log, and a redis-server.
 
-bench:value:<number>   a value that tells its key and its last change, so that a wrong reply shows
+bench:value:<number>   a value with its key and its last change, so that a wrong reply is noticed
 bench:map:<number>     a map of 10 fields
 bench:list:<number>    a list of 100 elements
-bench:rank:<0>         a sorted set, where it is asked for
+bench:rank:<0>         a sorted set, in some benchmarks
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from state_backend.model.records import Change, Op, runs_of, schema
 # The password of the listener for our own processes.
 TOKEN = secrets.token_hex(16)
 
-ProcessStats = npt.NDArray[np.int64]
+KeyNumbers = npt.NDArray[np.int64]
 
 JOB, STATE, MAP_STATE, LIST_STATE, RANK_STATE = "bench", "value", "map", "list", "rank"
 MAPS, FIELDS = 10_000, 10
@@ -63,8 +63,8 @@ MSET_KEYS = 1_000
 CHECKED_KEYS = 200
 
 
-class VoidError(Exception):
-    """A measurement that must not be believed: a wrong reply, a wrong count, a server that did not get ready."""
+class BenchmarkError(Exception):
+    """An invalid measurement: a wrong reply, a wrong count, a server that did not get ready."""
 
 
 def key(number: int, state: str = STATE) -> str:
@@ -107,7 +107,7 @@ def states() -> list[StateDescriptor]:
     ]
 
 
-def runs_of_values(numbers: ProcessStats, turn: int) -> Iterator[pa.RecordBatch]:
+def runs_of_values(numbers: KeyNumbers, turn: int) -> Iterator[pa.RecordBatch]:
     """Make sorted runs that put these keys, a column at a time: the load must not cost more than the server does."""
     for start in range(0, len(numbers), RUN_KEYS):
         some = pa.array(numbers[start : start + RUN_KEYS])
@@ -168,7 +168,7 @@ def _list_change(number: int) -> Change:
     return Change(LIST_STATE, Op.PUT, key(number, LIST_STATE).encode(), value=packed)
 
 
-class Served(ABC):
+class ServerUnderTest(ABC):
     """A server with `keys` values, of which one in a hundred changes every second while it is not paused."""
 
     name: str
@@ -182,25 +182,25 @@ class Served(ABC):
         self._turns = np.zeros(keys, np.int64)
         self._is_changing = threading.Event()
         self._ends = threading.Event()
-        self._in_change = threading.Lock()
+        self._change_lock = threading.Lock()
         self._failure: Exception | None = None
 
     @abstractmethod
-    def put(self, numbers: ProcessStats, turn: int) -> None:
+    def put(self, numbers: KeyNumbers, turn: int) -> None:
         """Give these keys the value of a turn."""
 
-    def change(self, numbers: ProcessStats) -> None:
+    def change(self, numbers: KeyNumbers) -> None:
         """Change these keys, and remember it."""
-        with self._in_change:
+        with self._change_lock:
             self.put(numbers, self._turn)
             self._turns[numbers] = self._turn
             self._turn += 1
 
     def start_changes(self) -> None:
         """Change one key in a hundred, once a second, in a thread of this process, until `stop`; paused at first."""
-        threading.Thread(target=self._keep_changing, daemon=True).start()
+        threading.Thread(target=self._change_loop, daemon=True).start()
 
-    def _keep_changing(self) -> None:
+    def _change_loop(self) -> None:
         random = np.random.default_rng(1)
         count = max(1, int(self.keys * CHANGED_SHARE))
         while not self._ends.is_set():
@@ -222,10 +222,10 @@ class Served(ABC):
             yield
         finally:
             self._is_changing.clear()
-        with self._in_change:  # a change under way is over then
+        with self._change_lock:  # a change under way is over then
             self.settle()
         if self._failure is not None:
-            raise VoidError(f"{self.name} could not be changed: {self._failure}")
+            raise BenchmarkError(f"{self.name} could not be changed: {self._failure}")
 
     @abstractmethod
     def settle(self) -> None:
@@ -263,7 +263,9 @@ class Served(ABC):
 
     def _check(self, found: object, expected: object, name: str) -> None:
         if found != expected:
-            raise VoidError(f"{self.name} answered {found!r} for {name}, and not {expected!r}: the benchmark is void")
+            raise BenchmarkError(
+                f"{self.name} answered {found!r} for {name}, and not {expected!r}: the benchmark is invalid"
+            )
 
     def stop(self) -> None:
         """End the server."""
@@ -277,7 +279,7 @@ class Served(ABC):
             self.process.wait()
 
 
-class Started(NamedTuple):
+class ServerProcess(NamedTuple):
     """A server process: its port, and for ours the one where it is told of epochs."""
 
     process: subprocess.Popen[bytes]
@@ -287,7 +289,7 @@ class Started(NamedTuple):
 
 def start_sparkis(
     log: Path, store: Path, *, workers: int = 1, options: Iterable[str] = (), is_pure: bool = False
-) -> Started:
+) -> ServerProcess:
     """Start a server of a log. It listens when its jobs can be read, or when that takes seconds.
 
     is_pure: without the compiled core.
@@ -302,18 +304,18 @@ def start_sparkis(
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise VoidError("the sparkis server did not start; the line above tells why")
+        raise BenchmarkError("the sparkis server did not start; the line above tells why")
     ports = json.loads(line)
-    return Started(process, ports["port"], ports["control_port"])
+    return ServerProcess(process, ports["port"], ports["control_port"])
 
 
-def takes_workers() -> bool:
+def supports_workers() -> bool:
     """Tell whether the server has an option for several serving processes."""
     command = [sys.executable, "-m", "resp_server.programs.serve", "--help"]
     return "--workers" in subprocess.run(command, capture_output=True, text=True, env=children.environment()).stdout
 
 
-class Sparkis(Served):
+class Sparkis(ServerUnderTest):
     """Our server, following a log that this process writes."""
 
     name = "sparkis"
@@ -337,7 +339,7 @@ class Sparkis(Served):
             self.log, self.store, workers=workers, options=options, is_pure=is_pure
         )
         self._control = Client("127.0.0.1", control_port, password=TOKEN, timeout_s=30, tls=tls)
-        eventually(self._is_loaded, awaited="loading the server's data", timeout_s=LOAD_TIMEOUT_S, error=VoidError)
+        eventually(self._is_loaded, awaited="loading the server's data", timeout_s=LOAD_TIMEOUT_S, error=BenchmarkError)
 
     def _is_loaded(self) -> bool:
         return self._applied() == self._committed()
@@ -353,13 +355,13 @@ class Sparkis(Served):
         found = next((line for line in lines if line.startswith(f"job_{JOB}:")), "")
         return int(found.partition("epoch=")[2].partition(",")[0]) if found else -1
 
-    def put(self, numbers: ProcessStats, turn: int) -> None:
+    def put(self, numbers: KeyNumbers, turn: int) -> None:
         epoch = publish(self.writer, runs_of_values(numbers, turn))
         self._control.call("NOTICE", JOB, str(epoch))  # as the sink does
         self.writer.beat()
 
     def settle(self) -> None:
-        eventually(self._is_loaded, awaited="applying the last epoch", timeout_s=SETTLE_TIMEOUT_S, error=VoidError)
+        eventually(self._is_loaded, awaited="applying the last epoch", timeout_s=SETTLE_TIMEOUT_S, error=BenchmarkError)
 
     def stop(self) -> None:
         """End the server."""
@@ -375,7 +377,7 @@ class Sparkis(Served):
         return next(filter(processes.is_applier, processes.below(self.process.pid)))
 
 
-def start_redis(folder: Path, *options: str) -> Started:
+def start_redis(folder: Path, *options: str) -> ServerProcess:
     """Start a redis-server without persistence, unless options say otherwise; return it and its port."""
     port = free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
@@ -383,17 +385,21 @@ def start_redis(folder: Path, *options: str) -> Started:
 
     def is_listening() -> bool:
         if process.poll() is not None:
-            raise VoidError("redis-server did not start")
+            raise BenchmarkError("redis-server did not start")
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
     eventually(
-        is_listening, awaited="the start of redis-server", timeout_s=START_TIMEOUT_S, interval_s=0.01, error=VoidError
+        is_listening,
+        awaited="the start of redis-server",
+        timeout_s=START_TIMEOUT_S,
+        interval_s=0.01,
+        error=BenchmarkError,
     )
-    return Started(process, port)
+    return ServerProcess(process, port)
 
 
-class RedisServer(Served):
+class RedisServer(ServerUnderTest):
     """The system's redis-server with nothing but memory."""
 
     name = "redis-server"
@@ -423,7 +429,7 @@ class RedisServer(Served):
             for number in range(LISTS):
                 client.call("RPUSH", key(number, LIST_STATE), *elements(number))
 
-    def put(self, numbers: ProcessStats, turn: int) -> None:
+    def put(self, numbers: KeyNumbers, turn: int) -> None:
         with Client("127.0.0.1", self.port, timeout_s=30) as client:
             plain = numbers.tolist()
             for start in range(0, len(plain), MSET_KEYS):
@@ -458,7 +464,7 @@ def both(
     without the compiled core.
     """
     with temporary_folder() as folder:
-        started: list[Served] = []
+        started: list[ServerUnderTest] = []
         try:
             sparkis = Sparkis(
                 keys,

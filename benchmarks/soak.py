@@ -1,9 +1,9 @@
-"""`make soak`: half an hour of random epochs under readers, some of which are killed, and a close look at everything.
+"""`make soak`: half an hour of random epochs while readers compare and are killed, and sizes are watched.
 
-A server with two workers follows a log that this process writes: puts, deletes, fields, lists, expiries, replaced
-states. Readers compare all that they see with a model, and time must not run backwards for them. Other readers hold old
-epochs and are ended with SIGKILL. What takes room (store, log, heaps) must be flat after a warm-up, and LMDB's table
-of readers must not keep the dead. The first thing that is wrong ends the run with exit code 1 and a sentence about it.
+A server with two workers applies a log that this process writes: puts, deletes, fields, lists, expiries, replaced
+states. Readers compare all replies with a model; epochs must not go backwards for them. Other readers pin old epochs
+and are killed with SIGKILL. The sizes of the store, the log and the heaps must be flat after a warm-up, and LMDB's
+reader table must not keep slots of dead processes. The first error ends the run with exit code 1 and its text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import redis
 
 from benchmarks import processes
 from benchmarks.options import end_in_order
-from benchmarks.servers import TOKEN, VoidError, start_sparkis, takes_workers, temporary_folder
+from benchmarks.servers import TOKEN, BenchmarkError, start_sparkis, supports_workers, temporary_folder
 from benchmarks.soak_model import JOB, LISTS, MAPS, MARKER, STATES, Model, Plan
 from benchmarks.soak_readers import newest_store
 from compat.waiting import eventually
@@ -147,7 +147,7 @@ class Soak:
         self._ends = threading.Event()
         self._publish()
         options = ["--compact", "--retention", str(RETENTION_MINUTES)]
-        workers = WORKERS if takes_workers() else 1
+        workers = WORKERS if supports_workers() else 1
         self._process, self._port, control_port = start_sparkis(
             self._log, folder / "store", workers=workers, options=options
         )
@@ -160,7 +160,7 @@ class Soak:
             lambda: self._read_marker() is not None,
             awaited="reading the first epoch",
             timeout_s=START_S_MAX,
-            error=VoidError,
+            error=BenchmarkError,
         )
         plan = json.dumps(asdict(self._plan))
         self._readers = [Reader.start("client", str(self._port), plan) for _ in range(CLIENTS)]
@@ -353,16 +353,16 @@ class Soak:
                 lambda: self._read_marker() == self._epoch,
                 awaited="reading the last epoch",
                 timeout_s=FINISH_S_MAX,
-                error=VoidError,
+                error=BenchmarkError,
             )
             there = set(client.scan_iter(count=1000))
             unknown = there - model.held.keys()
             if unknown:
                 raise SoakError(f"{len(unknown)} keys should not be there, {min(unknown)!r} among them")
-            for name, held in model.held.items():
+            for name, stored in model.held.items():
                 from_ms = now_ms()
                 found = _read(client, name) or None
-                if held.is_certain(from_ms - 100, now_ms() + 100) and found != (held.shown(from_ms) or None):
+                if stored.is_certain(from_ms - 100, now_ms() + 100) and found != (stored.expected(from_ms) or None):
                     raise SoakError(f"{name!r} at the last epoch is not what it should be: {str(found)[:300]}")
 
     def _check_flat(self) -> None:
@@ -383,9 +383,9 @@ class Soak:
                 awaited="giving free pages back",
                 timeout_s=FINISH_S_MAX,
                 interval_s=SAMPLED_EVERY_S,
-                error=VoidError,
+                error=BenchmarkError,
             )
-        except VoidError:
+        except BenchmarkError:
             last = self._samples[-1]
             raise SoakError(
                 f"the store's file has {last.store / MIB:.1f} MiB, of which {last.live / MIB:.1f} MiB live; that is "
@@ -443,7 +443,7 @@ def main() -> int:
         soak = Soak(folder, given.minutes, given.seed, given.period_ms)
         try:
             soak.run(report)
-        except (SoakError, VoidError, SparkisError, redis.RedisError, lmdb.Error, OSError) as error:
+        except (SoakError, BenchmarkError, SparkisError, redis.RedisError, lmdb.Error, OSError) as error:
             failure = str(error) if isinstance(error, SoakError) else f"{type(error).__name__}: {error}"
         finally:
             report("")

@@ -1,5 +1,6 @@
-"""What `make soak` writes, and what has to be read of it: each epoch follows from its number, so that every process
-knows the whole state as of any epoch without being told.
+"""The model of `make soak`: each epoch's changes, and the expected replies.
+
+Both follow from the epoch's number, so every process can compute the complete state at any epoch.
 
     marker      soak:marker:epoch holds the epoch's number: a reader learns from it what it sees
     value       values, some of which expire
@@ -129,7 +130,7 @@ class _Making:
 
 
 @dataclass
-class Held:
+class StoredValue:
     """What stands at a key. Times are milliseconds since 1970, None for never."""
 
     state: str
@@ -138,7 +139,7 @@ class Held:
     elements: list[bytes] = field(default_factory=list)
     expire_at_ms: int | None = None
 
-    def shown(self, now_ms: int) -> object:
+    def expected(self, now_ms: int) -> object:
         """Return what a client reads: bytes, a dict, a list, or None."""
         if self.expire_at_ms is not None and self.expire_at_ms <= now_ms:
             return None
@@ -161,7 +162,7 @@ class Model:
     def __init__(self, plan: Plan | None = None) -> None:
         self._plan = plan
         self.number = -1
-        self.held: dict[bytes, Held] = {}
+        self.held: dict[bytes, StoredValue] = {}
 
     def advance(self, number: int) -> None:
         """Go on to an epoch."""
@@ -183,16 +184,16 @@ class Model:
             if change.op == Op.CLEAR or (change.op == Op.DELETE and change.field is None):
                 self.held.pop(change.key, None)
             elif change.field is not None:
-                self._apply_to_field(change, held or Held(change.state))
+                self._apply_to_field(change, held or StoredValue(change.state))
             elif change.op == Op.APPEND:
-                held = held or Held(change.state)
+                held = held or StoredValue(change.state)
                 held.elements = [*held.elements, change.value or b""][-FEED_LENGTH:]
                 held.expire_at_ms = change.expire_at_ms
                 self.held[change.key] = held
             else:
                 self.held[change.key] = _put(change)
 
-    def _apply_to_field(self, change: Change, held: Held) -> None:
+    def _apply_to_field(self, change: Change, held: StoredValue) -> None:
         assert change.field is not None
         if change.op == Op.DELETE:
             held.fields.pop(change.field, None)
@@ -204,13 +205,13 @@ class Model:
             self.held.pop(change.key, None)
 
 
-def _put(change: Change) -> Held:
+def _put(change: Change) -> StoredValue:
     content = change.value or b""
     if change.state in LISTS:
-        return Held(change.state, elements=packed_list.elements(content), expire_at_ms=change.expire_at_ms)
+        return StoredValue(change.state, elements=packed_list.elements(content), expire_at_ms=change.expire_at_ms)
     if change.state in MAPS:
         fields: dict[bytes, tuple[bytes, int | None]] = {
             name: (value, None) for name, value in packed_map.pairs(content)
         }
-        return Held(change.state, fields=fields, expire_at_ms=change.expire_at_ms)
-    return Held(change.state, value=content, expire_at_ms=change.expire_at_ms)
+        return StoredValue(change.state, fields=fields, expire_at_ms=change.expire_at_ms)
+    return StoredValue(change.state, value=content, expire_at_ms=change.expire_at_ms)

@@ -1,8 +1,8 @@
 """The readers of `make soak`, each a process of its own. They end with their standard input.
 
-    python -m benchmarks.soak_readers client PORT PLAN     a Redis client: replies must be what the epoch makes them
-    python -m benchmarks.soak_readers store FOLDER PLAN    reads a store itself, all of it, at whole epochs
-    python -m benchmarks.soak_readers victim PORT FOLDER   holds an old epoch and a reply half read; is killed
+    python -m benchmarks.soak_readers client PORT PLAN     a Redis client that compares replies with the model
+    python -m benchmarks.soak_readers store FOLDER PLAN    reads the complete store at one epoch after another
+    python -m benchmarks.soak_readers victim PORT FOLDER   pins an old epoch, stops within a reply; is killed
 
 PLAN is JSON. On standard output: `{"epoch", "compared", "skipped"}` about once a second, and `{"wrong"}` before it ends
 with an error.
@@ -23,7 +23,7 @@ from typing import Any
 
 import redis
 
-from benchmarks.soak_model import LISTS, MAPS, MARKER, SIZES, Held, Model, Plan, key
+from benchmarks.soak_model import LISTS, MAPS, MARKER, SIZES, Model, Plan, StoredValue, key
 from state_backend.lmdb.store import LmdbStore
 from state_backend.model.clock import now_ms
 from state_backend.model.errors import StoreError
@@ -39,17 +39,17 @@ HELD_S_MAX = 2.0
 REPORT_EVERY_S = 1.0
 
 
-class WrongError(Exception):
-    """A reader saw what must not be."""
+class MismatchError(Exception):
+    """A reply differs from the model."""
 
 
-def goes_on() -> bool:
+def is_running() -> bool:
     """Tell whether the standard input is still open."""
     return not select.select([0], [], [], 0)[0] or bool(os.read(0, 4096))
 
 
-class CommandStats:
-    """Counts what was compared, and says so now and then."""
+class ComparisonCounts:
+    """Counts comparisons, and prints the counts now and then."""
 
     def __init__(self) -> None:
         self._compared = self._skipped = 0
@@ -67,18 +67,18 @@ class CommandStats:
 
 def read_as_client(port: int, plan: Plan) -> None:
     """Ask for some keys between two looks at the marker; where these agree, every reply is compared."""
-    model, command_stats, random, newest = Model(plan), CommandStats(), Random(os.getpid()), -1
-    while goes_on():
+    model, command_stats, random, newest = Model(plan), ComparisonCounts(), Random(os.getpid()), -1
+    while is_running():
         with redis.Redis(port=port) as client:
             for _ in range(QUESTIONS_PER_CONNECTION):
-                if not goes_on():
+                if not is_running():
                     return
                 names = _names(random)
                 from_ms = now_ms()
                 first, *replies, last = _ask(client, names, has_mget=random.random() < 0.5)
                 to_ms = now_ms()
                 if min(first, last) < newest or last < first:
-                    raise WrongError(f"a client that had seen epoch {newest} was shown {first}, then {last}")
+                    raise MismatchError(f"a client that had seen epoch {newest} was shown {first}, then {last}")
                 newest = last
                 if first != last:
                     command_stats.count(newest, skipped=len(names))
@@ -116,19 +116,19 @@ def _ask(client: redis.Redis, names: list[bytes], *, has_mget: bool) -> list[Any
         pipeline.get(MARKER)
         first, *replies, last = pipeline.execute()
     if first is None or last is None:
-        raise WrongError("the marker's key does not exist, which every epoch writes")
+        raise MismatchError("the marker's key does not exist, which every epoch writes")
     # Redis has no empty maps and lists.
     return [int(first), *(reply or None for reply in replies), int(last)]
 
 
-def _compare(name: bytes, reply: object, held: Held | None, epoch: int, from_ms: int, to_ms: int) -> bool:
+def _compare(name: bytes, reply: object, stored: StoredValue | None, epoch: int, from_ms: int, to_ms: int) -> bool:
     """Compare a reply; False if the clock may have made another one."""
     margin = EXPIRY_MARGIN_MS
-    if held is not None and not held.is_certain(from_ms - margin, to_ms + margin):
+    if stored is not None and not stored.is_certain(from_ms - margin, to_ms + margin):
         return False
-    expected = None if held is None else held.shown(from_ms) or None
+    expected = None if stored is None else stored.expected(from_ms) or None
     if reply != expected:
-        raise WrongError(f"{name!r} at epoch {epoch} is {_short(reply)}, and should be {_short(expected)}")
+        raise MismatchError(f"{name!r} at epoch {epoch} is {_short(reply)}, and should be {_short(expected)}")
     return True
 
 
@@ -139,15 +139,15 @@ def _short(found: object) -> str:
 
 def read_store(folder: Path, plan: Plan) -> None:
     """Compare all of the store at one epoch, again and again; stay at an epoch for a while, as a slow reader would."""
-    model, command_stats, random, newest = Model(plan), CommandStats(), Random(os.getpid()), -1
+    model, command_stats, random, newest = Model(plan), ComparisonCounts(), Random(os.getpid()), -1
     for store in _stores(folder):
         with store.snapshot(now_ms()) as shown:
-            while goes_on() and store.path.exists():
+            while is_running() and store.path.exists():
                 from_ms = now_ms()
                 shown.renew(from_ms)
                 epoch = shown.applied.epoch
                 if epoch < newest:
-                    raise WrongError(f"a reader of the store that had seen epoch {newest} was shown {epoch}")
+                    raise MismatchError(f"a reader of the store that had seen epoch {newest} was shown {epoch}")
                 newest = epoch
                 model.advance(newest)
                 time.sleep(random.uniform(0, STORE_PAUSE_S))
@@ -157,7 +157,7 @@ def read_store(folder: Path, plan: Plan) -> None:
                 compared = 0
                 for name in found.held.keys() | model.held.keys():
                     there = found.held.get(name)
-                    reply = None if there is None else there.shown(from_ms)
+                    reply = None if there is None else there.expected(from_ms)
                     compared += _compare(name, reply or None, model.held.get(name), newest, from_ms, to_ms)
                 command_stats.count(newest, compared=compared)
         store.close()
@@ -165,7 +165,7 @@ def read_store(folder: Path, plan: Plan) -> None:
 
 def _stores(folder: Path) -> Iterator[LmdbStore]:
     """Open the newest store of a folder; again, when another has taken its place."""
-    while goes_on():
+    while is_running():
         path = newest_store(folder)
         try:
             store = None if path is None else LmdbStore(path, path.name.rpartition(".")[0], is_reader=True)
@@ -183,8 +183,8 @@ def newest_store(folder: Path) -> Path | None:
     return max(found, key=lambda path: int(path.name.rpartition(".")[2]), default=None)
 
 
-def suffer(port: int, folder: Path) -> None:
-    """Hold what a careless reader holds, until somebody kills this process."""
+def run_victim(port: int, folder: Path) -> None:
+    """Pin an old epoch and stop reading a reply, until this process is killed."""
     random = Random(os.getpid())
     request = b"*4\r\n$6\r\nLRANGE\r\n$%d\r\n%b\r\n$1\r\n0\r\n$2\r\n-1\r\n"
     names = [key("feed", number) for number in range(SIZES["feed"])]
@@ -193,7 +193,7 @@ def suffer(port: int, folder: Path) -> None:
         client.recv(100)
         for store in _stores(folder):
             with store.snapshot(now_ms()) as shown:
-                while goes_on() and store.path.exists():
+                while is_running() and store.path.exists():
                     time.sleep(random.uniform(0, HELD_S_MAX))
                     shown.renew(now_ms())
             store.close()
@@ -204,7 +204,7 @@ def main(role: str, *given: str) -> int:
     roles: dict[str, Callable[[], None]] = {
         "client": lambda: read_as_client(int(given[0]), Plan(**json.loads(given[1]))),
         "store": lambda: read_store(Path(given[0]), Plan(**json.loads(given[1]))),
-        "victim": lambda: suffer(int(given[0]), Path(given[1])),
+        "victim": lambda: run_victim(int(given[0]), Path(given[1])),
     }
     try:
         roles[role]()

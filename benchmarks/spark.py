@@ -1,4 +1,4 @@
-"""The Spark of the benchmarks: two cores of this machine, and as quiet as it gets."""
+"""The Spark session of the benchmarks: two cores of this machine, with as little output as possible."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Where the serving process spends the time of a GET: its own functions, timed from outside, on one connection.
+"""The time of a GET in the serving process, split by step: its functions are timed from outside, on one connection.
 
-A real `Server` and `Connection` take buffers of requests as the event loop would hand them over, and send their replies
-over a real socket. The clock stands at the compiled core (parsing, looking up and encoding in one), at the move to the
-newest epoch, and at writing. What is left is the connection's own. The whole is measured without the clocks, in turns
-with the clocked calls; and once more without the compiled core.
+A real `Server` and `Connection` get buffers of requests as from the event loop, and send replies over a real socket.
+Timed are the compiled core (parsing, look-ups and encoding together), the move to the newest epoch, and writing; the
+remaining time is the connection's own. The total is measured without these clocks, alternating with the timed calls,
+and once more without the compiled core.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.options import Options
-from benchmarks.results import Row, alone
-from benchmarks.servers import JOB, VoidError, key, load_log, states, temporary_folder, value
+from benchmarks.results import Row, single_row
+from benchmarks.servers import JOB, BenchmarkError, key, load_log, states, temporary_folder, value
 from resp_server.client.connection import Connection
 from resp_server.client.turn_scheduler import TurnScheduler
 from resp_server.client.write_queue import Sender, WriteQueue
@@ -99,7 +99,7 @@ class SocketTransport(asyncio.Transport):
         self._far.close()
 
 
-class NeverLong(TurnScheduler):
+class NoDeferral(TurnScheduler):
     """Nothing has to wait: buffers come one after the other here, and not in rounds of an event loop."""
 
     @property
@@ -108,7 +108,7 @@ class NeverLong(TurnScheduler):
         return False
 
 
-class AtOnce(WriteQueue):
+class ImmediateWrites(WriteQueue):
     """Nothing waits for the end of a round, for the same reason."""
 
     def add(self, sender: Sender, reply: bytes) -> None:
@@ -180,7 +180,7 @@ def run(options: Options) -> Iterator[Row]:
                 for step in (ANSWER, RENEW, REST, WRITE, WHOLE, IN_PYTHON):
                     found = [each[step] for each in rounds]
                     note = f"{options.keys:,} keys" if step == WHOLE else ""
-                    yield alone(f"pipeline {pipeline}: {step}", "split", found, unit="us/request", note=note)
+                    yield single_row(f"pipeline {pipeline}: {step}", "split", found, unit="us/request", note=note)
         finally:
             store.close()
 
@@ -202,7 +202,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     keyspace = Keyspace()
     keyspace.put(Job(JOB, store.generation, states(), store, is_stale=False))
     server = Server(keyspace, ServerConfig())
-    server.turn_scheduler, server.write_queue = NeverLong(), AtOnce()
+    server.turn_scheduler, server.write_queue = NoDeferral(), ImmediateWrites()
     transport = SocketTransport()
     connection = Connection(server)
     connection.connection_made(transport)
@@ -221,7 +221,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
         steps = {step: median(turn[step] for turn in turns) for step in (ANSWER, RENEW, WRITE)}
         missing = [step for step, spent in steps.items() if not spent]
         if missing:
-            raise VoidError(f"nothing was spent on {', '.join(missing)}: SEAMS are not where they were")
+            raise BenchmarkError(f"nothing was spent on {', '.join(missing)}: SEAMS are not where they were")
         whole = median(turn[WHOLE] for turn in turns)
         in_python = median(turn[IN_PYTHON] for turn in turns)
         rest = max(0.0, whole - sum(steps.values()))
@@ -253,7 +253,7 @@ def _check(connection: Connection, transport: SocketTransport, buffer: bytes, nu
     connection.data_received(buffer)
     values = [value(number, 0).encode() for number in numbers]
     if transport.received() != b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in values):
-        raise VoidError("the server's functions gave a wrong reply: the benchmark is void")
+        raise BenchmarkError("the server's functions gave a wrong reply: the benchmark is void")
 
 
 def _send(connection: Connection, transport: SocketTransport, buffers: list[bytes]) -> int:

@@ -1,4 +1,4 @@
-"""From the start of a server's process to the first right answer: from its store, from a snapshot, from the whole log.
+"""The time from the start of a server's process to its first correct reply: from a store, a snapshot or the full log.
 
 The peer is redis-server, which loads its own file of the same keys. All files are in the page cache.
 """
@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.options import Options
-from benchmarks.results import Row, compared
+from benchmarks.results import Row, compared_row
 from benchmarks.servers import (
     JOB,
+    BenchmarkError,
     RedisServer,
-    Started,
-    VoidError,
+    ServerProcess,
     key,
     load_log,
     start_redis,
@@ -32,7 +32,7 @@ from state_backend.apply.compact import compact_log
 KEYS = 1_000_000
 TIMEOUT_S = 300.0
 
-Start = Callable[[], Started]
+Start = Callable[[], ServerProcess]
 
 
 def run(options: Options) -> Iterator[Row]:
@@ -56,7 +56,7 @@ def run(options: Options) -> Iterator[Row]:
             for number in range(options.rounds):
                 options.report(f"startup: {name}, round {number + 1} of {options.rounds}")
                 pairs.append((_timed(start, keys), _timed(lambda: start_redis(folder), keys)))
-            yield compared(
+            yield compared_row(
                 f"start {name}", "startup", pairs, unit="s", better="less",
                 peer_name="redis-server from RDB", note=f"{keys:,} keys",
             )  # fmt: skip
@@ -86,7 +86,9 @@ def _timed(start: Start, keys: int) -> float:
         return False
 
     try:
-        eventually(is_right, awaited="the first right answer", timeout_s=TIMEOUT_S, interval_s=0.002, error=VoidError)
+        eventually(
+            is_right, awaited="the first right answer", timeout_s=TIMEOUT_S, interval_s=0.002, error=BenchmarkError
+        )
         return time.perf_counter() - started_s
     finally:
         process.terminate()

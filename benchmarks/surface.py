@@ -1,5 +1,5 @@
-"""What the rest of the surface costs, beside redis-server: ranks in a sorted set of a million members, a SCAN of a
-million keys, thousands of connections, TLS, a user who may read some keys only, and a client that tracks all keys.
+"""Other features beside redis-server: ranks in a sorted set of a million members, a SCAN of a million keys, thousands
+of connections, TLS, a user that may read only some keys, and a client that tracks all keys.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import hiredis
 
 from benchmarks.options import Options
 from benchmarks.reads import PIPELINES, Case, measured, uniform
-from benchmarks.results import Row, compared
+from benchmarks.results import Row, compared_row
 from benchmarks.servers import (
     JOB,
     RANK_STATE,
+    BenchmarkError,
     RedisServer,
-    Served,
+    ServerUnderTest,
     Sparkis,
-    VoidError,
     both,
     key,
     member,
@@ -87,13 +87,13 @@ def _ranks(options: Options) -> Iterator[Row]:
                 yield measured(row_name, servers, case, pipeline, options, note=note, part="surface")
 
 
-def _check_same(servers: tuple[Served, Served], words: list[str]) -> None:
+def _check_same(servers: tuple[ServerUnderTest, ServerUnderTest], words: list[str]) -> None:
     found = []
     for server in servers:
         with Client("127.0.0.1", server.port) as client:
             found.append(client.call(*words))
     if found[0] != found[1] or found[0] in (None, []):
-        raise VoidError(f"{' '.join(words)}: {found[0]!r}, and redis-server has {found[1]!r}")
+        raise BenchmarkError(f"{' '.join(words)}: {found[0]!r}, and redis-server has {found[1]!r}")
 
 
 def _scan(options: Options) -> Iterator[Row]:
@@ -105,7 +105,7 @@ def _scan(options: Options) -> Iterator[Row]:
             order = servers if number % 2 == 0 else servers[::-1]
             found = {server.name: _scan_rate(server, keys) for server in order}
             rounds.append((found[servers[0].name], found[servers[1].name]))
-        yield compared(
+        yield compared_row(
             "SCAN of all keys",
             "surface",
             rounds,
@@ -116,7 +116,7 @@ def _scan(options: Options) -> Iterator[Row]:
         )
 
 
-def _scan_rate(server: Served, keys: int) -> float:
+def _scan_rate(server: ServerUnderTest, keys: int) -> float:
     """Return how many keys a second one client is told of, and refuse a scan that misses some."""
     seen: set[str] = set()
     cursor, began_s = "0", time.perf_counter()
@@ -128,7 +128,7 @@ def _scan_rate(server: Served, keys: int) -> float:
                 break
     took_s = time.perf_counter() - began_s
     if len(seen) != keys:
-        raise VoidError(f"{server.name}: a SCAN told of {len(seen):,} keys of {keys:,}")
+        raise BenchmarkError(f"{server.name}: a SCAN told of {len(seen):,} keys of {keys:,}")
     return keys / took_s
 
 
@@ -140,7 +140,7 @@ def _connections(options: Options) -> Iterator[Row]:
     ) as it:
         for count in CONNECTIONS:
             if count + OTHER_FILES > most:
-                raise VoidError(f"{count:,} connections need as many open files; `ulimit -n` says {most:,}")
+                raise BenchmarkError(f"{count:,} connections need as many open files; `ulimit -n` says {most:,}")
             case = replace(uniform(options.keys), clients=count, budgets=CONNECTION_BUDGETS)
             name = f"GET uniform, {count:,} connections"
             yield measured(name, it, case, 1, options, note=f"{options.keys:,} keys, pipeline 1", part="surface")
@@ -201,10 +201,12 @@ def _measured_plain(servers: tuple[Sparkis, RedisServer], pipeline: int, options
 
 def _shares_of(plain: Sequence[Row]) -> dict[int, float]:
     """Return the budgets of what is to cost little beside the plain rows, by depth of the pipeline."""
-    return {pipeline: round(SHARE_OF_PLAIN * row.judged, 2) for pipeline, row in zip(PIPELINES, plain, strict=True)}
+    return {
+        pipeline: round(SHARE_OF_PLAIN * row.judged_value, 2) for pipeline, row in zip(PIPELINES, plain, strict=True)
+    }
 
 
-def _check_denied(servers: tuple[Served, Served]) -> None:
+def _check_denied(servers: tuple[ServerUnderTest, ServerUnderTest]) -> None:
     for server in servers:
         with Client("127.0.0.1", server.port) as client:
             client.call("AUTH", USER, PASSWORD)
@@ -215,7 +217,7 @@ def _check_denied(servers: tuple[Served, Served]) -> None:
                     if "NOPERM" in str(error):
                         continue
                     raise
-                raise VoidError(f"{server.name}: the user may {' '.join(words)}")
+                raise BenchmarkError(f"{server.name}: the user may {' '.join(words)}")
 
 
 def _tracking(options: Options) -> Iterator[Row]:
@@ -230,11 +232,11 @@ def _tracking(options: Options) -> Iterator[Row]:
                 yield measured(name, servers, case, pipeline, options, note=note, part="surface")
             silent = [name for name, count in told.items() if not count]
             if silent:
-                raise VoidError(f"a tracking client of {', '.join(silent)} was told nothing")
+                raise BenchmarkError(f"a tracking client of {', '.join(silent)} was told nothing")
 
 
 @contextmanager
-def _tracks(servers: tuple[Served, Served]) -> Iterator[dict[str, int]]:
+def _tracks(servers: tuple[ServerUnderTest, ServerUnderTest]) -> Iterator[dict[str, int]]:
     """Have a client of each server track all keys within the block; yield how many pushes they took."""
     told = {server.name: 0 for server in servers}
     clients = [_Tracker(server, told) for server in servers]
@@ -248,7 +250,7 @@ def _tracks(servers: tuple[Served, Served]) -> Iterator[dict[str, int]]:
 class _Tracker(threading.Thread):
     """A client that is told of every changed key, and reads that as it comes."""
 
-    def __init__(self, server: Served, told: dict[str, int]) -> None:
+    def __init__(self, server: ServerUnderTest, told: dict[str, int]) -> None:
         super().__init__(daemon=True)
         self._name, self._told = server.name, told
         self._socket = socket.create_connection(("127.0.0.1", server.port))

@@ -1,10 +1,10 @@
-"""State updates per second, from Spark's rows to readable, beside the same job that writes to redis-server.
+"""State updates per second, from Spark's rows until they are readable, beside the same job with redis-server.
 
-Two streaming queries of one session read folders that get the same files; a round puts a batch's files into one folder,
-in one rename, and waits until all of its rows can be read. Ours: `sparkis.queryable`. The peer's: a foreachBatch
-function whose partitions write with redis-py (hiredis underneath) in one of several ways; each is tried once, and the
-fastest runs the rounds. Spark makes the keys' text on both sides. A third query writes nowhere: what it takes is
-Spark's own, which no way of writing can be faster than.
+Two streaming queries of one session read folders with the same files. A round moves a batch's files into one folder, in
+one rename, and waits until all of its rows are readable. Ours: `sparkis.queryable`. The peer: a foreachBatch function
+whose partitions write with redis-py and hiredis, by one of several methods; each is tried once, and the fastest one
+runs the rounds. Spark makes the keys' text on both sides. A third query writes nothing: its time is Spark's own, the
+lower bound of any method.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ import sparkis
 from benchmarks import processes
 from benchmarks import spark as local_spark
 from benchmarks.options import Options
-from benchmarks.results import Row, alone, compared
-from benchmarks.servers import VoidError, start_redis, temporary_folder
+from benchmarks.results import Row, compared_row, single_row
+from benchmarks.servers import BenchmarkError, start_redis, temporary_folder
 from compat.waiting import eventually
 from spark_hooks.serving.serve import DriverEndpoint
 
@@ -51,8 +51,8 @@ Write = Callable[["redis.Redis", Sequence[Any]], None]
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way of the peer's to write rows of (key, value ...): so many at a time, from rows or from Arrow batches."""
+class WriteMethod:
+    """A method of the peer to write rows of (key, value ...): so many at a time, from rows or from Arrow batches."""
 
     name: str
     rows: int
@@ -61,8 +61,8 @@ class Way:
     is_one_hash: bool = False
 
     @property
-    def told(self) -> str:
-        """What it is called in a row."""
+    def label(self) -> str:
+        """The method's name in a row."""
         return f"{self.name} of {self.rows:,} in {'mapInArrow' if self.has_arrow else 'foreachPartition'}"
 
 
@@ -95,15 +95,15 @@ def _hset(client: redis.Redis, rows: Sequence[Any]) -> None:
     pipeline.execute()
 
 
-VALUE_WAYS = (
-    Way("SET pipelined", 1_000, _set),
-    Way("SET pipelined", 10_000, _set),
-    Way("MSET", 1_000, _mset),
-    Way("MSET", 10_000, _mset),
-    Way("HSET into one hash", 1_000, _hset_one_hash, is_one_hash=True),
+VALUE_METHODS = (
+    WriteMethod("SET pipelined", 1_000, _set),
+    WriteMethod("SET pipelined", 10_000, _set),
+    WriteMethod("MSET", 1_000, _mset),
+    WriteMethod("MSET", 10_000, _mset),
+    WriteMethod("HSET into one hash", 1_000, _hset_one_hash, is_one_hash=True),
 )
-MAP_WAYS = (Way("HSET pipelined", 1_000, _hset), Way("HSET pipelined", 10_000, _hset))
-ARROW_WAYS = (Way("MSET", 10_000, _mset, has_arrow=True), Way("MSET", 1_000, _mset, has_arrow=True))
+MAP_METHODS = (WriteMethod("HSET pipelined", 1_000, _hset), WriteMethod("HSET pipelined", 10_000, _hset))
+ARROW_METHODS = (WriteMethod("MSET", 10_000, _mset, has_arrow=True), WriteMethod("MSET", 1_000, _mset, has_arrow=True))
 
 
 class Round(NamedTuple):
@@ -120,7 +120,7 @@ class Case:
 
     name: str
     columns: tuple[str, ...]
-    ways: tuple[Way, ...]
+    methods: tuple[WriteMethod, ...]
     is_aggregation: bool = False
 
     def of(self, stream: DataFrame) -> DataFrame:
@@ -130,9 +130,9 @@ class Case:
         return stream.groupBy("key").agg(*(F.max(column).alias(column) for column in self.columns))
 
 
-VALUES = Case("value state", FIELDS[:1], VALUE_WAYS)
-MAPS = Case(f"map state of {len(FIELDS)} fields", FIELDS, MAP_WAYS)
-MAXIMA = Case("running max", FIELDS[:1], VALUE_WAYS, is_aggregation=True)
+VALUES = Case("value state", FIELDS[:1], VALUE_METHODS)
+MAPS = Case(f"map state of {len(FIELDS)} fields", FIELDS, MAP_METHODS)
+MAXIMA = Case("running max", FIELDS[:1], VALUE_METHODS, is_aggregation=True)
 
 
 def run(options: Options) -> Iterator[Row]:
@@ -160,7 +160,7 @@ class Race:
         self._turn = 0
         self._random = np.random.default_rng(1)
         self._checks = Random(1)
-        self._way = case.ways[0]
+        self._method = case.methods[0]
         self._peer_done_s = self._nowhere_done_s = 0.0
         self._process, self._port, _ = start_redis(folder)
         endpoint = sparkis.serve(spark, log=folder / "log", store=folder / "store")
@@ -189,21 +189,23 @@ class Race:
         self._round_of_ours(self._files(rows))  # Spark compiles, and all keys are there that will be
         self._round_of_peer(self._files(rows))
         self._round_of_nowhere(self._files(rows))
-        yield from self._compare(name, rows, self._fastest(self._case.ways, name, rows, options), options, BUDGET)
+        yield from self._compare(name, rows, self._fastest(self._case.methods, name, rows, options), options, BUDGET)
         if rows >= MANY_ROWS * options.scale and self._case is VALUES:
-            fastest = self._fastest(ARROW_WAYS, name, rows, options)
+            fastest = self._fastest(ARROW_METHODS, name, rows, options)
             yield from self._compare(f"{name}, peer fed by Arrow", rows, fastest, options, BUDGET_BESIDE_ARROW)
 
-    def _fastest(self, ways: Sequence[Way], name: str, rows: int, options: Options) -> Way:
+    def _fastest(self, methods: Sequence[WriteMethod], name: str, rows: int, options: Options) -> WriteMethod:
         found = {}
-        for way in ways:
-            options.report(f"{name}: trying {way.told}")
-            self._way = way
-            found[way] = self._round_of_peer(self._files(rows)).took_s
+        for method in methods:
+            options.report(f"{name}: trying {method.label}")
+            self._method = method
+            found[method] = self._round_of_peer(self._files(rows)).took_s
         return min(found, key=found.__getitem__)
 
-    def _compare(self, name: str, rows: int, way: Way, options: Options, budget: float | None) -> Iterator[Row]:
-        self._way = way
+    def _compare(
+        self, name: str, rows: int, method: WriteMethod, options: Options, budget: float | None
+    ) -> Iterator[Row]:
+        self._method = method
         ours, peer, nowhere = [], [], []
         for number in range(options.rounds):
             options.report(f"{name}: round {number + 1} of {options.rounds}")
@@ -212,21 +214,21 @@ class Race:
             peer.append(self._round_of_peer(files))
             nowhere.append(self._round_of_nowhere(files))
         took_s, commit_s = median(each.took_s for each in ours), median(each.commit_s for each in ours)
-        yield compared(
+        yield compared_row(
             name,
             "updates",
             [(rows / mine.took_s, rows / theirs.took_s) for mine, theirs in zip(ours, peer, strict=True)],
             unit="rows/s",
             better="more",
             budget=budget,
-            peer_name=way.told,
+            peer_name=method.label,
             ours_cpu_us=median(each.cpu_s for each in ours) / rows * 1e6,
             peer_cpu_us=median(each.cpu_s for each in peer) / rows * 1e6,
             note=f"{took_s:.2f} s, {commit_s:.2f} s of it until the commit",
         )
         least_s, peer_s = median(nowhere), median(each.took_s for each in peer)
         note = f"beyond it: sparkis {took_s - least_s:.2f} s, peer {peer_s - least_s:.2f} s"
-        yield alone(f"{name}: Spark's own, written nowhere", "updates", nowhere, unit="s", note=note)
+        yield single_row(f"{name}: Spark's own, written nowhere", "updates", nowhere, unit="s", note=note)
 
     def _files(self, rows: int) -> Files:
         """Write a batch's files where no query looks: each key once, and values that no batch had before."""
@@ -254,7 +256,7 @@ class Race:
             awaited="reading",
             timeout_s=TIMEOUT_S,
             interval_s=0.002,
-            error=VoidError,
+            error=BenchmarkError,
         )
         took_s = time.monotonic() - started_s
         cpu_s = sum(map(processes.cpu_s, pids)) - cpu_s
@@ -271,7 +273,7 @@ class Race:
             awaited="writing",
             timeout_s=TIMEOUT_S,
             interval_s=0.002,
-            error=VoidError,
+            error=BenchmarkError,
         )
         took_s = self._peer_done_s - started_s
         cpu_s = processes.cpu_s(self._process.pid) - cpu_s
@@ -288,7 +290,7 @@ class Race:
             awaited="reading files",
             timeout_s=TIMEOUT_S,
             interval_s=0.002,
-            error=VoidError,
+            error=BenchmarkError,
         )
         took_s = self._nowhere_done_s - started_s
         self._leave(files, "nowhere", self._no_query)
@@ -321,32 +323,32 @@ class Race:
 
     @staticmethod
     def _fail(query: StreamingQuery) -> bool:
-        """Return False; VoidError if a query has failed."""
+        """Return False; BenchmarkError if a query has failed."""
         failure = query.exception()
         if failure is not None:
-            raise VoidError(f"the query failed: {failure}")
+            raise BenchmarkError(f"the query failed: {failure}")
         return False
 
     def _write_to_peer(self, batch: DataFrame, batch_id: int) -> None:
         """Write a batch; runs in this process, its partitions in Spark's Python workers."""
-        way, port = self._way, self._port
+        method, port = self._method, self._port
         prefix = f"{JOB}:{STATE}:"
         texts = batch.select(
             F.concat(F.lit(prefix), F.col("key").cast("string")).alias("key"),
             *(F.col(column).cast("string").alias(column) for column in self._case.columns),
         )
-        if way.has_arrow:
-            texts.mapInArrow(_arrow_writer(way, port), "written long").collect()
+        if method.has_arrow:
+            texts.mapInArrow(_arrow_writer(method, port), "written long").collect()
         else:
-            texts.foreachPartition(_row_writer(way, port))
+            texts.foreachPartition(_row_writer(method, port))
         self._peer_done_s = time.monotonic()
 
     def _check(self, files: Files, find: Callable[[int], Any], server: str) -> None:
-        """Read some of a batch's rows; VoidError if one is not there as it was written."""
+        """Read some of a batch's rows; BenchmarkError if one is not there as it was written."""
         for key in self._checks.choices(files.keys.tolist(), k=CHECKED_ROWS):
             found, expected = find(key), self._expected(key, files.turn)
             if found != expected:
-                raise VoidError(f"{server} answered {found!r} for key {key}, and not {expected!r}")
+                raise BenchmarkError(f"{server} answered {found!r} for key {key}, and not {expected!r}")
 
     def _expected(self, key: int, turn: int) -> Any:
         values = [str(_value(np.array([key]), turn, i)[0]) for i in range(len(self._case.columns))]
@@ -361,7 +363,7 @@ class Race:
 
     def _found_at_peer(self, key: int) -> Any:
         name = f"{JOB}:{STATE}:{key}"
-        if self._way.is_one_hash:
+        if self._method.is_one_hash:
             return self._peer.hget(STATE, name)
         return self._peer.get(name) if len(self._case.columns) == 1 else self._peer.hgetall(name)
 
@@ -388,8 +390,8 @@ def _value(keys: npt.NDArray[np.int64], turn: int, column: int) -> npt.NDArray[n
     return turn * 100_000_000 + keys * 10 + column
 
 
-def _row_writer(way: Way, port: int) -> Callable[[Iterable[Any]], None]:
-    count, write = way.rows, way.write
+def _row_writer(method: WriteMethod, port: int) -> Callable[[Iterable[Any]], None]:
+    count, write = method.rows, method.write
 
     def write_partition(rows: Iterable[Any]) -> None:
         client, left = redis.Redis(port=port), iter(rows)
@@ -400,8 +402,8 @@ def _row_writer(way: Way, port: int) -> Callable[[Iterable[Any]], None]:
     return write_partition
 
 
-def _arrow_writer(way: Way, port: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    count, write = way.rows, way.write
+def _arrow_writer(method: WriteMethod, port: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    count, write = method.rows, method.write
 
     def write_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         client = redis.Redis(port=port)

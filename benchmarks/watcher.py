@@ -1,4 +1,4 @@
-"""Sees epochs arrive, in a process of its own: asks a store and a server all the time.
+"""Polls a store and a server, in a process of its own, and prints when epochs arrive.
 
     python -m benchmarks.watcher PORT FOLDER KEY ROWS
 
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.servers import VoidError
+from benchmarks.servers import BenchmarkError
 from compat.waiting import eventually
 from resp_server.net.client import Client
 from state_backend.lmdb.store import LmdbStore
@@ -32,7 +32,7 @@ def main(port: int, folder: Path, key: str, rows: int) -> None:
         lambda: any(folder.glob("*.[0-9]*/boot")),
         awaited="the opening of the store",
         timeout_s=TIMEOUT_S,
-        error=VoidError,
+        error=BenchmarkError,
     )
     path = next(folder.glob("*.[0-9]*/boot")).parent
     store = LmdbStore(path, path.name.rpartition(".")[0], is_reader=True)

@@ -1,1 +1,1 @@
-"""`make chaos`: parts of a real cluster are killed, paused, moved and cut under readers that judge."""
+"""`make chaos`: processes of a real cluster are killed, paused, moved and disconnected while readers check replies."""

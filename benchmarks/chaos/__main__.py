@@ -1,11 +1,11 @@
-"""`make chaos`: what happens to readers while parts of a cluster die, hang, move or come.
+"""`make chaos`: the replies that readers get while processes of a cluster die, hang, move or join.
 
 A Spark job on executors of this machine writes the number of its micro-batch to each of its keys once a second. Its
-state is served by the servers beside the executors and by two that are started by hand, and a registry stands by;
-readers ask two proxies without a pause, in plain requests and in transactions. Then one thing after another happens,
-and each answer is judged: a key that is missing, two epochs in one answer, an epoch before the last one on that
-connection, or one that was not committed is a wrong answer. The table goes into docs/reliability.md. The exit code is
-1 if anything was wrong or lost.
+state is served by servers beside the executors and by two that are started by hand; a registry is on standby. Readers
+send requests and transactions to two proxies without a pause. Then one event after another happens, and each reply is
+checked. Wrong replies are: a missing key, two epochs in one reply, an epoch older than the last one on that connection,
+and an epoch that was not committed. The table goes into docs/reliability.md. The exit code is 1 if a reply was wrong or
+an epoch was lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chaos.events import EVENTS, Event, have_leader
+from benchmarks.chaos.events import EVENTS, Event, ensure_manual_master
 from benchmarks.chaos.fleet import START_S_MAX, ChaosError, Fleet
 from benchmarks.chaos.judge import Window
 from benchmarks.chaos.readers import Readers
@@ -30,13 +30,13 @@ from state_backend.model.errors import SparkisError
 
 SERVERS = 2 + 2  # beside executors, and by hand
 RECOVER_S_MAX = 60.0
-LOOK_EVERY_S = 0.1
+POLL_INTERVAL_S = 0.1
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 BEGIN, END = "<!-- results of chaos -->\n", "<!-- end of chaos -->\n"
 
 
 @dataclass
-class Seen:
+class EventResult:
     """What one event did. recovered_s: from its end until every key was read at an epoch committed after it."""
 
     event: Event
@@ -53,11 +53,11 @@ class Chaos:
         self._relay = Relay()
         self._readers: Readers | None = None
 
-    def run(self, events: Sequence[Event]) -> Iterator[Seen]:
+    def run(self, events: Sequence[Event]) -> Iterator[EventResult]:
         """Start everything and let the events happen one after another; ChaosError."""
         self._begin()
         for event in events:
-            yield self._see(event)
+            yield self._run_event(event)
 
     def lost_epochs(self) -> int:
         """End the job; return how many of its epochs the log or the readers lack."""
@@ -73,7 +73,7 @@ class Chaos:
             return max(1, last - readers.newest)
         return 0
 
-    def told(self) -> str:
+    def diagnostics(self) -> str:
         """Return what may explain that the run broke: what readers met last, and what processes wrote last."""
         window = None if self._readers is None else self._readers.begin()
         met = [] if window is None else [f"{count} x {reason}" for reason, count in window.errors.most_common(9)]
@@ -84,7 +84,7 @@ class Chaos:
             topology = str(self._fleet.topology())
         except OSError:
             topology = "there is no topology"
-        return "\n".join([self._fleet.said(), f"{reads} reads", *met, committed, topology])
+        return "\n".join([self._fleet.last_errors(), f"{reads} reads", *met, committed, topology])
 
     def stop(self) -> None:
         """End everything."""
@@ -101,18 +101,18 @@ class Chaos:
         fleet.start_standby()
         fleet.start_server("standing")
         relayed = fleet.start_server("relayed", advertise=self._relay.port)
-        self._relay.lead_to("127.0.0.1", relayed.port)
+        self._relay.route_to("127.0.0.1", relayed.port)
         eventually(
             lambda: fleet.online() == SERVERS, awaited="joining all servers", timeout_s=START_S_MAX, error=ChaosError
         )
         self._readers = Readers([("127.0.0.1", fleet.start_proxy().port) for _ in range(2)])
         self._recover()
 
-    def _see(self, event: Event) -> Seen:
+    def _run_event(self, event: Event) -> EventResult:
         assert self._readers is not None
         self._options.report(f"{event.name} ...")
         if event.needs_leader:
-            have_leader(self._fleet)
+            ensure_manual_master(self._fleet)
             self._recover()
         self._readers.begin()
         undo = event.act(self._fleet, self._relay)
@@ -121,14 +121,14 @@ class Chaos:
             undo()
         began_s = time.monotonic()
         self._recover()
-        return Seen(event, self._readers.begin(), time.monotonic() - began_s)
+        return EventResult(event, self._readers.begin(), time.monotonic() - began_s)
 
     def _watch(self, seconds: float) -> None:
         """Let time pass, and compare what readers see with what the log has."""
         ends_s = time.monotonic() + seconds
         while time.monotonic() < ends_s:
             self._check_committed()
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_INTERVAL_S)
 
     def _recover(self) -> None:
         """Wait until all keys are read at an epoch that is committed from now on, and until all servers are up."""
@@ -144,21 +144,21 @@ class Chaos:
 
     def _check_committed(self) -> None:
         assert self._readers is not None
-        seen = self._readers.newest
-        if seen > self._fleet.committed():
-            self._readers.uncommitted()
+        newest = self._readers.newest
+        if newest > self._fleet.committed():
+            self._readers.record_uncommitted()
 
 
 HEADLINE = "| event | replicas | reads | wrong answers | failed reads | longest without an answer for a key |\n"
 RULE = "|---|---:|---:|---:|---:|---:|\n"
 
 
-def row(replicas: int, seen: Seen) -> str:
+def row(replicas: int, result: EventResult) -> str:
     """Return a line of the table."""
-    window = seen.window
-    wrong = f"**{window.wrongly()}**" if window.wrong else "0"
+    window = result.window
+    wrong = f"**{window.wrong_replies()}**" if window.wrong else "0"
     return (
-        f"| {seen.event.name} | {replicas} | {window.reads:,} | {wrong} | {window.failed:,} | "
+        f"| {result.event.name} | {replicas} | {window.reads:,} | {wrong} | {window.failed:,} | "
         f"{window.longest_s:.2f} s |\n"
     )
 
@@ -169,8 +169,8 @@ def write_page(rows: Sequence[str], lost: int) -> None:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     when = time.strftime("%Y-%m-%d", time.gmtime())
-    told = f"\nEpochs lost: {lost}. {when}, {machine()}.\n"
-    PAGE.write_text(f"{before}{BEGIN}{HEADLINE}{RULE}{''.join(rows)}{told}{END}{after}")
+    summary = f"\nEpochs lost: {lost}. {when}, {machine()}.\n"
+    PAGE.write_text(f"{before}{BEGIN}{HEADLINE}{RULE}{''.join(rows)}{summary}{END}{after}")
 
 
 def main() -> int:
@@ -192,17 +192,17 @@ def main() -> int:
             with temporary_folder() as folder:
                 chaos = Chaos(folder, replicas, options)
                 try:
-                    for seen in chaos.run(events):
+                    for result in chaos.run(events):
                         options.report("")
-                        rows.append(row(replicas, seen))
+                        rows.append(row(replicas, result))
                         print(rows[-1], end="", flush=True)
-                        for reason, count in seen.window.errors.most_common(5):
+                        for reason, count in result.window.errors.most_common(5):
                             print(f"    {count} x {reason}", flush=True)
-                        is_well = is_well and not seen.window.wrong
+                        is_well = is_well and not result.window.wrong
                     lost += chaos.lost_epochs()
                 except (ChaosError, SparkisError, OSError):
                     options.report("")
-                    print(chaos.told(), file=sys.stderr)
+                    print(chaos.diagnostics(), file=sys.stderr)
                     raise
                 finally:
                     options.report("")

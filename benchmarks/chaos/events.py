@@ -1,4 +1,4 @@
-"""What is done to a fleet. Each event leaves it as whole as it was; what is asked meanwhile is judged elsewhere."""
+"""The events of a chaos run. Each one leaves the fleet complete; replies are checked by `judge`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CUTS = 20
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens. seen_s: how long it is looked at before it is put right.
+    """One event. seen_s: how long it lasts before it is undone.
 
-    needs_leader: it happens to a master that was started by hand; there has to be one.
+    needs_leader: the event needs a master that was started by hand.
     """
 
     name: str
@@ -31,22 +31,25 @@ class Event:
     needs_leader: bool = False
 
 
-def have_leader(fleet: Fleet) -> None:
-    """Have a server that was started by hand be a master: its shard's master beside an executor is killed."""
+def ensure_manual_master(fleet: Fleet) -> None:
+    """Make a server that was started by hand a master, by killing its shard's master beside an executor."""
     while not fleet.masters(by_hand=True):
         os.kill(fleet.masters(by_hand=False)[0], signal.SIGKILL)
         eventually(
-            lambda: fleet.online() < fleet.known(),
+            lambda: fleet.online() < fleet.topology_size(),
             awaited="noticing that a server has gone",
             timeout_s=START_S_MAX,
             error=ChaosError,
         )
         eventually(
-            lambda: fleet.online() == fleet.known(), awaited="having it back", timeout_s=START_S_MAX, error=ChaosError
+            lambda: fleet.online() == fleet.topology_size(),
+            awaited="having it back",
+            timeout_s=START_S_MAX,
+            error=ChaosError,
         )
 
 
-def _nothing(fleet: Fleet, relay: Relay) -> None:
+def _do_nothing(fleet: Fleet, relay: Relay) -> None:
     pass
 
 
@@ -60,13 +63,13 @@ def _kill_server_of_hand(fleet: Fleet, relay: Relay) -> Callable[[], None]:
     os.kill(pid, signal.SIGKILL)
     name = next(name for name, each in fleet.servers.items() if each.pid == pid)
 
-    def again() -> None:
+    def restart() -> None:
         port = relay.port if name == "relayed" else None
         started = fleet.start_server(name, advertise=port)
         if port is not None:
-            relay.lead_to("127.0.0.1", started.port)
+            relay.route_to("127.0.0.1", started.port)
 
-    return again
+    return restart
 
 
 def _kill_executor(fleet: Fleet, relay: Relay) -> None:
@@ -74,11 +77,11 @@ def _kill_executor(fleet: Fleet, relay: Relay) -> None:
 
 
 def _lose_executor(fleet: Fleet, relay: Relay) -> Callable[[], None]:
-    fleet.tell_driver("lose")
+    fleet.command_driver("lose")
 
     def gain() -> None:
         eventually(
-            lambda: bool(fleet.tell_driver("gain")["done"]),
+            lambda: bool(fleet.command_driver("gain")["done"]),
             awaited="another executor",
             timeout_s=START_S_MAX,
             error=ChaosError,
@@ -128,13 +131,13 @@ def _move_all(fleet: Fleet, relay: Relay) -> Callable[[], None]:
         lambda: set(fleet.owners()) != before, awaited="moving the slots", timeout_s=START_S_MAX, error=ChaosError
     )
 
-    def again() -> None:
+    def restart() -> None:
         for name in gone:
             started = fleet.start_server(name, advertise=relay.port if name == "relayed" else None)
             if name == "relayed":
-                relay.lead_to("127.0.0.1", started.port)
+                relay.route_to("127.0.0.1", started.port)
 
-    return again
+    return restart
 
 
 def _cut_replies(fleet: Fleet, relay: Relay) -> None:
@@ -158,7 +161,7 @@ def _fill_disk(fleet: Fleet, relay: Relay) -> Callable[[], None]:
 
 
 EVENTS = [
-    Event("nothing happens", _nothing, 10.0),
+    Event("nothing happens", _do_nothing, 10.0),
     Event("kill -9 a state server beside an executor", _kill_server, 10.0),
     Event("kill -9 a state server that nobody starts again", _kill_server_of_hand, 10.0, needs_leader=True),
     Event("kill -9 an executor", _kill_executor, 15.0),

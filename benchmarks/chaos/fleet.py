@@ -112,7 +112,7 @@ class Fleet:
         words = ["proxy", "--child", "--log", str(self.log), "--port", str(gone.port)]
         self.proxies[number] = self._start(gone.name, ["-m", "sparkis", *words])
 
-    def tell_driver(self, word: str) -> dict[str, Any]:
+    def command_driver(self, word: str) -> dict[str, Any]:
         """Have the driver lose or gain an executor."""
         assert self.driver is not None
         stdin, stdout = self.driver.process.stdin, self.driver.process.stdout
@@ -148,7 +148,7 @@ class Fleet:
             [sys.executable, *words], stdin=pipe, stdout=pipe, stderr=self._errors, text=True, env=self._environment
         )
 
-    def said(self, lines: int = 40) -> str:
+    def last_errors(self, lines: int = 40) -> str:
         """Return the last lines that its processes wrote to their standard errors."""
         self._errors.flush()
         return "".join(Path(self._errors.name).read_text().splitlines(keepends=True)[-lines:])
@@ -177,7 +177,7 @@ class Fleet:
         """Return the number of servers that are up and have all that they should."""
         return sum(node.get("health", "online") == "online" for node in self.topology()["nodes"])
 
-    def known(self) -> int:
+    def topology_size(self) -> int:
         """Return the number of servers in the topology."""
         return len(self.topology()["nodes"])
 
@@ -187,18 +187,18 @@ class Fleet:
         found = [_pid_at(address) for address in self.owners()]
         return [pid for pid in found if pid is not None and (pid in hands) == by_hand]
 
-    def below_driver(self, word: str) -> list[int]:
+    def driver_descendants(self, word: str) -> list[int]:
         """Return the driver's descendants whose command has a word."""
         assert self.driver is not None
         return [pid for pid in processes.below(self.driver.pid) if word in processes.command_of(pid)]
 
     def executors(self) -> list[int]:
         """Return the executors' JVMs."""
-        return self.below_driver("CoarseGrainedExecutorBackend")
+        return self.driver_descendants("CoarseGrainedExecutorBackend")
 
     def registry(self) -> int:
         """Return the registry's process."""
-        return next(pid for pid in self.below_driver("registry") if "python" in processes.command_of(pid))
+        return next(pid for pid in self.driver_descendants("registry") if "python" in processes.command_of(pid))
 
     def limit_files(self, server: int, bytes_max: int | None) -> None:
         """Let the appliers of a server write no file beyond so many bytes, as on a full disk; None: as before."""

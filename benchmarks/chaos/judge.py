@@ -1,7 +1,7 @@
-"""What readers of the job of `job.py` may see, and what they must not: counted here, told by no clock but the caller's.
+"""Checks the replies that readers of `job.py`'s job get, and counts wrong ones. Times are the caller's.
 
-Each epoch of the job writes its own number to every key. So one answer tells the epoch that it comes from, and two keys
-of one slot, asked for together, must tell the same.
+Each epoch of the job writes its own number to every key. So a value is the number of its epoch, and two keys of one
+slot that are read together must have the same value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def key(group: int, which: str) -> bytes:
 
 @dataclass
 class Window:
-    """What was seen from one moment to the next."""
+    """The counts of one period."""
 
     began_s: float
     reads: int = 0
@@ -32,20 +32,20 @@ class Window:
     errors: Counter[str] = field(default_factory=Counter)
     longest_s: float = 0.0
 
-    def wrongly(self) -> str:
-        """Say which wrong answers there were; empty if there were none."""
+    def wrong_replies(self) -> str:
+        """Return the counts of wrong replies as text; empty if there are none."""
         return ", ".join(f"{count} {what}" for what, count in self.wrong.items())
 
 
-class Seen:
-    """The newest epoch that one connection was told of."""
+class ReaderPosition:
+    """The newest epoch that one connection has read."""
 
     def __init__(self) -> None:
         self.epoch = -1
 
 
 class Judge:
-    """Counts answers. Called by one thread only."""
+    """Counts replies. Called by one thread only."""
 
     def __init__(self, now_s: float) -> None:
         self._answered_s = dict.fromkeys(range(GROUPS), now_s)
@@ -54,14 +54,14 @@ class Judge:
         self.window = Window(now_s)
 
     def begin(self, now_s: float) -> Window:
-        """Begin a new window; return the one before, complete."""
+        """Begin a new window; return the last one, complete."""
         for answered_s in self._answered_s.values():
             self._waited(now_s - max(answered_s, self.window.began_s))
         before, self.window = self.window, Window(now_s)
         return before
 
-    def answered(self, group: int, values: Sequence[bytes | None], seen: Seen, now_s: float) -> None:
-        """Take the values of one or more keys, read at one moment: of a slot, or of a transaction."""
+    def record_reply(self, group: int, values: Sequence[bytes | None], seen: ReaderPosition, now_s: float) -> None:
+        """Record the values of keys that were read together: keys of a slot, or of a transaction."""
         self.window.reads += 1
         self._waited(now_s - self._answered_s[group])
         self._answered_s[group] = now_s
@@ -77,17 +77,17 @@ class Judge:
         self._epochs[group] = max(epochs)
         self.newest = max(self.newest, *epochs)
 
-    def failed(self, reason: str) -> None:
-        """Take an error, a connection that broke, or a silence that lasted too long."""
+    def record_failure(self, reason: str) -> None:
+        """Record an error, a broken connection or a timeout."""
         self.window.failed += 1
         self.window.errors[reason[:80]] += 1
 
-    def uncommitted(self) -> None:
-        """Take an answer from an epoch that the log does not have."""
+    def record_uncommitted(self) -> None:
+        """Record a reply from an epoch that the log does not have."""
         self.window.wrong["uncommitted"] += 1
 
     def is_at(self, epoch: int) -> bool:
-        """Tell whether each key's last answer was of an epoch, or of a later one."""
+        """Tell whether each key was last read at this epoch or a later one."""
         return min(self._epochs.values()) >= epoch
 
     def _waited(self, waited_s: float) -> None:

@@ -1,7 +1,7 @@
-"""Readers that never rest: plain connections to proxies, each asking for its share of the keys in turn.
+"""Readers that read without a pause: connections to proxies, each reading its share of the keys in turn.
 
-A connection asks for keys of neighbouring slots, which one server has: what is slow there holds up no other keys. It
-goes to the next proxy when it is refused or cut, as a client with several addresses does.
+A connection reads keys of neighbouring slots, which one server owns, so a slow server does not delay other keys. When
+it is refused or broken, the reader connects to the next proxy, as a client with several addresses does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import hiredis
 
-from benchmarks.chaos.judge import GROUPS, Judge, Seen, Window, key
+from benchmarks.chaos.judge import GROUPS, Judge, ReaderPosition, Window, key
 from state_backend.model.slots import slot_of
 
 CONNECTIONS = 16
@@ -57,10 +57,10 @@ class Readers:
         with self._lock:
             return self._judge.is_at(epoch)
 
-    def uncommitted(self) -> None:
+    def record_uncommitted(self) -> None:
         """Count an answer that nobody should have had."""
         with self._lock:
-            self._judge.uncommitted()
+            self._judge.record_uncommitted()
 
     def stop(self) -> None:
         """Ask no more."""
@@ -68,13 +68,13 @@ class Readers:
         self._thread.join()
 
     def _run(self) -> None:
-        self._loop.run_until_complete(self._ask_all())
+        self._loop.run_until_complete(self._read_all())
 
-    async def _ask_all(self) -> None:
+    async def _read_all(self) -> None:
         ordered = sorted(range(GROUPS), key=lambda group: slot_of(key(group, "a")))
         share = GROUPS // CONNECTIONS
         tasks = [
-            asyncio.create_task(self._keep_asking(number, ordered[number * share : (number + 1) * share]))
+            asyncio.create_task(self._read_loop(number, ordered[number * share : (number + 1) * share]))
             for number in range(CONNECTIONS)
         ]
         await self._stopping.wait()
@@ -82,7 +82,7 @@ class Readers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep_asking(self, number: int, groups: Sequence[int]) -> None:
+    async def _read_loop(self, number: int, groups: Sequence[int]) -> None:
         address = number
         turns = cycle(enumerate(groups, number))
         while True:
@@ -96,15 +96,15 @@ class Readers:
                 continue
             connection = Connection(reader, writer)
             try:
-                await self._ask(connection, turns, number)
+                await self._read_group(connection, turns, number)
             except (OSError, EOFError, TimeoutError) as error:
                 self._failed(f"{type(error).__name__}: {error}")
                 address += 1
             finally:
                 writer.close()
 
-    async def _ask(self, connection: Connection, turns: cycle[tuple[int, int]], number: int) -> None:
-        seen = Seen()
+    async def _read_group(self, connection: Connection, turns: cycle[tuple[int, int]], number: int) -> None:
+        seen = ReaderPosition()
         count = number
         while True:
             _, group = next(turns)
@@ -121,12 +121,12 @@ class Readers:
                 await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
                 continue
             with self._lock:
-                self._judge.answered(group, values, seen, time.monotonic())
+                self._judge.record_reply(group, values, seen, time.monotonic())
             await asyncio.sleep(PAUSE_S)
 
     def _failed(self, reason: str) -> None:
         with self._lock:
-            self._judge.failed(reason)
+            self._judge.record_failure(reason)
 
 
 class Connection:

@@ -21,20 +21,20 @@ class Relay:
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._thread.start()
 
-    def lead_to(self, host: str, port: int) -> None:
+    def route_to(self, host: str, port: int) -> None:
         """Say where connections go."""
         self._target = (host, port)
 
     def cut(self, count: int) -> None:
         """Cut the connections of the next replies, so many, in their middles."""
-        self._loop.call_soon_threadsafe(self._ask_cuts, count)
+        self._loop.call_soon_threadsafe(self._add_cuts, count)
 
     def stop(self) -> None:
         """Relay no more."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
-    def _ask_cuts(self, count: int) -> None:
+    def _add_cuts(self, count: int) -> None:
         self._cuts += count
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import soak_model
-from benchmarks.soak_model import JOB, STATES, Held, Model, Plan
-from benchmarks.soak_readers import WrongError, _compare
+from benchmarks.soak_model import JOB, STATES, Model, Plan, StoredValue
+from benchmarks.soak_readers import MismatchError, _compare
 from state_backend.model.records import runs_of
 from state_backend.store.memory_store import MemoryStore
 from state_backend.store.store import EpochChanges
@@ -27,8 +27,8 @@ def test_the_model_holds_what_a_store_holds_after_every_epoch(monkeypatch: pytes
         model.advance(number)
         found = Model()
         found.apply(store.snapshot(clock_ms).changes())
-        shown = {key: held.shown(clock_ms) for key, held in found.held.items()}
-        expected = {key: held.shown(clock_ms) for key, held in model.held.items()}
+        shown = {key: stored.expected(clock_ms) for key, stored in found.held.items()}
+        expected = {key: stored.expected(clock_ms) for key, stored in model.held.items()}
         assert {key: value for key, value in shown.items() if value} == {
             key: value for key, value in expected.items() if value
         }
@@ -42,13 +42,13 @@ def test_every_process_makes_the_same_epochs() -> None:
 
 
 def test_another_value_is_wrong_unless_the_clock_may_have_made_it() -> None:
-    held = Held("value", value=b"5", expire_at_ms=2_000)
-    assert _compare(b"k", b"5", held, 1, 1_000, 1_000)
-    assert _compare(b"k", None, held, 1, 3_000, 3_000)
-    assert not _compare(b"k", None, held, 1, 1_990, 1_995)
-    with pytest.raises(WrongError, match="at epoch 1 is b'4', and should be b'5'"):
-        _compare(b"k", b"4", held, 1, 1_000, 1_000)
-    with pytest.raises(WrongError, match="is b'5', and should be None"):
-        _compare(b"k", b"5", held, 1, 3_000, 3_000)
-    with pytest.raises(WrongError, match="should be None"):
+    stored = StoredValue("value", value=b"5", expire_at_ms=2_000)
+    assert _compare(b"k", b"5", stored, 1, 1_000, 1_000)
+    assert _compare(b"k", None, stored, 1, 3_000, 3_000)
+    assert not _compare(b"k", None, stored, 1, 1_990, 1_995)
+    with pytest.raises(MismatchError, match="at epoch 1 is b'4', and should be b'5'"):
+        _compare(b"k", b"4", stored, 1, 1_000, 1_000)
+    with pytest.raises(MismatchError, match="is b'5', and should be None"):
+        _compare(b"k", b"5", stored, 1, 3_000, 3_000)
+    with pytest.raises(MismatchError, match="should be None"):
         _compare(b"k", b"5", None, 1, 1_000, 1_000)
