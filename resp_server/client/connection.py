@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from operator import length_hint
 from time import perf_counter_ns
@@ -75,6 +75,26 @@ class Rest(Pending):
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds, lambda: None)
+
+
+class Elsewhere(Pending):
+    """Takes the place of replies that are made elsewhere (see `Connection.hand_over`)."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, lambda: None)
+
+
+class NoTurn(asyncio.Handle):
+    """Takes the place of the next turn meanwhile: nothing is scheduled, so there is nothing to cancel."""
+
+    def __init__(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
+
+
+ELSEWHERE, NO_TURN = Elsewhere(), NoTurn()
 
 
 def counted(requests: Iterable[Request], limiter: RateLimiter) -> Iterator[Request]:
@@ -326,6 +346,69 @@ class Connection(asyncio.Protocol):
             self._end_sliced()
             error = PlainError(f"the reply was not complete after {age_ms} ms, when its epoch had to be let go")
             self._send([self._dispatcher.error_reply(error), *self._take_pushed()])
+
+    # -- for replies that are made elsewhere: a proxy's compiled hop requests them from servers -----------------------
+
+    @property
+    def is_polled(self) -> bool:
+        """Tell whether the transport is one of the compiled core."""
+        return self._is_polled
+
+    @property
+    def transmit(self) -> Callable[[bytes], None]:
+        """Sends bytes at the end of the round; the caller counts them."""
+        return self._put
+
+    def hand_over(self, rest: bytes) -> None:
+        """Answer nothing here until `take_back`. rest: the input behind the requests that are answered elsewhere."""
+        self.is_calm = False
+        self._pending, self._next_turn, self._input = ELSEWHERE, NO_TURN, rest
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Tell whether replies are made elsewhere now."""
+        return self._pending is ELSEWHERE
+
+    def take_back(self) -> bool:
+        """Answer requests here again; False if the client is gone."""
+        self._pending = self._next_turn = None
+        return not self._transport.is_closing()
+
+    @property
+    def is_drained(self) -> bool:
+        """Tell whether nothing waits: neither input nor pushes, and the client takes its output."""
+        is_open = self._is_reading and self._is_writable
+        return is_open and not (self._input or self._pushed or self._is_ending)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Tell whether further requests may be answered: the client takes its output, and has not closed its end."""
+        return self._is_writable and not self._is_ending
+
+    def send_pushed(self) -> None:
+        """Send the pushes that waited for the end of a reply."""
+        if self._pushed:
+            self._send(self._take_pushed())
+
+    def take_input(self) -> bytes:
+        """Return the input that is not answered yet, and forget it."""
+        data, self._input = self._input, b""
+        return data
+
+    def await_input(self) -> None:
+        """Read on; input that is kept already has to be answered first."""
+        self._set_reading(not self._input)
+
+    def answer_soon(self, data: bytes) -> None:
+        """Answer this input here, before what came behind it, in a turn of its own."""
+        self._input = data + self._input
+        if self._is_writable:
+            self._next_turn = self._loop.call_soon(self._turn)
+
+    def send_in_steps(self, reply: InSteps) -> None:
+        """Send a reply in turns of its own."""
+        self._sliced = reply
+        self._next_turn = self._loop.call_soon(self._turn)
 
     # -- turns --------------------------------------------------------------------------------------------------------
 

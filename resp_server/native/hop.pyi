@@ -1,13 +1,11 @@
 """The types of `hop.pyx`, which has the docstrings."""
 
-from asyncio import Handle, Transport
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from resp_server.execution.context import ServerContext
 from resp_server.metrics.stats import CommandStats
 from resp_server.native.core import Hearer
-from resp_server.protocol.replies import Pending
 from resp_server.proxy.connection import ProxyConnection
 from resp_server.proxy.raw_replies import Answer, Sent
 from resp_server.proxy.requests import UpstreamRequest
@@ -58,10 +56,7 @@ class Asker(Hearer):
         self,
         hop: Hop,
         connection: ProxyConnection,
-        transport: Transport,
         write: Callable[[bytes], None],
-        pending: Pending,
-        next_turn: Handle,
     ) -> None: ...
     def left_of(self, data: bytes) -> bytes: ...
     def ask(self, data: bytes) -> bool: ...

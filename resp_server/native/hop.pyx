@@ -732,18 +732,17 @@ cdef class Hop:
 
 
 cdef class Asker(Hearer):
-    """A client of a proxy: asks for the plain reads that it sends, and sends it the replies.
+    """A client of a proxy: requests the plain reads that it sends, and sends it the replies.
 
-    While they are waited for, `pending` and `next_turn` stand where those of its connection do.
+    Meanwhile its connection is handed over (see `resp_server.client.connection.Connection.hand_over`).
     """
 
     cdef Hop hop
-    cdef object connection, session, write, is_closing, pending, next_turn, last_told
+    cdef object connection, session, write, last_told
     cdef bytes begun  # of a request: it may be one that the hop asks for
 
-    def __init__(self, Hop hop, connection, transport, write, pending, next_turn):
+    def __init__(self, Hop hop, connection, write):
         self.hop, self.connection, self.session, self.write = hop, connection, connection.session, write
-        self.is_closing, self.pending, self.next_turn = transport.is_closing, pending, next_turn
         self.begun = b""
 
     cdef size_t hear(self, const uint8_t* data, size_t size) except? 0:
@@ -780,9 +779,7 @@ cdef class Asker(Hearer):
         if not took:
             return False
         session.last_command = self.hop.last_command
-        connection.is_calm = False
-        connection._pending, connection._next_turn = self.pending, self.next_turn
-        connection._input = PyBytes_FromStringAndSize(<const char*>data + took, size - took) if took < size else b""
+        connection.hand_over(PyBytes_FromStringAndSize(<const char*>data + took, size - took) if took < size else b"")
         return True
 
     def keeps_begun(self, bytes data):
@@ -810,8 +807,7 @@ cdef class Asker(Hearer):
         cdef Hop hop = self.hop
         connection, session = self.connection, self.session
         try:
-            connection._pending = connection._next_turn = None
-            if self.is_closing():
+            if not connection.take_back():
                 return
             if told is not self.last_told:  # what was added once is among what the client has seen
                 session.seen.add(told)
@@ -822,11 +818,7 @@ cdef class Asker(Hearer):
                 return
             hop.output_bytes += len(reply)
             self.write(reply)
-            if (
-                connection._is_reading
-                and connection._is_writable
-                and not (connection._input or connection._pushed or connection._is_ending)
-            ):
+            if connection.is_drained:
                 connection.is_calm = True
             else:
                 connection.go_on()
