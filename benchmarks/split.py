@@ -107,6 +107,10 @@ class NoDeferral(TurnScheduler):
         """Tell that it is not."""
         return False
 
+    def refresh(self, now_ns: int) -> None:
+        """Have each buffer begin a round."""
+        self._on_round()
+
 
 class ImmediateWrites(WriteQueue):
     """Nothing waits for the end of a round, for the same reason."""
@@ -202,7 +206,7 @@ async def _rounds(store: LmdbStore, options: Options, pipeline: int, requests: i
     keyspace = Keyspace()
     keyspace.put(Job(JOB, store.generation, states(), store, is_stale=False))
     server = Server(keyspace, ServerConfig())
-    server.turn_scheduler, server.write_queue = NoDeferral(), ImmediateWrites()
+    server.turn_scheduler, server.write_queue = NoDeferral(server.context.renew), ImmediateWrites()
     transport = SocketTransport()
     connection = Connection(server)
     connection.connection_made(transport)

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
-from operator import length_hint
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
 from time import perf_counter_ns
 from typing import Protocol, cast
 
 from resp_server import native
-from resp_server.acl.rate_limits import RateLimiter
 from resp_server.client.turn_scheduler import MUCH_BYTES, ScheduledTurn, TurnScheduler
 from resp_server.client.write_queue import WriteQueue
 from resp_server.execution.context import CommandContext, ServerContext
@@ -97,13 +96,6 @@ class NoTurn(asyncio.Handle):
 ELSEWHERE, NO_TURN = Elsewhere(), NoTurn()
 
 
-def counted(requests: Iterable[Request], limiter: RateLimiter) -> Iterator[Request]:
-    """Pass requests on, and count each of them for its user."""
-    for request in requests:
-        limiter.consume(1, sum(map(len, request)))
-        yield request
-
-
 class Connection(asyncio.Protocol):
     """A client's connection. Everything happens on the event loop's thread."""
 
@@ -115,9 +107,10 @@ class Connection(asyncio.Protocol):
         self._given_id = session_id
         self._server_context = server.context
         self._dispatcher = server.dispatcher
-        self._outbox = server.write_queue
+        self._write_queue = server.write_queue
+        self._turn_scheduler = server.turn_scheduler
         self._loop = asyncio.get_running_loop()
-        self._requests: Iterator[Request] = iter(())
+        self._requests: list[Request] = []
         self._input = b""  # comes after the requests
         self._is_begun = False  # it is the beginning of a request
         self.is_calm = False  # let in, nothing waits to be answered or sent, and no request has come in part
@@ -128,7 +121,7 @@ class Connection(asyncio.Protocol):
         self._out: list[bytes] | None = None  # of the turn that is under way
         self._pushed: list[bytes] = []  # waits for the end of the reply that is on its way
         self._pushed_bytes = 0
-        self._unsent_bytes = 0  # in the outbox
+        self.unsent_bytes = 0  # in the write queue
         self._over_since_ms: int | None = None  # more waits to be sent than the soft limit
         self._stranger_since_ms: int | None = None  # it has to authenticate
         self._is_writable = True
@@ -141,7 +134,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._is_polled = native.sockets is not None and isinstance(transport, native.sockets.Transport)
-        self._put = self._transport.write if self._is_polled else self._put_off
+        # Where the transport does not send at the end of the round, the write queue does.
+        self._put = self._transport.write if self._is_polled else partial(self._write_queue.add, self)
         config = self._server_context.config
         self._transport.set_write_buffer_limits(high=config.output_pause_bytes)
         refusal = self._server.admit(self._transport)
@@ -158,8 +152,13 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self._server_context.stats.input_bytes += len(data)
-            self._take(data)
+            stats = self._server_context.stats
+            stats.input_bytes += len(data)
+            stats.reads += not self._is_polled  # of others the poller counts its own
+            if self.is_calm:
+                self._begin(data)
+            else:
+                self._take_more(data)
         except Exception as error:
             self.break_off(error)
 
@@ -167,34 +166,33 @@ class Connection(asyncio.Protocol):
         """Take what the compiled core left of a buffer: requests that it cut, and what is behind them."""
         try:
             self._server_context.stats.input_bytes += len(data)
-            self._requests = iter(requests)
+            self._requests = requests
             self._begin(data)
         except Exception as error:
             self.break_off(error)
 
-    def _take(self, data: bytes) -> None:
-        self._server_context.stats.reads += not self._is_polled  # of others the poller counts its own
-        if self.is_calm:
-            self._begin(data)
-        elif not self._transport.is_closing():  # else it was not let in, or is on its way out
-            self._input += data
-            self._is_begun = False
-            if self._pending is not None or isinstance(self._next_turn, ScheduledTurn):
-                self._set_reading(False)
-            if self._next_turn is None and self._is_writable:
-                self._turn()
-
     def _begin(self, data: bytes) -> None:
         """Answer what came to a calm connection, at once if it is little or others do not have to wait for it."""
         self._input, self.is_calm = data, False
-        if len(data) > MUCH_BYTES and self._server.turn_scheduler.is_long:
-            self._next_turn = self._server.turn_scheduler.defer(self._turn)
+        if len(data) > MUCH_BYTES and self._turn_scheduler.is_long:
+            self._next_turn = self._turn_scheduler.defer(self._turn)
         elif self._is_writable:
-            self._turn()
+            self._take_turn()
+
+    def _take_more(self, data: bytes) -> None:
+        """Keep what came behind something that is not answered yet."""
+        if self._transport.is_closing():
+            return  # it was not let in, or is on its way out
+        self._input += data
+        self._is_begun = False
+        if self._pending is not None or isinstance(self._next_turn, ScheduledTurn):
+            self._set_reading(False)
+        if self._next_turn is None and self._is_writable:
+            self._take_turn()
 
     def eof_received(self) -> bool:
         """Stay open for what has been asked and not yet answered: not with TLS, where one end closes both."""
-        self._outbox.flush()
+        self._write_queue.flush()
         if self._transport.get_extra_info("sslcontext") is not None:
             return False
         self._is_ending = self._next_turn is not None or not self._is_writable
@@ -217,7 +215,7 @@ class Connection(asyncio.Protocol):
         self._server_context.attempt(self._end_sliced)
         if self._pending is not None:
             self._pending.when_resolved(None)
-        self._requests, self._input = iter(()), b""
+        self._requests, self._input = [], b""
         self._pushed, self._pushed_bytes = [], 0
         self._server.remove(self.session.id)
 
@@ -226,7 +224,7 @@ class Connection(asyncio.Protocol):
     @property
     def output_bytes(self) -> int:
         """How much waits to be sent."""
-        return self._transport.get_write_buffer_size() + self._pushed_bytes + self._unsent_bytes
+        return self._transport.get_write_buffer_size() + self._pushed_bytes + self.unsent_bytes
 
     def break_off(self, error: Exception) -> None:
         """End the connection because of what is no request's error: behind what was answered, it says so."""
@@ -248,7 +246,7 @@ class Connection(asyncio.Protocol):
     def send_now(self, reply: bytes) -> None:
         """Send what was in the outbox. Guarded as `alone` does, but for the call that it costs each reply."""
         try:
-            self._unsent_bytes -= len(reply)
+            self.unsent_bytes -= len(reply)
             if not self._transport.is_closing():  # it may have been cut since
                 self._server_context.stats.writes += 1
                 self._transport.write(reply)
@@ -414,13 +412,19 @@ class Connection(asyncio.Protocol):
 
     @alone
     def _turn(self) -> None:
+        self._take_turn()
+
+    def _take_turn(self) -> None:
         """Answer for as long as a turn may take, and send it all at once."""
         self._next_turn = None
-        if self._transport.is_closing() or (self._server_context.paused_until_ms and self._is_held_back()):
+        server, session = self._server_context, self.session
+        if self._transport.is_closing() or (server.paused_until_ms and self._is_held_back()):
             return
-        self._server_context.renew()
-        self.session.active_ms = self._server_context.view.now_ms
-        self._ends_ns = perf_counter_ns() + TURN_NS_MAX
+        now_ns = perf_counter_ns()
+        if now_ns >= self._turn_scheduler.fresh_until_ns:
+            self._turn_scheduler.refresh(now_ns)
+        session.active_ms = server.view.now_ms
+        self._ends_ns = now_ns + TURN_NS_MAX
         out: list[bytes] = []
         self._out = out
         has_more = self._progress(out) and self._go_on(out)
@@ -466,7 +470,7 @@ class Connection(asyncio.Protocol):
             return
         self._set_reading(self._is_writable and not has_more and not is_waiting and not self._is_ending)
         if has_more and self._is_writable:
-            self._next_turn = self._server.turn_scheduler.defer(self._turn)
+            self._next_turn = self._turn_scheduler.defer(self._turn)
 
     def _progress(self, out: list[bytes]) -> bool:
         """Answer a batch of requests, or make a step of a reply; return whether there is more to do."""
@@ -500,22 +504,23 @@ class Connection(asyncio.Protocol):
     def _answer(self, out: list[bytes]) -> bool:
         """Answer a batch of requests; return whether there is more to do."""
         before = len(out)
-        is_answered = not length_hint(self._requests)
-        if is_answered and (self._input or self._parser.has_more) and self._take_input(out):
+        if not self._requests and (self._input or self._parser.has_more) and self._take_input(out):
             return self._has_more()
-        limiter, most = self.session.user.rate_limiter, BATCH_REQUESTS
-        if limiter is not None and length_hint(self._requests):
-            most = limiter.allowed_requests(BATCH_REQUESTS)
-            if not most:
-                self._wait_for(Rest(limiter.pause_s()))
-                return False
-        some: Iterator[Request] = islice(self._requests, most)
-        some = some if limiter is None else counted(some, limiter)
-        later = self._dispatcher.answer(self._context, some, out, self._ends_ns)
-        if isinstance(later, Pending):
-            self._wait_for(later)
+        requests, limiter = self._requests, self.session.user.rate_limiter
+        if limiter is None or not requests:
+            later = self._dispatcher.answer(self._context, requests, out, self._ends_ns, BATCH_REQUESTS)
+        elif allowed := limiter.allowed_requests(BATCH_REQUESTS):
+            asked = requests[:]
+            later = self._dispatcher.answer(self._context, requests, out, self._ends_ns, allowed)
+            answered = asked[: len(asked) - len(requests)]
+            limiter.consume(len(answered), sum(map(len, chain.from_iterable(answered))))
+        else:
+            self._wait_for(Rest(limiter.pause_s()))
             return False
         if later is not None:
+            if isinstance(later, Pending):
+                self._wait_for(later)
+                return False
             self._look_ahead(before, out)
             self._begin_sliced(later)
             return True
@@ -529,7 +534,7 @@ class Connection(asyncio.Protocol):
 
     def _has_more(self) -> bool:
         """Tell whether more can be answered of what came."""
-        return bool(length_hint(self._requests) or (self._input and not self._is_begun) or self._parser.has_more)
+        return bool(self._requests or (self._input and not self._is_begun) or self._parser.has_more)
 
     def _look_ahead(self, before: int, out: list[bytes]) -> None:
         """Tell what is new before a reply in steps: what it is made from was opened just now, later than the view.
@@ -549,14 +554,14 @@ class Connection(asyncio.Protocol):
         parser, data = self._parser, self._input
         if self._compiled is not None and not parser.buffered_bytes:
             reply, requests, self._input = self._compiled.answer(self.session, data)
-            self._requests = iter(requests)
+            self._requests = requests
             self._is_begun = self._compiled.is_incomplete and 0 < len(self._input) <= BEGUN_BYTES_MAX
             if reply:
                 out.append(reply)
             if reply or requests or self._is_begun:
                 return bool(reply)
         parser.is_restricted = not self.session.is_authenticated
-        self._requests, self._input = iter(parser.feed(data)), b""
+        self._requests, self._input = parser.feed(data), b""
         return False
 
     def _end_with(self, error: ProtocolError, out: list[bytes]) -> None:
@@ -642,10 +647,10 @@ class Connection(asyncio.Protocol):
     def _check_output(self) -> None:
         """Cut a client for which more waits to be sent than may."""
         config = self._server_context.config
-        is_subscriber = self.session.is_subscriber
-        bytes_max = config.subscriber_output_bytes_max if is_subscriber else config.output_bytes_max
-        if self.output_bytes > bytes_max:
-            self._outbox.flush()  # what the client takes does not count
+        bytes_max = config.subscriber_output_bytes_max if self.session.is_subscriber else config.output_bytes_max
+        if self.output_bytes <= bytes_max:
+            return
+        self._write_queue.flush()  # what the client takes does not count
         if self.output_bytes > bytes_max:
             self._server_context.stats.closed_for_output += 1
             self.abort("more output is waiting than a client may have")
@@ -654,13 +659,8 @@ class Connection(asyncio.Protocol):
         self._server_context.stats.output_bytes += len(reply)
         self._put(reply)
 
-    def _put_off(self, reply: bytes) -> None:
-        """Send at the end of the round, where the transport does not."""
-        self._unsent_bytes += len(reply)
-        self._outbox.add(self, reply)
-
     def _close_transport(self) -> None:
-        self._outbox.flush()
+        self._write_queue.flush()
         self._transport.close()
 
     def _set_reading(self, is_reading: bool) -> None:

@@ -32,9 +32,14 @@ class ScheduledTurn:
 
 
 class TurnScheduler:
-    """The turns that wait, in their order."""
+    """The turns that wait, in their order.
 
-    def __init__(self) -> None:
+    on_round: called before the first turn of a round of the loop, and again when that round has lasted.
+    """
+
+    def __init__(self, on_round: Callable[[], None] = lambda: None) -> None:
+        self._on_round = on_round
+        self.fresh_until_ns = 0  # a turn that begins later begins a round, or what stands for one
         self._waiting: deque[ScheduledTurn] = deque()
         self._is_due = False  # `_step` comes with the next round
         self._is_in_round = False
@@ -45,12 +50,23 @@ class TurnScheduler:
         """Tell whether what asks for much has to wait: others do, or this round of the loop has lasted."""
         if self._waiting:
             return True
-        if not self._is_in_round:
-            self._is_in_round = True
-            self._ends_ns = perf_counter_ns() + ROUND_NS_MAX
-            asyncio.get_running_loop().call_soon(self._end_round)
+        now_ns = perf_counter_ns()
+        return not self._enter_round(now_ns) and now_ns >= self._ends_ns
+
+    def refresh(self, now_ns: int) -> None:
+        """Do what is done once for all turns of a round."""
+        self._enter_round(now_ns)
+        self._on_round()
+        self.fresh_until_ns = now_ns + ROUND_NS_MAX
+
+    def _enter_round(self, now_ns: int) -> bool:
+        """Have the round's end noted; tell whether this is the first that was heard of it."""
+        if self._is_in_round:
             return False
-        return perf_counter_ns() >= self._ends_ns
+        self._is_in_round = True
+        self._ends_ns = now_ns + ROUND_NS_MAX
+        asyncio.get_running_loop().call_soon(self._end_round)
+        return True
 
     def defer(self, run: Callable[[], None]) -> ScheduledTurn:
         """Have a turn come when those before it are done."""
@@ -66,6 +82,7 @@ class TurnScheduler:
 
     def _end_round(self) -> None:
         self._is_in_round = False
+        self.fresh_until_ns = 0
 
     def _step(self) -> None:
         self._is_due = False

@@ -14,7 +14,9 @@ WAITING_BYTES_MAX = 256 * 1024
 
 
 class Sender(Protocol):
-    """A connection."""
+    """A connection. unsent_bytes: what of it waits here."""
+
+    unsent_bytes: int
 
     def send_now(self, reply: bytes) -> None:
         """Send. It does not raise: others' replies wait behind."""
@@ -32,6 +34,7 @@ class WriteQueue:
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self.flush)
         self._waiting.append((sender, reply))
+        sender.unsent_bytes += len(reply)
         self._waiting_bytes += len(reply)
         if self._waiting_bytes > WAITING_BYTES_MAX:
             self.flush()

@@ -7,9 +7,10 @@
 Parameters after `context` are the command's arguments, in order: `bytes` as sent, `int` a 64-bit number, or
 `Annotated[type, convert]` with a function that takes bytes and raises ReplyError. A default makes one optional, `*rest`
 takes any number, `*rest: OneOrMore` at least one. A first parameter of `NameAsTyped` is the command's name. Arity,
-conversion and the error texts follow from that. The first
-docstring line is the summary in COMMAND DOCS. Everything else about a command of Redis is in the reference table; a
-command of ours gives it to the decorator.
+conversion and the error texts follow from that. A function whose one argument is a `Column` is given that argument of
+several requests, and returns the replies to the first of them, to one at least. The first docstring line is the summary
+in COMMAND DOCS. Everything else about a command of Redis is in the reference table; a command of ours gives it to the
+decorator.
 
 The function returns plain Python (see `protocol.replies`) or raises ReplyError. What it needs from the other processes
 that serve the same port it asks with `ServerContext.gather`, by a `@question("...")` that each of them answers.
@@ -49,6 +50,13 @@ class _AtLeastOne:
 OneOrMore = Annotated[bytes, _AtLeastOne]
 
 
+class _OfEachRequest:
+    """Marks an argument of each of several requests."""
+
+
+Column = Annotated[Sequence[bytes], _OfEachRequest]
+
+
 class _Name:
     """Marks the parameter that is the command's name as the client typed it."""
 
@@ -83,6 +91,7 @@ class Parameters:
 
     each: Sequence[Parameter]
     has_name: bool = False
+    is_column: bool = False
 
     @classmethod
     def of(cls, body: Body) -> Parameters:
@@ -90,7 +99,10 @@ class Parameters:
         hints = get_type_hints(body, include_extras=True)
         given = list(inspect.signature(body).parameters.values())[1:]
         has_name = bool(given) and hints.get(given[0].name) is NameAsTyped
-        return cls([_parameter(each, hints.get(each.name)) for each in given[has_name:]], has_name)
+        is_column = Column in hints.values()
+        if is_column and len(given) > 1:
+            raise DeclarationError("a column is the only argument of a command")
+        return cls([_parameter(each, hints.get(each.name)) for each in given[has_name:]], has_name, is_column)
 
     def arity(self, words: int) -> int:
         """Return Redis' arity for a name of so many words: exact, or negative for at least."""
@@ -127,7 +139,7 @@ def _parameter(given: inspect.Parameter, hint: Any) -> Parameter:
 
 
 def _converter(name: str, hint: Any) -> Convert | None:
-    if hint is bytes or hint is OneOrMore:
+    if hint is bytes or hint is OneOrMore or hint is Column:
         return None
     if hint is int:
         return integer

@@ -80,17 +80,25 @@ class Command:
         is_plain = declared is not None and declared.parameters.is_plain and not declared.parameters.has_name
         return is_plain and self.facts.arity > 0
 
-    def execute(self, call: Any, request: Sequence[bytes]) -> Reply:
-        """Convert the arguments and run the body, for a request whose number of words fits the arity."""
+    def execute(self, context: Any, requests: Sequence[Sequence[bytes]]) -> list[Reply]:
+        """Convert the arguments and run the body for the first of some requests, one at least; return their replies.
+
+        The requests are of the same number of words, which fits the arity.
+        """
         if self.declaration is None:
             raise self.refusal()
-        words, body, parameters = request[self.words :], self.declaration.body, self.declaration.parameters
+        body, parameters = self.declaration.body, self.declaration.parameters
+        if parameters.is_column:
+            replies: list[Reply] = body(context, [request[-1] for request in requests])
+            return replies
+        request = requests[0]
+        words = request[self.words :]
         if self._takes_words:
-            return body(call, *words)
+            return [body(context, *words)]
         if parameters.count_max is not None:
             check_count(parameters, self.name, request)
         arguments = words if parameters.is_plain else parameters.convert(words)
-        return body(call, request[0], *arguments) if parameters.has_name else body(call, *arguments)
+        return [body(context, request[0], *arguments) if parameters.has_name else body(context, *arguments)]
 
 
 class CommandTable:

@@ -275,7 +275,7 @@ def state_within(context: CommandContext, count: int, *words: OneOrMore) -> Repl
     target.check_arity(request)
     if target.name not in KEYSPACE_COMMANDS:
         raise PlainError(f"'{target.name}' is not about the whole keyspace; send it without STATE WITHIN")
-    return target.execute(ReaderContext(context.session, context.server, reader), request)
+    return target.execute(ReaderContext(context.session, context.server, reader), [request])[0]
 
 
 @command("state|topology", own=_facts())

@@ -13,6 +13,7 @@ from resp_server import native
 from resp_server.acl.rules import KeyAccess, User
 from resp_server.command_table.table import CommandTable
 from resp_server.execution.context import ServerContext
+from resp_server.metrics.slow_log import together_as_one
 from resp_server.protocol.request_parser import Request, RequestParser
 from resp_server.session.session import Session
 
@@ -44,11 +45,7 @@ def reads_of(server: ServerContext) -> Reads | None:
     def note(session: Session, data: bytes, elapsed_ns: int) -> None:
         """Keep what took long: a request, or the first of some that were answered together, and how many these are."""
         requests = RequestParser().feed(data)
-        words: list[bytes] = list(requests[0])
-        command = server.table.find(words)
-        if len(requests) > 1:
-            words.append(b"... (%d more requests)" % (len(requests) - 1))
-        server.note(session, command, words, elapsed_ns)
+        server.note(session, server.table.find(requests[0]), together_as_one(requests), elapsed_ns)
 
     reads: Reads = native.core.Reads(server, lambda user: rules_of(user, server.table), note)
     return reads

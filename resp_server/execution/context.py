@@ -37,7 +37,7 @@ from state_backend.model.key_groups import ALL
 from state_backend.store.keyspace import Keyspace, KeyspaceView, OnChange
 from state_backend.store.pinned_epochs import PinnedEpochs
 from state_backend.store.slot_view import SlotView
-from state_backend.store.store import Entry, Snapshot
+from state_backend.store.store import Entry, Snapshot, Text
 
 Found = TypeVar("Found")
 
@@ -208,7 +208,7 @@ class ServerContext:
             self.cut_who_tracks()
 
     def renew(self) -> None:
-        """Move to the newest epochs: once per input buffer, so that its requests see one epoch and one time."""
+        """Move to the newest epochs: once per round of the event loop, whose requests see one epoch and one time."""
         self.view.renew(self.clock())
 
     def look(self) -> None:
@@ -410,6 +410,14 @@ class CommandContext:
         else:
             self.server.stats.hits += 1
         return found
+
+    def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
+        """Return the values of the first of some keys, one at least, and count the look-ups."""
+        texts = self.view.texts(keys)
+        misses, stats = texts.count(None), self.server.stats
+        stats.misses += misses
+        stats.hits += len(texts) - misses
+        return texts
 
     def deny(self, reason: Reason, of: bytes, user: bytes | None = None) -> None:
         """Keep for ACL LOG that something was denied: a command, a key, a channel, or to log in as a user."""

@@ -13,12 +13,11 @@ command's name as it was typed. What the compiled core answers (`compiled`) does
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from resp_server.acl.rules import EXEC_DENIAL, EXEC_DENIAL_REASONS, Denial, denial_text
 from resp_server.command_table.key_specs import keys_of
@@ -27,6 +26,7 @@ from resp_server.execution.compiled import reads_of
 from resp_server.execution.context import NEVER_NS, CommandContext, ServerContext
 from resp_server.execution.exec_runner import ExecPlan, ExecRunner
 from resp_server.execution.long_requests import Cut, cut_of, head_of, in_portions, is_whole, too_long
+from resp_server.metrics.slow_log import together_as_one
 from resp_server.metrics.stats import CommandStats
 from resp_server.protocol.errors import (
     ExecAbortError,
@@ -59,6 +59,9 @@ SPELLINGS_MAX = 1024
 # before anybody looks at how much is waiting to be sent (guess).
 LARGE_REPLY_BYTES = 16_384
 
+# Requests that a body which takes several is given at once, without a look at the clock (guess: 40 us for GETs).
+TOGETHER_REQUESTS = 32
+
 # What a browser sends first when a web page makes it talk to us; closed in silence, as Redis does.
 HTTP_WORDS = (b"post", b"host:")
 
@@ -89,6 +92,15 @@ def _is_about_keys(command: Command, name: bytes) -> bool:
     facts = command.facts
     is_served = command.declaration is not None and b"|" not in name
     return is_served and bool(facts.key_specs) and "pubsub" not in facts.flags
+
+
+def like_the_first(requests: list[Request]) -> list[Request]:
+    """Return the requests at the front that have the first one's name, as typed, and as many words."""
+    name, words = requests[0][0], len(requests[0])
+    for at, request in enumerate(requests):
+        if request[0] != name or len(request) != words or type(request) is LongRequest:
+            return requests[: at or 1]
+    return requests
 
 
 def keys_read(command: Command, request: Request) -> list[bytes]:
@@ -132,62 +144,79 @@ class Dispatcher:
         """End what this connects to."""
 
     def answer(
-        self, context: CommandContext, requests: Iterator[Request], out: list[bytes], ends_ns: int = NEVER_NS
+        self,
+        context: CommandContext,
+        requests: list[Request],
+        out: list[bytes],
+        ends_ns: int = NEVER_NS,
+        requests_max: int = sys.maxsize,
     ) -> Later | None:
         """Answer requests in order until none is left, a reply is large or for later, or time or session are over.
 
-        Replies are added to `out`; what was not answered is still in `requests`.
+        Replies are added to `out`; the requests that were answered are taken out of `requests`.
         """
-        session = context.session
-        for name, run in groupby(requests, itemgetter(0)):
-            known = self._known_as(name) if session.is_plain and not self._server.is_loading else None
-            if known is not None:
-                later, is_over = self._answer_run(context, known, run, out, ends_ns)
-            else:
-                later, is_over = self._answer_each(context, run, out, ends_ns)
-            if is_over:
-                return later
-        return None
+        session, server = context.session, self._server
+        at, later, is_over = 0, None, False
+        end = len(requests) if len(requests) < requests_max else requests_max
+        while at < end and not is_over:
+            request, known = requests[at], None
+            if session.is_plain and not server.is_loading:
+                try:
+                    known = self._known[request[0]]
+                except KeyError:
+                    known = self._learn(request[0])
+            if known is None:
+                later, is_over = self._answer_one(context, request, out, ends_ns)
+                at += 1
+                continue
+            run = [request]
+            if at + 1 < end and server.cluster is None:  # which is asked about each
+                run = like_the_first(requests[at : min(at + TOGETHER_REQUESTS, end)])
+            answered, later, is_over = self._answer_run(context, known, run, out, ends_ns)
+            at += answered
+        del requests[:at]
+        return later
 
     def _answer_run(
-        self, context: CommandContext, known: Known, run: Iterator[Request], out: list[bytes], ends_ns: int
-    ) -> tuple[Later | None, bool]:
-        """Answer requests of one command; counting costs one clock reading at either end.
+        self, context: CommandContext, known: Known, run: list[Request], out: list[bytes], ends_ns: int
+    ) -> tuple[int, Later | None, bool]:
+        """Answer like requests, several at once if the command can; counting costs a clock reading at either end.
 
-        Returns a reply for later, and whether no more may be answered now.
+        Returns how many were answered, a reply for later, and whether no more may be answered now.
         """
         started_ns = began_ns = perf_counter_ns()
-        before, noted_ns, later, is_over = len(out), self._server.noted_ns, None, False
         command, command_stats = known
-        rejected, cluster, run_one = command_stats.rejected, self._server.cluster, self._run
+        server, answered = self._server, 0
         context.session.last_command = command.name
-        for request in run:
-            try:
-                command.check_arity(request)
-                if cluster is not None:
-                    cluster.check(command.facts, head_of(request), context.session.is_readonly)
-            except Exception as error:
-                command_stats.rejected += 1
-                reply: bytes | Later = self.error_reply(error)
-            else:
-                reply = run_one(context, command, command_stats, request)
+        try:
+            command.check_arity(run[0])
+            if server.cluster is not None:
+                server.cluster.check(command.facts, head_of(run[0]), context.session.is_readonly)
+        except Exception as error:
+            command_stats.rejected += len(run)
+            out += [self.error_reply(error) for _ in run]
+            return len(run), None, False
+        while True:
+            replies = self._run(context, command, command_stats, run)
             now_ns = perf_counter_ns()
-            if not isinstance(reply, bytes):
-                later, is_over = reply, True
-                command_stats.calls += 1
-                self._time(context, command, command_stats, request, reply, now_ns - began_ns)
+            last = replies[-1]
+            if type(last) is not bytes:
                 break
-            if now_ns - began_ns >= noted_ns:
-                self._server.note(context.session, command, request, now_ns - began_ns)
+            if now_ns - began_ns >= server.noted_ns:
+                server.note(context.session, command, together_as_one(run[: len(replies)]), now_ns - began_ns)
             began_ns = now_ns
-            out.append(reply)
-            if now_ns >= ends_ns or len(reply) > LARGE_REPLY_BYTES:
-                is_over = True
-                break
-        count = len(out) - before - (command_stats.rejected - rejected)
-        if count:
-            command_stats.count(count, began_ns - started_ns)
-        return later, is_over
+            out += replies
+            answered += len(replies)
+            is_over = now_ns >= ends_ns or len(last) > LARGE_REPLY_BYTES
+            if is_over or len(replies) == len(run):
+                command_stats.count(answered, began_ns - started_ns)
+                return answered, None, is_over
+            del run[: len(replies)]
+        if answered:
+            command_stats.count(answered, began_ns - started_ns)
+        command_stats.calls += 1
+        self._time(context, command, command_stats, run[0], last, now_ns - began_ns)
+        return answered + 1, last, True
 
     def _time(
         self,
@@ -215,42 +244,35 @@ class Dispatcher:
         if nanoseconds >= self._server.noted_ns:
             self._server.note(context.session, command, request, nanoseconds)
 
-    def _answer_each(
-        self, context: CommandContext, run: Iterator[Request], out: list[bytes], ends_ns: int
+    def _answer_one(
+        self, context: CommandContext, request: Request, out: list[bytes], ends_ns: int
     ) -> tuple[Later | None, bool]:
-        """Answer requests one by one; returns as above."""
+        """Answer one request, the general way; return a reply for later, and whether no more may be answered now."""
         session = context.session
-        for request in run:
-            session.begin_command()
-            reply = self.reply_to(context, request)
-            end_caching(session, request)
-            if isinstance(reply, (Pending, ExecRunner)):
+        session.begin_command()
+        reply = self.reply_to(context, request)
+        end_caching(session, request)
+        if isinstance(reply, (Pending, ExecRunner)):
+            return reply, True
+        if isinstance(reply, Sliced):
+            reply.is_silent = session.is_silent
+            if reply.acts or not reply.is_silent:
                 return reply, True
-            if isinstance(reply, Sliced):
-                reply.is_silent = session.is_silent
-                if reply.acts or not reply.is_silent:
-                    return reply, True
-                reply.release()
-            elif not session.is_silent:
-                out.append(reply)
-                if len(reply) > LARGE_REPLY_BYTES:
-                    return None, True
-            if session.is_closing or self._server.paused_until_ms or perf_counter_ns() >= ends_ns:
+            reply.release()
+        elif not session.is_silent:
+            out.append(reply)
+            if len(reply) > LARGE_REPLY_BYTES:
                 return None, True
-        return None, False
+        return None, session.is_closing or bool(self._server.paused_until_ms) or perf_counter_ns() >= ends_ns
 
-    def _known_as(self, name: bytes) -> Known | None:
-        """Return a command about keys by its name as typed, None for any other."""
-        try:
-            return self._known[name]
-        except KeyError:
-            command = self._table.get(name)
-            known = None
-            if command is not None and _is_about_keys(command, name):
-                known = Known(command, self._stats.command_stats(command.name))
-            if len(self._known) < SPELLINGS_MAX:
-                self._known[name] = known
-            return known
+    def _learn(self, name: bytes) -> Known | None:
+        """Find a command about keys by its name as typed, None for any other."""
+        command, known = self._table.get(name), None
+        if command is not None and _is_about_keys(command, name):
+            known = Known(command, self._stats.command_stats(command.name))
+        if len(self._known) < SPELLINGS_MAX:
+            self._known[name] = known
+        return known
 
     def reply_to(self, context: CommandContext, request: Request) -> bytes | Later:
         """Answer one request, the general way."""
@@ -275,7 +297,7 @@ class Dispatcher:
         command_stats.calls += 1
         if context.session.tracked is not None and command.name == "exec":
             self._server.look()  # so that its view is as new as what is told before it, and hardly ever newer
-        reply = self._run(context, command, command_stats, request)
+        reply: bytes | Later = self._run(context, command, command_stats, [request])[0]
         try:
             self._time(context, command, command_stats, request, reply, perf_counter_ns() - started)
             if context.session.tracked is not None:
@@ -380,9 +402,8 @@ class Dispatcher:
                 command_stats.failed += 1
                 context.deny(denied.reason, request[denied.position] if denied.position else command.name.encode())
                 return self.error_reply(NoPermError(EXEC_DENIAL.format(EXEC_DENIAL_REASONS[denied.reason])))
-            reply = self._run(context, command, command_stats, request)
+            reply = cast(bytes | Sliced | Pending, self._run(context, command, command_stats, [request])[0])
             self._time(context, command, command_stats, request, reply, perf_counter_ns() - started)
-            assert not isinstance(reply, ExecRunner)
             return reply
         except Exception as error:
             let_go(reply)
@@ -405,24 +426,29 @@ class Dispatcher:
         return self.error_reply(error)
 
     def _run(
-        self, context: CommandContext, command: Command, command_stats: CommandStats, request: Request
-    ) -> bytes | Later:
+        self, context: CommandContext, command: Command, command_stats: CommandStats, requests: list[Request]
+    ) -> list[Any]:
+        """Answer the first of some like requests, one at least; a reply for later is the only one."""
         try:
-            cut = self._cut_of(command, request) if type(request) is LongRequest else None
-            if cut is not None:
-                return self._in_portions(context, command, cut, request)
-            reply = command.execute(context, request)
-            kind = type(reply)
-            if kind is bytes:
-                return b"$%d\r\n%b\r\n" % (len(reply), reply)
+            first = requests[0]
+            if type(first) is LongRequest and (cut := self._cut_of(command, first)) is not None:
+                return [self._in_portions(context, command, cut, first)]
+            replies = command.execute(context, requests)
+            kind = type(replies[0])
+            if kind is Sliced or kind is Pending:
+                return replies
             if kind is ExecPlan:
-                return ExecRunner(self, context, reply)
-            return reply if kind is Sliced or kind is Pending else encode(reply, context.session.protocol)
+                return [ExecRunner(self, context, replies[0])]
+            protocol = context.session.protocol
+            return [
+                b"$%d\r\n%b\r\n" % (len(reply), reply) if type(reply) is bytes else encode(reply, protocol)
+                for reply in replies
+            ]
         except Exception as error:
             command_stats.failed += 1
             if command.name == "exec" and context.session.transaction is not None:
                 context.session.end_transaction()
-            return self.error_reply(error)
+            return [self.error_reply(error)]
 
     def _cut_of(self, command: Command, request: Request) -> Cut | None:
         """Return how a long request is cut; None: it is answered as it is."""

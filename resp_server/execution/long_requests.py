@@ -157,7 +157,7 @@ def _parts(
         check(context, command, portion)
         yield []
     for portion in cut.portions(command, request):
-        reply = command.execute(context, portion)
+        reply = command.execute(context, [portion])[0]
         note(portion)
         if isinstance(reply, Sliced):
             for part in reply.parts:

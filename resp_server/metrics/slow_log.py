@@ -73,6 +73,12 @@ class SlowLog:
         return list(islice(self._entries, count))
 
 
+def together_as_one(requests: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
+    """Return how requests that were answered together are shown: the first, and how many there are behind it."""
+    more = len(requests) - 1
+    return [*requests[0], b"... (%d more requests)" % more] if more else requests[0]
+
+
 def shortened(words: Sequence[bytes], words_max: int = WORDS_MAX, bytes_max: int = WORD_BYTES_MAX) -> list[bytes]:
     """Return a request's words as a log keeps them: neither too many nor too long."""
     kept = list(words[:words_max])

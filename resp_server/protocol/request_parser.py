@@ -6,7 +6,7 @@
 Numbers are checked before anything is allocated for them. A state machine takes an argument at a time and remembers
 where it stands, so that no byte is looked at twice however it arrives. The compiled core, where it runs, has cut what
 is simple before (see `compiled`). Where it does not, a run of like requests at a buffer's front is split at line ends,
-a column at a time (measured: 0.3 us a GET instead of 4; without it the server in Python alone misses its budget).
+all of them at once (measured: 0.3 us a GET instead of 4; without it the server in Python alone misses its budget).
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class RequestParser:
             data = b"".join(self._chunks)
             self._chunks.clear()
         requests: list[Request] = []
-        data, rest = self._portion_of(data)
+        rest = b""
+        if len(data) > PORTION_BYTES and self._in_portions:
+            data, rest = self._portion_of(data)
         if not self._missing and not self.is_restricted and data[:1] == b"*":
             requests, data = split_requests(data)
             if not data and not rest:
@@ -134,8 +136,8 @@ class RequestParser:
 
     def _portion_of(self, data: bytes) -> tuple[bytes, bytes]:
         """Return what is taken now, and the rest: an argument that is waited for is taken as a whole."""
-        size = max(PORTION_BYTES, self._wanted_bytes) if self._in_portions else len(data)
-        return (data, b"") if len(data) <= size else (data[:size], data[size:])
+        size = max(PORTION_BYTES, self._wanted_bytes)
+        return data[:size], data[size:]
 
     def _put_off(self, rest: bytes) -> None:
         """Keep what is behind a portion."""
@@ -256,22 +258,35 @@ def split_requests(data: bytes) -> tuple[list[Request], bytes]:
     parts = data.split(b"\r\n")
     last = len(parts) - 1
     count = _COUNT_OF_LINE.get(parts[0], 0)
-    stride, end = 1 + 2 * count, 0
-    while end + stride <= last and parts[end] == parts[0]:
-        end += stride
-    if not count or not end:
+    stride = 1 + 2 * count
+    if stride == last and count:  # one alone does not pay for the sorting out of many
+        texts = parts[2::2]
+        return ([texts], parts[last]) if parts[1:last:2] == _length_lines(texts) else ([], data)
+    heads = parts[: last - last % stride : stride]
+    alike = len(heads) if heads.count(parts[0]) == len(heads) else _alike(heads)
+    if not count or not alike:
         return [], data
-    columns = []
-    for column in range(2, stride, 2):
-        texts = parts[column:end:stride]
-        try:
-            lengths = list(map(_length_line, map(len, texts)))
-        except IndexError:
-            return [], data
-        if parts[column - 1 : end : stride] != lengths:
-            return [], data
-        columns.append(texts)
-    return list(zip(*columns, strict=True)), parts[last] if end == last else b"\r\n".join(parts[end:])
+    end = alike * stride
+    words = parts[:end]
+    del words[::stride]
+    texts = words[1::2]
+    if words[::2] != _length_lines(texts):
+        return [], data
+    rest = parts[last] if end == last else b"\r\n".join(parts[end:])
+    return list(zip(*[iter(texts)] * count, strict=True)), rest
+
+
+def _length_lines(texts: Sequence[bytes]) -> list[bytes]:
+    """Return the line before each of some texts; none if one of them is not short."""
+    try:
+        return list(map(_length_line, map(len, texts)))
+    except IndexError:
+        return []
+
+
+def _alike(lines: Sequence[bytes]) -> int:
+    """Return how many lines at the front are like the first."""
+    return next((at for at, line in enumerate(lines) if line != lines[0]), len(lines))
 
 
 def _line_end(data: bytes, at: int, too_long: str) -> int:

@@ -7,7 +7,8 @@ the same client waits for it, which bounds what one client can have waiting.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple, cast
@@ -107,13 +108,20 @@ class ProxyDispatcher(Dispatcher):
         return found
 
     def answer(
-        self, context: CommandContext, requests: Iterator[Request], out: list[bytes], ends_ns: int = NEVER_NS
+        self,
+        context: CommandContext,
+        requests: list[Request],
+        out: list[bytes],
+        ends_ns: int = NEVER_NS,
+        requests_max: int = sys.maxsize,
     ) -> Later | None:
         session, applications, rules = context.session, self._applications, self._rules
         first = applications.each[0]
         batch = Batch(session, first.clock, first.deadline_s(), self.error_reply)
-        for request in requests:
-            place, later, is_to_wait = len(batch), None, False
+        answered, later = 0, None
+        for request in requests[:requests_max]:
+            answered += 1
+            place, is_to_wait = len(batch), False
             try:
                 name = request[0]
                 rule = rules[name] if name in rules else self._learn_rule(name)
@@ -140,11 +148,12 @@ class ProxyDispatcher(Dispatcher):
                 let_go(later)
                 later = None
                 self._refuse(session, request, batch, place, error)
-            if later is not None:
-                out += map(whole, batch.replies())
-                return later
-            if is_to_wait or session.is_closing or perf_counter_ns() >= ends_ns:
+            if later is not None or is_to_wait or session.is_closing or perf_counter_ns() >= ends_ns:
                 break
+        del requests[:answered]
+        if later is not None:
+            out += map(whole, batch.replies())
+            return later
         batch.seal()
         if batch.missing:
             return batch

@@ -55,7 +55,7 @@ class Server:
         self.context = ServerContext(config, keyspace, command_table(), clock, clients=self)
         self.dispatcher = dispatcher(self.context)
         self._connect = connection
-        self.turn_scheduler = TurnScheduler()
+        self.turn_scheduler = TurnScheduler(self.context.renew)
         self.write_queue = WriteQueue()
         self._connections: dict[int, Connection] = {}
         self._strangers: dict[int, Connection] = {}  # who had to authenticate when it came, the oldest first

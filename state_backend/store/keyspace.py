@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import takewhile
 from random import choices
 from typing import Self
 
@@ -20,7 +21,7 @@ from state_backend.model.generations import query_of
 from state_backend.model.key_groups import ALL, NONE, KeyGroups
 from state_backend.model.slots import position_of, slot_of
 from state_backend.store.memory_store import MemoryStore
-from state_backend.store.store import Applied, Snapshot, Store
+from state_backend.store.store import Applied, Snapshot, Store, Text
 
 # Told which keys may read differently from now on; None: any.
 OnChange = Callable[[Sequence[bytes] | None], None]
@@ -314,6 +315,19 @@ class KeyspaceView:
         if self._missing and (slot := slot_of(key)) in self._missing.get(name, NONE):
             raise SlotLoadingError(f"slot {slot} of job '{name}' is not loaded here yet, ask again in a moment")
         return snapshot
+
+    def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
+        """Return the values of the first of some keys, one at least, as `Snapshot.texts` does."""
+        if self._only_fresh is not None and self._slots is ALL:
+            return self._only_fresh.texts(keys)
+        first = self.at(keys[0])
+        return first.texts(list(takewhile(lambda key: self._is_at(first, key), keys)))
+
+    def _is_at(self, snapshot: Snapshot, key: bytes) -> bool:
+        try:
+            return self.at(key) is snapshot
+        except StoreError:
+            return False
 
     def store_at(self, key: bytes) -> Store | None:
         """Return the store of a key's job; None for a key of no job."""

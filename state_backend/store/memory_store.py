@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from random import choice
@@ -19,7 +20,7 @@ from state_backend.model.key_groups import ALL, KeyGroups
 from state_backend.model.records import Change, Op, changes_in
 from state_backend.model.slots import field_position_of, position_of, slot_of
 from state_backend.store.changed_keys import EPOCHS_KEPT, REMOVALS_KEPT
-from state_backend.store.store import Applied, Entry, EpochChanges, Snapshot, Store, Text
+from state_backend.store.store import READ_TOGETHER_BYTES_MAX, Applied, Entry, EpochChanges, Snapshot, Store, Text
 
 SETS = (Kind.SET, Kind.SORTED_SET)
 # As in the LMDB store: a clock that is set back by less makes no difference to what was noted.
@@ -322,6 +323,15 @@ class MemorySnapshot(Snapshot):
         if held.kind is not Kind.VALUE:
             raise WrongKindError(f"{key!r} holds a {held.kind}, not a value")
         return held.value
+
+    def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
+        texts: list[Text | None] = []
+        with suppress(WrongKindError):
+            for text in map(self.text, keys):
+                if isinstance(text, bytes) and len(text) > READ_TOGETHER_BYTES_MAX:
+                    return texts or [text]
+                texts.append(text)
+        return texts or [self.text(keys[0])]
 
     def field_texts(self, key: bytes, names: Sequence[bytes]) -> list[Text | None]:
         fields = self._map(key)

@@ -83,6 +83,9 @@ class LongText(NamedTuple):
 # A value of a key or a field.
 Text = bytes | LongText
 
+# A longer value is read by itself, so that what is read together is bounded (guess).
+READ_TOGETHER_BYTES_MAX = 16 << 10
+
 # Cursors of scans of large maps, sets and sorted sets are below this number, and members are spread over it evenly.
 FIELD_POSITIONS = 1 << 48
 
@@ -211,7 +214,11 @@ class Snapshot(ABC):
 
     @abstractmethod
     def text(self, key: bytes) -> Text | None:
-        """Return the value of a value state's key, of no matter what length. The hot path of GET."""
+        """Return the value of a value state's key, of no matter what length."""
+
+    @abstractmethod
+    def texts(self, keys: Sequence[bytes]) -> list[Text | None]:
+        """Return the values of the first of some keys, one at least; what is long, or raises, comes by itself."""
 
     def value(self, key: bytes) -> bytes | None:
         """Return the value of a value state's key as a whole."""

@@ -42,7 +42,7 @@ def tell(*ignored: object) -> None:
 
 if __name__ == "__main__":
     for owner, name in (
-        (Connection, "_turn"),
+        (Connection, "_take_turn"),
         (Connection, "data_received"),
         (Server, "_tell"),
         (InvalidationSender, "_step"),

@@ -663,7 +663,7 @@ class StoresAgreeWhenPositionsCollide(StoresAgree):
         def crc_hqx(text: bytes, start: int) -> int:
             return sum(text) % 3
 
-        for module in ("model.slots", "lmdb.layout", "lmdb.value_reader"):
+        for module in ("model.slots", "lmdb.layout"):
             self.patches.enter_context(patch(f"state_backend.{module}.crc_hqx", crc_hqx))
             self.patches.enter_context(patch(f"state_backend.{module}.crc32", lambda text: 7))
 

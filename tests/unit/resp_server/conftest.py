@@ -11,7 +11,7 @@ from resp_server.config import ServerConfig
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.protocol.replies import Sliced, SlicedEncoder
-from resp_server.protocol.request_parser import RequestParser
+from resp_server.protocol.request_parser import Request, RequestParser
 from resp_server.session.session import Session
 from state_backend.codec import packed_map
 from state_backend.model.descriptor import StateDescriptor
@@ -54,7 +54,7 @@ class Client:
 
     def send(self, *requests: list[bytes]) -> bytes:
         """Answer requests as they come in one buffer."""
-        waiting = iter(requests)
+        waiting: list[Request] = list(requests)
         out: list[bytes] = []
         while (sliced := self.dispatcher.answer(self.call, waiting, out)) is not None:
             out.append(self.drain(sliced))

@@ -455,7 +455,7 @@ def test_prefixes_count_with_those_that_a_client_has_already(client: Any) -> Non
 
 @pytest.mark.parametrize("words", [[], [b"INFO"], [b"INFO", *[b"client", b"nope"] * 100], [b"DOCS"]])
 def test_the_table_is_told_in_steps_of_a_row(client: Any, words: list[bytes]) -> None:
-    sliced = client.dispatcher.answer(client.call, iter([[b"COMMAND", *words]]), [])
+    sliced = client.dispatcher.answer(client.call, [[b"COMMAND", *words]], [])
     rows = len(words) - 1 if len(words) > 1 else len(client.server.table)
     per_row = 2 if words == [b"DOCS"] else 1
     assert [len(part) for part in sliced.parts] == [per_row] * rows
@@ -467,7 +467,7 @@ def test_the_table_is_told_in_steps_of_a_row(client: Any, words: list[bytes]) ->
 )
 def test_when_many_fields_expire_is_told_in_steps(client: Any, name: bytes, shown: int) -> None:
     request = [name, b"job:visits:ttl", b"FIELDS", b"1200", *[b"on", b"off", b"none"] * 400]
-    sliced = client.dispatcher.answer(client.call, iter([request]), [])
+    sliced = client.dispatcher.answer(client.call, [request], [])
     assert client.drain(sliced) == encode([shown, -1, -2] * 400, 2)
 
 

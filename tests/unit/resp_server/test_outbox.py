@@ -10,8 +10,10 @@ from resp_server.client.write_queue import WAITING_BYTES_MAX, WriteQueue
 class Sender:
     def __init__(self, sent: list[tuple[str, bytes]], name: str) -> None:
         self._sent, self._name = sent, name
+        self.unsent_bytes = 0
 
     def send_now(self, reply: bytes) -> None:
+        self.unsent_bytes -= len(reply)
         self._sent.append((self._name, reply))
 
 
@@ -24,7 +26,9 @@ def test_what_a_round_answers_is_sent_at_its_end_in_order() -> None:
             write_queue.add(other, b"2")
             write_queue.add(one, b"3")
             assert len(sent) == 3 * number
+            assert (one.unsent_bytes, other.unsent_bytes) == (2, 1)
             await asyncio.sleep(0)
+            assert (one.unsent_bytes, other.unsent_bytes) == (0, 0)
             assert sent[-3:] == [("one", b"1"), ("other", b"2"), ("one", b"3")]
             assert len(sent) == 3 * (number + 1)
 

@@ -79,3 +79,18 @@ def test_a_round_is_long_once_it_has_lasted_or_while_somebody_waits(monkeypatch:
         assert not waiting.is_long
 
     asyncio.run(run())
+
+
+def test_what_is_done_once_a_round_is_due_again_when_it_ended_or_has_lasted() -> None:
+    async def run() -> None:
+        done = list[str]()
+        waiting = TurnScheduler(lambda: done.append("done"))
+        assert waiting.fresh_until_ns == 0
+        waiting.refresh(1)
+        assert (done, waiting.fresh_until_ns) == (["done"], 1 + turn_scheduler.ROUND_NS_MAX)
+        waiting.refresh(waiting.fresh_until_ns)
+        assert (done, waiting.fresh_until_ns) == (["done"] * 2, 1 + 2 * turn_scheduler.ROUND_NS_MAX)
+        await rounds(1)
+        assert waiting.fresh_until_ns == 0
+
+    asyncio.run(run())
