@@ -36,6 +36,7 @@ cdef class Poller:
     cdef int run_round(self, int64_t began_ns) except -1
     cdef int go_on(self, int64_t ends_ns) except -1
     cdef int hear(self, int64_t ends_ns) except -1
+    cdef Transport begin(self, Transport transport)
     cdef int answer_heard(self) except -1
     cdef bint looks_ahead(self, Transport transport) except -1
     cdef int run_soon(self) except -1
@@ -58,6 +59,8 @@ cdef class Transport:
     cdef size_t begun_bytes, begun_size
     cdef char* unsent
     cdef size_t unsent_from, unsent_bytes, unsent_size
+    cdef size_t sealed_bytes  # encrypted already, and not taken by the client yet
+    cdef bint has_records  # encrypted input was read from the socket and not decrypted yet
     cdef size_t high, low
     cdef size_t start, end  # of its replies in the round's output
     cdef char* input  # what was read and is to be answered, in the poller's
@@ -65,6 +68,8 @@ cdef class Transport:
     cdef int watch(self) except -1
     cdef int take_turn(self, uint32_t events) except -1
     cdef int read(self) except -1
+    cdef ssize_t receive(self, char* into, size_t room) except -2
+    cdef ssize_t transmit(self, const char* data, size_t size) except -2
     cdef int answer_input(self) except -1
     cdef int go_on_later(self) except -1
     cdef int answer(self, char* data, size_t size) except -1
@@ -77,3 +82,11 @@ cdef class Transport:
     cdef int pause_if_much(self) except -1
     cdef int send_all(self) except -1
     cdef int end_now(self, error) except -1
+
+cdef class TlsTransport(Transport):
+    cdef object tls, incoming, outgoing
+    cdef bint may_have_more  # the socket, behind what was read of it
+    cdef bint is_over  # the client said goodbye
+    cdef bytes sealed  # encrypted: its last `sealed_bytes` are to be sent
+    cdef int seal(self) except -1
+    cdef bint send_sealed(self) except -1

@@ -13,8 +13,9 @@ A client that does not take its replies is not read (back-pressure): what it did
 told to pause when that is more than its limit.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.time cimport monotonic_ns
 from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t
@@ -22,6 +23,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
 import os
+import ssl
 
 from resp_server.native.core cimport Hearer, Reads
 
@@ -47,6 +49,7 @@ cdef enum:
     BEGUN_BYTES_MAX = 32768  # of a request in parts; the general path keeps a longer one
     OUTPUT_BYTES_MAX = 1 << 20  # of a round: beyond, it is sent at once
     HIGH_BYTES = 65536
+    SEALED_BYTES = 262144  # encrypted at a time
     ROUND_NS_MAX = 5000000  # what is left has to wait until others were heard
     TURN_NS = 1000000  # of the event loop: no other round begins behind it
     BEGUN_BYTES_KEPT = 4096  # an idle client keeps no larger buffer
@@ -79,11 +82,20 @@ cdef class Poller:
 
     def add(self, sock, protocol):
         """Take a connected socket, which does not block, for a protocol."""
-        cdef Transport transport = Transport(self, sock, protocol)
+        return self.begin(Transport(self, sock, protocol))
+
+    def add_encrypted(self, sock, protocol, tls, incoming, outgoing):
+        """Take a connected socket behind its TLS handshake: an `ssl.SSLObject` and its two `ssl.MemoryBIO`."""
+        cdef TlsTransport transport = TlsTransport(self, sock, protocol)
+        transport.tls, transport.incoming, transport.outgoing = tls, incoming, outgoing
+        transport.has_records = incoming.pending > 0 or tls.pending() > 0
+        return self.begin(transport)
+
+    cdef Transport begin(self, Transport transport):
         self.transports.add(transport)
         try:
-            protocol.connection_made(transport)
-            transport.watch()
+            transport.protocol.connection_made(transport)
+            transport.resume_reading()
         except Exception as error:
             transport.fail(error)
         return transport
@@ -325,7 +337,7 @@ cdef class Transport:
         return self.low, self.high
 
     def get_write_buffer_size(self):
-        return self.unsent_bytes + self.end - self.start
+        return self.unsent_bytes + self.sealed_bytes + self.end - self.start
 
     def can_write_eof(self):
         return False
@@ -337,6 +349,10 @@ cdef class Transport:
     def resume_reading(self):
         self.wants_input = True
         self.watch()
+        if self.has_records:  # epoll knows nothing of these
+            self.has_input = True
+            self.go_on_later()
+            self.poller.run_soon()
 
     def write(self, data):
         cdef Py_buffer view
@@ -363,7 +379,7 @@ cdef class Transport:
         """Close; what was not sent is lost."""
         if not self.is_closed:
             self.is_ending = True
-            self.unsent_from = self.unsent_bytes = self.start = self.end = 0
+            self.unsent_from = self.unsent_bytes = self.sealed_bytes = self.start = self.end = 0
             self.is_stuck = False
             self.watch()
             self.poller.send_later(self)
@@ -427,23 +443,35 @@ cdef class Transport:
             return 0  # sending tells whether the peer is gone; epoll tells again when input is wanted again
         poller.reads_done += 1
         self.input = poller.input + poller.input_used
-        got = recv(self.descriptor, self.input + self.begun_bytes, room, MSG_DONTWAIT)
-        if got < 0:
-            if errno == EINTR:
-                return self.go_on_later()
-            self.has_input = False
-            return 0 if errno == EAGAIN else self.end_now(OSError(errno, os.strerror(errno)))
-        if got == 0:
-            self.has_input = False
-            return self.read_end()
-        # A read that is not full took all, and what comes behind it is told of; but the end is told of once.
-        self.has_input = <size_t>got == room or self.is_at_end
+        got = self.receive(self.input + self.begun_bytes, room)
+        if got <= 0:
+            return self.read_end() if got == 0 else 0
         if self.begun_bytes:
             memcpy(self.input, self.begun, self.begun_bytes)
         self.input_bytes = self.begun_bytes + got
         poller.input_used += self.input_bytes
         poller.heard.append(self)
         return poller.answer_heard() if poller.input_used >= HEARD_BYTES else 0
+
+    cdef ssize_t receive(self, char* into, size_t room) except -2:
+        """Read: how many bytes came, 0 at the end, -1 where none did or the connection broke. `has_input`: there may be more."""
+        cdef ssize_t got = recv(self.descriptor, into, room, MSG_DONTWAIT)
+        while got < 0 and errno == EINTR:
+            got = recv(self.descriptor, into, room, MSG_DONTWAIT)
+        # A read that is not full took all, and what comes behind it is told of; but the end is told of once.
+        self.has_input = got > 0 and (<size_t>got == room or self.is_at_end)
+        if got < 0 and errno != EAGAIN:
+            self.end_now(OSError(errno, os.strerror(errno)))
+        return got
+
+    cdef ssize_t transmit(self, const char* data, size_t size) except -2:
+        """Write: how many bytes were taken. Ends a connection that broke."""
+        cdef ssize_t sent = send(self.descriptor, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)
+        if sent >= 0:
+            return sent
+        if errno != EAGAIN and errno != EINTR:
+            self.end_now(OSError(errno, os.strerror(errno)))
+        return 0
 
     cdef int answer_input(self) except -1:
         """Answer what was read, if the connection is still there. What fails ends this connection alone."""
@@ -577,17 +605,15 @@ cdef class Transport:
         cdef const char* data = self.poller.out.data + self.start if size else self.unsent + self.unsent_from
         if not size:
             size = self.unsent_bytes
-        if size:
+        if size or self.sealed_bytes:
             self.poller.writes_done += 1
-            sent = send(self.descriptor, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)
-            if sent < 0:
-                if errno != EAGAIN and errno != EINTR:
-                    return self.end_now(OSError(errno, os.strerror(errno)))
-                sent = 0
-        self.is_stuck = <size_t>sent < size
+            sent = self.transmit(data, size)
+            if self.is_closed:
+                return 0
+        self.is_stuck = <size_t>sent < size or self.sealed_bytes > 0
         if self.end != self.start:
             self.start = self.end = 0
-            if self.is_stuck:
+            if <size_t>sent < size:
                 self.keep(data + sent, size - sent)
         else:
             self.unsent_bytes -= sent
@@ -610,9 +636,93 @@ cdef class Transport:
         if self.watched:
             epoll_ctl(self.poller.descriptor, EPOLL_CTL_DEL, self.descriptor, NULL)
         self.is_closed = True
-        self.begun_bytes = self.unsent_bytes = self.start = self.end = 0
+        self.begun_bytes = self.unsent_bytes = self.sealed_bytes = self.start = self.end = 0
         self.poller.closed.append(self)  # an event of this round may still name it
         self.poller.transports.discard(self)
         self.sock.close()
         self.poller.loop.call_soon(self.protocol.connection_lost, error)
         return 0
+
+
+cdef class TlsTransport(Transport):
+    """A client's socket behind its TLS handshake: Python's `ssl`, working on memory, between the socket and the core."""
+
+    def get_extra_info(self, name, default=None):
+        if name == "ssl_object":
+            return self.tls
+        if name == "sslcontext":
+            return self.tls.context
+        return Transport.get_extra_info(self, name, default)
+
+    cdef ssize_t receive(self, char* into, size_t room) except -2:
+        """Read and decrypt; what was read before comes first."""
+        cdef ssize_t got
+        cdef size_t taken = 0
+        if not self.has_records and not self.is_over:
+            got = Transport.receive(self, into, room)
+            if got <= 0:
+                return got
+            self.may_have_more = self.has_input
+            self.incoming.write(PyMemoryView_FromMemory(into, got, PyBUF_READ))
+            self.has_records = True
+        try:
+            while taken < room and self.has_records:
+                got = self.tls.read(room - taken, PyMemoryView_FromMemory(into + taken, room - taken, PyBUF_WRITE))
+                taken += got
+                self.is_over = got == 0
+                self.has_records = got > 0 and (self.incoming.pending > 0 or self.tls.pending() > 0)
+        except ssl.SSLWantReadError:  # the rest of a record has not come
+            self.has_records = False
+        except OSError as error:
+            self.end_now(error)
+            return -1
+        if self.outgoing.pending and self.sealed is None:  # the answer to what is not data
+            self.seal()
+            self.poller.send_later(self)
+        self.has_input = self.may_have_more or self.has_records or self.is_at_end or self.is_over
+        if taken or self.is_over:
+            return taken
+        if self.has_input:
+            self.go_on_later()
+        return -1
+
+    cdef ssize_t transmit(self, const char* data, size_t size) except -2:
+        """Encrypt and write, a part at a time; the last part that was encrypted may be kept."""
+        cdef size_t done = 0, part
+        while self.send_sealed() and (done < size or self.outgoing.pending):
+            part = min(size - done, <size_t>SEALED_BYTES)
+            if part:
+                try:
+                    done += <size_t>self.tls.write(PyMemoryView_FromMemory(<char*>data + done, part, PyBUF_READ))
+                except OSError as error:
+                    self.end_now(error)
+                    return 0
+            self.seal()
+        return done
+
+    cdef int seal(self) except -1:
+        self.sealed = self.outgoing.read()
+        self.sealed_bytes = len(self.sealed)
+        return 0
+
+    cdef bint send_sealed(self) except -1:
+        """Send what is encrypted; False where the client does not take all of it, or is gone."""
+        if self.sealed_bytes:
+            self.sealed_bytes -= Transport.transmit(
+                self, <const char*>self.sealed + len(self.sealed) - self.sealed_bytes, self.sealed_bytes
+            )
+        if self.sealed_bytes or self.is_closed:
+            return False
+        self.sealed = None
+        return True
+
+    cdef int end_now(self, error) except -1:
+        """Say goodbye, unless a record is half sent, and close."""
+        if error is None and self.sealed is None and not self.is_closed:
+            try:
+                self.tls.unwrap()
+            except OSError:
+                pass  # the client's goodbye is not waited for
+            self.seal()
+            send(self.descriptor, <const char*>self.sealed, len(self.sealed), MSG_NOSIGNAL | MSG_DONTWAIT)
+        return Transport.end_now(self, error)

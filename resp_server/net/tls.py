@@ -14,9 +14,10 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from state_backend.model.errors import SparkisError
 
@@ -32,10 +33,15 @@ NOT_ITS_KEY = ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED", "KEY_TYPE_MISMA
 
 # A handshake is two round trips and a few milliseconds; who takes longer holds up nobody but a place (guess).
 HANDSHAKE_S_MAX = 10.0
+HANDSHAKE_BYTES = 16384  # read at a time
 # So that a flood of connections does not hold up those that are there.
 ACCEPTS_AT_ONCE = 64
 # After an error of the system, such as no file descriptor being left.
 ACCEPT_PAUSE_S = 0.5
+
+
+# The TLS object of a connection, what it decrypts, and what it encrypted.
+Secured = tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]
 
 
 class TlsError(SparkisError):
@@ -280,12 +286,23 @@ def why(error: BaseException) -> str:
 # -- taking connections -----------------------------------------------------------------------------------------------
 
 
-async def take_in(client: socket.socket, protocol: Callable[[], asyncio.Protocol], certificates: Certificates) -> bool:
-    """Give a connection to a protocol once its handshake is done; False if it fails: then the socket is closed."""
+async def take_in(
+    client: socket.socket, protocol: Callable[[], asyncio.Protocol], certificates: Certificates, poller: Any = None
+) -> bool:
+    """Give a connection to a protocol once its handshake is done; False if it fails: then the socket is closed.
+
+    poller: the compiled core's, which encrypts and decrypts from then on; without it asyncio does.
+    """
+    context = certificates.for_client()
     try:
-        await asyncio.get_running_loop().connect_accepted_socket(
-            protocol, client, ssl=certificates.for_client(), ssl_handshake_timeout=HANDSHAKE_S_MAX
-        )
+        if poller is None:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                protocol, client, ssl=context, ssl_handshake_timeout=HANDSHAKE_S_MAX
+            )
+        else:
+            async with asyncio.timeout(HANDSHAKE_S_MAX):
+                secured = await _shake_hands(client, context)
+            poller.add_encrypted(client, protocol(), *secured)
     except OSError as error:  # those of TLS are some of these
         level = logging.INFO if isinstance(error, ssl.SSLError) else logging.DEBUG
         logger.log(level, "a client was not taken in: %s", why(error))
@@ -297,24 +314,50 @@ async def take_in(client: socket.socket, protocol: Callable[[], asyncio.Protocol
     return True
 
 
+async def _shake_hands(
+    client: socket.socket, context: ssl.SSLContext
+) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+    """Do the handshake of a server. OSError if it fails, also for what the client shows."""
+    loop = asyncio.get_running_loop()
+    client.setblocking(False)
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_side=True)
+    is_done = False
+    while not is_done:
+        try:
+            tls.do_handshake()
+            is_done = True
+        except ssl.SSLWantReadError:
+            pass
+        finally:
+            if outgoing.pending:  # of a handshake that failed, too: it says why
+                await loop.sock_sendall(client, outgoing.read())
+        if not is_done:
+            received = await loop.sock_recv(client, HANDSHAKE_BYTES)
+            if not received:
+                raise ConnectionResetError("it closed the connection within its handshake")
+            incoming.write(received)
+    return tls, incoming, outgoing
+
+
 class TlsListener:
     """Takes the connections of a listening socket. Runs on the event loop's thread.
 
     asyncio's own servers keep the context that they were started with; this one asks for it each time.
+    take      takes a socket, and answers whether its handshake succeeded
     has_room  told how many handshakes are under way; False: a new connection is closed
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        certificates: Certificates,
-        protocol: Callable[[], asyncio.Protocol],
+        take: Callable[[socket.socket], Coroutine[Any, Any, bool]],
         has_room: Callable[[int], bool],
     ) -> None:
         listener.setblocking(False)
         self._listener = listener
-        self._certificates = certificates
-        self._protocol = protocol
+        self._take = take
         self._has_room = has_room
         self._loop = asyncio.get_running_loop()
         self._arriving: set[asyncio.Task[bool]] = set()
@@ -348,6 +391,6 @@ class TlsListener:
                 client.close()
                 continue
             client.setblocking(False)
-            task = self._loop.create_task(take_in(client, self._protocol, self._certificates))
+            task = self._loop.create_task(self._take(client))
             self._arriving.add(task)
             task.add_done_callback(self._arriving.discard)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -23,7 +24,7 @@ from resp_server.execution.context import ServerContext
 from resp_server.execution.dispatcher import Dispatcher
 from resp_server.net.addresses import address_of
 from resp_server.net.listeners import PolledListener, listen_at_ports, take_client
-from resp_server.net.tls import Certificates, TlsListener
+from resp_server.net.tls import Certificates, TlsListener, take_in
 from resp_server.protocol.errors import DeniedError, PlainError, ReplyError
 from resp_server.push.invalidation_sender import InvalidationSender
 from resp_server.session.session import Session
@@ -110,7 +111,7 @@ class Server:
         if certificates is not None:
             self.context.tls_port = encrypted[0].getsockname()[1]
             for each in encrypted:
-                self._listeners.append(TlsListener(each, certificates, lambda: self._connect(self), self._has_room))
+                self._listeners.append(TlsListener(each, partial(self._take_encrypted, certificates), self._has_room))
         self.look_after()
 
     def begin_polling(self) -> None:
@@ -119,12 +120,23 @@ class Server:
             self._poller = native.sockets.Poller(asyncio.get_running_loop(), self.context, self.dispatcher.compiled)
             self.dispatcher.poll(self._poller)
 
-    async def take(self, client: socket.socket, connect: Callable[[], Connection]) -> None:
-        """Take in a client that somebody else accepted. OSError if it has gone."""
+    async def _take_encrypted(self, certificates: Certificates, client: socket.socket) -> bool:
+        return await self.take(client, lambda: self._connect(self), certificates)
+
+    async def take(
+        self, client: socket.socket, connect: Callable[[], Connection], certificates: Certificates | None = None
+    ) -> bool:
+        """Take in a client that was accepted, with TLS if there are certificates; False if its handshake fails.
+
+        OSError if it has gone.
+        """
+        if certificates is not None:
+            return await take_in(client, connect, certificates, self._poller)
         if self._poller is not None:
             take_client(self._poller, client, connect())
         else:
             await asyncio.get_running_loop().connect_accepted_socket(connect, client)
+        return True
 
     def _has_room(self, arriving: int) -> bool:
         """Tell whether one more client may begin a handshake."""

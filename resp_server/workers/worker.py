@@ -25,7 +25,7 @@ from resp_server.client.connection import Connection
 from resp_server.cluster.topology import Topology
 from resp_server.config import ServerConfig
 from resp_server.net.listeners import make_room_for
-from resp_server.net.tls import Certificates, TlsError, TlsFiles, take_in
+from resp_server.net.tls import Certificates, TlsError, TlsFiles
 from resp_server.protocol.replies import Pending
 from resp_server.serving.job_catalog import LocalJobCatalog
 from resp_server.serving.server import Server
@@ -195,12 +195,9 @@ class Worker:
         def handed() -> _Handed:
             return _Handed(self.server, client_id, self._left)
 
-        if certificates is not None:
-            if not await take_in(client, handed, certificates):
-                self._left(client_id)
-            return
         try:
-            await self.server.take(client, handed)
+            if not await self.server.take(client, handed, certificates):
+                self._left(client_id)
         except OSError as error:
             logger.debug("client %d went before it was taken in: %s", client_id, error)
             client.close()
