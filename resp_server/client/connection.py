@@ -65,7 +65,7 @@ class ConnectionHost(Protocol):
     def remove(self, session_id: int) -> None:
         """Remove a client whose connection ended."""
 
-    def keep_told(self, connection: Connection) -> None:
+    def keep_notified(self, connection: Connection) -> None:
         """Send a client the news of its epoch feed for as long as it follows."""
 
 
@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
             self._send([self._server_context.pending_pushes(epoch_feed)])
 
     @alone
-    def tell_invalid(self) -> None:
+    def send_invalidations(self) -> None:
         """Tell a client that tracks which keys changed, unless that would be within a reply, or much waits for it."""
         if self._sliced is None and self._is_writable and not self._transport.is_closing():
             self._send([self._server_context.invalid_for(self.session, is_within=self._pending is not None)])
@@ -436,7 +436,7 @@ class Connection(asyncio.Protocol):
         if has_more or not self._is_reading or self._is_ending or self.session.is_closing:
             self._settle(has_more)
         if self.session.epoch_feed is not None:
-            self._server.keep_told(self)
+            self._server.keep_notified(self)
         is_waiting = has_more or self._pending is not None
         self.is_calm = not (is_waiting or self._input or self._parser.buffered_bytes) and self._is_reading
 
@@ -544,7 +544,7 @@ class Connection(asyncio.Protocol):
         epoch_feed = self.session.epoch_feed
         if epoch_feed is not None:
             out.insert(before, self._server_context.pending_pushes(epoch_feed))
-            out.append(self._server_context.news_around(epoch_feed))
+            out.append(self._server_context.pending_pushes_around(epoch_feed))
         if self.session.tracked is not None:
             self._server_context.look()
             out.append(self._server_context.invalid_for(self.session, is_within=True))

@@ -88,7 +88,7 @@ def monitor(context: CommandContext) -> Reply:
 @question(ANNOUNCE)
 def monitors_are_elsewhere(server: ServerContext, nothing: None) -> None:
     """Forward this process's requests to monitors at other processes from now on."""
-    server.monitors.are_elsewhere(True)
+    server.monitors.set_elsewhere(True)
 
 
 @question(SHOW)

@@ -156,7 +156,7 @@ def client_caching(context: CommandContext, mode: bytes) -> Reply:
     wanted = "OPTIN" if word == b"YES" else "OPTOUT"
     if not (state.is_optin if word == b"YES" else state.is_optout):
         raise PlainError(f"CLIENT CACHING {word.decode()} is only valid when tracking is enabled in {wanted} mode.")
-    state.is_caching_given = True
+    state.is_caching_set = True
     return OK
 
 
@@ -177,9 +177,9 @@ def client_trackinginfo(context: CommandContext) -> Reply:
         (b"on", True),
         (b"bcast", state.is_bcast),
         (b"optin", state.is_optin),
-        (b"caching-yes", state.is_optin and state.is_caching_given),
+        (b"caching-yes", state.is_optin and state.is_caching_set),
         (b"optout", state.is_optout),
-        (b"caching-no", state.is_optout and state.is_caching_given),
+        (b"caching-no", state.is_optout and state.is_caching_set),
         (b"noloop", state.is_noloop),
         (b"broken_redirect", state.is_broken),
     ]

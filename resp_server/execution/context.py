@@ -88,7 +88,7 @@ class ServerContext:
         self.memory_at_start = memory_now()
         self.monitors = Monitors(self)
         self.paused_until_ms = 0  # by CLIENT PAUSE
-        self.look_closely()
+        self.update_observation()
         self.held = PinnedEpochs(self.keyspace)
         self.cluster_bus = ClusterBus(self)
         self.message_bus = MessageBus(self)
@@ -99,11 +99,11 @@ class ServerContext:
         self.held.look(self.clock())
         if self.view.routes_version != self.keyspace.version:
             self.renew()  # it keeps the files of stores that went until then, and no client may ask for long
-        self.notifications.look_soon()
+        self.notifications.poll_soon()
 
     def stand(self, standing: NodeView) -> None:
         """Answer as this node of this topology from the next input buffer on."""
-        self._note_changes(None)
+        self._on_changed_keys(None)
         self.cluster = standing
         before, self.view = self.view, self._own_view(self.clock())
         before.close()
@@ -120,7 +120,7 @@ class ServerContext:
         self.slow.cut(self.config.slow_entries_max)
         self.notifications.configure()
         self.tracking.limit(self.config.tracked_keys_max)
-        self.look_closely()
+        self.update_observation()
 
     def reset_statistics(self) -> None:
         """Count from zero again."""
@@ -134,7 +134,7 @@ class ServerContext:
         is_measured = 0 <= self.config.slow_over_us < ONE_BY_ONE_US
         return is_measured or bool(self.monitors) or self.paused_until_ms > 0
 
-    def look_closely(self) -> None:
+    def update_observation(self) -> None:
         """Do what `is_observed` says, and say from which time on a request is noted."""
         config = self.config
         slow_ns = config.slow_over_us * 1000 if config.slow_over_us >= 0 else NEVER_NS
@@ -147,12 +147,12 @@ class ServerContext:
     def pause(self, until_ms: int) -> None:
         """Answer nobody until a time, or until a later one that was given before."""
         self.paused_until_ms = max(self.paused_until_ms, until_ms)
-        self.look_closely()
+        self.update_observation()
 
     def unpause(self) -> None:
         """Answer again."""
         self.paused_until_ms = 0
-        self.look_closely()
+        self.update_observation()
         self.clients.resume()
 
     def pause_left_ms(self) -> int:
@@ -183,26 +183,26 @@ class ServerContext:
         return SlotView(keyspace, self.cluster.slots, now_ms, on_change)
 
     def _own_view(self, now_ms: int) -> KeyspaceView:
-        view = self.view_of(self.keyspace, now_ms, self._note_changes)
-        view.on_removal = self._note_removal
+        view = self.view_of(self.keyspace, now_ms, self._on_changed_keys)
+        view.on_removal = self._on_removal
         return view
 
-    def _note_removal(self, snapshot: Snapshot, removals: int) -> None:
+    def _on_removal(self, snapshot: Snapshot, removals: int) -> None:
         """Tell who holds keys that have expired."""
         if not self.tracking.is_idle:
             self.change_counter += 1
-            self._tell_changed(snapshot.expired_since(removals))
+            self._record_changes(snapshot.expired_since(removals))
 
     @property
     def is_slave(self) -> bool:
         """Tell whether clients are told that this is a replica: by the topology of a cluster, else by the settings."""
         return self.config.is_slave if self.cluster is None else self.cluster.is_replica
 
-    def _note_changes(self, keys: Sequence[bytes] | None) -> None:
+    def _on_changed_keys(self, keys: Sequence[bytes] | None) -> None:
         self.change_counter += 1
-        self._tell_changed(keys)
+        self._record_changes(keys)
 
-    def _tell_changed(self, keys: Sequence[bytes] | None) -> None:
+    def _record_changes(self, keys: Sequence[bytes] | None) -> None:
         """Have those told who hold keys. This runs in the turn of whoever reads first: it is not to pay for others."""
         if not self.attempt(self.tracking.changed, keys):
             self.cut_who_tracks()
@@ -222,11 +222,11 @@ class ServerContext:
         epoch_feed.change_counter = self.change_counter
         return epoch_feed.pending_pushes(self.view.reached(), self._topology_version)
 
-    def news_around(self, epoch_feed: EpochFeed) -> bytes:
+    def pending_pushes_around(self, epoch_feed: EpochFeed) -> bytes:
         """Move to the newest epochs, and return what is new, before a reply that may be as new or a little older."""
         self.look()
         epoch_feed.change_counter = self.change_counter
-        return epoch_feed.news_around(self.view.reached(), self._topology_version)
+        return epoch_feed.pending_pushes_around(self.view.reached(), self._topology_version)
 
     @property
     def _topology_version(self) -> int:
@@ -238,7 +238,7 @@ class ServerContext:
         session.epoch_feed = EpochFeed()
         self.look()
         if has_keys:
-            self.tracking.appliers[session.epoch_feed] = None
+            self.tracking.listeners[session.epoch_feed] = None
         return self.pending_pushes(session.epoch_feed)
 
     def leave(self, session: Session) -> None:
@@ -253,13 +253,13 @@ class ServerContext:
 
     def _leave(self, session: Session) -> None:
         if session.epoch_feed is not None:
-            self.tracking.appliers.pop(session.epoch_feed, None)
+            self.tracking.listeners.pop(session.epoch_feed, None)
             session.epoch_feed = None
 
     def invalid_for(self, session: Session, *, is_within: bool = False) -> bytes:
         """Return what a client that tracks has to be told, as it is sent. is_within: see `Tracked.take`."""
         tracked = session.tracked
-        if tracked is None or not tracked.is_owed or tracked.redirect:
+        if tracked is None or not tracked.has_pending or tracked.redirect:
             return b""
         told = self.tracking.take(tracked, PUSH, is_within=is_within)
         return told if session.protocol > RESP2 else b""

@@ -120,10 +120,10 @@ def let_go(reply: bytes | Later | None) -> None:
 def end_caching(session: Session, request: Request) -> None:
     """Forget CLIENT CACHING once the request behind it was answered, or all of a transaction."""
     tracked = session.tracked
-    if tracked is not None and tracked.is_caching_given:
+    if tracked is not None and tracked.is_caching_set:
         name = request[0].lower()
         if name == b"exec" or (name != b"client" and session.transaction is None):
-            tracked.is_caching_given = False
+            tracked.is_caching_set = False
 
 
 class Dispatcher:
@@ -316,9 +316,9 @@ class Dispatcher:
 
         In this order: what has to make room is told behind the reply.
         """
-        if tracked.redirect and tracked.is_owed:
+        if tracked.redirect and tracked.has_pending:
             self._server.clients.push_invalidations(tracked)
-        elif tracked.is_owed:
+        elif tracked.has_pending:
             self._server.clients.push(session.id, self._server.invalid_for(session))
         if not isinstance(reply, ExecRunner):
             if tracked.remembers and is_whole(request):  # of others each portion's are noted
@@ -337,7 +337,7 @@ class Dispatcher:
             some = requests[at : at + NOTED_REQUESTS]
             keys = [key for each in some for key in keys_read(self._table.find(each), each)]
             if is_older:
-                tracking.owe_again(tracked, keys)
+                tracking.enqueue_resend(tracked, keys)
             elif tracked.remembers or tracked.is_optin or tracked.is_optout:  # CLIENT CACHING may be among them
                 tracking.remember(tracked, keys)
             yield

@@ -111,7 +111,7 @@ class ExecRunner:
         self._context.session.end_transaction()
         self.when_done()
         if self._context.session.tracked is not None:
-            self._context.session.tracked.is_caching_given = False
+            self._context.session.tracked.is_caching_set = False
 
     def _make(self) -> Generator[bytes]:
         session = self._context.session

@@ -289,7 +289,7 @@ async def _serve(
         load_users(server.users)
     retention_ms = int(options.retention * 60_000) if options.compact else None
     appliers = Appliers(readers, list(roots), folder, retention_ms=retention_ms)
-    server.when_events_are_wanted(appliers.tell_events)
+    server.watch_event_demand(appliers.tell_events)
     token = os.environ.pop(TOKEN_VARIABLE, None)
     membership = TopologySource(server)
     control = ControlListener(appliers, membership, token, certificates_of(config.tls)) if token else None

@@ -218,7 +218,7 @@ async def _serve(
     appliers = Appliers(
         LocalJobCatalog(keyspace), list(roots), folder, retention_ms=retention_ms, slots=identity.desired_slots
     )
-    server.when_events_are_wanted(appliers.tell_events)
+    server.watch_event_demand(appliers.tell_events)
     ended = asyncio.Event()
     host, port = options.advertise or (_own_host(config.hosts[0]), None)
     link = RegistryClient(

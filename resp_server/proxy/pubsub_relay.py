@@ -427,7 +427,7 @@ class Feeds:
         for (number, job), reached in self._reached():
             if self._epochs.get((number, job)) != reached:
                 self._epochs[number, job] = reached
-                self.server.notifications.tell_epoch(job, reached)
+                self.server.notifications.announce_epoch(job, reached)
 
     def _reached(self) -> Iterator[tuple[tuple[int, str], tuple[int, int]]]:
         """Iterate over the epochs of jobs that all shards show."""

@@ -35,12 +35,12 @@ class Remembers(Step):
         self._tracking = tracking
         self._client = client
         self._keys = keys
-        self._voids = tracking.voids if is_kept else NEVER
+        self._full_invalidations = tracking.full_invalidations if is_kept else NEVER
 
     def take_in(self, index: int, reply: Answer, told: Told) -> None:
         """Take the answer."""
-        if self._tracking.voids == self._voids:
+        if self._tracking.full_invalidations == self._full_invalidations:
             self._tracking.remember(self._client, self._keys)
         else:
-            self._tracking.owe_again(self._client, self._keys)
+            self._tracking.enqueue_resend(self._client, self._keys)
         self.end(reply, told)

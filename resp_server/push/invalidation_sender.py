@@ -46,7 +46,7 @@ class TrackingConnection(Protocol):
     @property
     def is_writable(self) -> bool: ...
 
-    def tell_invalid(self) -> None:
+    def send_invalidations(self) -> None:
         """Send the client's own pending invalidations."""
 
     def push(self, frame: bytes) -> None:
@@ -66,8 +66,8 @@ class InvalidationSender:
 
     def tell(self) -> None:
         """Tell everybody what it is owed, as soon as that may be."""
-        if self._next is None and self._tracking.owing:
-            self._step(deque(self._tracking.owing))
+        if self._next is None and self._tracking.pending_clients:
+            self._step(deque(self._tracking.pending_clients))
 
     def stop(self) -> None:
         """Tell nobody any more."""
@@ -78,17 +78,17 @@ class InvalidationSender:
         ends_ns = perf_counter_ns() + STEP_NS_MAX
         while clients and perf_counter_ns() < ends_ns:
             client = clients.popleft()
-            if not self._host.attempt(self.tell_client, client) and client.session_id in self._connections:
+            if not self._host.attempt(self.send_to, client) and client.session_id in self._connections:
                 self._host.clients.cut(client.session_id, "which keys changed could not be told")
         self._next = asyncio.get_running_loop().call_soon(self._step, clients) if clients else None
 
-    def tell_client(self, client: TrackingState) -> None:
+    def send_to(self, client: TrackingState) -> None:
         """Tell one client, or the one that it redirects to, what it is owed, if that may be now."""
         own = self._connections.get(client.session_id)
-        if own is None or not client.is_owed:
+        if own is None or not client.has_pending:
             return
         if not client.redirect:
-            own.tell_invalid()
+            own.send_invalidations()
             return
         target = self._connections.get(client.redirect)
         if target is None:
@@ -104,19 +104,19 @@ class InvalidationSender:
             client.take(is_within=False)
             self._break(client)
             return
-        if client.is_passed_on or self._passed_on == PASSED_ON_MAX or self._passed_on_bytes > PASSED_ON_BYTES_MAX:
+        if client.is_relayed or self._passed_on == PASSED_ON_MAX or self._passed_on_bytes > PASSED_ON_BYTES_MAX:
             return
         told = client.take(is_within=False)
         size = sum(each.bytes for each in told)
 
         def answered(answers: Sequence[bool]) -> None:
-            client.is_passed_on = False
+            client.is_relayed = False
             self._passed_on -= 1
             self._passed_on_bytes -= size
             if not any(answers):
                 self._break(client)
 
-        client.is_passed_on = True
+        client.is_relayed = True
         self._passed_on += 1
         self._passed_on_bytes += size
         argument = {"id": client.redirect, "told": [_to_json(each) for each in told]}

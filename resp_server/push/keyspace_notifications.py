@@ -166,7 +166,7 @@ class Notifications:
         self._wanted = self._classes  # by anybody
         self._is_wanted = self.is_wanted
         # Told whether appliers have to keep what happens to keys.
-        self.on_wanted: Callable[[bool], None] = lambda is_wanted: None
+        self.on_demand_change: Callable[[bool], None] = lambda is_wanted: None
 
     # -- what is wanted -----------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Notifications:
         is_wanted = self.is_wanted
         if is_wanted != self._is_wanted:
             self._is_wanted = is_wanted
-            self.on_wanted(is_wanted)
+            self.on_demand_change(is_wanted)
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -209,9 +209,9 @@ class Notifications:
                 self._listened_to[way, name] = None
             else:
                 self._listened_to.pop((way, name), None)
-        self.look_soon()
+        self.poll_soon()
 
-    def look_soon(self) -> None:
+    def poll_soon(self) -> None:
         """Look for what is new as soon as may be: subscriptions, or an epoch, may have changed."""
         if self._task is None and not self._hub.is_empty:
             self._begin()
@@ -267,9 +267,9 @@ class Notifications:
             reached = (applied.term, applied.epoch)
             if self._epochs.get(name) != reached and applied.epoch >= 0:
                 self._epochs[name] = reached
-                self.tell_epoch(name, reached)
+                self.announce_epoch(name, reached)
 
-    def tell_epoch(self, job: str, reached: tuple[int, int]) -> None:
+    def announce_epoch(self, job: str, reached: tuple[int, int]) -> None:
         """Say that an epoch of a job, by its term and number, can be read from now on."""
         told = {"job": job, "term": reached[0], "epoch": reached[1]}
         self._host.message_bus.post(

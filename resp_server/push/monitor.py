@@ -63,7 +63,7 @@ class MonitorHost(Protocol):
     @property
     def clock(self) -> Clock: ...
 
-    def look_closely(self) -> None:
+    def update_observation(self) -> None:
         """Apply that there are monitors now, or none any more, to all sessions."""
 
     def attempt(self, do: Callable[..., object], *arguments: object) -> bool:
@@ -95,19 +95,19 @@ class Monitors:
         self._send()
         session.is_monitor = True
         self._own[session.id] = session
-        self._host.look_closely()
+        self._host.update_observation()
 
     def remove(self, session: Session) -> None:
         """Show a client nothing more."""
         session.is_monitor = False
         if self._own.pop(session.id, None) is not None:
-            self._host.look_closely()
+            self._host.update_observation()
 
-    def are_elsewhere(self, are_elsewhere: bool) -> None:
+    def set_elsewhere(self, set_elsewhere: bool) -> None:
         """Learn whether other processes want to see requests."""
-        if self._are_elsewhere != are_elsewhere:
-            self._are_elsewhere = are_elsewhere
-            self._host.look_closely()
+        if self._are_elsewhere != set_elsewhere:
+            self._are_elsewhere = set_elsewhere
+            self._host.update_observation()
 
     def announce(self, then: Callable[[], None] = lambda: None) -> None:
         """Tell the other processes that somebody here sees requests: also those that were started just now."""
@@ -184,7 +184,7 @@ class Monitors:
             self._pass_on()
         else:
             self._forget_waiting()
-            self.are_elsewhere(False)
+            self.set_elsewhere(False)
 
     def _forget_waiting(self) -> None:
         self._waiting, self._waiting_bytes = [], 0

@@ -25,29 +25,29 @@ HOLDER_BYTES = 16
 # A key that more clients hold is everybody's: to tell one that does not hold it does no harm (guess).
 HOLDERS_MAX = 64
 # Keys that make room at once: 1.5 ms (guess).
-ROOM_KEYS_MAX = 1024
+EVICTED_KEYS_MAX = 1024
 # What one change may bring to all clients together; beyond, each is told that everything is invalid. To owe so much
 # takes some 10 ms, to send it much longer, which is done client by client.
-TOLD_AT_ONCE_MAX = 50_000
-TOLD_BYTES_AT_ONCE_MAX = 64 << 20
+INVALIDATIONS_PER_CHANGE_MAX = 50_000
+INVALIDATION_BYTES_PER_CHANGE_MAX = 64 << 20
 # Entries that are let go at a time (see `ReplyCache`).
-FREED_AT_ONCE = 1024
+FREED_PER_STEP = 1024
 
 # What the prefixes of one client may take, each with a row's bytes (guess; Redis has no limit).
 PREFIX_BYTES_MAX = 64 << 10
 PREFIX_OVERHEAD_BYTES = 100
 
 
-class TakesChanges(Protocol):
+class ChangeListener(Protocol):
     """Whoever is told of all keys that change."""
 
-    def note(self, keys: Sequence[bytes] | None) -> None:
+    def record_changes(self, keys: Sequence[bytes] | None) -> None:
         """Take in which keys changed; None: any."""
 
 
 # Those that hold a key. One client's own `alone`, where it is the only one.
-Holders = tuple[TrackingState, ...]
-EVERYBODY: Holders = ()
+KeyHolders = tuple[TrackingState, ...]
+EVERYBODY: KeyHolders = ()
 
 
 class TrackingTable:
@@ -59,19 +59,19 @@ class TrackingTable:
     def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = TABLE_BYTES_MAX) -> None:
         self.keys_max = keys_max
         self.clients: dict[TrackingState, None] = {}
-        self.owing: dict[TrackingState, None] = {}
-        self.appliers: dict[TakesChanges, None] = {}
+        self.pending_clients: dict[TrackingState, None] = {}
+        self.listeners: dict[ChangeListener, None] = {}
         self.items = 0  # clients, over all keys
-        self.voids = 0
+        self.full_invalidations = 0
         # Called when there is a client more; and when there is the first one, or none any more.
         self.on_begin: Callable[[], None] = lambda: None
         self.on_use: Callable[[bool], None] = lambda is_used: None
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._holders: dict[bytes, Holders] = {}
+        self._holders: dict[bytes, KeyHolders] = {}
         self._by_prefix: dict[bytes, dict[TrackingState, None]] = {}
         self._prefix_lengths: list[int] = []
-        self._aside: list[dict[bytes, Holders]] = []
+        self._unfreed: list[dict[bytes, KeyHolders]] = []
 
     @property
     def keys(self) -> int:
@@ -86,7 +86,7 @@ class TrackingTable:
     @property
     def is_idle(self) -> bool:
         """Tell whether nobody wants to know of any change."""
-        return not self.clients and not self.appliers
+        return not self.clients and not self.listeners
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
@@ -111,10 +111,10 @@ class TrackingTable:
                 del self._by_prefix[prefix]
         client.end()
         del self.clients[client]
-        self.owing.pop(client, None)
+        self.pending_clients.pop(client, None)
         self._measure_prefixes()
         if not self.clients:
-            self._put_aside()
+            self._forget_all()
             self.on_use(False)
 
     def _measure_prefixes(self) -> None:
@@ -128,17 +128,17 @@ class TrackingTable:
         for key in keys if client.is_on else ():
             held = holders.get(key)
             if held is None:
-                holders[key] = client.alone
+                holders[key] = client.as_holder
                 self.items += 1
                 self._bytes += len(key) + KEY_OVERHEAD_BYTES
             elif held is not EVERYBODY and client not in held:
                 self._add(key, held, client)
-        if self._aside:
+        if self._unfreed:
             self.free()
         if (0 < self.keys_max < len(holders)) or self._bytes > self._bytes_max:
-            self._make_room()
+            self._evict()
 
-    def _add(self, key: bytes, held: Holders, client: TrackingState) -> None:
+    def _add(self, key: bytes, held: KeyHolders, client: TrackingState) -> None:
         if len(held) >= HOLDERS_MAX:
             live = tuple(each for each in held if each.is_on)
             self._count(held, -1)
@@ -149,85 +149,85 @@ class TrackingTable:
         self._count(new, 1)
         self._holders[key] = new
 
-    def _count(self, held: Holders, sign: int) -> None:
+    def _count(self, held: KeyHolders, sign: int) -> None:
         self.items += sign * (len(held) or HOLDERS_MAX)
         if len(held) > 1:
             self._bytes += sign * len(held) * HOLDER_BYTES
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
         """Let the oldest go, and tell who holds them."""
         while (0 < self.keys_max < len(self._holders)) or self._bytes > self._bytes_max:
-            count = min(ROOM_KEYS_MAX, 1 + len(self._holders) // ROOM_KEYS_MAX)
-            self._tell_holders(list(islice(self._holders, count)))
+            count = min(EVICTED_KEYS_MAX, 1 + len(self._holders) // EVICTED_KEYS_MAX)
+            self._enqueue_for_holders(list(islice(self._holders, count)))
 
     def limit(self, keys_max: int) -> None:
         """Remember so many keys from now on; 0: as many as there is room for."""
         self.keys_max = keys_max
-        self._make_room()
+        self._evict()
 
-    def _put_aside(self) -> None:
+    def _forget_all(self) -> None:
         """Forget everything. To free it at once could hold up the event loop."""
         if self._holders:
-            self._aside.append(self._holders)
+            self._unfreed.append(self._holders)
         self._holders = {}
         self.items = self._bytes = 0
 
     @property
     def is_freeing(self) -> bool:
         """Tell whether there is something to free."""
-        return bool(self._aside)
+        return bool(self._unfreed)
 
     def free(self) -> None:
         """Free a part of what was put aside."""
-        if self._aside:
-            last = self._aside[-1]
-            for _ in range(min(FREED_AT_ONCE, len(last))):
+        if self._unfreed:
+            last = self._unfreed[-1]
+            for _ in range(min(FREED_PER_STEP, len(last))):
                 last.popitem()
             if not last:
-                self._aside.pop()
+                self._unfreed.pop()
 
     # -- what changes -------------------------------------------------------------------------------------------------
 
     def changed(self, keys: Sequence[bytes] | None) -> None:
         """Owe the clients what they have to know of a change; None: any key may have changed."""
-        for follower in self.appliers:
-            follower.note(keys)
+        for follower in self.listeners:
+            follower.record_changes(keys)
         if not self.clients:
             return
         if keys is None:
-            self.void()
+            self.invalidate_all()
         elif keys:
-            self._tell_holders(keys)
-            self._tell_prefixes(keys)
+            self._enqueue_for_holders(keys)
+            self._enqueue_for_prefixes(keys)
 
-    def void(self) -> None:
+    def invalidate_all(self) -> None:
         """Tell everybody that everything is invalid."""
-        self.voids += 1
-        self._put_aside()
+        self.full_invalidations += 1
+        self._forget_all()
         for client in self.clients:
-            self.owe(client, EVERYTHING)
+            self.enqueue(client, EVERYTHING)
 
-    def owe(self, client: TrackingState, what: Invalidation) -> None:
+    def enqueue(self, client: TrackingState, what: Invalidation) -> None:
         """Have one client told."""
         if client.is_on:
-            client.owe(what)
-            self.owing[client] = None
+            client.enqueue(what)
+            self.pending_clients[client] = None
 
-    def owe_again(self, client: TrackingState, keys: Sequence[bytes]) -> None:
+    def enqueue_resend(self, client: TrackingState, keys: Sequence[bytes]) -> None:
         """Have one client told behind the reply that begins now."""
         if keys and client.is_on and not client.is_bcast:
-            client.again.append(Invalidation(keys))
-            self.owing[client] = None
+            client.resend.append(Invalidation(keys))
+            self.pending_clients[client] = None
 
     def take(self, client: TrackingState, head: bytes, *, is_within: bool = False) -> bytes:
         """Return what a client is to be told now as it is sent (see `Tracked.take`); `head` is PUSH or MESSAGE."""
         told = client.take(is_within=is_within)
-        if not client.is_owed:
-            self.owing.pop(client, None)
+        if not client.has_pending:
+            self.pending_clients.pop(client, None)
         return b"".join([each.frames(head) for each in told])
 
-    def _tell_holders(self, keys: Iterable[bytes]) -> None:
-        told: dict[Holders, list[bytes]] = {}
+    def _enqueue_for_holders(self, keys: Iterable[bytes]) -> None:
+        told: dict[KeyHolders, list[bytes]] = {}
         for key in keys:
             held = self._holders.pop(key, None)
             if held is not None:
@@ -235,14 +235,14 @@ class TrackingTable:
                 self._count(held, -1)
                 self._bytes -= len(key) + KEY_OVERHEAD_BYTES
         rows = [(held or tuple(self.clients), Invalidation(some)) for held, some in told.items()]
-        if self._is_too_much(rows):
+        if self._invalidates_all(rows):
             return
         for clients, what in rows:
             for client in clients:
                 if not client.is_bcast:
-                    self.owe(client, what)
+                    self.enqueue(client, what)
 
-    def _tell_prefixes(self, keys: Sequence[bytes]) -> None:
+    def _enqueue_for_prefixes(self, keys: Sequence[bytes]) -> None:
         if not self._by_prefix:
             return
         told: dict[bytes, list[bytes]] = {}
@@ -256,27 +256,27 @@ class TrackingTable:
             (tuple(self._by_prefix[prefix]), Invalidation(some, is_one_frame=True))
             for prefix, some in sorted(told.items())
         ]
-        if self._is_too_much(rows):
+        if self._invalidates_all(rows):
             return
         for clients, what in rows:
             by_user: dict[int, Invalidation] = {}
             for client in clients:
                 user = client.user()
                 if user is None or user.reads_all_keys:
-                    self.owe(client, what)
+                    self.enqueue(client, what)
                     continue
                 readable = by_user.get(id(user))
                 if readable is None:
                     keys = [key for key in what.keys or () if user.can_read(key)]
                     readable = by_user[id(user)] = Invalidation(keys, is_one_frame=True)
                 if readable.keys:
-                    self.owe(client, readable)
+                    self.enqueue(client, readable)
 
-    def _is_too_much(self, rows: Sequence[tuple[Holders, Invalidation]]) -> bool:
+    def _invalidates_all(self, rows: Sequence[tuple[KeyHolders, Invalidation]]) -> bool:
         """Tell everybody that everything is invalid if there is too much to be told; return whether."""
         count = sum(len(clients) for clients, _ in rows)
         size = sum(len(clients) * what.bytes for clients, what in rows)
-        is_too_much = count > TOLD_AT_ONCE_MAX or size > TOLD_BYTES_AT_ONCE_MAX
+        is_too_much = count > INVALIDATIONS_PER_CHANGE_MAX or size > INVALIDATION_BYTES_PER_CHANGE_MAX
         if is_too_much:
-            self.void()
+            self.invalidate_all()
         return is_too_much

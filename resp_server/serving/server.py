@@ -190,9 +190,9 @@ class Server:
         """Answer as this node of a cluster from now on."""
         self.context.stand(NodeView(topology, node_id))
 
-    def when_events_are_wanted(self, then: Callable[[bool], None]) -> None:
+    def watch_event_demand(self, then: Callable[[bool], None]) -> None:
         """Have this called now, and when it changes whether appliers have to keep what happens to keys."""
-        self.context.notifications.on_wanted = then
+        self.context.notifications.on_demand_change = then
         then(self.context.notifications.is_wanted)
 
     async def settled(self) -> None:
@@ -241,7 +241,7 @@ class Server:
         if session is not None:
             self.context.leave(session)
 
-    def keep_told(self, connection: Connection) -> None:
+    def keep_notified(self, connection: Connection) -> None:
         """Have a client told what is new for as long as it follows."""
         self._told.add(connection)
         self._keep_telling()
@@ -273,7 +273,7 @@ class Server:
             connection.push(frames)
 
     def push_invalidations(self, tracked: TrackingState) -> None:
-        self._invalid.tell_client(tracked)
+        self._invalid.send_to(tracked)
 
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
         connection = self._connections[session_id]

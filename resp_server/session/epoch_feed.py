@@ -68,7 +68,7 @@ class EpochFeed:
         self._changed: list[bytes] | None = []
         self._changed_bytes = 0
 
-    def note(self, keys: Sequence[bytes] | None) -> None:
+    def record_changes(self, keys: Sequence[bytes] | None) -> None:
         """Take in which keys changed, to be told; None: any."""
         if keys is not None:
             self._changed_bytes += sum(map(len, keys)) + len(keys) * KEY_OVERHEAD_BYTES
@@ -77,12 +77,12 @@ class EpochFeed:
         else:
             self._changed += keys
 
-    def news_around(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
+    def pending_pushes_around(self, jobs: Mapping[str, Reached | None], version: int) -> bytes:
         """Return the same as `news`; which keys changed is told once more, behind the reply that begins now."""
         changed = self._changed
         told = self.pending_pushes(jobs, version)
         if changed is None or changed:
-            self.note(changed)
+            self.record_changes(changed)
             self.change_counter = MOVED
         return told
 

@@ -16,7 +16,7 @@ PUSH = b">2\r\n$10\r\ninvalidate\r\n"
 MESSAGE = b"*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n"
 
 # What may be owed to a client, most of it shared with others (guess). Beyond, everything is invalid.
-OWED_BYTES_MAX = 1 << 20
+PENDING_BYTES_MAX = 1 << 20
 
 
 class Invalidation:
@@ -69,54 +69,54 @@ class TrackingState:
     def __init__(self, session_id: int = 0, user: Callable[[], Reader | None] = lambda: None) -> None:
         self.session_id = session_id
         self.user = user
-        self.alone = (self,)
+        self.as_holder = (self,)
         self.is_on = False
         self.is_bcast = self.is_optin = self.is_optout = self.is_noloop = False
-        self.is_caching_given = False
+        self.is_caching_set = False
         self.is_broken = False
-        self.is_passed_on = False
+        self.is_relayed = False
         self.redirect = 0
         self.prefixes: set[bytes] = set()
-        self.owed: list[Invalidation] = []
-        self.again: list[Invalidation] = []
-        self._owed_bytes = 0
+        self.pending: list[Invalidation] = []
+        self.resend: list[Invalidation] = []
+        self._pending_bytes = 0
 
     @property
     def remembers(self) -> bool:
         """Tell whether what the client reads now is to be remembered."""
         if not self.is_on or self.is_bcast:
             return False
-        return self.is_caching_given if self.is_optin else not (self.is_optout and self.is_caching_given)
+        return self.is_caching_set if self.is_optin else not (self.is_optout and self.is_caching_set)
 
     @property
-    def is_owed(self) -> bool:
+    def has_pending(self) -> bool:
         """Tell whether there is anything to be told."""
-        return bool(self.owed or self.again)
+        return bool(self.pending or self.resend)
 
-    def owe(self, what: Invalidation) -> None:
+    def enqueue(self, what: Invalidation) -> None:
         """Have the client told."""
-        self._owed_bytes += what.bytes
-        if what is EVERYTHING or self._owed_bytes > OWED_BYTES_MAX:
-            self._owed_bytes = 0
-            self.owed = [EVERYTHING]
+        self._pending_bytes += what.bytes
+        if what is EVERYTHING or self._pending_bytes > PENDING_BYTES_MAX:
+            self._pending_bytes = 0
+            self.pending = [EVERYTHING]
         else:
-            self.owed.append(what)
+            self.pending.append(what)
 
     def take(self, *, is_within: bool) -> Sequence[Invalidation]:
         """Return what the client is to be told now. is_within: a reply is under way, behind which it is told again."""
         if not is_within:
-            told, self.owed, self.again, self._owed_bytes = self.again + self.owed, [], [], 0
+            told, self.pending, self.resend, self._pending_bytes = self.resend + self.pending, [], [], 0
             return told
-        told, self.owed = self.owed, []
+        told, self.pending = self.pending, []
         if EVERYTHING in told:
-            self.again = [EVERYTHING]
-        elif EVERYTHING not in self.again:
-            self.again += told
+            self.resend = [EVERYTHING]
+        elif EVERYTHING not in self.resend:
+            self.resend += told
         return told
 
     def end(self) -> None:
         """Track no more."""
         self.is_on = self.is_bcast = self.is_optin = self.is_optout = self.is_noloop = False
-        self.is_caching_given = self.is_broken = False
+        self.is_caching_set = self.is_broken = False
         self.prefixes = set()
-        self.owed, self.again, self._owed_bytes = [], [], 0
+        self.pending, self.resend, self._pending_bytes = [], [], 0

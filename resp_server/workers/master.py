@@ -203,7 +203,7 @@ class Workers(JobCatalog):
         self._topology = {"event": "topology", "of": topology.to_json(), "node_id": node_id}
         self._send_all(self._topology)
 
-    def when_events_are_wanted(self, then: Callable[[bool], None]) -> None:
+    def watch_event_demand(self, then: Callable[[bool], None]) -> None:
         """Have this called now, and when it changes whether appliers have to keep what happens to keys."""
         self._on_events_wanted = then
         then(self.wants_events)

@@ -152,7 +152,7 @@ class Worker:
         server.context.process_id = os.getppid()
         server.context.slow.number_as(line["number"] - 1, line["count"])
         server.context.peers = self
-        server.when_events_are_wanted(self._want_events)
+        server.watch_event_demand(self._want_events)
         server.begin_polling()
         server.look_after()
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import WAIT_S_MAX, memory_mb, publish_values, reading
 
-from resp_server.push.tracking_table import HOLDER_BYTES, KEY_OVERHEAD_BYTES, TOLD_BYTES_AT_ONCE_MAX
+from resp_server.push.tracking_table import HOLDER_BYTES, INVALIDATION_BYTES_PER_CHANGE_MAX, KEY_OVERHEAD_BYTES
 from state_backend.log.log_writer import LogWriter
 from state_backend.model.descriptor import StateDescriptor
 from state_backend.model.records import Change, Op
@@ -143,5 +143,5 @@ def test_a_thousand_clients_are_told_of_large_epochs(
                     report("applier", **server.applier_memory())
                     # What is remembered of each key, ready replies, and what one change brings to all clients together.
                     table_bytes = read["held"] * (len(key(0)) + KEY_OVERHEAD_BYTES + HOLDER_BYTES)
-                    bytes_max = table_bytes + TOLD_BYTES_AT_ONCE_MAX
+                    bytes_max = table_bytes + INVALIDATION_BYTES_PER_CHANGE_MAX
                     assert peak.growth_mb <= bytes_max >> 20

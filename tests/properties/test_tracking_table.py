@@ -54,16 +54,16 @@ class Tables(RuleBasedStateMachine):
     @initialize(
         keys_max=st.sampled_from((0, 100, 3, 1)),
         bytes_max=st.sampled_from((1 << 20, 500, 1)),
-        owed=st.sampled_from((1 << 20, 60)),
+        pending=st.sampled_from((1 << 20, 60)),
         told=st.sampled_from((1 << 20, 3)),
         holders=st.integers(1, 4),
     )
-    def begin(self, keys_max: int, bytes_max: int, owed: int, told: int, holders: int) -> None:
+    def begin(self, keys_max: int, bytes_max: int, pending: int, told: int, holders: int) -> None:
         self.patches = [
-            patch("resp_server.session.tracking.OWED_BYTES_MAX", owed),
-            patch("resp_server.push.tracking_table.TOLD_AT_ONCE_MAX", told),
+            patch("resp_server.session.tracking.PENDING_BYTES_MAX", pending),
+            patch("resp_server.push.tracking_table.INVALIDATIONS_PER_CHANGE_MAX", told),
             patch("resp_server.push.tracking_table.HOLDERS_MAX", holders),
-            patch("resp_server.push.tracking_table.FREED_AT_ONCE", 2),
+            patch("resp_server.push.tracking_table.FREED_PER_STEP", 2),
         ]
         for each in self.patches:
             each.start()
@@ -157,7 +157,7 @@ class Tables(RuleBasedStateMachine):
             if client.tracked.is_on and client.under_way is None:
                 client.take(self.tracking.take(client.tracked, PUSH))
                 assert client.cache.items() <= self.values.items()
-                assert client.tracked not in self.tracking.owing
+                assert client.tracked not in self.tracking.pending_clients
 
     @precondition(lambda self: hasattr(self, "clients"))
     @invariant()

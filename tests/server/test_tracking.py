@@ -219,11 +219,11 @@ def test_clients_that_do_not_listen_and_epochs_of_any_size_hold_nobody_up(server
         epochs.publish(*map(str, range(300 if turn % 3 else 6_000)))
         reader.answers(lines("GET job:temp:a"), b"$1\r\n0\r\n")
     tracking = server.server.context.tracking
-    owed = server.call(
-        lambda: [sum(each.bytes for each in (*client.owed, *client.again)) for client in tracking.clients]
+    pending = server.call(
+        lambda: [sum(each.bytes for each in (*client.pending, *client.resend)) for client in tracking.clients]
     )
-    assert len(owed) == len(deaf)
-    assert max(owed) <= 2 << 20
+    assert len(pending) == len(deaf)
+    assert max(pending) <= 2 << 20
     assert tracking.keys <= 300
 
 
