@@ -78,7 +78,7 @@ class Place:
         password, limits = "secret" if options & PASSWORD else None, (LIMIT,) if options & USER else ()
         self._config = ServerConfig(password=password, limits=limits, tcp_keepalive_seconds=0)  # not for socket pairs
         self.server = self._begun()
-        self.server.look_after()
+        self.server.start_sweeping()
 
     def _begun(self) -> Server:
         """Return what clients talk to."""

@@ -66,7 +66,7 @@ class ConnectionHost(Protocol):
         """Remove a client whose connection ended."""
 
     def keep_notified(self, connection: Connection) -> None:
-        """Send a client the news of its epoch feed for as long as it follows."""
+        """Report new epochs to a client for as long as it follows the server."""
 
 
 class Rest(Pending):
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
         self._pushed_bytes = 0
         self.unsent_bytes = 0  # in the write queue
         self._over_since_ms: int | None = None  # more waits to be sent than the soft limit
-        self._stranger_since_ms: int | None = None  # it has to authenticate
+        self._unauthenticated_since_ms: int | None = None  # it has to authenticate
         self._is_writable = True
         self._is_reading = True
         self._is_ending = False
@@ -272,8 +272,8 @@ class Connection(asyncio.Protocol):
         return self.session.epoch_feed is not None and not self._transport.is_closing()
 
     @alone
-    def tell(self) -> None:
-        """Tell a client that follows this server what is new, unless a reply is on its way."""
+    def send_news(self) -> None:
+        """Send new epochs to a client that follows this server, unless a reply is being sent."""
         epoch_feed = self.session.epoch_feed
         is_between = self._sliced is None and self._is_writable
         if epoch_feed is not None and is_between and self._server_context.change_counter != epoch_feed.change_counter:
@@ -281,7 +281,7 @@ class Connection(asyncio.Protocol):
 
     @alone
     def send_invalidations(self) -> None:
-        """Tell a client that tracks which keys changed, unless that would be within a reply, or much waits for it."""
+        """Send a client's pending invalidations, unless a reply is being sent or much output waits."""
         if self._sliced is None and self._is_writable and not self._transport.is_closing():
             self._send([self._server_context.invalid_for(self.session, is_within=self._pending is not None)])
 
@@ -319,13 +319,13 @@ class Connection(asyncio.Protocol):
             self._go_on_soon()
 
     @alone
-    def check_stranger(self, now_ms: int) -> None:
+    def check_authenticated(self, now_ms: int) -> None:
         """End the connection of a client that has had long enough to authenticate."""
         if self.session.is_authenticated:
-            self._stranger_since_ms = None
-        elif self._stranger_since_ms is None:
-            self._stranger_since_ms = now_ms
-        elif now_ms - self._stranger_since_ms > self._server_context.config.auth_seconds_max * 1000:
+            self._unauthenticated_since_ms = None
+        elif self._unauthenticated_since_ms is None:
+            self._unauthenticated_since_ms = now_ms
+        elif now_ms - self._unauthenticated_since_ms > self._server_context.config.auth_seconds_max * 1000:
             self.abort(f"it did not authenticate within {self._server_context.config.auth_seconds_max} s")
 
     @alone

@@ -13,7 +13,7 @@ from resp_server.execution.context import GATHER_S_MAX, CommandContext, ServerCo
 from resp_server.execution.exec_runner import ExecContext
 from resp_server.protocol.errors import PlainError
 from resp_server.protocol.replies import OK, Pending, Reply, Verbatim
-from resp_server.push.monitor import ANNOUNCE, CUT, SHOW, Shown
+from resp_server.push.monitor import ANNOUNCE, CUT, SHOW, MonitorLine
 
 ART = """\
    .  *   .      .   *
@@ -94,7 +94,7 @@ def monitors_are_elsewhere(server: ServerContext, nothing: None) -> None:
 @question(SHOW)
 def show_requests(server: ServerContext, lines: Sequence[Sequence[Any]]) -> int:
     """Send another process's requests to the monitors here that may see them; return the number of monitors here."""
-    server.monitors.take([Shown.from_json(each) for each in lines])
+    server.monitors.take([MonitorLine.from_json(each) for each in lines])
     return len(server.monitors)
 
 

@@ -10,7 +10,7 @@ from resp_server.command_table.declaration import command, integer, question
 from resp_server.execution.context import CommandContext, ServerContext
 from resp_server.protocol.errors import PlainError, syntax_error, typed
 from resp_server.protocol.replies import OK, Reply, ReplySet
-from resp_server.push.invalidation_sender import PASS_ON, pass_on
+from resp_server.push.invalidation_sender import RELAY, relayed
 from resp_server.push.tracking_table import PREFIX_BYTES_MAX, PREFIX_OVERHEAD_BYTES
 from resp_server.session.tracking import TrackingState
 
@@ -136,10 +136,10 @@ def is_client_here(server: ServerContext, session_id: int) -> bool:
     return session_id in server.sessions
 
 
-@question(PASS_ON)
+@question(RELAY)
 def push_invalidations(server: ServerContext, argument: Mapping[str, Any]) -> bool:
     """Send another process's invalidations to a client of this process; False if the client is not here."""
-    return pass_on(server.sessions, server.clients, argument)
+    return relayed(server.sessions, server.clients, argument)
 
 
 @command("client|caching")

@@ -236,9 +236,9 @@ class Dispatcher:
         if context.session.is_observed:
             monitors = self._server.monitors
             if isinstance(reply, ExecRunner):  # behind what it answers
-                reply.when_done = lambda: monitors.show(context.session, command, request)
+                reply.when_done = lambda: monitors.record(context.session, command, request)
             else:
-                monitors.show(context.session, command, request)
+                monitors.record(context.session, command, request)
         command_stats.nanoseconds += nanoseconds
         command_stats.took[nanoseconds.bit_length()] += 1
         if nanoseconds >= self._server.noted_ns:

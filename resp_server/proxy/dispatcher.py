@@ -395,7 +395,7 @@ class ProxyDispatcher(Dispatcher):
     def _show(self, session: Session, command: Command, request: Request) -> None:
         """Show a request that servers are asked for to those who sent MONITOR."""
         if session.is_observed:
-            self._server.monitors.show(session, command, request)
+            self._server.monitors.record(session, command, request)
 
     def _ask_of(self, command: Command, way: Way, request: Request, session: Session, batch: Batch) -> bool:
         protocol, is_silent = session.protocol, session.is_silent

@@ -35,7 +35,7 @@ from resp_server.proxy.reply_splitter import pack
 from resp_server.proxy.requests import PING, OnItsOwn, UpstreamRequest
 from resp_server.proxy.upstream_cluster import UpstreamCluster
 from resp_server.proxy.upstream_connection import ConnectionKey
-from resp_server.push.deliveries import PORTION_NS
+from resp_server.push.deliveries import TURN_NS_MAX
 from resp_server.push.keyspace_notifications import KEYEVENT, KEYSPACE, may_be_of_keys
 from resp_server.push.message_bus import MessageBus
 from resp_server.push.pubsub import OWN_CHANNELS, Found, MessageBatch
@@ -198,7 +198,7 @@ class Feed(asyncio.Protocol):
         transport, server = self._transport, self._feeds.server
         if transport is None or steps is not self._passing_on:
             return  # the connection was lost
-        ends_ns, is_done = perf_counter_ns() + PORTION_NS, True
+        ends_ns, is_done = perf_counter_ns() + TURN_NS_MAX, True
         try:
             for _ in steps:
                 if perf_counter_ns() >= ends_ns:

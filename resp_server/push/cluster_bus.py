@@ -1,7 +1,7 @@
-"""What a cluster's node tells the other nodes: messages of clients, so that it does not matter which node they are at.
+"""Forwards clients' messages to the other nodes of a cluster, so that subscribers may be at any node.
 
-A connection to each, as a client's, opened when there is something to tell. Nobody waits for an answer, and what cannot
-be sent is lost: a message is told at most once, as on the bus of a Redis Cluster.
+There is one connection to each node, opened for the first message. Replies are ignored, and a message that cannot be
+sent is lost: delivery is at most once, as on the bus of a Redis Cluster.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from resp_server.session.subscriptions import Way
 
 logger = logging.getLogger("sparkis.server")
 
-# What may wait to be sent to one node; more is left out.
+# What may wait to be sent to one node; further messages are dropped.
 WAITING_BYTES_MAX = 8 << 20
 CONNECT_S_MAX = 1.0
-# A node that cannot be reached is left alone for so long.
+# After a failed connection, messages to that node are dropped for so long.
 PAUSE_S = 0.5
 
 KINDS = {Way.CHANNEL: "CHANNEL", Way.SHARD: "SHARD"}
 
 
 class Peer(asyncio.Protocol):
-    """One other node."""
+    """The connection to one other node."""
 
     def __init__(self, address: str, password: str | None, certificates: Certificates | None) -> None:
         self._address = address
@@ -39,26 +39,26 @@ class Peer(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._held: list[bytes] = []
-        self._held_bytes = 0
+        self._buffered: list[bytes] = []
+        self._buffered_bytes = 0
         self._not_before_s = 0.0
         self._is_full = False
 
     def send(self, packed: bytes) -> None:
-        """Send, now or when there is a connection; or not, if too much waits, or the node was just not there."""
+        """Send now, or once connected; drop if too much waits, or if the last attempt to connect just failed."""
         transport = self._transport
-        waiting_bytes = self._held_bytes if transport is None else transport.get_write_buffer_size()
+        waiting_bytes = self._buffered_bytes if transport is None else transport.get_write_buffer_size()
         is_full = waiting_bytes + len(packed) > WAITING_BYTES_MAX
         if is_full and not self._is_full:
-            logger.warning("%s does not take clients' messages as fast as they come; some are left out", self._address)
+            logger.warning("%s reads clients' messages too slowly; some are dropped", self._address)
         self._is_full = is_full
         if is_full:
             return
         if transport is not None:
             transport.write(packed)
         elif self._loop.time() >= self._not_before_s:
-            self._held.append(packed)
-            self._held_bytes += len(packed)
+            self._buffered.append(packed)
+            self._buffered_bytes += len(packed)
             if self._connecting is None:
                 self._connecting = self._loop.create_task(self._connect())
 
@@ -70,24 +70,26 @@ class Peer(asyncio.Protocol):
                 transport, _ = await self._loop.create_connection(lambda: self, host, int(port), ssl=context)
         except (OSError, TimeoutError) as error:
             self._not_before_s = self._loop.time() + PAUSE_S
-            logger.warning("messages of clients do not reach %s: %s", self._address, why(error) or "it does not answer")
+            logger.warning(
+                "clients' messages cannot be forwarded to %s: %s", self._address, why(error) or "it does not answer"
+            )
         else:
             self._transport = transport
             words = [("CLIENT", "SETNAME", "sparkis-node")]
             greeting = [("AUTH", DEFAULT_USER.decode(), self._password)] if self._password is not None else []
-            transport.write(b"".join(map(_packed, [*greeting, *words])) + b"".join(self._held))
+            transport.write(b"".join(map(_packed, [*greeting, *words])) + b"".join(self._buffered))
         finally:
             self._connecting = None
-            self._held, self._held_bytes = [], 0
+            self._buffered, self._buffered_bytes = [], 0
 
     def data_received(self, data: bytes) -> None:
-        """Let answers go."""
+        """Ignore replies."""
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         if self._connecting is not None:
             self._connecting.cancel()
         if self._transport is not None:
@@ -102,7 +104,7 @@ class ClusterBusHost(Protocol):
 
 
 class ClusterBus:
-    """The other nodes of a cluster."""
+    """The connections to the other nodes of a cluster."""
 
     def __init__(self, host: ClusterBusHost) -> None:
         self._host = host
@@ -110,7 +112,7 @@ class ClusterBus:
         self._peers: dict[str, Peer] = {}
 
     def forward(self, way: Way, channel: bytes, text: bytes) -> None:
-        """Tell the other nodes of a message; one on a shard channel those of this node's shard."""
+        """Forward a message to the other nodes; on a shard channel, to those of this node's shard."""
         cluster = self._host.cluster
         if cluster is None:
             return

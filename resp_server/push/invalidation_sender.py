@@ -1,7 +1,8 @@
-"""Brings what clients that track are owed to their connections, or to those that they redirect to, wherever these are.
+"""Sends pending invalidations to clients that track keys, or to the clients that they redirect to.
 
-In short steps, so that nobody waits long for a thousand clients. A client of another process of this server is told by
-that one, which says whether it has such a client; little is on its way there at a time, the rest is owed until then.
+Sending goes in short steps, so that a thousand tracking clients do not delay other clients. If the redirect target is
+connected to another process of this server, that process sends them. Little is relayed at a time; the rest stays
+pending.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from resp_server.push.tracking_table import TrackingTable
 from resp_server.session.session import RESP2, Session
 from resp_server.session.tracking import MESSAGE, PUSH, Invalidation, TrackingState
 
-# A step of telling ends with the client during which this is over (guess: as long as a step of a reply).
+# A step ends with the client during which this is over (guess: as long as a step of a reply).
 STEP_NS_MAX = 1_000_000
-# What is on its way to the other processes of a server at a time: one message may be as long as what a client is owed.
-PASSED_ON_BYTES_MAX = 1 << 20
-PASSED_ON_MAX = 64
+# What is relayed to the other processes at a time; one message may be as long as all that is pending for a client.
+RELAYED_BYTES_MAX = 1 << 20
+RELAYED_MAX = 64
 
-PASS_ON = "tell a client what is invalid"
+RELAY = "send invalidations to a client"
 
 
 class InvalidationHost(Protocol):
@@ -54,23 +55,23 @@ class TrackingConnection(Protocol):
 
 
 class InvalidationSender:
-    """Tells the clients of one process."""
+    """Sends the invalidations of one process's clients."""
 
     def __init__(self, host: InvalidationHost, connections: Mapping[int, TrackingConnection]) -> None:
         self._host = host
         self._tracking = host.tracking
         self._connections = connections
         self._next: asyncio.Handle | None = None
-        self._passed_on = 0
-        self._passed_on_bytes = 0
+        self._relayed = 0
+        self._relayed_bytes = 0
 
-    def tell(self) -> None:
-        """Tell everybody what it is owed, as soon as that may be."""
+    def send(self) -> None:
+        """Send what is pending for all clients."""
         if self._next is None and self._tracking.pending_clients:
             self._step(deque(self._tracking.pending_clients))
 
     def stop(self) -> None:
-        """Tell nobody any more."""
+        """Send nothing more."""
         if self._next is not None:
             self._next.cancel()
 
@@ -79,11 +80,11 @@ class InvalidationSender:
         while clients and perf_counter_ns() < ends_ns:
             client = clients.popleft()
             if not self._host.attempt(self.send_to, client) and client.session_id in self._connections:
-                self._host.clients.cut(client.session_id, "which keys changed could not be told")
+                self._host.clients.cut(client.session_id, "its invalidations could not be sent")
         self._next = asyncio.get_running_loop().call_soon(self._step, clients) if clients else None
 
     def send_to(self, client: TrackingState) -> None:
-        """Tell one client, or the one that it redirects to, what it is owed, if that may be now."""
+        """Send a client's pending invalidations to it, or to its redirect target, unless that has too much output."""
         own = self._connections.get(client.session_id)
         if own is None or not client.has_pending:
             return
@@ -92,38 +93,38 @@ class InvalidationSender:
             return
         target = self._connections.get(client.redirect)
         if target is None:
-            self._pass_on(client)
+            self._relay(client)
         elif target.is_writable:
             frames = frames_for(target.session, client.take(is_within=False))
             if frames:
                 target.push(frames)
 
-    def _pass_on(self, client: TrackingState) -> None:
-        """Have the process tell it that has the client to redirect to."""
+    def _relay(self, client: TrackingState) -> None:
+        """Have the process send them that the redirect target is connected to."""
         if self._host.peers is None:
             client.take(is_within=False)
             self._break(client)
             return
-        if client.is_relayed or self._passed_on == PASSED_ON_MAX or self._passed_on_bytes > PASSED_ON_BYTES_MAX:
+        if client.is_relayed or self._relayed == RELAYED_MAX or self._relayed_bytes > RELAYED_BYTES_MAX:
             return
-        told = client.take(is_within=False)
-        size = sum(each.bytes for each in told)
+        pending = client.take(is_within=False)
+        size = sum(each.bytes for each in pending)
 
         def answered(answers: Sequence[bool]) -> None:
             client.is_relayed = False
-            self._passed_on -= 1
-            self._passed_on_bytes -= size
+            self._relayed -= 1
+            self._relayed_bytes -= size
             if not any(answers):
                 self._break(client)
 
         client.is_relayed = True
-        self._passed_on += 1
-        self._passed_on_bytes += size
-        argument = {"id": client.redirect, "told": [_to_json(each) for each in told]}
-        self._host.peers.query(PASS_ON, argument, answered)
+        self._relayed += 1
+        self._relayed_bytes += size
+        argument = {"id": client.redirect, "invalidations": [_to_json(each) for each in pending]}
+        self._host.peers.query(RELAY, argument, answered)
 
     def _break(self, client: TrackingState) -> None:
-        """Tell a client that the one that it redirects to is gone."""
+        """Tell a client of RESP3 that its redirect target is gone, as Redis does."""
         own = self._connections.get(client.session_id)
         if own is None or not client.is_on:
             return
@@ -132,30 +133,30 @@ class InvalidationSender:
             own.push(b">2\r\n$21\r\ntracking-redir-broken\r\n:%d\r\n" % client.redirect)
 
 
-def frames_for(target: Session, told: Sequence[Invalidation]) -> bytes:
-    """Return what is sent to a client that another one redirects to; nothing if it cannot be told."""
+def frames_for(target: Session, invalidations: Sequence[Invalidation]) -> bytes:
+    """Return the frames for a redirect target; none for a client of RESP2 without subscriptions."""
     if target.protocol == RESP2 and target.subscriptions is None:
         return b""
     head = MESSAGE if target.protocol == RESP2 else PUSH
-    return b"".join([each.frames(head) for each in told])
+    return b"".join([each.frames(head) for each in invalidations])
 
 
-def pass_on(sessions: Mapping[int, Session], clients: Clients, argument: Mapping[str, Any]) -> bool:
-    """Tell a client of this process; False if it is not here."""
+def relayed(sessions: Mapping[int, Session], clients: Clients, argument: Mapping[str, Any]) -> bool:
+    """Send another process's invalidations to a client of this process; False if the client is not here."""
     target = sessions.get(argument["id"])
     if target is None:
         return False
-    frames = frames_for(target, [_of_json(each) for each in argument["told"]])
+    frames = frames_for(target, [_of_json(each) for each in argument["invalidations"]])
     if frames:
         clients.push(target.id, frames)
     return True
 
 
-def _to_json(invalid: Invalidation) -> dict[str, Any]:
-    keys = None if invalid.keys is None else [b64encode(key).decode() for key in invalid.keys]
-    return {"keys": keys, "is_one_frame": invalid.is_one_frame}
+def _to_json(invalidation: Invalidation) -> dict[str, Any]:
+    keys = None if invalidation.keys is None else [b64encode(key).decode() for key in invalidation.keys]
+    return {"keys": keys, "is_one_frame": invalidation.is_one_frame}
 
 
-def _of_json(told: Mapping[str, Any]) -> Invalidation:
-    keys = None if told["keys"] is None else [b64decode(key) for key in told["keys"]]
-    return Invalidation(keys, is_one_frame=told["is_one_frame"])
+def _of_json(row: Mapping[str, Any]) -> Invalidation:
+    keys = None if row["keys"] is None else [b64decode(key) for key in row["keys"]]
+    return Invalidation(keys, is_one_frame=row["is_one_frame"])

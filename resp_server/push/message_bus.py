@@ -1,7 +1,7 @@
-"""How a message of PUBLISH gets to all clients of a server, whichever of its processes they are at, and to its cluster.
+"""PUBLISH: brings a message to the subscribers at all processes of a server, and at all nodes of its cluster.
 
-The other processes of this server are asked to pass it on too, and how many clients that was; a node's other nodes are
-told (`forward`), which nobody waits for, as in a Redis Cluster.
+Each other process of this server delivers the message, too, and reports to how many clients. It is forwarded to the
+other nodes of a cluster without waiting for them, as in a Redis Cluster.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from resp_server.session.subscriptions import Way, check_name
 from state_backend.model.key_groups import KeyGroups
 from state_backend.model.slots import slot_of
 
-# What is on its way to the other processes of a server at a time, and so how long a message may be there: their lines
-# hold 64 MiB, base64 takes a third more, and each of 40 processes may send as much to one that stands still.
-PASSED_ON_BYTES_MAX = 1 << 20
+# What is relayed to the other processes at a time, and so the longest message there: their lines take 64 MiB, base64
+# adds a third, and each of 40 processes may send as much to one that is paused.
+RELAYED_BYTES_MAX = 1 << 20
 WAITING_BYTES_MAX = 16 << 20
 # As `context.GATHER_S_MAX`.
-PASS_ON_S_MAX = 2.0
-# More than it takes to hold a message against all patterns, and to send it to all, behind others that wait.
+RELAY_S_MAX = 2.0
+# More than it takes to match a message with all patterns and to send it to all subscribers, behind other messages.
 DELIVERED_S_MAX = 60.0
 
 POST = "post a message"
@@ -43,7 +43,7 @@ class MessageBusHost(Protocol):
 
 
 class MessageBus:
-    """Publishing at one process."""
+    """Publishes messages at one process."""
 
     def __init__(self, host: MessageBusHost, hub: PubSub | None = None) -> None:
         self._host = host
@@ -51,12 +51,12 @@ class MessageBus:
         self.hub = PubSub() if hub is None else hub
         self._waiting: deque[tuple[int, dict[str, str], Callable[[list[Any]], None]]] = deque()
         self._waiting_bytes = 0
-        self._passed_on_bytes = 0
+        self._relayed_bytes = 0
 
     def publish(self, publisher: Session, way: Way, channel: bytes, text: bytes, *, is_forwarded: bool = True) -> Reply:
-        """Send a message to all who are subscribed, and answer to how many of this server's clients.
+        """Send a message to all subscribers; reply with how many of this server's clients got it.
 
-        What the caller itself gets follows the answer, and within a transaction all of its answers.
+        The publisher's own copy follows the reply; within a transaction it follows all of EXEC's replies.
         """
         if channel.startswith(OWN_CHANNELS):
             raise PlainError(f"channels that begin with {OWN_CHANNELS.decode()} are the server's own")
@@ -74,7 +74,7 @@ class MessageBus:
         return delivered.reply
 
     def subscribed(self, session: Session, frames: bytes) -> Reply:
-        """Answer a SUBSCRIBE or its like. That is sent as messages are: also to clients that want no replies."""
+        """Return the reply to SUBSCRIBE and the like. As messages are, it is sent even if CLIENT REPLY is OFF."""
         if session.is_silent:
             self._host.clients.push(session.id, frames)
         return Frames(frames)
@@ -87,7 +87,7 @@ class MessageBus:
         wants: Wants | None = None,
         done: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """Send a message to those who are subscribed at this process, and may have it; `done` is told how many."""
+        """Send a message to this process's subscribers that `wants` accepts; `done` gets their number."""
         self._deliver(way, channel, text, lambda count, own: done(count), wants)
 
     def _deliver(
@@ -99,26 +99,26 @@ class MessageBus:
         wants: Wants | None = None,
         but: Session | None = None,
     ) -> None:
-        """Send a message; `done` is told to how many, and what one client (`but`) is still to get."""
-        mail, own = MessageBatch(), []
+        """Send a message; `done` gets the number of receivers, and the unsent frames of one client (`but`)."""
+        batch, own = MessageBatch(), []
 
         def flush() -> None:
             if but is not None:
-                own.append(mail.take(but))
-            mail.send(self._host.clients.push)
+                own.append(batch.take(but))
+            batch.send(self._host.clients.push)
 
         if way is Way.SHARD:
-            steps = self.hub.posting_in_shard(mail, channel, text)
+            steps = self.hub.posting_in_shard(batch, channel, text)
         else:
-            steps = self.hub.posting(mail, channel, text, wants)
-        self._deliveries.add(steps, flush, lambda: done(mail.count, b"".join(own)))
+            steps = self.hub.posting(batch, channel, text, wants)
+        self._deliveries.add(steps, flush, lambda: done(batch.count, b"".join(own)))
 
     def leave(self, session: Session) -> None:
-        """End all subscriptions of a client without a word: in portions, as it may have many."""
+        """End all subscriptions of a client without replies: in steps, as there may be many."""
         self._deliveries.add(self.hub.leave(session), lambda: None, lambda: None)
 
     def leave_slots(self, slots: KeyGroups) -> None:
-        """End subscriptions to shard channels of slots that this node does not answer any more, and say so."""
+        """End subscriptions to shard channels of slots that this node lost, with SUNSUBSCRIBE replies."""
         hub = self.hub
         for channel in [each for each in hub.names(Way.SHARD) if slot_of(each) not in slots]:
             for session in hub.sessions(Way.SHARD, channel):
@@ -137,39 +137,39 @@ class MessageBus:
     def _check_size(self, size: int) -> None:
         if self._host.peers is None:
             return
-        if size > PASSED_ON_BYTES_MAX:
-            raise PlainError(f"a message may have {PASSED_ON_BYTES_MAX} bytes where several workers serve a port")
+        if size > RELAYED_BYTES_MAX:
+            raise PlainError(f"a message may have {RELAYED_BYTES_MAX} bytes where several workers serve a port")
         if self._waiting_bytes + size > WAITING_BYTES_MAX:
-            raise PlainError("too many messages wait to be passed on to the other workers")
+            raise PlainError("too many messages wait to be relayed to the other workers")
 
     def _with_others(self, way: Way, channel: bytes, text: bytes, answer: Callable[[int], Reply]) -> Reply:
         if self._host.peers is None:
             return answer(0)
-        pending = Pending(PASS_ON_S_MAX, lambda: answer(0))
+        pending = Pending(RELAY_S_MAX, lambda: answer(0))
         size = len(channel) + len(text)
         argument = {"way": way.value.decode(), "channel": _text_of(channel), "text": _text_of(text)}
 
         def answered(counts: list[Any]) -> None:
-            self._passed_on_bytes -= size
+            self._relayed_bytes -= size
             pending.resolve(lambda: answer(sum(counts)))
-            self._pass_on()
+            self._relay()
 
         self._waiting.append((size, argument, answered))
         self._waiting_bytes += size
-        self._pass_on()
+        self._relay()
         return pending
 
-    def _pass_on(self) -> None:
-        while self._waiting and self._passed_on_bytes + self._waiting[0][0] <= PASSED_ON_BYTES_MAX:
+    def _relay(self) -> None:
+        while self._waiting and self._relayed_bytes + self._waiting[0][0] <= RELAYED_BYTES_MAX:
             size, argument, answered = self._waiting.popleft()
             self._waiting_bytes -= size
-            self._passed_on_bytes += size
+            self._relayed_bytes += size
             assert self._host.peers is not None
             self._host.peers.query(POST, argument, answered)
 
 
 def post_of(message_bus: MessageBus, argument: dict[str, str]) -> Reply:
-    """Send what another process of this server passes on; return how many got it."""
+    """Send a message of another process to this one's subscribers; return their number."""
     channel, text = b64decode(argument["channel"]), b64decode(argument["text"])
     delivered = _Delivered()
     message_bus.post(Way(argument["way"].encode()), channel, text, done=delivered.put)
@@ -177,14 +177,14 @@ def post_of(message_bus: MessageBus, argument: dict[str, str]) -> Reply:
 
 
 class _Delivered:
-    """What comes of a message that is sent: at once, or when it has been."""
+    """The reply to a PUBLISH: known at once, or when the message was delivered."""
 
     def __init__(self) -> None:
         self._reply: Reply = None
         self._pending: Pending | None = None
 
     def put(self, reply: Reply) -> None:
-        """Say what came of it; that may have to be waited for as well."""
+        """Set the reply, which may be pending as well."""
         if self._pending is None:
             self._reply = reply
         elif isinstance(reply, Pending):
@@ -195,7 +195,7 @@ class _Delivered:
 
     @property
     def reply(self) -> Reply:
-        """What is answered now."""
+        """The reply, or a pending one."""
         if self._reply is None:
             self._pending = Pending(DELIVERED_S_MAX, _not_delivered)
             return self._pending

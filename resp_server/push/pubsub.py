@@ -1,4 +1,4 @@
-"""Who is subscribed to what at this process, and how a message gets to them. Values and a way to push; no sockets."""
+"""The subscriptions of one process: which clients a message on a channel goes to. No sockets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from resp_server.protocol.glob import Matches, later_matcher
 from resp_server.session.session import Session
 from resp_server.session.subscriptions import Subscriptions, Way, answer, message
 
-# Channels that the server itself speaks on; nobody else does.
+# The server's own channels; clients cannot publish on them.
 OWN_CHANNELS = b"__sparkis__:"
 
 SUBSCRIBE, UNSUBSCRIBE = b"subscribe", b"unsubscribe"
@@ -18,27 +18,27 @@ Wants = Callable[[Session], bool]
 
 
 class _Pattern(NamedTuple):
-    """A pattern that somebody is subscribed to."""
+    """A pattern with subscribers."""
 
     matches: Matches
     sessions: dict[Session, None]
 
 
 class Found:
-    """Counts the subscriptions to a channel: names and patterns, and clients that have them."""
+    """Counts the subscriptions that match a channel: its names and patterns, and their clients."""
 
     def __init__(self) -> None:
         self.names = 0
         self.clients = 0
 
     def add(self, clients: int) -> None:
-        """Count a name or pattern that some clients are subscribed to."""
+        """Count a name or pattern with so many subscribers."""
         self.names += clients > 0
         self.clients += clients
 
 
 class MessageBatch:
-    """Messages that go out together, so that a client gets those to it in one write."""
+    """Messages that are sent together, each client's in one write."""
 
     def __init__(self) -> None:
         self._frames: dict[Session, list[bytes]] = {}
@@ -46,17 +46,17 @@ class MessageBatch:
         self.bytes = 0
 
     def add(self, session: Session, frame: bytes) -> None:
-        """Add a message to a client."""
+        """Add a message for a client."""
         self._frames.setdefault(session, []).append(frame)
         self.count += 1
         self.bytes += len(frame)
 
     def take(self, session: Session) -> bytes:
-        """Return what is for one client, and forget it."""
+        """Remove and return one client's messages."""
         return b"".join(self._frames.pop(session, ()))
 
     def send(self, push: Callable[[int, bytes], None]) -> list[Session]:
-        """Send everything, and forget it; return to whom."""
+        """Send all messages, and empty the batch; return the receivers."""
         sent, self._frames = self._frames, {}
         for session, frames in sent.items():
             push(session.id, b"".join(frames))
@@ -69,15 +69,15 @@ class PubSub:
     def __init__(self) -> None:
         self._named: dict[Way, dict[bytes, dict[Session, None]]] = {Way.CHANNEL: {}, Way.SHARD: {}}
         self._patterns: dict[bytes, _Pattern] = {}
-        # Called with a channel or pattern when the first client comes to it, and when the last one has gone.
+        # Called with a channel or pattern when it gets its first subscriber, and when it loses its last one.
         self.on_change: Callable[[Way, bytes], None] = lambda way, name: None
-        # Called when a client has gone, or sent RESET.
+        # Called when a client disconnects, or sends RESET.
         self.on_leave: Callable[[Session], None] = lambda session: None
 
-    # -- who --------------------------------------------------------------------------------------------------------
+    # -- subscribers --------------------------------------------------------------------------------------------------
 
     def subscribe(self, session: Session, way: Way, names: Sequence[bytes]) -> bytes:
-        """Subscribe a client; return the answers as they are sent. PlainError, and then nothing has changed."""
+        """Subscribe a client; return the encoded replies. PlainError for too many; then nothing changes."""
         subscriptions = session.subscriptions or Subscriptions()
         subscriptions.check_room(way, names)
         new = [name for name in names if name not in self._patterns] if way is Way.PATTERN else []
@@ -99,7 +99,7 @@ class PubSub:
         return b"".join(out)
 
     def unsubscribe(self, session: Session, way: Way, names: Iterable[bytes] = ()) -> bytes:
-        """End subscriptions of a client, all of this way if none is named; return the answers as they are sent."""
+        """End subscriptions of a client, all of this kind if none is named; return the encoded replies."""
         subscriptions = session.subscriptions or Subscriptions()
         verb = way.value + UNSUBSCRIBE
         out = []
@@ -111,27 +111,27 @@ class PubSub:
         return b"".join(out) or answer(verb, None, subscriptions.count(way), session.protocol)
 
     def leave(self, session: Session) -> Iterator[None]:
-        """End all subscriptions of a client without a word: it has gone, or sent RESET.
+        """End all subscriptions of a client without replies: it disconnected, or sent RESET.
 
-        From now on it gets nothing more. Its names are forgotten in the steps that are returned.
+        It gets no more messages from now on. The returned steps remove its names.
         """
         self.on_leave(session)
-        left = session.subscriptions or Subscriptions()
+        ended = session.subscriptions or Subscriptions()
         session.subscribe(Subscriptions())
-        return self._leaving(session, left)
+        return self._leaving(session, ended)
 
-    def _leaving(self, session: Session, left: Subscriptions) -> Iterator[None]:
+    def _leaving(self, session: Session, ended: Subscriptions) -> Iterator[None]:
         for way in Way:
-            for name in left.of(way):
+            for name in ended.of(way):
                 if not session.is_subscribed(way, name):  # again, after RESET
                     self._leave(session, way, name)
                 yield
 
     def _leave(self, session: Session, way: Way, name: bytes) -> None:
-        """Forget that a client is subscribed to a channel or pattern, if it is."""
+        """Remove a client from a channel or pattern, if it is subscribed."""
         sessions = self._subscribed(way, name)
         if session not in sessions:
-            return  # after RESET it came again, and left before its turn came
+            return  # it subscribed again after RESET, and left again before this step
         del sessions[session]
         if sessions:
             return
@@ -147,19 +147,19 @@ class PubSub:
         return self._named[way].get(name, {})
 
     def names(self, way: Way) -> Collection[bytes]:
-        """Return the channels or patterns that somebody is subscribed to."""
+        """Return the channels or patterns with subscribers."""
         return self._patterns if way is Way.PATTERN else self._named[way]
 
     def count(self, way: Way, name: bytes) -> int:
-        """Return how many clients are subscribed to a channel."""
+        """Return the number of a channel's subscribers."""
         return len(self._subscribed(way, name))
 
     def sessions(self, way: Way, name: bytes) -> list[Session]:
-        """Return the clients that are subscribed to a channel, or to a pattern as it was written."""
+        """Return the subscribers of a channel, or of a pattern as it was written."""
         return [session for session in self._subscribed(way, name) if session.is_subscribed(way, name)]
 
     def counting(self, found: Found, way: Way, channel: bytes) -> Iterator[None]:
-        """Count who would get a message on a channel, by a name or pattern at each step."""
+        """Count the receivers of a message on a channel, a name or pattern at each step."""
         named = self._named[way].get(channel, {})
         found.add(len(named))
         if way is Way.SHARD:
@@ -171,15 +171,15 @@ class PubSub:
 
     @property
     def is_empty(self) -> bool:
-        """Tell whether nobody is subscribed to channels or patterns."""
+        """Tell whether there are no subscriptions to channels or patterns."""
         return not self._patterns and not self._named[Way.CHANNEL]
 
-    # -- what -------------------------------------------------------------------------------------------------------
+    # -- messages ----------------------------------------------------------------------------------------------------
 
-    def posting(self, mail: MessageBatch, channel: bytes, text: bytes, wants: Wants | None = None) -> Iterator[None]:
-        """Add a message on a channel for all who are subscribed to it, a client or a pattern at each step.
+    def posting(self, batch: MessageBatch, channel: bytes, text: bytes, wants: Wants | None = None) -> Iterator[None]:
+        """Add a message for all subscribers of a channel, a client or a pattern at each step.
 
-        By its name first, then by patterns. Between the steps subscriptions may change.
+        Subscribers by name come first, then those by pattern. Between steps subscriptions may change.
         """
         frames: dict[tuple[Way, bytes, int], bytes] = {}
         for way, pattern, session in self._receivers(channel):
@@ -188,19 +188,19 @@ class PubSub:
                 frame = frames.get(which)
                 if frame is None:
                     frame = frames[which] = message(way, pattern, channel, text, session.protocol)
-                mail.add(session, frame)
+                batch.add(session, frame)
             yield
 
-    def posting_in_shard(self, mail: MessageBatch, channel: bytes, text: bytes) -> Iterator[None]:
-        """Add a message on a shard channel, likewise."""
+    def posting_in_shard(self, batch: MessageBatch, channel: bytes, text: bytes) -> Iterator[None]:
+        """Add a message for all subscribers of a shard channel, a client at each step."""
         subscribed = self._named[Way.SHARD].get(channel, {})
         for session in list(subscribed):
             if session.is_subscribed(Way.SHARD, channel):
-                mail.add(session, message(Way.SHARD, b"", channel, text, session.protocol))
+                batch.add(session, message(Way.SHARD, b"", channel, text, session.protocol))
             yield
 
     def _receivers(self, channel: bytes) -> Iterator[tuple[Way, bytes, Session | None]]:
-        """Find who gets a message; None where a pattern was only looked at."""
+        """Iterate over the receivers of a message; None for a pattern that does not match."""
         subscribed = self._named[Way.CHANNEL].get(channel, {})
         for session in list(subscribed):
             if session.is_subscribed(Way.CHANNEL, channel):

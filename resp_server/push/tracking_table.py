@@ -1,9 +1,9 @@
-"""Client-side caching: which client may hold what it read, and so has to be told when that changes. Values; no sockets.
+"""Client-side caching: records which client read which key, and enqueues invalidations when keys change. No sockets.
 
-    default   who read which key is remembered, until the key changes
-    BCAST     nothing is remembered: clients are told of each changed key that begins with one of their prefixes
+    default   the clients that read a key are recorded until the key changes
+    BCAST     nothing is recorded: a client gets each changed key that begins with one of its prefixes
 
-Where there is too much to be told, or nobody knows what has changed, clients are told that everything is invalid.
+If too many keys changed, or if it is not known which, everything is invalidated.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from resp_server.session.tracking import EVERYTHING, Invalidation, TrackingState
 
 # Redis' default of tracking-table-max-keys.
 KEYS_MAX = 1_000_000
-# What the table may take beside that: long keys, and keys that many clients hold.
+# What the table may take beside that: long keys, and keys that many clients cache.
 TABLE_BYTES_MAX = 256 << 20
 # What a key costs beside its bytes (CPython 3.11: the object's header, the dictionary's row at its usual filling), and
 # what it costs more for each client if there is more than one.
 KEY_OVERHEAD_BYTES = 150
 HOLDER_BYTES = 16
-# A key that more clients hold is everybody's: to tell one that does not hold it does no harm (guess).
+# A key that more clients cache is sent to all: an invalidation of a key that is not cached does no harm (guess).
 HOLDERS_MAX = 64
-# Keys that make room at once: 1.5 ms (guess).
+# Keys that are evicted at once: 1.5 ms (guess).
 EVICTED_KEYS_MAX = 1024
-# What one change may bring to all clients together; beyond, each is told that everything is invalid. To owe so much
-# takes some 10 ms, to send it much longer, which is done client by client.
+# What one change may enqueue for all clients together; beyond this, everything is invalidated. To enqueue so much takes
+# some 10 ms; to send it takes much longer, and goes client by client.
 INVALIDATIONS_PER_CHANGE_MAX = 50_000
 INVALIDATION_BYTES_PER_CHANGE_MAX = 64 << 20
-# Entries that are let go at a time (see `ReplyCache`).
+# Entries that are freed at a time.
 FREED_PER_STEP = 1024
 
 # What the prefixes of one client may take, each with a row's bytes (guess; Redis has no limit).
@@ -39,21 +39,22 @@ PREFIX_OVERHEAD_BYTES = 100
 
 
 class ChangeListener(Protocol):
-    """Whoever is told of all keys that change."""
+    """Receives all keys that change."""
 
     def record_changes(self, keys: Sequence[bytes] | None) -> None:
-        """Take in which keys changed; None: any."""
+        """Record changed keys; None: any key may have changed."""
 
 
-# Those that hold a key. One client's own `alone`, where it is the only one.
+# The clients that cache a key; if there is only one, its own `as_holder`.
 KeyHolders = tuple[TrackingState, ...]
 EVERYBODY: KeyHolders = ()
 
 
 class TrackingTable:
-    """All clients that track at one process.
+    """The tracking clients of one process, and the keys that they cache.
 
-    voids grows whenever everything is invalid: an answer that was asked for before may be of no use to remember.
+    full_invalidations: how often everything was invalidated. If a reply was requested before the last time, its keys are
+    not recorded.
     """
 
     def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = TABLE_BYTES_MAX) -> None:
@@ -63,7 +64,7 @@ class TrackingTable:
         self.listeners: dict[ChangeListener, None] = {}
         self.items = 0  # clients, over all keys
         self.full_invalidations = 0
-        # Called when there is a client more; and when there is the first one, or none any more.
+        # Called for each new client; and when the first one comes or the last one goes.
         self.on_begin: Callable[[], None] = lambda: None
         self.on_use: Callable[[bool], None] = lambda is_used: None
         self._bytes_max = bytes_max
@@ -75,23 +76,23 @@ class TrackingTable:
 
     @property
     def keys(self) -> int:
-        """How many keys are remembered."""
+        """How many keys are recorded."""
         return len(self._holders)
 
     @property
     def prefixes(self) -> int:
-        """How many prefixes clients have asked for."""
+        """How many prefixes clients track."""
         return len(self._by_prefix)
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether nobody wants to know of any change."""
+        """Tell whether no client tracks keys and no listener wants changes."""
         return not self.clients and not self.listeners
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
     def begin(self, client: TrackingState, prefixes: Iterable[bytes] = ()) -> None:
-        """Tell a client from now on, as it says itself; for BCAST, of keys with these prefixes more."""
+        """Track for a client from now on; for BCAST, add these prefixes."""
         client.is_on = True
         if not self.clients:
             self.on_use(True)
@@ -103,7 +104,7 @@ class TrackingTable:
         self.on_begin()
 
     def end(self, client: TrackingState) -> None:
-        """Tell a client nothing more. What it read is let go of when that changes, or has to make room."""
+        """Stop tracking for a client. Its keys are removed when they change or are evicted."""
         for prefix in client.prefixes:
             clients = self._by_prefix[prefix]
             clients.pop(client, None)
@@ -123,7 +124,7 @@ class TrackingTable:
     # -- what is read -------------------------------------------------------------------------------------------------
 
     def remember(self, client: TrackingState, keys: Iterable[bytes]) -> None:
-        """Note that a client has read keys, whether there was something or not."""
+        """Record that a client read keys, also missing ones."""
         holders = self._holders
         for key in keys if client.is_on else ():
             held = holders.get(key)
@@ -155,18 +156,18 @@ class TrackingTable:
             self._bytes += sign * len(held) * HOLDER_BYTES
 
     def _evict(self) -> None:
-        """Let the oldest go, and tell who holds them."""
+        """Evict the oldest keys, and invalidate them for their clients."""
         while (0 < self.keys_max < len(self._holders)) or self._bytes > self._bytes_max:
             count = min(EVICTED_KEYS_MAX, 1 + len(self._holders) // EVICTED_KEYS_MAX)
             self._enqueue_for_holders(list(islice(self._holders, count)))
 
     def limit(self, keys_max: int) -> None:
-        """Remember so many keys from now on; 0: as many as there is room for."""
+        """Set how many keys are recorded; 0: as many as there is room for."""
         self.keys_max = keys_max
         self._evict()
 
     def _forget_all(self) -> None:
-        """Forget everything. To free it at once could hold up the event loop."""
+        """Remove all keys. They are freed later, as freeing them at once could block the event loop."""
         if self._holders:
             self._unfreed.append(self._holders)
         self._holders = {}
@@ -174,11 +175,11 @@ class TrackingTable:
 
     @property
     def is_freeing(self) -> bool:
-        """Tell whether there is something to free."""
+        """Tell whether removed keys are still to be freed."""
         return bool(self._unfreed)
 
     def free(self) -> None:
-        """Free a part of what was put aside."""
+        """Free a part of the removed keys."""
         if self._unfreed:
             last = self._unfreed[-1]
             for _ in range(min(FREED_PER_STEP, len(last))):
@@ -189,9 +190,9 @@ class TrackingTable:
     # -- what changes -------------------------------------------------------------------------------------------------
 
     def changed(self, keys: Sequence[bytes] | None) -> None:
-        """Owe the clients what they have to know of a change; None: any key may have changed."""
-        for follower in self.listeners:
-            follower.record_changes(keys)
+        """Enqueue invalidations for changed keys; None: any key may have changed."""
+        for listener in self.listeners:
+            listener.record_changes(keys)
         if not self.clients:
             return
         if keys is None:
@@ -201,81 +202,81 @@ class TrackingTable:
             self._enqueue_for_prefixes(keys)
 
     def invalidate_all(self) -> None:
-        """Tell everybody that everything is invalid."""
+        """Invalidate everything for all clients."""
         self.full_invalidations += 1
         self._forget_all()
         for client in self.clients:
             self.enqueue(client, EVERYTHING)
 
-    def enqueue(self, client: TrackingState, what: Invalidation) -> None:
-        """Have one client told."""
+    def enqueue(self, client: TrackingState, invalidation: Invalidation) -> None:
+        """Enqueue an invalidation for a client."""
         if client.is_on:
-            client.enqueue(what)
+            client.enqueue(invalidation)
             self.pending_clients[client] = None
 
     def enqueue_resend(self, client: TrackingState, keys: Sequence[bytes]) -> None:
-        """Have one client told behind the reply that begins now."""
+        """Enqueue keys for a client, to be sent after the reply that begins now."""
         if keys and client.is_on and not client.is_bcast:
             client.resend.append(Invalidation(keys))
             self.pending_clients[client] = None
 
     def take(self, client: TrackingState, head: bytes, *, is_within: bool = False) -> bytes:
-        """Return what a client is to be told now as it is sent (see `Tracked.take`); `head` is PUSH or MESSAGE."""
-        told = client.take(is_within=is_within)
+        """Return the frames to send to a client now (see `TrackingState.take`); `head` is PUSH or MESSAGE."""
+        taken = client.take(is_within=is_within)
         if not client.has_pending:
             self.pending_clients.pop(client, None)
-        return b"".join([each.frames(head) for each in told])
+        return b"".join([each.frames(head) for each in taken])
 
     def _enqueue_for_holders(self, keys: Iterable[bytes]) -> None:
-        told: dict[KeyHolders, list[bytes]] = {}
+        by_holders: dict[KeyHolders, list[bytes]] = {}
         for key in keys:
             held = self._holders.pop(key, None)
             if held is not None:
-                told.setdefault(held, []).append(key)
+                by_holders.setdefault(held, []).append(key)
                 self._count(held, -1)
                 self._bytes -= len(key) + KEY_OVERHEAD_BYTES
-        rows = [(held or tuple(self.clients), Invalidation(some)) for held, some in told.items()]
+        rows = [(held or tuple(self.clients), Invalidation(some)) for held, some in by_holders.items()]
         if self._invalidates_all(rows):
             return
-        for clients, what in rows:
+        for clients, invalidation in rows:
             for client in clients:
                 if not client.is_bcast:
-                    self.enqueue(client, what)
+                    self.enqueue(client, invalidation)
 
     def _enqueue_for_prefixes(self, keys: Sequence[bytes]) -> None:
         if not self._by_prefix:
             return
-        told: dict[bytes, list[bytes]] = {}
+        by_prefix: dict[bytes, list[bytes]] = {}
         for key in sorted(set(keys)):
             for length in self._prefix_lengths:
                 if length > len(key):
                     break
                 if key[:length] in self._by_prefix:
-                    told.setdefault(key[:length], []).append(key)
+                    by_prefix.setdefault(key[:length], []).append(key)
         rows = [
             (tuple(self._by_prefix[prefix]), Invalidation(some, is_one_frame=True))
-            for prefix, some in sorted(told.items())
+            for prefix, some in sorted(by_prefix.items())
         ]
         if self._invalidates_all(rows):
             return
-        for clients, what in rows:
+        for clients, invalidation in rows:
             by_user: dict[int, Invalidation] = {}
             for client in clients:
                 user = client.user()
                 if user is None or user.reads_all_keys:
-                    self.enqueue(client, what)
+                    self.enqueue(client, invalidation)
                     continue
                 readable = by_user.get(id(user))
                 if readable is None:
-                    keys = [key for key in what.keys or () if user.can_read(key)]
+                    keys = [key for key in invalidation.keys or () if user.can_read(key)]
                     readable = by_user[id(user)] = Invalidation(keys, is_one_frame=True)
                 if readable.keys:
                     self.enqueue(client, readable)
 
     def _invalidates_all(self, rows: Sequence[tuple[KeyHolders, Invalidation]]) -> bool:
-        """Tell everybody that everything is invalid if there is too much to be told; return whether."""
+        """Invalidate everything if there is too much to enqueue; return whether."""
         count = sum(len(clients) for clients, _ in rows)
-        size = sum(len(clients) * what.bytes for clients, what in rows)
+        size = sum(len(clients) * each.bytes for clients, each in rows)
         is_too_much = count > INVALIDATIONS_PER_CHANGE_MAX or size > INVALIDATION_BYTES_PER_CHANGE_MAX
         if is_too_much:
             self.invalidate_all()

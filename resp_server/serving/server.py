@@ -1,4 +1,4 @@
-"""A server: its sockets, its clients, and the clock that looks after them."""
+"""A server: its listening sockets, its clients, and the timers that check on them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from state_backend.store.keyspace import Keyspace
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 1.0
-# How long an epoch goes untold to clients that follow this server, or track what they read, and ask nothing (guess).
-TELL_SECONDS = 0.02
+# How long a new epoch may go unreported to idle clients that follow this server or track keys (guess).
+NOTIFY_SECONDS = 0.02
 
 
 class Server:
@@ -59,23 +59,23 @@ class Server:
         self.turn_scheduler = TurnScheduler(self.context.renew)
         self.write_queue = WriteQueue()
         self._connections: dict[int, Connection] = {}
-        self._strangers: dict[int, Connection] = {}  # who had to authenticate when it came, the oldest first
+        self._unauthenticated: dict[int, Connection] = {}  # when they connected; the oldest first
         self._next_id = 1
         self._listeners: list[asyncio.Server | TlsListener | PolledListener] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._poller: Any = None
-        self._told: set[Connection] = set()
-        self._telling: asyncio.TimerHandle | None = None
-        self._invalid = InvalidationSender(self.context, self._connections)
-        self.context.tracking.on_begin = self._begin_telling
+        self._followers: set[Connection] = set()
+        self._notify_timer: asyncio.TimerHandle | None = None
+        self._invalidations = InvalidationSender(self.context, self._connections)
+        self.context.tracking.on_begin = self._begin_notifying
 
     @property
     def users(self) -> Users:
-        """Who may do what."""
+        """The users and their rules."""
         return self.context.users
 
     def reload_users(self) -> None:
-        """Read the ACL file again, for all connections; AccessError says what is wrong with it, and nothing changes."""
+        """Read the ACL file again, for all connections; AccessError for a bad file, and then nothing changes."""
         self.users.load()
         self.context.look_at_users()
 
@@ -112,7 +112,7 @@ class Server:
             self.context.tls_port = encrypted[0].getsockname()[1]
             for each in encrypted:
                 self._listeners.append(TlsListener(each, partial(self._take_encrypted, certificates), self._has_room))
-        self.look_after()
+        self.start_sweeping()
 
     def begin_polling(self) -> None:
         """Have clients' sockets on the compiled core's own epoll, where there is one; on the loop that this runs on."""
@@ -126,9 +126,9 @@ class Server:
     async def take(
         self, client: socket.socket, connect: Callable[[], Connection], certificates: Certificates | None = None
     ) -> bool:
-        """Take in a client that was accepted, with TLS if there are certificates; False if its handshake fails.
+        """Add an accepted client, with TLS if there are certificates; False if its handshake fails.
 
-        OSError if it has gone.
+        OSError if the client is gone.
         """
         if certificates is not None:
             return await take_in(client, connect, certificates, self._poller)
@@ -149,25 +149,25 @@ class Server:
         return True
 
     def _make_room(self) -> bool:
-        """Cut the client that has had most time to authenticate and did not; False if all did."""
-        while self._strangers:
-            session_id = next(iter(self._strangers))
-            connection = self._strangers.pop(session_id)
+        """Cut the oldest client that has not authenticated; False if all have."""
+        while self._unauthenticated:
+            session_id = next(iter(self._unauthenticated))
+            connection = self._unauthenticated.pop(session_id)
             if not connection.session.is_authenticated:
-                self.cut(session_id, "it has not authenticated, and others need its place")
+                self.cut(session_id, "it has not authenticated, and the connection limit is reached")
                 return True
         return False
 
     async def stop(self) -> None:
-        """Stop listening, send what was answered, close all connections; takes at most `stop_ms_max`."""
+        """Stop listening, send pending replies, close all connections; takes at most `stop_ms_max`."""
         self.context.cluster_bus.stop()
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
-        for timer in (self._sweep, self._telling):
+        for timer in (self._sweep, self._notify_timer):
             if timer is not None:
                 timer.cancel()
-        self._invalid.stop()
+        self._invalidations.stop()
         for connection in list(self._connections.values()):
             connection.close()
         ends = asyncio.get_running_loop().time() + self.context.config.stop_ms_max / 1000
@@ -183,7 +183,7 @@ class Server:
         self.context.close()
 
     def set_loading(self, is_loading: bool) -> None:
-        """Answer commands about keys with LOADING, or answer them."""
+        """Answer commands about keys with LOADING, or normally."""
         self.context.is_loading = is_loading
 
     def set_topology(self, topology: Topology, node_id: str) -> None:
@@ -191,17 +191,17 @@ class Server:
         self.context.stand(NodeView(topology, node_id))
 
     def watch_event_demand(self, then: Callable[[bool], None]) -> None:
-        """Have this called now, and when it changes whether appliers have to keep what happens to keys."""
+        """Call back now, and whenever appliers have to start or stop keeping events of keys."""
         self.context.notifications.on_demand_change = then
         then(self.context.notifications.is_wanted)
 
     async def settled(self) -> None:
-        """Return once what was told before holds for all clients: in a single process it does at once."""
+        """Return once earlier changes hold for all clients: in a single process they do at once."""
 
     # -- called by connections ----------------------------------------------------------------------------------------
 
     def admit(self, transport: asyncio.Transport) -> ReplyError | None:
-        """Say why a new client may not stay, or None."""
+        """Return the error that a new client is refused with, or None."""
         stats, config = self.context.stats, self.context.config
         stats.connections_received += 1
         if len(self._connections) >= config.clients_max and not self._make_room():
@@ -227,42 +227,42 @@ class Server:
         return session
 
     def add(self, connection: Connection) -> None:
-        """Take a client in."""
+        """Register a new client."""
         self._connections[connection.session.id] = connection
         if not connection.session.is_authenticated:
-            self._strangers[connection.session.id] = connection
+            self._unauthenticated[connection.session.id] = connection
         self.context.sessions[connection.session.id] = connection.session
 
     def remove(self, session_id: int) -> None:
-        """Forget a client that has gone."""
+        """Remove a client whose connection ended."""
         self._connections.pop(session_id, None)
-        self._strangers.pop(session_id, None)
+        self._unauthenticated.pop(session_id, None)
         session = self.context.sessions.pop(session_id, None)
         if session is not None:
             self.context.leave(session)
 
     def keep_notified(self, connection: Connection) -> None:
-        """Have a client told what is new for as long as it follows."""
-        self._told.add(connection)
-        self._keep_telling()
+        """Report new epochs to a client for as long as it follows the server."""
+        self._followers.add(connection)
+        self._schedule_notify()
 
-    def _begin_telling(self) -> None:
-        self.context.look()  # what changes from now on is told, whether anybody has read it or not
-        self._keep_telling()
+    def _begin_notifying(self) -> None:
+        self.context.look()  # so that changes from now on are reported, also of keys that nobody reads
+        self._schedule_notify()
 
-    def _keep_telling(self) -> None:
-        if self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(TELL_SECONDS, self._tell)
+    def _schedule_notify(self) -> None:
+        if self._notify_timer is None:
+            self._notify_timer = asyncio.get_running_loop().call_later(NOTIFY_SECONDS, self._notify)
 
-    def _tell(self) -> None:
-        self._telling = None
-        if self._told or self.context.tracking.clients or self.context.tracking.is_freeing:
-            self._keep_telling()
+    def _notify(self) -> None:
+        self._notify_timer = None
+        if self._followers or self.context.tracking.clients or self.context.tracking.is_freeing:
+            self._schedule_notify()
             self.context.look()
-            self._told = {each for each in self._told if each.is_following}
-            for each in list(self._told):
-                each.tell()
-            self._invalid.tell()
+            self._followers = {each for each in self._followers if each.is_following}
+            for each in list(self._followers):
+                each.send_news()
+            self._invalidations.send()
             self.context.tracking.free()
 
     # -- the clients, for what runs in `execution` and `push` (see `push.clients.Clients`) ----------------------------
@@ -273,7 +273,7 @@ class Server:
             connection.push(frames)
 
     def push_invalidations(self, tracked: TrackingState) -> None:
-        self._invalid.send_to(tracked)
+        self._invalidations.send_to(tracked)
 
     def cut(self, session_id: int, reason: str = "CLIENT KILL") -> None:
         connection = self._connections[session_id]
@@ -296,17 +296,17 @@ class Server:
 
     # -- once a second ------------------------------------------------------------------------------------------------
 
-    def look_after(self) -> None:
-        """Begin to look after the clients."""
+    def start_sweeping(self) -> None:
+        """Start the sweep that runs once a second."""
         loop = asyncio.get_running_loop()
-        if self._sweep is not None:  # by how much it comes late is how long the loop was held up
+        if self._sweep is not None:  # its delay is how long the loop was blocked
             self.context.note_event("event-loop", int((loop.time() - self._sweep.when()) * 1000))
-        self._sweep = loop.call_later(SWEEP_SECONDS, self.look_after)
+        self._sweep = loop.call_later(SWEEP_SECONDS, self.start_sweeping)
         self.context.stats.sample(loop.time())
         self.sweep(self.context.clock())
 
     def sweep(self, now: int) -> None:
-        """Close clients that said nothing for too long, end replies that take too long. `now` in milliseconds."""
+        """Close idle clients, and end replies that take too long. `now` is in milliseconds."""
         self.context.held.look(now)
         self.context.pause_left_ms()
         self.context.monitors.announce()
@@ -315,15 +315,15 @@ class Server:
         for connection in list(self._connections.values()):
             connection.check_age(now)
             connection.check_limits(now, limits)
-            connection.check_stranger(now)
+            connection.check_authenticated(now)
             if connection.session.is_subscriber:
-                continue  # it may well have nothing to say
+                continue  # a subscriber sends nothing for long
             if idle_ms_max and now - connection.session.active_ms > idle_ms_max:
                 connection.close()
 
 
 def is_local(peername: object) -> bool:
-    """Tell whether a peer is on this machine: a loopback address, or a socket that is no network's."""
+    """Tell whether a peer is on this machine: a loopback address, or a Unix socket."""
     if not isinstance(peername, tuple):
         return True
     address = ip_address(str(peername[0]).partition("%")[0])
@@ -338,7 +338,7 @@ def _address(name: object) -> str:
 
 
 def _keep_alive(transport: asyncio.Transport, seconds: int) -> None:
-    """Have the system ask a silent peer, the first time after so many seconds, then three times a third apart."""
+    """Turn TCP keepalive on: the first probe after so many seconds, then three probes a third apart."""
     sock = transport.get_extra_info("socket")
     if not seconds or sock is None:
         return

@@ -1,10 +1,11 @@
-"""What one client asked for with CLIENT TRACKING, what it is owed, and the frames in which it is told.
+"""The CLIENT TRACKING state of one client: its options, its pending invalidations, and their frames.
 
-    >2 invalidate [<key>]                       RESP3: to the client, or to the one that it redirects to
-    *3 message __redis__:invalidate [<key>]     RESP2: to one that it redirects to, and that is subscribed to something
+    >2 invalidate [<key>]                       RESP3: to the client, or to its redirect target
+    *3 message __redis__:invalidate [<key>]     RESP2: to a redirect target that has a subscription
 
-Nil instead of keys: everything is invalid. What is owed is told before any reply of the epoch in which the keys
-changed, between two replies. Where a reply is under way then whose values may be older, it is told again behind that.
+Nil in place of keys invalidates everything. An invalidation is sent between two replies, before the first reply from
+the epoch in which the keys changed. If a reply with older values is being sent then, the invalidation is sent once more
+after that reply.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Protocol
 PUSH = b">2\r\n$10\r\ninvalidate\r\n"
 MESSAGE = b"*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n"
 
-# What may be owed to a client, most of it shared with others (guess). Beyond, everything is invalid.
+# What may be pending for a client, most of it shared with others (guess). Beyond this, everything is invalidated.
 PENDING_BYTES_MAX = 1 << 20
 
 
 class Invalidation:
-    """Keys that are invalid, each in a frame of its own, or all in one. Shared by the clients that are told."""
+    """Invalid keys, each in a frame of its own or all in one frame. Clients share it."""
 
     __slots__ = ("_frames", "bytes", "is_one_frame", "keys")
 
@@ -31,7 +32,7 @@ class Invalidation:
         self._frames: dict[bytes, bytes] = {}
 
     def frames(self, head: bytes) -> bytes:
-        """Return what is sent; `head` is PUSH or MESSAGE."""
+        """Return the frames; `head` is PUSH or MESSAGE."""
         found = self._frames.get(head)
         if found is None:
             found = self._frames[head] = head + head.join(self._payloads(head))
@@ -49,24 +50,25 @@ class Invalidation:
 EVERYTHING = Invalidation(None)
 
 
-class Reader(Protocol):
-    """A user, as far as it may be told of keys."""
+class KeyReader(Protocol):
+    """A user's right to read keys."""
 
     @property
     def reads_all_keys(self) -> bool: ...
     def can_read(self, key: bytes) -> bool:
-        """Tell whether it may be told of a key."""
+        """Tell whether the user may read a key."""
 
 
 class TrackingState:
-    """How one client tracks, and what it is owed.
+    """One client's tracking options, and its pending invalidations.
 
-    user: who it is now; None: somebody who may read everything. redirect: the client that is told instead; 0: itself.
-    is_caching_given: CLIENT CACHING was just called. is_broken: the one it redirects to is gone. is_passed_on:
-    something is on its way to that one, at another process.
+    user: returns the client's user; None may read all keys. redirect: the session id of the redirect target; 0: none.
+    is_caching_set: the last command was CLIENT CACHING. is_broken: the redirect target is gone. is_relayed: some
+    invalidations are on their way to a redirect target at another process. pending: not sent yet. resend: sent once, to
+    be sent again after the current reply.
     """
 
-    def __init__(self, session_id: int = 0, user: Callable[[], Reader | None] = lambda: None) -> None:
+    def __init__(self, session_id: int = 0, user: Callable[[], KeyReader | None] = lambda: None) -> None:
         self.session_id = session_id
         self.user = user
         self.as_holder = (self,)
@@ -83,39 +85,39 @@ class TrackingState:
 
     @property
     def remembers(self) -> bool:
-        """Tell whether what the client reads now is to be remembered."""
+        """Tell whether keys that the client reads now are recorded."""
         if not self.is_on or self.is_bcast:
             return False
         return self.is_caching_set if self.is_optin else not (self.is_optout and self.is_caching_set)
 
     @property
     def has_pending(self) -> bool:
-        """Tell whether there is anything to be told."""
+        """Tell whether there is something to send."""
         return bool(self.pending or self.resend)
 
-    def enqueue(self, what: Invalidation) -> None:
-        """Have the client told."""
-        self._pending_bytes += what.bytes
-        if what is EVERYTHING or self._pending_bytes > PENDING_BYTES_MAX:
+    def enqueue(self, invalidation: Invalidation) -> None:
+        """Add an invalidation; too many become EVERYTHING."""
+        self._pending_bytes += invalidation.bytes
+        if invalidation is EVERYTHING or self._pending_bytes > PENDING_BYTES_MAX:
             self._pending_bytes = 0
             self.pending = [EVERYTHING]
         else:
-            self.pending.append(what)
+            self.pending.append(invalidation)
 
     def take(self, *, is_within: bool) -> Sequence[Invalidation]:
-        """Return what the client is to be told now. is_within: a reply is under way, behind which it is told again."""
+        """Return the invalidations to send now. is_within: within a reply, after which they are sent once more."""
         if not is_within:
-            told, self.pending, self.resend, self._pending_bytes = self.resend + self.pending, [], [], 0
-            return told
-        told, self.pending = self.pending, []
-        if EVERYTHING in told:
+            taken, self.pending, self.resend, self._pending_bytes = self.resend + self.pending, [], [], 0
+            return taken
+        taken, self.pending = self.pending, []
+        if EVERYTHING in taken:
             self.resend = [EVERYTHING]
         elif EVERYTHING not in self.resend:
-            self.resend += told
-        return told
+            self.resend += taken
+        return taken
 
     def end(self) -> None:
-        """Track no more."""
+        """Turn tracking off."""
         self.is_on = self.is_bcast = self.is_optin = self.is_optout = self.is_noloop = False
         self.is_caching_set = self.is_broken = False
         self.prefixes = set()

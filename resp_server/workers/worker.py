@@ -154,7 +154,7 @@ class Worker:
         server.context.peers = self
         server.watch_event_demand(self._want_events)
         server.begin_polling()
-        server.look_after()
+        server.start_sweeping()
 
     def _take_users(self, line: dict[str, Any]) -> None:
         self.server.context.users.adopt(line["rules"])

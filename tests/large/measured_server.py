@@ -44,7 +44,7 @@ if __name__ == "__main__":
     for owner, name in (
         (Connection, "_take_turn"),
         (Connection, "data_received"),
-        (Server, "_tell"),
+        (Server, "_notify"),
         (InvalidationSender, "_step"),
     ):
         measure(owner, name)

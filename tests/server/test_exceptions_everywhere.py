@@ -179,7 +179,7 @@ def name_of(code: CodeType) -> str:
 # guards these, so they do nothing else.
 GUARDS = {
     "client/write_queue.py:WriteQueue.flush",
-    "serving/server.py:Server._tell",
+    "serving/server.py:Server._notify",
     "serving/server.py:Server._keep_telling",
     "client/turn_scheduler.py:TurnScheduler._step",
     "execution/context.py:ServerContext.attempt",

@@ -147,7 +147,7 @@ def test_requests_of_other_processes_are_shown_here(serve: Callable[..., Any]) -
     seeing.answers(b"MONITOR\r\n", b"+OK\r\n")
     server = running.server.context
     line = monitors.line_of(1_700_000_000_000, 0, "127.0.0.1:1", [b"GET", b"x"])
-    told = [monitors.Shown(line, [b"x"], b"default").to_json()]
+    told = [monitors.MonitorLine(line, [b"x"], b"default").to_json()]
     assert running.call(lambda: server.table.questions[monitors.SHOW].answer(server, told)) == 1
     assert seeing.read(len(line)) == line
 
